@@ -1,0 +1,1 @@
+"""How a student is made: recipes, stages, objectives, data and the trainer."""

@@ -1,0 +1,46 @@
+"""The leaf that every room may import; it imports nothing of ours and no heavy package.
+
+Errors with exit codes, files that are never half-written, hashes, strict YAML and the progress bar.
+"""
+
+from evalsuite.foundation.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    EvalsuiteError,
+    MissingDependencyError,
+    RunFolderError,
+    nearest,
+)
+from evalsuite.foundation.files import (
+    append_jsonl,
+    locked,
+    read_json,
+    read_jsonl,
+    write_bytes,
+    write_json,
+    write_text,
+)
+from evalsuite.foundation.hashing import canonical_json, content_hash, file_hash
+from evalsuite.foundation.progress import progress
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "EvalsuiteError",
+    "MissingDependencyError",
+    "RunFolderError",
+    "append_jsonl",
+    "canonical_json",
+    "content_hash",
+    "file_hash",
+    "locked",
+    "nearest",
+    "progress",
+    "read_json",
+    "read_jsonl",
+    "write_bytes",
+    "write_json",
+    "write_text",
+]

@@ -1,0 +1,148 @@
+"""Files that survive a kill: whole or absent, and journals whose torn last line is never read."""
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from evalsuite.foundation.errors import DataError, RunFolderError
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` so that a reader sees either the old file or the whole new one.
+
+    Raises:
+        RunFolderError: the folder cannot be written or the disk is full.
+    """
+    path = Path(path)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise RunFolderError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def _umask() -> int:
+    # The umask can only be read by setting it.
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as UTF-8, atomically."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically. NaN and infinity are refused."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        DataError: the file is missing or not JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not JSON ({error})") from error
+
+
+def append_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Append `rows` as one write under a lock and flush them to disk before returning.
+
+    A torn line that an earlier kill left behind is cut off first, so that it cannot swallow a new row.
+
+    Raises:
+        RunFolderError: the folder cannot be written or the disk is full; no partial row remains.
+    """
+    data = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows).encode()
+    if not data:
+        return
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            end = _whole_length(file)
+            file.truncate(end)
+            try:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                os.ftruncate(file.fileno(), end)
+                raise
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be appended to ({error.strerror or error})") from error
+
+
+def _whole_length(file: Any) -> int:
+    """Bytes up to and including the last newline."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - 65536)
+        file.seek(start)
+        cut = file.read(end - start).rfind(b"\n")
+        if cut >= 0:
+            return int(start + cut + 1)
+        end = start
+    return 0
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a journal; a last line without newline was torn by a kill and is not a row.
+
+    Raises:
+        DataError: a line before the last is not JSON; the message names file and line.
+    """
+    path = Path(path)
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield json.loads(line)
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                raise DataError(f"{path}, line {number}: not JSON ({error})") from error
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold an exclusive lock on `path` (a small file, created if absent) across processes.
+
+    Raises:
+        RunFolderError: `wait` is false and another process holds the lock, or the path cannot be written.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a+b")
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be written ({error.strerror or error})") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(f"{path}: another evalsuite process is at work here") from None
+        yield

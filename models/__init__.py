@@ -1,0 +1,1 @@
+"""What answers: the recurrence, the mixers, the student, the engine and the pocket teacher."""

@@ -1,0 +1,1 @@
+"""What is written down and what it means: records, statistics, leaderboards, the gate and the page."""

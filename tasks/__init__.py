@@ -1,0 +1,1 @@
+"""What is asked: benchmarks, suites, generators and the frozen data."""
