@@ -80,16 +80,18 @@ def append_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a+b") as file:
+        # Unbuffered: a buffer would write its rest once more on closing, after the cut below.
+        with open(path, "a+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             end = _whole_length(file)
             file.truncate(end)
             try:
-                file.write(data)
-                file.flush()
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[file.write(rest) :]
                 os.fsync(file.fileno())
             except OSError:
-                os.ftruncate(file.fileno(), end)
+                file.truncate(end)
                 raise
     except OSError as error:
         raise RunFolderError(f"{path}: cannot be appended to ({error.strerror or error})") from error
@@ -137,7 +139,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+b")
+        file = open(path, "a+b")  # noqa: SIM115 -- closed by the `with` below
     except OSError as error:
         raise RunFolderError(f"{path}: cannot be written ({error.strerror or error})") from error
     with file:

@@ -1,0 +1,7 @@
+"""`python -m evalsuite`, for a checkout that is not installed."""
+
+import sys
+
+from evalsuite.cli import main
+
+sys.exit(main())

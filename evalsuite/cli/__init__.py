@@ -1,0 +1,5 @@
+"""The command line: `main` turns arguments into one call and one exit code."""
+
+from evalsuite.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,40 @@
+"""An argparse whose mistakes exit with 64 and name the nearest thing that exists."""
+
+import argparse
+import re
+import sys
+from typing import NoReturn
+
+from evalsuite.foundation import ConfigError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """Usage errors exit with 64: argparse's own 2 is the gate's word for 'inconclusive'."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage, the message and the nearest known option or command; exit with 64."""
+        self.print_usage(sys.stderr)
+        self.exit(ConfigError.exit_code, f"{self.prog}: {message}{self._hint(message)}\n")
+
+    def _hint(self, message: str) -> str:
+        unknown = re.search(r"unrecognized arguments: (--?[\w-]+)", message)
+        if unknown:
+            options = [name for action in self._actions for name in action.option_strings]
+            return nearest(unknown.group(1), options)
+        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if wrong:
+            return nearest(wrong.group(1), re.findall(r"[\w-]+", wrong.group(2))).replace("; known", "")
+        return ""
+
+
+def command(
+    commands: "argparse._SubParsersAction[Parser]", name: str, *, help: str, example: str
+) -> argparse.ArgumentParser:
+    """Add a verb whose --help ends with an example that can be pasted."""
+    return commands.add_parser(
+        name,
+        help=help,
+        description=help[0].upper() + help[1:] + ".",
+        epilog=f"example:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )

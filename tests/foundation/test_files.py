@@ -1,0 +1,117 @@
+"""Files are whole or absent, and journals survive torn lines, full disks and concurrent writers."""
+
+import multiprocessing
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from evalsuite.foundation import (
+    DataError,
+    RunFolderError,
+    append_jsonl,
+    locked,
+    read_jsonl,
+    write_json,
+    write_text,
+)
+
+
+def test_a_torn_last_line_is_neither_read_nor_swallows_the_next_row(tmp_path: Path) -> None:
+    journal = tmp_path / "answers.jsonl"
+    append_jsonl(journal, [{"n": 1}, {"n": 2}])
+    with open(journal, "ab") as file:
+        file.write(b'{"n": 3, "half')
+    assert [row["n"] for row in read_jsonl(journal)] == [1, 2]
+    append_jsonl(journal, [{"n": 4}])
+    assert [row["n"] for row in read_jsonl(journal)] == [1, 2, 4]
+
+
+def test_a_torn_line_longer_than_one_read_is_cut_whole(tmp_path: Path) -> None:
+    journal = tmp_path / "answers.jsonl"
+    append_jsonl(journal, [{"n": 1}])
+    with open(journal, "ab") as file:
+        file.write(b"x" * 200_000)
+    append_jsonl(journal, [{"n": 2}])
+    assert [row["n"] for row in read_jsonl(journal)] == [1, 2]
+
+
+def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -> None:
+    journal = tmp_path / "answers.jsonl"
+    journal.write_bytes(b'{"n": 1}\nnot json\n{"n": 2}\n')
+    with pytest.raises(DataError, match="line 2"):
+        list(read_jsonl(journal))
+
+
+def _append_many(path: Path, writer: int) -> None:
+    for number in range(50):
+        append_jsonl(path, [{"writer": writer, "number": number, "pad": "x" * 500}])
+
+
+def test_two_processes_append_without_mixing_lines(tmp_path: Path) -> None:
+    journal = tmp_path / "answers.jsonl"
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_append_many, args=(journal, n)) for n in range(2)]
+    for process in writers:
+        process.start()
+    for process in writers:
+        process.join()
+    rows = list(read_jsonl(journal))
+    assert sorted((row["writer"], row["number"]) for row in rows) == [
+        (w, n) for w in range(2) for n in range(50)
+    ]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_temporary_one(tmp_path: Path) -> None:
+    target = tmp_path / "plan.yaml"
+    write_text(target, "old")
+    if os.geteuid() == 0:
+        # Root ignores permission bits, so the failure is made by a parent that is a file.
+        with pytest.raises(RunFolderError, match=r"plan\.yaml"):
+            write_text(target / "child", "new")
+    else:
+        tmp_path.chmod(0o500)
+        with pytest.raises(RunFolderError, match=r"plan\.yaml"):
+            write_text(target, "new")
+        tmp_path.chmod(0o700)
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+def _append_until_the_disk_is_full(path: Path, outcome: "multiprocessing.Queue[str]") -> None:
+    # A limit on file size stands in for a full disk: the kernel writes what fits and then refuses.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+    try:
+        append_jsonl(path, [{"pad": "x" * 500}])
+    except RunFolderError as error:
+        outcome.put(str(error))
+
+
+def test_a_full_disk_is_named_and_leaves_no_partial_row(tmp_path: Path) -> None:
+    journal = tmp_path / "answers.jsonl"
+    append_jsonl(journal, [{"n": 1}])
+    context = multiprocessing.get_context("spawn")
+    outcome = context.Queue()
+    process = context.Process(target=_append_until_the_disk_is_full, args=(journal, outcome))
+    process.start()
+    assert "cannot be appended to" in outcome.get(timeout=60)
+    process.join()
+    assert journal.read_bytes() == b'{"n": 1}\n'
+
+
+def test_nan_is_never_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "scores.json", {"score": float("nan")})
+    assert not (tmp_path / "scores.json").exists()
+
+
+def test_a_second_holder_is_refused_at_once_when_it_does_not_wait(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path / ".lock"),
+        pytest.raises(RunFolderError, match="another evalsuite process"),
+        locked(tmp_path / ".lock", wait=False),
+    ):
+        pass
