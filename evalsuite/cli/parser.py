@@ -19,12 +19,19 @@ class Parser(argparse.ArgumentParser):
     def _hint(self, message: str) -> str:
         unknown = re.search(r"unrecognized arguments: (--?[\w-]+)", message)
         if unknown:
-            options = [name for action in self._actions for name in action.option_strings]
-            return nearest(unknown.group(1), options)
+            return nearest(unknown.group(1), self._options())
         wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if wrong:
             return nearest(wrong.group(1), re.findall(r"[\w-]+", wrong.group(2))).replace("; known", "")
         return ""
+
+    def _options(self) -> set[str]:
+        """Options of this parser and of its verbs: argparse reports a verb's unknown option at the top."""
+        options = {name for action in self._actions for name in action.option_strings}
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                options.update(*(verb._options() for verb in action.choices.values()))
+        return options
 
 
 def command(

@@ -1,0 +1,52 @@
+"""`evalsuite demo`: the embedded default, end to end."""
+
+import argparse
+import time
+from pathlib import Path
+
+from evalsuite.cli.parser import command
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add the verb."""
+    parser = command(
+        commands,
+        "demo",
+        help="distil three students from the pocket teacher, evaluate all four, write the leaderboard",
+        example="  evalsuite demo --out runs/demo",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/demo"), help="run folder (default: %(default)s)"
+    )
+    parser.add_argument("--suite", default="pocket-quick", help="what is asked (default: %(default)s)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.set_defaults(call=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Distil, evaluate, compare; print the leaderboard and where the page is."""
+    from evalsuite.cli.report import print_leaderboard
+    from evalsuite.distill import distill, load_recipe
+    from evalsuite.evaluator import evaluate
+    from evalsuite.reports import compare
+
+    started = time.monotonic()
+    out: Path = arguments.out
+    students = distill(load_recipe("pocket"), out / "students", quiet=arguments.quiet)
+    distilled = time.monotonic()
+    evaluate(
+        arguments.suite,
+        [str(path) for path in students],
+        out,
+        teacher="pocket",
+        quiet=arguments.quiet,
+    )
+    evaluated = time.monotonic()
+    written = compare([out], out / "report")
+    ended = time.monotonic()
+    print_leaderboard(written)
+    print(
+        f"distilled in {distilled - started:.0f} s, evaluated in {evaluated - distilled:.0f} s, "
+        f"reported in {ended - evaluated:.0f} s"
+    )
+    return 0

@@ -1,0 +1,48 @@
+"""`evalsuite gate`: a verdict that CI can act on."""
+
+import argparse
+from pathlib import Path
+
+from evalsuite.cli.parser import command
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add the verb."""
+    parser = command(
+        commands,
+        "gate",
+        help="pass (0), proven regression (1), inconclusive (2) or not measured (3)",
+        example=(
+            "  evalsuite gate runs/first --min-recovery 0.9 --max-gap 5\n"
+            "  evalsuite gate runs/first --policy gate.yaml"
+        ),
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="finished run folders")
+    parser.add_argument("--policy", type=Path, help="a YAML policy")
+    parser.add_argument(
+        "--min-recovery", type=float, metavar="X", help="least recovery, as a share of the teacher: 0.9"
+    )
+    parser.add_argument(
+        "--max-gap", type=float, metavar="Y", help="largest gap between the protocols, in points: 5"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder for junit.xml, gate.md and gate.json (default: RUN/gate)"
+    )
+    parser.set_defaults(call=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Decide, print each line of the decision, and return the verdict as exit code."""
+    from evalsuite.foundation import ConfigError
+    from evalsuite.reports import gate, load_policy, policy_from_options
+
+    given = arguments.min_recovery is not None or arguments.max_gap is not None
+    if (arguments.policy is not None) == given:
+        raise ConfigError("give either --policy FILE, or --min-recovery and/or --max-gap")
+    if arguments.policy is not None:
+        policy = load_policy(arguments.policy)
+    else:
+        policy = policy_from_options(min_recovery=arguments.min_recovery, max_gap=arguments.max_gap)
+    verdict = gate(arguments.runs, policy, out=arguments.out or arguments.runs[0] / "gate")
+    print(verdict.text)
+    return int(verdict.exit_code)
