@@ -1,0 +1,95 @@
+"""Scores: the records of one run, aggregated."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from evalsuite.foundation import write_bytes
+from evalsuite.reports.reading import NO_CONTEXT, read_run_records
+from evalsuite.reports.records import OUTCOMES, records_path
+from evalsuite.reports.run_folder import BenchmarkPlan, Plan, read_plan
+from evalsuite.reports.statistics.wilson import wilson
+
+_GROUP = ["weights_id", "fingerprint", "context", "seed"]
+
+
+def score_table(run: Path, plan: Plan | None = None) -> pd.DataFrame:
+    """Aggregate the records of a run folder; benchmarks without records yet are left out.
+
+    Returns:
+        Columns: label, role, weights_id, fingerprint, benchmark, category, protocol, context (missing for
+        none), seed, metric, main (whether tables show this metric), direction, documents (answered), score
+        (mean over documents; for a perplexity the log-perplexity per unit), low and high (95 % Wilson
+        interval where every value is 0 or 1, else missing), and a count per outcome.
+
+    Raises:
+        DataError: records that are not sound, as `read_records` says.
+    """
+    plan = plan or read_plan(run)
+    tables = [
+        _of_journal(run, plan, benchmark, protocol)
+        for benchmark, protocol in plan.cells()
+        if records_path(run, benchmark.name, protocol).exists()
+    ]
+    tables = [table for table in tables if not table.empty]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def write_scores(run: Path) -> pd.DataFrame:
+    """Write `<run>/scores.parquet` from the records, atomically, and return its table."""
+    table = score_table(run)
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, index=False)
+    write_bytes(Path(run) / "scores.parquet", buffer.getvalue())
+    return table
+
+
+def _of_journal(run: Path, plan: Plan, benchmark: BenchmarkPlan, protocol: str) -> pd.DataFrame:
+    how = benchmark.protocols[protocol]  # type: ignore[index]  # the keys are these very texts
+    frame = read_run_records(run, benchmark.name, protocol, [how.metric, *([how.units] if how.units else [])])
+    checkpoints = {checkpoint.weights_id: checkpoint for checkpoint in plan.checkpoints}
+    metrics = [name.removeprefix("value.") for name in frame.columns if name.startswith("value.")]
+    rows = []
+    for (weights_id, fingerprint, context, seed), part in frame.groupby(_GROUP, observed=True, sort=False):
+        checkpoint = checkpoints.get(str(weights_id))
+        outcomes = part["outcome"].value_counts()
+        for metric in metrics:
+            if metric == how.units:
+                continue
+            values = part.loc[part["outcome"] != "error", f"value.{metric}"].dropna()
+            rows.append(
+                {
+                    "label": checkpoint.label if checkpoint else part["checkpoint"].iloc[0],
+                    "role": checkpoint.role if checkpoint else "student",
+                    "weights_id": weights_id,
+                    "fingerprint": fingerprint,
+                    "benchmark": benchmark.name,
+                    "category": benchmark.category,
+                    "protocol": protocol,
+                    "context": pd.NA if context == NO_CONTEXT else context,
+                    "seed": seed,
+                    "metric": metric,
+                    "main": metric == how.metric,
+                    "direction": how.direction if metric == how.metric else "higher",
+                    "documents": len(values),
+                    **_mean(values, part.loc[values.index], how.units if metric == how.metric else None),
+                    **{name: int(outcomes.get(name, 0)) for name in OUTCOMES},
+                }
+            )
+    table = pd.DataFrame(rows)
+    return table.astype({"context": "Int64"}) if rows else table
+
+
+def _mean(values: pd.Series, part: pd.DataFrame, units: str | None) -> dict[str, float]:
+    if values.empty:
+        return {"score": np.nan, "low": np.nan, "high": np.nan}
+    if units is not None:
+        return {"score": values.sum() / part[f"value.{units}"].sum(), "low": np.nan, "high": np.nan}
+    interval = wilson(float(values.sum()), len(values)) if values.isin([0.0, 1.0]).all() else None
+    return {
+        "score": float(values.mean()),
+        "low": interval.low if interval else np.nan,
+        "high": interval.high if interval else np.nan,
+    }

@@ -1,0 +1,1 @@
+"""Pure functions on arrays, one idea a file. What is undefined is None, never 0."""

@@ -1,0 +1,142 @@
+"""Records: what is written is read back; what is dubious is refused by file and line."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalsuite.foundation import DataError
+from evalsuite.reports.reading import NO_CONTEXT, read_lines, read_records, recorded_keys
+from evalsuite.reports.records import KEY, OUTCOMES, Record, append_records, records_path
+
+
+def a_record(**changes: Any) -> Record:
+    """A record, with changes."""
+    keys: dict[str, Any] = {
+        "weights_id": "w" * 16,
+        "fingerprint": "f" * 16,
+        "benchmark": "arc_easy",
+        "protocol": "loglikelihood",
+        "seed": 0,
+        "context": None,
+        "doc_id": "0001",
+        "prompt_hash": "p1",
+        "sampling": "",
+        "checkpoint": "gla",
+        "values": {"acc": 1, "acc_norm": 0.0},
+        "chance": 0.25,
+        "outcome": "ok",
+        "detail": {"choices": [-1.5, -2.0]},
+    }
+    return Record(**keys | changes)
+
+
+def journal(tmp_path: Path, lines: list[str]) -> Path:
+    """A journal of the given lines."""
+    path = tmp_path / "arc_easy.loglikelihood.jsonl"
+    path.write_text("".join(lines))
+    return path
+
+
+def line(**changes: Any) -> str:
+    """A line of JSON, with changes that Record itself would refuse."""
+    row = a_record().row()
+    return json.dumps({key: value for key, value in (row | changes).items() if value is not ...}) + "\n"
+
+
+def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
+    records = [a_record(doc_id=f"{i:04}", context=128 if i else None) for i in range(3)]
+    records.append(a_record(doc_id="0004", protocol="generation", sampling="greedy", outcome="looped"))
+    append_records(tmp_path, records)
+    path = records_path(tmp_path, "arc_easy", "loglikelihood")
+    frame = read_records(path, ["acc"])
+    assert frame["doc_id"].tolist() == ["0000", "0001", "0002"]
+    assert frame["context"].tolist() == [NO_CONTEXT, 128, 128]
+    assert frame["value.acc"].tolist() == [1, 1, 1]
+    assert frame["value.acc_norm"].tolist() == [0, 0, 0]
+    assert frame["line"].tolist() == [1, 2, 3]
+    assert read_lines(path, [2])[2]["detail"] == {"choices": [-1.5, -2.0]}
+    assert Record.from_row(read_lines(path, [3])[3]) == records[2]
+    assert recorded_keys(tmp_path, "arc_easy", "generation") == {records[3].key}
+    assert recorded_keys(tmp_path, "arc_easy", "loglikelihood") == {r.key for r in records[:3]}
+    assert recorded_keys(tmp_path, "piqa", "generation") == set()
+
+
+@given(
+    detail=st.dictionaries(st.text(), st.recursive(st.none() | st.text() | st.integers(), st.lists)),
+    value=st.floats(allow_nan=False, allow_infinity=False),
+    label=st.text(min_size=1).filter(lambda text: text.isprintable()),
+    outcome=st.sampled_from(OUTCOMES),
+)
+def test_any_record_survives_its_line(detail: dict, value: float, label: str, outcome: str) -> None:
+    record = a_record(detail=detail, values={"acc": value}, checkpoint=label, outcome=outcome)
+    assert Record.from_row(json.loads(json.dumps(record.row(), allow_nan=False))) == record
+
+
+def test_a_torn_last_line_is_not_a_record(tmp_path: Path) -> None:
+    path = journal(tmp_path, [line(), line(doc_id="0002")[:-20]])
+    assert len(read_records(path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (line(schema=2), "line 2: record: 'schema' = 2; this evalsuite reads and writes 1"),
+        (line(schema=...), "line 2: record lacks schema"),
+        (line(doc_id=...), "line 2: record lacks doc_id"),
+        (line(doc_id=None), "line 2: record: 'doc_id' = None"),
+        (line(values={"acc": float("nan")}), "line 2: 'NaN' is not a number"),
+        (line(values={"acc": float("inf"), "acc_norm": 1.0}), "line 2: 'Infinity' is not a number"),
+        (line(chance=float("nan")), "line 2: 'NaN' is not a number"),
+        (line(values={"acc": "1"}), "line 2: record 0001: 'acc' = '1'; expected a finite number"),
+        (line(values={"acc": True}), "line 2: record 0001: 'acc' = True"),
+        (line(values={}), "line 2: record 0001: no 'values', though the outcome is 'ok'"),
+        (line(values={"accc": 1.0}), "line 2: 'values' lacks acc; did you mean 'accc'"),
+        (line(outcome="fine"), "line 2: record: 'outcome' = 'fine'; expected one of ok"),
+        (line(protocol="ppl"), "line 2: record: 'protocol' = 'ppl'"),
+        (line(benchmark="piqa"), "line 2: benchmark 'piqa' in a journal of 'arc_easy'"),
+        (line(doc_id="0000"), "line 2: repeats the key of line 1"),
+        (line(seed=1.5), "line 2: record: seed 1.5"),
+        (line(extra=1), None),
+        ("[1, 2]\n", "line 2: not a JSON object"),
+        ("{\n", "line 2: Expecting property name"),
+        ("\n", "line 2: Expecting value"),
+        (line(doc_id="0002").strip() + line(doc_id="0003"), "line 2: Extra data"),
+    ],
+)
+def test_what_is_dubious_is_refused_by_file_and_line(tmp_path: Path, bad: str, message: str | None) -> None:
+    path = journal(tmp_path, [line(doc_id="0000"), bad, line(doc_id="0009")])
+    if message is None:
+        assert len(read_records(path, ["acc"])) == 3
+        return
+    with pytest.raises(DataError, match="arc_easy.loglikelihood.jsonl") as caught:
+        read_records(path, ["acc"])
+    assert message in str(caught.value)
+
+
+def test_an_error_may_have_no_values(tmp_path: Path) -> None:
+    path = journal(tmp_path, [line(values={}, outcome="error"), line(doc_id="0002")])
+    assert read_records(path, ["acc"])["value.acc"].isna().tolist() == [True, False]
+
+
+def test_a_missing_or_empty_journal_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        read_records(tmp_path / "x.jsonl")
+    with pytest.raises(DataError, match="no records"):
+        read_records(journal(tmp_path, []))
+
+
+def test_the_same_document_twice_is_fine_when_any_part_of_the_key_differs(tmp_path: Path) -> None:
+    base = a_record()
+    other: dict[str, Any] = {"seed": 1, "context": 512, "protocol": "loglikelihood", "benchmark": "arc_easy"}
+    variants = [
+        replace(base, **{name: other.get(name, "other")})
+        for name in KEY
+        if name not in ("benchmark", "protocol")
+    ]
+    append_records(tmp_path, [base, *variants])
+    assert len(read_records(records_path(tmp_path, "arc_easy", "loglikelihood"))) == 1 + len(variants)
