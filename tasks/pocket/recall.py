@@ -1,0 +1,32 @@
+"""Key-value recall: a list of pairs, and then one of its keys (multi-query associative recall)."""
+
+import random
+
+from evalsuite.tasks.pocket import lexicon
+from evalsuite.tasks.pocket.question import Question
+
+PAIRS = 24
+
+
+def draw(rng: random.Random, *, pairs: int = PAIRS, queries: int = 1) -> list[Question]:
+    """Draw one list of pairs and ask for `queries` of its keys; all questions share the list.
+
+    The wrong answers are three other values of the same list.
+    """
+    keys = rng.sample(lexicon.THINGS, pairs)
+    values = rng.sample(lexicon.QUALITIES, pairs)
+    listed = ", ".join(f"{key} {value}" for key, value in zip(keys, values, strict=True))
+    asked = rng.sample(range(pairs), queries)
+    drawn = []
+    for place in asked:
+        others = values[:place] + values[place + 1 :]
+        drawn.append(
+            Question(
+                prompt=f"Pairs: {listed}.\nQuery: {keys[place]}",
+                answer=values[place],
+                response=values[place],
+                rule="exact",
+                wrong=tuple(rng.sample(others, 3)),
+            )
+        )
+    return drawn
