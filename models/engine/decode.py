@@ -1,0 +1,216 @@
+"""Writing answers: ragged rows step together, finished rows leave, waiting prompts enter."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evalsuite.models.engine.forward import Decoder, additive
+from evalsuite.models.engine.requests import GenerateAnswer, GenerateRequest
+from evalsuite.models.engine.sampling import Choice, choose
+from evalsuite.models.engine.slots import Slots
+from evalsuite.models.engine.states import State
+from evalsuite.models.engine.stops import Ending
+
+NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
+LENGTH_STEP = 64
+"""Keys are looked at in multiples of this, so that a captured step serves many lengths."""
+
+StepFunction = Callable[[int, int], None]
+
+
+class Rows:
+    """Device memory of the rows that decode together: slots, and what each row does next."""
+
+    def __init__(self, decoder: Decoder, sample: State, choice: Choice, rows: int, capacity: int) -> None:
+        self.decoder = decoder
+        self.slots = Slots(sample, rows, capacity)
+        self.choice = choice
+        device = decoder.device
+        self.token = torch.zeros(rows, dtype=torch.long, device=device)
+        self.position = torch.zeros(rows, dtype=torch.long, device=device)
+        self.written = torch.zeros(rows, dtype=torch.long, device=device)
+        self.broken = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that belongs to a row, apart from its slot."""
+        choice = self.choice
+        return [
+            self.token,
+            self.position,
+            self.written,
+            self.broken,
+            choice.temperature,
+            choice.top_p,
+            choice.top_k,
+            choice.streams,
+        ]
+
+    def step(self, rows: int, length: int) -> None:
+        """Read one token in each of the first `rows` rows and choose the next; all in place.
+
+        Args:
+            rows: number of rows.
+            length: above the position of every row that is still of interest.
+        """
+        position = self.position[:rows]
+        mask = additive(self.slots.columns[:length] <= position[:, None], self.decoder.dtype)[:, None, None]
+        cache = self.slots.view(rows, length, position)
+        hidden = self.decoder.call(self.token[:rows, None], position[:, None], cache, mask)
+        tokens, broken = choose(self.decoder.head(hidden[:, 0]), self.choice.first(rows), self.written[:rows])
+        self.token[:rows].copy_(tokens)
+        self.broken[:rows].logical_or_(broken)
+        self.written[:rows].add_(1)
+        # A row that has ended may run on until the host looks; it must not run out of its slot.
+        position.add_(1).clamp_(max=self.slots.capacity - 1)
+
+
+@dataclass(slots=True)
+class _Live:
+    index: int
+    request: GenerateRequest
+    ending: Ending
+
+
+class Session:
+    """Generates answers for some requests in a fixed number of slots.
+
+    Args:
+        decoder, tokenizer, eos: the model's parts.
+        requests: (index, request, limit) in the order in which they enter, the longest first; limit is
+            the most tokens that may be written.
+        rows: slots; capacity: tokens per slot.
+        budget: most padded tokens in one pass over prompts.
+        block: steps between two looks at the tokens from the host.
+        stepper: makes the step function of the rows (eager, or CUDA graphs).
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: Any,
+        eos: frozenset[int],
+        requests: Sequence[tuple[int, GenerateRequest, int]],
+        *,
+        rows: int,
+        capacity: int,
+        budget: int,
+        block: int,
+        stepper: Callable[[Rows], StepFunction],
+    ) -> None:
+        self.decoder = decoder
+        self.waiting = deque(
+            _Live(index, request, Ending(tokenizer, request.sampling, limit, eos))
+            for index, request, limit in requests
+        )
+        self.budget = budget
+        self.block = block
+        self.live: list[_Live | None] = []
+        asked = [live.request for live in self.waiting]
+        _, sample = decoder.read([asked[0].prompt[:1]], keep=True)
+        assert sample is not None
+        choice = Choice.greedy(rows, asked, decoder.device)
+        self.rows = Rows(decoder, sample, choice, rows, capacity)
+        self.step = stepper(self.rows)
+
+    def answers(self) -> Iterator[tuple[int, GenerateAnswer]]:
+        """Yield (index, answer) as rows end."""
+        while True:
+            yield from self._admit()
+            active = [live for live in self.live if live is not None]
+            if not active:
+                return
+            longest = max(len(live.request.prompt) + len(live.ending.tokens) for live in active)
+            remaining = max(live.ending.limit - len(live.ending.tokens) for live in active)
+            count = min(self.block, remaining)
+            length = min(-(-(longest + count) // LENGTH_STEP) * LENGTH_STEP, self.rows.slots.capacity)
+            tokens, broken = self._run(count, length)
+            for slot, live in enumerate(self.live):
+                if live is None:
+                    continue
+                answer = _taken(live.ending, [row[slot] for row in tokens], [row[slot] for row in broken])
+                if answer is not None:
+                    self.live[slot] = None
+                    yield live.index, answer
+            self._compact()
+
+    def _run(self, count: int, length: int) -> tuple[list[list[int]], list[list[bool]]]:
+        """Take `count` steps; return tokens and broken flags [count][rows]."""
+        rows = len(self.live)
+        tokens, broken = [], []
+        for _ in range(count):
+            self.step(rows, length)
+            tokens.append(self.rows.token[:rows].clone())
+            broken.append(self.rows.broken[:rows].clone())
+        return torch.stack(tokens).tolist(), torch.stack(broken).tolist()
+
+    def _admit(self) -> Iterator[tuple[int, GenerateAnswer]]:
+        """Fill free slots from the queue, many at a time: a pass over one prompt costs nearly as much."""
+        size = self.rows.slots.rows
+        free = [slot for slot in range(size) if slot >= len(self.live) or self.live[slot] is None]
+        if len(free) < size and len(free) < size / 8:
+            return
+        while free and self.waiting:
+            longest = len(self.waiting[0].request.prompt)
+            entering = [self.waiting.popleft()]
+            while self.waiting and len(entering) < len(free):
+                longest = max(longest, len(self.waiting[0].request.prompt))
+                if longest * (len(entering) + 1) > self.budget:
+                    break
+                entering.append(self.waiting.popleft())
+            chosen, free = free[: len(entering)], free[len(entering) :]
+            for slot, live, answer in zip(chosen, entering, self._enter(chosen, entering), strict=True):
+                if answer is not None:
+                    free.append(slot)
+                    yield live.index, answer
+                else:
+                    self.live.extend([None] * (slot + 1 - len(self.live)))
+                    self.live[slot] = live
+
+    def _enter(self, chosen: list[int], entering: list[_Live]) -> list[GenerateAnswer | None]:
+        """Read the prompts into slots `chosen` and choose each row's first token."""
+        requests = [live.request for live in entering]
+        hidden, state = self.decoder.read([request.prompt for request in requests], keep=True)
+        assert state is not None
+        self.rows.slots.load(chosen, state)
+        last = hidden[torch.arange(len(chosen), device=hidden.device), state.lengths - 1]
+        choice = Choice.of(requests, hidden.device)
+        written = torch.zeros_like(state.lengths)
+        tokens, broken = choose(self.decoder.head(last), choice, written)
+        into = torch.tensor(chosen, device=hidden.device)
+        fresh = [tokens, state.lengths, written + 1, broken]
+        fresh += [choice.temperature, choice.top_p, choice.top_k, choice.streams]
+        for mine, new in zip(self.rows.tensors(), fresh, strict=True):
+            mine[into] = new
+        pairs = zip(entering, tokens.tolist(), broken.tolist(), strict=True)
+        return [_taken(live.ending, [token], [bad]) for live, token, bad in pairs]
+
+    def _compact(self) -> None:
+        """Let the last rows take the place of finished ones, once a quarter of the rows is idle."""
+        while self.live and self.live[-1] is None:
+            self.live.pop()
+        holes = [slot for slot, live in enumerate(self.live) if live is None]
+        if self.waiting or len(holes) < len(self.live) / 4:
+            return
+        kept = len(self.live) - len(holes)
+        sources = [slot for slot in range(kept, len(self.live)) if self.live[slot] is not None]
+        targets = holes[: len(sources)]
+        if sources:
+            self.rows.slots.move(sources, targets)
+            source = torch.tensor(sources, device=self.decoder.device)
+            target = torch.tensor(targets, device=self.decoder.device)
+            for tensor in self.rows.tensors():
+                tensor[target] = tensor[source]
+            for old, new in zip(sources, targets, strict=True):
+                self.live[new] = self.live[old]
+        del self.live[kept:]
+
+
+def _taken(ending: Ending, tokens: list[int], broken: list[bool]) -> GenerateAnswer | None:
+    """Give new tokens to an ending, up to the first that came from logits that are not finite."""
+    if not any(broken):
+        return ending.extend(tokens)
+    return ending.extend(tokens[: broken.index(True)]) or GenerateAnswer.failed(NOT_FINITE)

@@ -1,0 +1,142 @@
+"""One call of the decoder: rows of tokens in, hidden states and remembered state out."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.engine.attention import Attention
+from evalsuite.models.engine.states import ForkedCache, State, padded
+
+
+class Decoder:
+    """A causal language model, taken apart into its decoder and its head.
+
+    Args:
+        model: a transformers causal LM or one of our students, in eval mode.
+
+    Raises:
+        ConfigError: the model's logits are not `lm_head(decoder(x))`, so that calling the two parts
+            separately would give other numbers than the model itself.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.body: nn.Module = model.get_decoder()
+        self.head: nn.Module = model.get_output_embeddings()
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        config = model.config.get_text_config()
+        self.depth = int(config.num_hidden_layers)
+        self.vocabulary = int(self.head.weight.shape[0])
+        self._widths = int(config.hidden_size), int(getattr(config, "intermediate_size", 0) or 0)
+        self._attention = Attention(model)
+        self._takes_token_mask = "token_mask" in inspect.signature(self.body.forward).parameters
+        self._check(model)
+
+    @torch.inference_mode()
+    def _check(self, model: PreTrainedModel) -> None:
+        """Compare parts with whole on three tokens, and note what a state of one token weighs."""
+        tokens = list(range(min(3, self.vocabulary)))
+        whole = model(input_ids=torch.tensor([tokens], device=self.device), use_cache=False).logits.float()
+        hidden, state = self.read([tokens], keep=True)
+        parts = self.head(hidden).float()
+        if whole.isfinite().all() and not torch.allclose(whole, parts, atol=0.1, rtol=0.05):
+            raise ConfigError(
+                f"{type(model).__name__}: the head on the decoder's output differs from the model's own "
+                f"logits by {float((whole - parts).abs().max()):.3g}; this engine cannot run it"
+            )
+        assert state is not None
+        self.token_bytes = 0
+        """Keys and values of one token."""
+        self.row_bytes = 0
+        """Recurrent states of one row, whatever its length."""
+        for layer in state.layers:
+            for tensor in (layer.keys, layer.values):
+                self.token_bytes += tensor.nbytes // len(tokens) if tensor is not None else 0
+            self.row_bytes += sum(tensor.nbytes for tensor in layer.recurrent.values())
+
+    def activation_bytes(self) -> int:
+        """Rough number of bytes that one token needs while it passes through a layer."""
+        hidden, intermediate = self._widths
+        return (24 * hidden + 4 * intermediate) * self.dtype.itemsize
+
+    def read(
+        self,
+        rows: Sequence[Sequence[int]],
+        *,
+        parent: State | None = None,
+        parents: Sequence[int] | None = None,
+        keep: bool = False,
+    ) -> tuple[Tensor, State | None]:
+        """Let every row read its tokens, each from the state of its parent row.
+
+        Args:
+            rows: R non-empty rows of token ids; padded on the right to the longest, T.
+            parent: state to start from; None starts afresh.
+            parents: for each row the row of `parent` it continues.
+            keep: also return the state after each row's last real token.
+
+        Returns:
+            Hidden states [R, T, width] (those at pads mean nothing), and the state or None.
+        """
+        tokens, lengths = padded(rows, self.device)
+        steps = torch.arange(tokens.shape[1], device=self.device)
+        real = steps < lengths[:, None]
+        positions = steps.expand(len(rows), -1)
+        mask = forked = None
+        if parent is not None:
+            assert parents is not None
+            forked = torch.tensor(parents, device=self.device)
+            offset = parent.lengths[forked]
+            positions = positions + offset[:, None]
+            before = parent.real[forked]
+            mask = fork_mask(before, tokens.shape[1], self.dtype)
+            real_all, lengths_all = torch.cat([before, real], 1), offset + lengths
+        else:
+            real_all, lengths_all = real, lengths
+        cache = ForkedCache(self.depth, parent, forked, keep)
+        ragged = len({len(row) for row in rows}) > 1
+        hidden = self.call(tokens, positions, cache, mask, real if ragged else None)
+        return hidden, State(cache.states(), lengths_all, real_all) if keep else None
+
+    def call(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: Any,
+        mask: Tensor | None,
+        token_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Run the decoder on tokens [R, T] at positions [R, T]; return hidden states [R, T, width]."""
+        extra = {"token_mask": token_mask} if self._takes_token_mask and token_mask is not None else {}
+        with self._attention:
+            return self.body(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+                **extra,
+            ).last_hidden_state
+
+
+def fork_mask(before: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask [R, 1, T, L + T]: the real ones of L earlier keys, and new keys causally.
+
+    Args:
+        before: bool [R, L], which earlier keys are real.
+        length: T, number of new tokens.
+        dtype: dtype of the attention scores.
+    """
+    causal = torch.ones(length, length, dtype=torch.bool, device=before.device).tril()
+    allowed = torch.cat([before[:, None].expand(-1, length, -1), causal.expand(before.shape[0], -1, -1)], 2)
+    return additive(allowed, dtype)[:, None]
+
+
+def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn a bool mask into one that is added to scores: 0 where allowed, -inf elsewhere."""
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)

@@ -1,0 +1,50 @@
+"""How much runs at once: a first size from the memory that is free, then halved until it fits."""
+
+from dataclasses import dataclass
+
+import torch
+
+from evalsuite.models.engine.forward import Decoder
+
+SHARE = 0.6
+"""Part of the free memory that is planned with; the rest is for what the estimate leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the engine may hold at once.
+
+    Args:
+        tokens: padded tokens in one forward pass.
+        floor: padded tokens below which a pass is not split because of padding.
+        logits: logits (rows × vocabulary) at once.
+        state_bytes: bytes for the slots of a generation.
+        rows: most rows that decode together.
+    """
+
+    tokens: int
+    floor: int
+    logits: int
+    state_bytes: int
+    rows: int
+
+
+def sizes(decoder: Decoder, parameters: int, batch_tokens: int | None) -> Sizes:
+    """Choose sizes for a model on its device.
+
+    On a GPU passes are large, bounded by memory; on a CPU they are small enough for the caches, since
+    nothing is gained above a few thousand tokens.
+
+    Args:
+        decoder: the model.
+        parameters: number of its parameters.
+        batch_tokens: overrides the number of tokens in a pass.
+    """
+    if decoder.device.type == "cuda":
+        free = SHARE * torch.cuda.mem_get_info(decoder.device)[0]
+        per_token = decoder.activation_bytes() + decoder.token_bytes
+        tokens = batch_tokens or int(min(65536, max(2048, free / 2 / per_token)))
+        return Sizes(tokens, 8192, 1 << 28, int(free / 2), 512)
+    # A step over this many rows is about as long as reading the weights once, or as Python's overhead.
+    rows = int(min(256, max(32, 4e9 / parameters)))
+    return Sizes(batch_tokens or 4096, 512, 1 << 24, 2 << 30, rows)

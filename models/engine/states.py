@@ -1,0 +1,107 @@
+"""What rows remember after reading some tokens, and how it is forked for several continuations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class LayerState:
+    """Memory of one layer: keys and values [R, Hkv, L, D] of softmax, named states [R, …] of a recurrence."""
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    recurrent: dict[str, Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors of this layer."""
+        softmax = [tensor for tensor in (self.keys, self.values) if tensor is not None]
+        return softmax + list(self.recurrent.values())
+
+
+@dataclass(slots=True)
+class State:
+    """Memory of R rows.
+
+    Args:
+        layers: one per decoder layer.
+        lengths: [R], tokens read so far; the position of the next token.
+        real: bool [R, L], which stored keys belong to the row and not to padding.
+    """
+
+    layers: list[LayerState]
+    lengths: Tensor
+    real: Tensor
+
+
+class ForkedCache:
+    """The cache of one forward pass: every row starts from the state of its parent row.
+
+    It stands where transformers expects a `Cache`; softmax layers call `update`, recurrent layers
+    `layers[i].read()` and `.write(state)`. What the rows remember afterwards is kept only if asked for.
+    """
+
+    def __init__(self, depth: int, parent: State | None, parents: Tensor | None, keep: bool) -> None:
+        self.layers = [
+            _ForkedLayer(parent.layers[i] if parent is not None else None, parents, keep)
+            for i in range(depth)
+        ]
+        self._seen = 0 if parent is None else parent.real.shape[1]
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append new keys and values [R, Hkv, T, D] to the parents'; return all."""
+        return self.layers[layer_idx].append(keys, values)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of stored keys per row, padding included."""
+        return self._seen
+
+    def states(self) -> list[LayerState]:
+        """What the rows remember now (only with `keep`)."""
+        return [layer.after for layer in self.layers]
+
+
+class _ForkedLayer:
+    def __init__(self, before: LayerState | None, parents: Tensor | None, keep: bool) -> None:
+        self.before = before
+        self.parents = parents
+        self.keep = keep
+        self.after = LayerState()
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        if self.before is not None and self.before.keys is not None and self.before.values is not None:
+            keys = torch.cat([self._fork(self.before.keys), keys], 2)
+            values = torch.cat([self._fork(self.before.values), values], 2)
+        if self.keep:
+            self.after.keys, self.after.values = keys, values
+        return keys, values
+
+    def read(self) -> dict[str, Tensor] | None:
+        if self.before is None or not self.before.recurrent:
+            return None
+        return {name: self._fork(state) for name, state in self.before.recurrent.items()}
+
+    def write(self, state: dict[str, Tensor]) -> None:
+        if self.keep:
+            self.after.recurrent = state
+
+    def _fork(self, tensor: Tensor) -> Tensor:
+        assert self.parents is not None
+        if tensor.shape[0] == 1:
+            return tensor.expand(self.parents.shape[0], *tensor.shape[1:])
+        return tensor.index_select(0, self.parents)
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return token ids [R, T] padded with 0 on the right, and lengths [R]; no row may be empty."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    tokens = np.zeros((len(rows), lengths.max()), dtype=np.int64)
+    for number, row in enumerate(rows):
+        tokens[number, : len(row)] = row
+    return torch.from_numpy(tokens).to(device), torch.from_numpy(lengths).to(device)

@@ -1,0 +1,174 @@
+"""The in-process engine: teachers, hybrids and recurrent students, on a CPU or a GPU."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.engine.batching import batches
+from evalsuite.models.engine.decode import LENGTH_STEP, Rows, Session, StepFunction
+from evalsuite.models.engine.forward import Decoder
+from evalsuite.models.engine.memory import Sizes, sizes
+from evalsuite.models.engine.requests import (
+    REFUSED,
+    GenerateAnswer,
+    GenerateRequest,
+    ScoreAnswer,
+    ScoreRequest,
+)
+from evalsuite.models.engine.scoring import read_cost, score_batch
+from evalsuite.models.engine.stops import eos_tokens
+
+if TYPE_CHECKING:
+    from evalsuite.models.checkpoints import Checkpoint
+
+
+class TorchEngine:
+    """Answers requests with a loaded checkpoint.
+
+    Args:
+        checkpoint: model (any device and dtype) and tokenizer.
+        max_length: most positions read; None takes the config's `max_position_embeddings`.
+        batch_tokens: padded tokens in one forward pass; None chooses from device and free memory.
+
+    Raises:
+        ConfigError: the model cannot be run by its parts, or `max_length` is not positive.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self, checkpoint: "Checkpoint", *, max_length: int | None = None, batch_tokens: int | None = None
+    ) -> None:
+        self.checkpoint = checkpoint
+        model = checkpoint.model.eval()
+        self.max_length = max_length or _positions(model)
+        if self.max_length < 1:
+            raise ConfigError(f"max_length = {max_length}: must be positive")
+        self.decoder = Decoder(model)
+        self.eos = eos_tokens(model, checkpoint.tokenizer)
+        self.sizes: Sizes = sizes(self.decoder, model.num_parameters(), batch_tokens)
+        self.block = 8 if self.decoder.device.type == "cuda" else 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `Engine.fingerprint`."""
+        from evalsuite.models.identity import fingerprint
+
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        dtype = str(self.decoder.dtype).removeprefix("torch.")
+        return fingerprint(self.checkpoint.weights_id, dtype, f"torch/{self.decoder.device.type}", versions)
+
+    @torch.inference_mode()
+    def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreAnswer]]:
+        """See `Engine.score`: batches of similar length, the longest first.
+
+        Raises:
+            torch.OutOfMemoryError: a single request does not fit.
+        """
+        runnable: list[int] = []
+        for index, request in enumerate(requests):
+            tokens = (request.context, *request.continuations)
+            refusal = request.refusal(self.max_length) or self._foreign(tokens)
+            if refusal is not None:
+                yield index, ScoreAnswer.failed(refusal)
+            else:
+                runnable.append(index)
+        costs = [read_cost(requests[index]) for index in runnable]
+        limits = self.sizes
+        own, forked = [cost[0] for cost in costs], [cost[1] for cost in costs]
+        waiting = batches(own, budget=limits.tokens, floor=limits.floor, extra=forked)
+        while waiting:
+            batch = [runnable[number] for number in waiting[0]]
+            try:
+                answers = score_batch(self.decoder, [requests[i] for i in batch], limits)
+            except torch.OutOfMemoryError:
+                if len(batch) == 1:
+                    raise
+                half = len(batch) // 2
+                waiting[:1] = [waiting[0][:half], waiting[0][half:]]
+                answers = None
+            if answers is None:
+                _free()
+                continue
+            del waiting[0]
+            yield from zip(batch, answers, strict=True)
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateAnswer]]:
+        """See `Engine.generate`: ragged rows in static slots, the longest first.
+
+        Raises:
+            torch.OutOfMemoryError: a single request does not fit.
+        """
+        waiting: dict[int, GenerateRequest] = {}
+        for index, request in enumerate(requests):
+            refusal = request.refusal(self.max_length) or self._foreign([request.prompt])
+            if refusal is not None:
+                yield index, GenerateAnswer.failed(refusal)
+            else:
+                waiting[index] = request
+        most = self.sizes.rows
+        while waiting:
+            try:
+                session = self._session(waiting, most)
+                for index, answer in session.answers():
+                    del waiting[index]
+                    yield index, answer
+            except torch.OutOfMemoryError:
+                if most == 1:
+                    raise
+                most = max(1, min(most, len(waiting)) // 2)
+            session = None
+            _free()
+
+    def _session(self, waiting: dict[int, GenerateRequest], most: int) -> Session:
+        """A session for all requests; if they do not fit together, for the longest of them."""
+        limits = {index: request.limit(self.max_length) for index, request in waiting.items()}
+        # The last token of an answer is written, never read.
+        needs = {index: len(request.prompt) + limits[index] - 1 for index, request in waiting.items()}
+        order = sorted(waiting, key=lambda index: -needs[index])
+        capacity = -(-needs[order[0]] // LENGTH_STEP) * LENGTH_STEP
+        row_bytes = capacity * self.decoder.token_bytes + self.decoder.row_bytes
+        rows = min(most, max(1, self.sizes.state_bytes // max(1, row_bytes)))
+        if rows < min(most, len(order)):
+            order = [index for index in order if needs[index] > capacity // 2]
+        return Session(
+            self.decoder,
+            self.checkpoint.tokenizer,
+            self.eos,
+            [(index, waiting[index], limits[index]) for index in order],
+            rows=min(rows, len(order)),
+            capacity=capacity,
+            budget=self.sizes.tokens,
+            block=self.block,
+            stepper=self._stepper,
+        )
+
+    def _stepper(self, rows: Rows) -> StepFunction:
+        return rows.step
+
+    def _foreign(self, tokens: Sequence[Sequence[int]]) -> str | None:
+        """Refuse ids that the embedding does not have; on a GPU they would end the process."""
+        worst = max(max(ids, default=0) for ids in tokens)
+        if worst < self.decoder.vocabulary and min(min(ids, default=0) for ids in tokens) >= 0:
+            return None
+        return REFUSED + f"token id {worst} is outside the model's vocabulary of {self.decoder.vocabulary}"
+
+
+def _positions(model: Any) -> int:
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not positions:
+        raise ConfigError(
+            f"{type(model).__name__}: the config has no max_position_embeddings; pass max_length"
+        )
+    return int(positions)
+
+
+def _free() -> None:
+    """Give cached blocks back, so that the next, smaller attempt is not stopped by fragments."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,136 @@
+"""Log-likelihoods are those of one plain forward pass, whatever is asked together."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from evalsuite.models.engine.requests import ScoreRequest
+from evalsuite.models.engine.torch_engine import TorchEngine
+
+TOLERANCE = 2e-4
+
+
+def some_requests(count: int, seed: int = 0, longest: int = 60) -> list[ScoreRequest]:
+    draw = random.Random(seed)
+
+    def ids(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(4, 400) for _ in range(draw.randint(low, high)))
+
+    return [
+        ScoreRequest(ids(1, longest), tuple(ids(1, 9) for _ in range(draw.choice([1, 1, 2, 4]))))
+        for _ in range(count)
+    ]
+
+
+def reference(engine: TorchEngine, request: ScoreRequest) -> list[tuple[float, bool]]:
+    """lm-eval's definition, one unpadded sequence at a time, through the whole model."""
+    results = []
+    for continuation in request.continuations:
+        tokens = torch.tensor([request.context + continuation])
+        with torch.no_grad():
+            logits = engine.checkpoint.model(tokens[:, :-1]).logits[0, -len(continuation) :]
+        logprobs = logits.log_softmax(-1)
+        target = torch.tensor(continuation)
+        chosen = logprobs.gather(1, target[:, None]).sum()
+        results.append((float(chosen), bool((logprobs.argmax(-1) == target).all())))
+    return results
+
+
+def test_equals_plain_forward(engine: TorchEngine) -> None:
+    requests = some_requests(25)
+    answers = dict(engine.score(requests))
+    assert sorted(answers) == list(range(len(requests)))
+    for index, request in enumerate(requests):
+        answer = answers[index]
+        assert answer.error is None
+        assert answer.lengths == tuple(len(tokens) for tokens in request.continuations)
+        for logprob, greedy, (expected, flag) in zip(
+            answer.logprobs, answer.greedy, reference(engine, request), strict=True
+        ):
+            assert logprob == pytest.approx(expected, abs=TOLERANCE)
+            assert greedy == flag
+
+
+def test_greedy_flag_is_true_for_the_models_own_words(engine: TorchEngine) -> None:
+    context = (5, 6, 7, 8)
+    tokens = list(context)
+    for _ in range(5):
+        with torch.no_grad():
+            tokens.append(int(engine.checkpoint.model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    own = tuple(tokens[4:])
+    other = (*own[:-1], (own[-1] + 1) % 400)
+    [(_, answer)] = engine.score([ScoreRequest(context, (own, other, own[:1]))])
+    assert answer.greedy == (True, False, True)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 40, 300])
+def test_batches_do_not_change_answers(llama: TorchEngine, batch_tokens: int) -> None:
+    requests = some_requests(30, seed=1)
+    together = dict(llama.score(requests))
+    other = TorchEngine(llama.checkpoint, batch_tokens=batch_tokens)
+    order = list(range(len(requests)))
+    random.Random(2).shuffle(order)
+    for place, answer in other.score([requests[i] for i in order]):
+        expected = together[order[place]]
+        assert answer.logprobs == pytest.approx(expected.logprobs, abs=TOLERANCE)
+        assert answer.greedy == expected.greedy
+
+
+def test_what_cannot_be_scored_is_an_error_not_a_zero(llama: TorchEngine) -> None:
+    good = ScoreRequest((5, 6), ((7,), (8, 9)))
+    requests = [
+        ScoreRequest((), ((7,),)),
+        ScoreRequest((5,), ()),
+        ScoreRequest((5,), ((7,), ())),
+        ScoreRequest(tuple([5] * 256), ((7, 8),)),
+        ScoreRequest((5,), ((400,),)),
+        good,
+    ]
+    answers = dict(llama.score(requests))
+    for index, words in enumerate(
+        ["context is empty", "no continuation", "continuation 1 is empty", "258 tokens", "token id 400"]
+    ):
+        assert words in (answers[index].error or "")
+        assert answers[index].logprobs == ()
+    assert answers[5].error is None
+    # One token fewer fits: the last one is predicted, never read.
+    [(_, fits)] = llama.score([ScoreRequest(tuple([5] * 256), ((7,),))])
+    assert fits.error is None
+
+
+def test_nan_is_an_error_of_the_row_that_has_it(build: Callable[..., Any]) -> None:
+    checkpoint = build("llama")
+    with torch.no_grad():
+        checkpoint.model.model.embed_tokens.weight[50] = torch.nan
+    engine = TorchEngine(checkpoint)
+    answers = dict(engine.score([ScoreRequest((5, 6), ((7, 8),)), ScoreRequest((5, 50), ((7, 8), (9,)))]))
+    assert answers[0].error is None
+    assert "not finite" in (answers[1].error or "")
+
+
+def test_out_of_memory_halves_the_batch_and_loses_nothing(
+    llama: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evalsuite.models.engine import torch_engine
+
+    sizes: list[int] = []
+    real = torch_engine.score_batch
+
+    def short_of_memory(decoder, requests, limits):  # type: ignore[no-untyped-def]
+        sizes.append(len(requests))
+        if len(requests) > 3:
+            raise torch.OutOfMemoryError("pretended")
+        return real(decoder, requests, limits)
+
+    monkeypatch.setattr(torch_engine, "score_batch", short_of_memory)
+    requests = some_requests(14, seed=3)
+    answers = dict(llama.score(requests))
+    monkeypatch.undo()
+    expected = dict(llama.score(requests))
+    assert max(sizes) > 3
+    assert sorted(answers) == list(range(14))
+    for index, answer in answers.items():
+        assert answer.logprobs == pytest.approx(expected[index].logprobs, abs=TOLERANCE)
