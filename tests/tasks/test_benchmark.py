@@ -1,0 +1,124 @@
+"""Benchmarks and suites: each is one YAML file that is understood whole or refused by name."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from evalsuite.foundation import ConfigError
+from evalsuite.tasks.benchmark import FOLDER, Benchmark, all_benchmarks, known_benchmarks, load_benchmark
+from evalsuite.tasks.pocket import KINDS
+from evalsuite.tasks.suite import Suite, known_suites, load_suite, resolve, sampling_of
+
+
+@pytest.mark.parametrize("name", known_benchmarks())
+def test_every_built_in_benchmark_is_valid(name: str) -> None:
+    benchmark = load_benchmark(name)
+    assert benchmark.protocols
+    assert benchmark.licence
+
+
+@pytest.mark.parametrize("name", known_suites())
+def test_every_built_in_suite_resolves(name: str) -> None:
+    for entry, benchmark in resolve(load_suite(name)):
+        assert entry.protocols
+        assert set(entry.shots) == set(benchmark.protocols)
+        assert bool(entry.contexts) == bool(benchmark.contexts)
+
+
+def test_the_pocket_benchmarks_are_what_the_pocket_world_offers() -> None:
+    built_in = {
+        each.generated.kind: each
+        for each in all_benchmarks()
+        if each.generated is not None and each.generated.generator == "pocket"
+    }
+    assert set(built_in) == set(KINDS)
+    for kind, benchmark in built_in.items():
+        assert benchmark.category == KINDS[kind].category
+        assert benchmark.protocols == KINDS[kind].protocols
+        assert benchmark.contexts == KINDS[kind].contexts
+        assert benchmark.generation is not None
+        assert benchmark.generation.sampling.max_new_tokens == KINDS[kind].max_new_tokens
+
+
+def test_unknown_names_come_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown benchmark 'hellaswg'; did you mean 'hellaswag'"):
+        load_benchmark("hellaswg")
+    with pytest.raises(ConfigError, match="unknown suite 'pocket-quik'; did you mean 'pocket-quick'"):
+        load_suite("pocket-quik")
+
+
+def arc() -> dict:
+    return yaml.safe_load((FOLDER / "arc_easy.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"titel": "x"}, "unknown key 'titel'; did you mean 'title'"),
+        ({"licence": None}, "'licence' = None"),
+        ({"source": {"dataset": "a/b", "splits": "test"}}, "'source.split' is required"),
+        (
+            {"source": {"dataset": "a/b", "split": "test", "shots_split": "test"}},
+            "must not be the evaluated split",
+        ),
+        ({"source": None}, "either a 'source' or a 'generated' block"),
+        ({"contexts": [128]}, "'contexts' need a generator"),
+        ({"chance": 1.5}, "a chance level is a fraction"),
+        ({"loglikelihood": None, "generation": None}, "a 'loglikelihood' block, a 'generation' block"),
+        ({"category": "maths"}, "'category' = 'maths'"),
+    ],
+)
+def test_a_benchmark_file_with_a_mistake_is_refused(tmp_path: Path, change: dict, message: str) -> None:
+    path = tmp_path / "arc_easy.yaml"
+    path.write_text(yaml.safe_dump(arc() | change))
+    with pytest.raises(ConfigError, match=message):
+        load_benchmark(path)
+
+
+def test_a_suite_may_bring_benchmarks_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(arc() | {"name": "mine"}))
+    (tmp_path / "suite.yaml").write_text("name: own\ntitle: Own\nbenchmarks: [mine.yaml, piqa]\n")
+    suite = load_suite(tmp_path / "suite.yaml")
+    assert [benchmark.name for _, benchmark in resolve(suite, near=tmp_path)] == ["mine", "piqa"]
+
+
+def suite(**settings: object) -> Suite:
+    return Suite.model_validate({"name": "s", "title": "S", "benchmarks": ["arc_easy"], **settings})
+
+
+def test_a_protocol_that_a_benchmark_lacks_is_refused() -> None:
+    asked = suite(benchmarks=[{"benchmark": "gsm8k", "protocols": ["loglikelihood"]}])
+    with pytest.raises(ConfigError, match="gsm8k has no loglikelihood protocol \\(it has generation\\)"):
+        resolve(asked)
+
+
+def test_contexts_where_there_are_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match="arc_easy takes no contexts"):
+        resolve(suite(benchmarks=[{"benchmark": "arc_easy", "contexts": [128]}]))
+
+
+def test_a_benchmark_listed_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("name: s\ntitle: S\nbenchmarks: [piqa, piqa]\n")
+    with pytest.raises(ConfigError, match="'piqa' is listed twice"):
+        load_suite(path)
+
+
+def test_a_suites_limit_shots_and_sampling_reach_its_benchmarks() -> None:
+    asked = suite(
+        limit=5,
+        sampling={"max_new_tokens": 256, "temperature": 0.7, "top_k": 20},
+        benchmarks=[
+            "arc_easy",
+            {"benchmark": "gsm8k", "limit": 7, "shots": {"generation": 2}},
+            "pocket_facts",
+        ],
+    )
+    (first, arc_easy), (second, _), (_, facts) = resolve(asked)
+    assert (first.limit, second.limit) == (5, 7)
+    assert second.shots == {"generation": 2}
+    assert sampling_of(asked, arc_easy).max_new_tokens == 256
+    assert sampling_of(asked, facts).max_new_tokens == 8
+    assert sampling_of(asked, facts).temperature == 0.7
+    assert isinstance(facts, Benchmark)

