@@ -1,0 +1,90 @@
+"""The objectives on the model's output: knowledge distillation and plain next-token training."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from evalsuite.distill.batches import Batch
+from evalsuite.distill.chunked_loss import KdForm, chunked_loss
+from evalsuite.distill.language_model import LanguageModel
+from evalsuite.distill.recipe import Stage
+
+
+def kd_form(stage: Stage) -> KdForm:
+    """The form of the loss that a stage asks for; `sft` is its cross-entropy alone."""
+    if stage.objective == "sft":
+        return KdForm(ce=1.0, kl=0.0)
+    loss = stage.loss
+    # In the code published with arXiv 2504.14366 `batchmean` divides [B, T, V] by B alone.
+    kl = loss.kl * (stage.length if loss.scale == "times_length" else 1)
+    return KdForm(
+        ce=loss.ce,
+        kl=kl,
+        temperature=loss.temperature,
+        direction=loss.direction,
+        top_k=loss.top_k,
+        rest=loss.rest,
+    )
+
+
+def end_to_end(
+    teacher: LanguageModel | None, students: Sequence[LanguageModel], batch: Batch, stage: Stage, counted: int
+) -> Tensor:
+    """Add the gradients of one micro-batch to every student, and return [students, 3]: loss, CE, KL.
+
+    Args:
+        counted: labels that count in the whole step; each of them weighs 1 / counted.
+    """
+    form = kd_form(stage)
+    teacher_hidden = teacher_head = None
+    if teacher is not None and form.kl:
+        with torch.no_grad():
+            output = teacher.model(input_ids=batch.inputs, position_ids=batch.positions, use_cache=False)
+            teacher_hidden = _kept(output.last_hidden_state, batch)
+            teacher_head = head_weight(teacher)
+    labels = batch.labels.flatten() if batch.kept is None else batch.labels.flatten()[batch.kept]
+    token_weights = torch.full(labels.shape, 1 / counted, device=labels.device)
+    losses = []
+    for student in students:
+        hidden = _kept(decode(student, batch), batch)
+        loss, ce, kl = chunked_loss(
+            hidden,
+            head_weight(student),
+            token_weights=token_weights,
+            form=form,
+            labels=labels,
+            teacher_hidden=teacher_hidden,
+            teacher_weight=teacher_head,
+        )
+        loss.backward()
+        losses.append(torch.stack([loss.detach(), ce, kl]))
+    return torch.stack(losses)
+
+
+def decode(model: LanguageModel, batch: Batch) -> Tensor:
+    """Last hidden states [B, T, D] of a student; packed documents are run as one long row."""
+    if batch.cu_seqlens is None or batch.positions is None or not hasattr(model.config, "mixers"):
+        output = model.model(input_ids=batch.inputs, position_ids=batch.positions, use_cache=False)
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+    output = model.model(
+        input_ids=batch.inputs.view(1, -1),
+        position_ids=batch.positions.view(1, -1),
+        cu_seqlens=batch.cu_seqlens,
+        use_cache=False,
+    )
+    hidden = output.last_hidden_state
+    return hidden.view(*batch.inputs.shape, -1)
+
+
+def head_weight(model: LanguageModel) -> Tensor:
+    """The weight [V, D] of the language-model head."""
+    weight: Tensor = model.get_output_embeddings().weight
+    return weight
+
+
+def _kept(hidden: Tensor, batch: Batch) -> Tensor:
+    """[B, T, D] → [N, D]: the places whose labels count."""
+    flat = hidden.flatten(0, 1)
+    return flat if batch.kept is None else flat[batch.kept]

@@ -1,0 +1,96 @@
+"""Optimizers over fp32 master weights, and gradients in one flat buffer."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from evalsuite.distill.recipe import Stage
+from evalsuite.distill.schedules import lr_factor
+
+
+def build_optimizers(
+    parameters: Mapping[str, nn.Parameter], stage: Stage, is_mixer: Callable[[str], bool]
+) -> list[torch.optim.Optimizer]:
+    """The optimizer of a stage, or two where Muon leaves vectors and embeddings to AdamW.
+
+    Each group carries `peak`, its learning rate before the schedule. Weight decay acts on matrices only,
+    not on embeddings, norms, biases or convolutions.
+    """
+    settings = stage.optimizer
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        peak = stage.lr if is_mixer(name) or stage.lr_rest is None else stage.lr_rest
+        matrix = parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
+        decay = settings.weight_decay if matrix else 0.0
+        groups.setdefault((peak, decay, matrix and settings.kind == "muon"), []).append(parameter)
+    device = next(iter(parameters.values())).device
+    optimizers: list[torch.optim.Optimizer] = []
+    adamw = [_group(key, members) for key, members in groups.items() if not key[2]]
+    if adamw:
+        optimizers.append(
+            torch.optim.AdamW(
+                adamw,
+                betas=(settings.beta1, settings.beta2),
+                eps=settings.epsilon,
+                fused=device.type in ("cuda", "cpu"),
+            )
+        )
+    muon = [_group(key, members) for key, members in groups.items() if key[2]]
+    if muon:
+        # Updates are scaled to AdamW's root mean square, so that one learning rate serves both.
+        optimizers.append(torch.optim.Muon(muon, momentum=settings.momentum, adjust_lr_fn="match_rms_adamw"))
+    return optimizers
+
+
+def _group(key: tuple[float, float, bool], members: list[nn.Parameter]) -> dict[str, object]:
+    peak, decay, _ = key
+    return {"params": members, "lr": peak, "peak": peak, "weight_decay": decay}
+
+
+def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], stage: Stage, step: int) -> float:
+    """Set every group's rate for `step`; return the schedule's factor."""
+    factor = lr_factor(stage.schedule, step, stage.steps)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * factor
+    return factor
+
+
+class FlatGradients:
+    """All gradients of a student as views of one buffer: one operation to clear, sum over GPUs or measure.
+
+    Args:
+        parameters: the parameters that train.
+        parts: consecutive groups of `parameters` (layers, say) that are clipped each on its own.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[nn.Parameter]]) -> None:
+        parameters = [parameter for part in parts for parameter in part]
+        first = parameters[0]
+        self.buffer = torch.zeros(
+            sum(parameter.numel() for parameter in parameters), dtype=torch.float32, device=first.device
+        )
+        self._parts: list[Tensor] = []
+        at = 0
+        for part in parts:
+            start = at
+            for parameter in part:
+                parameter.grad = self.buffer[at : at + parameter.numel()].view_as(parameter)
+                at += parameter.numel()
+            self._parts.append(self.buffer[start:at])
+
+    def clear(self) -> None:
+        """Set all gradients to zero."""
+        self.buffer.zero_()
+
+    def clip(self, largest: float | None) -> Tensor:
+        """Scale each part down to the norm `largest`; return the norm of all parts together before that."""
+        norms = torch.stack([torch.linalg.vector_norm(part) for part in self._parts])
+        if largest is not None:
+            scales = (largest / (norms + 1e-6)).clamp(max=1.0)
+            if len(self._parts) == 1:
+                self.buffer.mul_(scales[0])
+            else:
+                torch._foreach_mul_(self._parts, list(scales.unbind()))
+        return torch.linalg.vector_norm(norms)

@@ -1,0 +1,170 @@
+"""From a recipe to the models it speaks of: teacher, students, tokenizer."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evalsuite.distill.language_model import LanguageModel
+from evalsuite.distill.recipe import Architecture, Recipe
+from evalsuite.foundation import CheckpointError, ConfigError, MissingDependencyError
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Everything that plays a part: the teacher (frozen), the students by label, the tokenizer."""
+
+    teacher: LanguageModel | None
+    teacher_weights: str | None
+    students: dict[str, LanguageModel]
+    tokenizer: Any
+    precision: str
+    """`bf16` (autocast over fp32 master weights) or `fp32`."""
+
+    def writer(self, out: Path) -> Any:
+        """A TensorBoard writer in the run's folder."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingDependencyError("saving.tensorboard needs `pip install tensorboard`") from None
+        return SummaryWriter(str(out / "tensorboard"))
+
+
+def with_mixers(recipe: Recipe, mixers: Sequence[str] | None) -> Recipe:
+    """The recipe with other mixers, if any are named."""
+    if not mixers:
+        return recipe
+    if recipe.architecture is not None:
+        raise ConfigError(
+            f"recipe '{recipe.name}' trains a Transformer from random weights: it has no mixers"
+        )
+    return recipe.model_copy(update={"student": recipe.student.model_copy(update={"mixers": list(mixers)})})
+
+
+def assemble(recipe: Recipe, device: torch.device) -> Cast:
+    """Load or build all models of a recipe.
+
+    Raises:
+        CheckpointError: a checkpoint is missing, damaged or unsafe.
+        ConfigError: an unknown mixer or option, layers that the teacher does not have, or vocabularies
+            that differ.
+    """
+    precision = recipe.precision
+    if precision == "auto":
+        precision = "bf16" if device.type == "cuda" else "fp32"
+    if recipe.architecture is not None:
+        tokenizer = architecture_tokenizer(recipe.architecture)
+        random = from_architecture(recipe.architecture, len(tokenizer), tokenizer, recipe.seed)
+        return Cast(None, None, {recipe.labels[0]: random.to(device).train()}, tokenizer, precision)
+    from evalsuite.models import build_student, load_checkpoint
+
+    loaded = None if recipe.teacher is None else load_checkpoint(recipe.teacher, dtype="float32")
+    students: dict[str, LanguageModel] = {}
+    tokenizer = None if loaded is None else loaded.tokenizer
+    for label, mixer in zip(recipe.labels, recipe.student.mixers, strict=True):
+        start = recipe.student.checkpoints.get(mixer)
+        if start is not None:
+            checkpoint = load_checkpoint(start, dtype="float32")
+            model: Any = checkpoint.model
+            tokenizer = tokenizer or checkpoint.tokenizer
+        else:
+            assert loaded is not None
+            layers = layer_mixers(recipe, mixer, loaded.model.config.num_hidden_layers)
+            options = {mixer: recipe.student.options[mixer]} if mixer in recipe.student.options else {}
+            model = build_student(
+                loaded.model, layers, options=options, init=recipe.student.init, seed=recipe.seed
+            )
+        if loaded is not None and model.config.vocab_size != loaded.model.config.vocab_size:
+            raise ConfigError(
+                f"student '{start}' has a vocabulary of {model.config.vocab_size}, the teacher "
+                f"'{recipe.teacher}' one of {loaded.model.config.vocab_size}: their tokens differ"
+            )
+        students[label] = model.to(device).train()
+    teacher = None
+    if loaded is not None:
+        teacher = loaded.model.to(device).eval().requires_grad_(False)
+        if precision == "bf16":
+            teacher = teacher.to(torch.bfloat16)
+        _check_head(teacher)
+    return Cast(teacher, None if loaded is None else loaded.weights_id, students, tokenizer, precision)
+
+
+def layer_mixers(recipe: Recipe, mixer: str, layers: int) -> list[str]:
+    """The mixer of each layer: softmax where the recipe says so.
+
+    Raises:
+        ConfigError: a layer that does not exist, or a selection file that is missing or of another kind.
+    """
+    softmax = recipe.student.softmax_layers
+    if isinstance(softmax, str):
+        softmax = _selected_layers(Path(softmax))
+    beyond = [layer for layer in softmax if not 0 <= layer < layers]
+    if beyond:
+        raise ConfigError(f"student.softmax_layers: the teacher has layers 0 to {layers - 1}, not {beyond}")
+    return ["softmax" if layer in softmax else mixer for layer in range(layers)]
+
+
+def _selected_layers(path: Path) -> list[int]:
+    try:
+        value = json.loads(path.read_text())
+        layers = value["layers"] if isinstance(value, dict) else value
+        return [int(layer) for layer in layers]
+    except FileNotFoundError:
+        raise ConfigError(f"student.softmax_layers: {path}: no such file") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"student.softmax_layers: {path} holds no list 'layers' ({error})") from None
+
+
+def _check_head(teacher: LanguageModel) -> None:
+    """Refuse heads that do more than a matrix product, which the chunked loss would silently leave out."""
+    head = teacher.get_output_embeddings()
+    config: Any = teacher.config
+    if getattr(head, "bias", None) is not None or getattr(config, "final_logit_softcapping", None):
+        raise CheckpointError("the teacher's head has a bias or soft-capped logits, which is not supported")
+
+
+def architecture_tokenizer(architecture: Architecture) -> Any:
+    """The tokenizer of an architecture, ready to be saved beside the model."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if architecture.tokenizer == "pocket":
+        from evalsuite.tasks.pocket import build_tokenizer
+        from evalsuite.tasks.pocket.vocabulary import END, PAD
+
+        return PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(), eos_token=END, pad_token=PAD)
+    try:
+        return AutoTokenizer.from_pretrained(architecture.tokenizer)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"architecture.tokenizer '{architecture.tokenizer}' cannot be loaded ({error})"
+        ) from error
+
+
+def from_architecture(architecture: Architecture, vocabulary: int, tokenizer: Any, seed: int) -> Any:
+    """A Llama-style model with random weights that `seed` decides."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=architecture.hidden_size,
+        intermediate_size=architecture.intermediate_size,
+        num_hidden_layers=architecture.layers,
+        num_attention_heads=architecture.heads,
+        num_key_value_heads=architecture.kv_heads,
+        head_dim=architecture.head_dim,
+        max_position_embeddings=architecture.max_length,
+        rope_parameters={"rope_type": "default", "rope_theta": architecture.rope_theta},
+        tie_word_embeddings=architecture.tie_embeddings,
+        initializer_range=architecture.initial_std,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    random = torch.get_rng_state()
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    torch.set_rng_state(random)
+    return model

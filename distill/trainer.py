@@ -1,0 +1,305 @@
+"""The trainer: one recipe, one folder, one or more students that share every batch and teacher forward.
+
+    for each stage:      choose parameters, make optimizers, open the data where it stands
+      for each step:     gradients of all micro-batches, clip, update, log; save the state now and then
+
+Students are trained together so that they see identical data and the teacher runs once for all of them.
+"""
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evalsuite.distill.alignment import align
+from evalsuite.distill.batches import StageData, StepData, check_data, read_ahead
+from evalsuite.distill.end_to_end import end_to_end
+from evalsuite.distill.language_model import LanguageModel
+from evalsuite.distill.lineage import lineage
+from evalsuite.distill.optimizers import FlatGradients, build_optimizers, set_learning_rate
+from evalsuite.distill.parallel import Parallel
+from evalsuite.distill.recipe import Recipe, Stage
+from evalsuite.distill.saving import (
+    Progress,
+    claim,
+    load_state,
+    restore_model,
+    restore_optimizers,
+    save_checkpoint,
+    save_state,
+)
+from evalsuite.distill.setup import Cast, assemble, with_mixers
+from evalsuite.distill.stages import is_mixer, softmax_layers, trained_parameters
+from evalsuite.distill.watch import Watch, cut_metrics
+from evalsuite.foundation import locked
+
+
+@dataclass
+class Trainee:
+    """A student in training: what of it trains in the current stage, and how."""
+
+    label: str
+    model: LanguageModel
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    gradients: FlatGradients | None = None
+
+    def enter(self, stage: Stage) -> None:
+        """Prepare for a stage: choose parameters, make optimizers and gradients."""
+        self.leave()
+        self.parameters = trained_parameters(self.model, stage.trains)
+        softmax = softmax_layers(self.model)
+        self.optimizers = build_optimizers(self.parameters, stage, lambda name: is_mixer(name, softmax))
+        parts: dict[str, list[nn.Parameter]] = {}
+        for name, parameter in self.parameters.items():
+            # model.layers.<number>: alignment trains, and clips, every layer on its own.
+            parts.setdefault(".".join(name.split(".")[:3]) if stage.aligns else "", []).append(parameter)
+        self.gradients = FlatGradients(list(parts.values()))
+
+    def leave(self) -> None:
+        """Free what a stage needed."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self.optimizers, self.gradients = [], None
+
+
+def distill(
+    recipe: Recipe,
+    out: Path,
+    *,
+    mixers: Sequence[str] | None = None,
+    device: str | None = None,
+    quiet: bool = False,
+) -> list[Path]:
+    """Make the students of a recipe, or go on making them where an earlier call was stopped.
+
+    Args:
+        out: the run's folder; the same call with the same recipe resumes.
+        mixers: students to make instead of the recipe's.
+        device: `cpu`, `cuda`, `cuda:1`; default: CUDA if there is one.
+
+    Returns:
+        One Hugging Face folder per student (for an `architecture`, of the model), with lineage.json.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: before anything is trained.
+        RunFolderError: `out` holds another run, is in use, or cannot be written.
+        TrainingError: a loss became NaN or diverged.
+        KeyboardInterrupt: after SIGINT or SIGTERM, once the state is saved.
+    """
+    recipe = with_mixers(recipe, mixers)
+    out = Path(out)
+    parallel = Parallel(device)
+    if parallel.main:
+        claim(out, recipe)
+    with locked(out / f".lock{parallel.rank or ''}", wait=False):
+        folders = [out / label for label in recipe.labels]
+        if all((folder / "lineage.json").exists() for folder in folders):
+            return folders
+        cast = assemble(recipe, parallel.device)
+        check_data(recipe, cast.tokenizer)
+        Run(recipe, out, cast, parallel, quiet).go()
+        return folders
+
+
+class Run:
+    """One recipe on its way through its stages."""
+
+    def __init__(self, recipe: Recipe, out: Path, cast: Cast, parallel: Parallel, quiet: bool) -> None:
+        self.recipe, self.out, self.cast, self.parallel, self.quiet = recipe, out, cast, parallel, quiet
+        self.trainees = [Trainee(label, model) for label, model in cast.students.items()]
+        self.at = Progress()
+        self.saved: dict[str, Tensor] = {}
+        found = load_state(out)
+        if found is not None:
+            self.at, self.saved = found
+            for trainee in self.trainees:
+                restore_model(trainee.model, trainee.label, self.saved)
+            torch.set_rng_state(self.saved["random"])
+        if parallel.main:
+            cut_metrics(out, self.at.total)
+
+    def go(self) -> None:
+        """Run the stages that are left, then write the students."""
+        with _stop_requests() as stop:
+            for number, stage in enumerate(self.recipe.stages):
+                if number >= self.at.stage:
+                    self._stage(stage, number, stop)
+        for trainee in self.trainees:
+            self._checkpoint(trainee, self.out / trainee.label)
+
+    def _stage(self, stage: Stage, number: int, stop: list[int]) -> None:
+        recipe, at, parallel = self.recipe, self.at, self.parallel
+        for trainee in self.trainees:
+            trainee.enter(stage)
+            restore_optimizers(trainee.model, trainee.label, trainee.optimizers, self.saved)
+        self.saved = {}
+        self._prepare_teacher(stage)
+        steps = StageData(
+            recipe,
+            stage,
+            self.cast.tokenizer,
+            state=at.data,
+            rank=parallel.rank,
+            world=parallel.world,
+            pin=parallel.device.type == "cuda",
+        )
+        watch = Watch(
+            self.out,
+            stage,
+            [trainee.label for trainee in self.trainees],
+            ("loss",) if stage.aligns else ("loss", "ce", "kl"),
+            start=at.step,
+            seconds=at.seconds,
+            what=f"{stage.name} ({number + 1}/{len(recipe.stages)})",
+            quiet=self.quiet,
+            main=parallel.main,
+            writer=self.cast.writer(self.out) if recipe.saving.tensorboard and parallel.main else None,
+        )
+        last_save = time.monotonic()
+        with watch:
+            for data in read_ahead(islice(steps, stage.steps - at.step)):
+                losses, norms, factor = self._step(stage, data)
+                at.step += 1
+                at.data = data.state
+                at.tokens[stage.name] = at.tokens.get(stage.name, 0) + data.tokens
+                watch.record(at.step - 1, at.total, factor, losses, norms, data.micro_batches[0])
+                self._checkpoint_on_the_way(stage, watch)
+                stopping = parallel.any(bool(stop))
+                if stopping or parallel.any(time.monotonic() - last_save >= recipe.saving.state_seconds):
+                    self._save(watch)
+                    last_save = time.monotonic()
+                if stopping:
+                    raise KeyboardInterrupt
+            watch.settle()
+            watch.pause()
+            at.stage, at.step, at.data, at.seconds = number + 1, 0, None, watch.seconds
+        for trainee in self.trainees:
+            trainee.leave()
+        if recipe.saving.stage_checkpoints and number + 1 < len(recipe.stages):
+            for trainee in self.trainees:
+                self._checkpoint(trainee, self._way(trainee, stage))
+        self._save_state()
+
+    def _step(self, stage: Stage, data: StepData) -> tuple[Tensor, Tensor, float]:
+        """One optimizer step of every student: losses [students, columns], gradient norms, lr factor."""
+        students = [trainee.model for trainee in self.trainees]
+        for trainee in self.trainees:
+            assert trainee.gradients is not None
+            trainee.gradients.clear()
+        losses = torch.zeros(len(students), 1 if stage.aligns else 3, device=self.parallel.device)
+        with self._autocast():
+            for batch in data.micro_batches:
+                batch = batch.to(self.parallel.device)
+                if stage.aligns:
+                    assert self.cast.teacher is not None
+                    counted = batch.inputs.numel() if batch.kept is None else batch.kept.numel()
+                    losses += align(self.cast.teacher, students, batch, stage, counted / data.counted)[
+                        :, None
+                    ]
+                else:
+                    losses += end_to_end(self.cast.teacher, students, batch, stage, data.counted)
+        self.parallel.sum(losses)
+        norms = []
+        factor = 1.0
+        for trainee in self.trainees:
+            assert trainee.gradients is not None
+            self.parallel.sum(trainee.gradients.buffer)
+            norms.append(trainee.gradients.clip(stage.clip))
+            factor = set_learning_rate(trainee.optimizers, stage, self.at.step)
+            for optimizer in trainee.optimizers:
+                optimizer.step()
+        return losses, torch.stack(norms), factor
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        enabled = self.cast.precision == "bf16"
+        return torch.autocast(self.parallel.device.type, dtype=torch.bfloat16, enabled=enabled)
+
+    def _prepare_teacher(self, stage: Stage) -> None:
+        """Attention matrices exist only in the eager form; everything else takes the fast one."""
+        if self.cast.teacher is not None:
+            eager = stage.objective == "matrix_mixing"
+            self.cast.teacher.set_attn_implementation("eager" if eager else "sdpa")
+
+    def _save(self, watch: Watch) -> None:
+        """Save the state in the middle of a stage, unless the losses say that it is not worth keeping."""
+        watch.settle()
+        watch.pause()
+        self.at.seconds = watch.seconds
+        self._save_state()
+        watch.go()
+
+    def _save_state(self) -> None:
+        if self.parallel.main:
+            save_state(
+                self.out,
+                self.at,
+                {trainee.label: trainee.model for trainee in self.trainees},
+                {trainee.label: trainee.optimizers for trainee in self.trainees},
+            )
+        self.parallel.wait()
+
+    def _checkpoint_on_the_way(self, stage: Stage, watch: Watch) -> None:
+        every = self.recipe.saving.checkpoint_tokens
+        if every is None or self.at.step == stage.steps:
+            return
+        step_tokens = stage.batch * stage.length
+        if self.at.total // every > (self.at.total - step_tokens) // every:
+            watch.pause()
+            for trainee in self.trainees:
+                self._checkpoint(trainee, self._way(trainee, stage))
+            watch.go()
+
+    def _way(self, trainee: Trainee, stage: Stage) -> Path:
+        return self.out / "checkpoints" / trainee.label / f"{stage.name}-{self.at.total}"
+
+    def _checkpoint(self, trainee: Trainee, folder: Path) -> None:
+        if self.parallel.main:
+            mixers = getattr(trainee.model.config, "mixers", None)
+            save_checkpoint(
+                folder,
+                trainee.model,
+                self.cast.tokenizer,
+                lineage(
+                    self.recipe,
+                    label=trainee.label,
+                    mixers=mixers,
+                    teacher_weights=self.cast.teacher_weights,
+                    tokens=self.at.tokens,
+                    device=self.parallel.device_name,
+                    precision=self.cast.precision,
+                ),
+                torch.bfloat16 if self.cast.precision == "bf16" else torch.float32,
+            )
+        self.parallel.wait()
+
+
+@contextmanager
+def _stop_requests() -> Iterator[list[int]]:
+    """Yield a list that SIGTERM and SIGINT fill; a second SIGINT interrupts at once."""
+    requests: list[int] = []
+
+    def request(number: int, frame: FrameType | None) -> None:
+        if requests and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        requests.append(number)
+
+    try:
+        before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:
+        # Not in the main thread, where signals cannot be caught: a stop then loses what is unsaved.
+        yield requests
+        return
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
