@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalsuite.models.engine.forward import Decoder, additive
+from evalsuite.models.engine.attention import Masks
+from evalsuite.models.engine.forward import Decoder
 from evalsuite.models.engine.requests import GenerateAnswer, GenerateRequest
 from evalsuite.models.engine.sampling import Choice, choose
 from evalsuite.models.engine.slots import Slots
@@ -57,9 +58,10 @@ class Rows:
             length: above the position of every row that is still of interest.
         """
         position = self.position[:rows]
-        mask = additive(self.slots.columns[:length] <= position[:, None], self.decoder.dtype)[:, None, None]
+        columns, every = self.slots.columns[None, :length], self.slots.every[None, :length]
+        masks = Masks(position[:, None], columns, every, self.decoder.dtype)
         cache = self.slots.view(rows, length, position)
-        hidden = self.decoder.call(self.token[:rows, None], position[:, None], cache, mask)
+        hidden = self.decoder.call(self.token[:rows, None], position[:, None], cache, masks)
         tokens, broken = choose(self.decoder.head(hidden[:, 0]), self.choice.first(rows), self.written[:rows])
         self.token[:rows].copy_(tokens)
         self.broken[:rows].logical_or_(broken)

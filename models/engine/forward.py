@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.engine.attention import Attention
+from evalsuite.models.engine.attention import Attention, Masks
 from evalsuite.models.engine.states import ForkedCache, State, padded
 
 
@@ -87,56 +87,32 @@ class Decoder:
         steps = torch.arange(tokens.shape[1], device=self.device)
         real = steps < lengths[:, None]
         positions = steps.expand(len(rows), -1)
-        mask = forked = None
-        if parent is not None:
-            assert parents is not None
-            forked = torch.tensor(parents, device=self.device)
-            offset = parent.lengths[forked]
-            positions = positions + offset[:, None]
-            before = parent.real[forked]
-            mask = fork_mask(before, tokens.shape[1], self.dtype)
-            real_all, lengths_all = torch.cat([before, real], 1), offset + lengths
+        ragged = real if len({len(row) for row in rows}) > 1 else None
+        if parent is None:
+            forked, keys = None, positions
+            masks = Masks(positions, keys, None, self.dtype)
         else:
-            real_all, lengths_all = real, lengths
+            forked = torch.tensor(parents, device=self.device)
+            positions = positions + parent.lengths[forked, None]
+            lengths = lengths + parent.lengths[forked]
+            keys = torch.cat([parent.positions[forked], positions], 1)
+            real = torch.cat([parent.real[forked], real], 1)
+            masks = Masks(positions, keys, real, self.dtype)
         cache = ForkedCache(self.depth, parent, forked, keep)
-        ragged = len({len(row) for row in rows}) > 1
-        hidden = self.call(tokens, positions, cache, mask, real if ragged else None)
-        return hidden, State(cache.states(), lengths_all, real_all) if keep else None
+        hidden = self.call(tokens, positions, cache, masks, ragged)
+        return hidden, State(cache.states(), lengths, keys, real) if keep else None
 
     def call(
         self,
         tokens: Tensor,
         positions: Tensor,
         cache: Any,
-        mask: Tensor | None,
+        masks: Masks,
         token_mask: Tensor | None = None,
     ) -> Tensor:
         """Run the decoder on tokens [R, T] at positions [R, T]; return hidden states [R, T, width]."""
         extra = {"token_mask": token_mask} if self._takes_token_mask and token_mask is not None else {}
-        with self._attention:
+        with self._attention.with_masks(masks):
             return self.body(
-                input_ids=tokens,
-                position_ids=positions,
-                attention_mask=mask,
-                past_key_values=cache,
-                use_cache=True,
-                **extra,
+                input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True, **extra
             ).last_hidden_state
-
-
-def fork_mask(before: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask [R, 1, T, L + T]: the real ones of L earlier keys, and new keys causally.
-
-    Args:
-        before: bool [R, L], which earlier keys are real.
-        length: T, number of new tokens.
-        dtype: dtype of the attention scores.
-    """
-    causal = torch.ones(length, length, dtype=torch.bool, device=before.device).tril()
-    allowed = torch.cat([before[:, None].expand(-1, length, -1), causal.expand(before.shape[0], -1, -1)], 2)
-    return additive(allowed, dtype)[:, None]
-
-
-def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn a bool mask into one that is added to scores: 0 where allowed, -inf elsewhere."""
-    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)

@@ -24,6 +24,7 @@ class Slots:
         device = sample.lengths.device
         self.row_numbers = torch.arange(rows, device=device)
         self.columns = torch.arange(capacity, device=device)
+        self.every = torch.ones(capacity, dtype=torch.bool, device=device)
 
     def load(self, slots: Sequence[int], state: State) -> None:
         """Put row i of `state` into slot `slots[i]`."""

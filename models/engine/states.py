@@ -30,11 +30,13 @@ class State:
     Args:
         layers: one per decoder layer.
         lengths: [R], tokens read so far; the position of the next token.
+        positions: [R, L], positions of the stored keys.
         real: bool [R, L], which stored keys belong to the row and not to padding.
     """
 
     layers: list[LayerState]
     lengths: Tensor
+    positions: Tensor
     real: Tensor
 
 

@@ -10,6 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -18,6 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from evalsuite.models import build_student
 from evalsuite.models.engine.torch_engine import TorchEngine
 
 VOCABULARY = 400
@@ -73,7 +76,17 @@ def build_model(kind: str) -> PreTrainedModel:
         return LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
     if kind == "qwen2":
         return Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval()
-    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=24)).eval()
+    if kind == "qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=24)).eval()
+    if kind == "mistral":
+        return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=7)).eval()
+    options = {"sliding_window": {"window": 6}} if "sliding_window" in kind else {}
+    student = build_student(build_model("llama"), kind.split("+"), options=options).eval()
+    with torch.no_grad():
+        # Gates that a fresh student holds constant shall depend on the token.
+        for parameter in student.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return student
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +95,15 @@ def build(tokenizer: Any) -> Callable[..., FakeCheckpoint]:
     return lambda kind: FakeCheckpoint(build_model(kind), tokenizer)
 
 
-KINDS = ["llama", "qwen2", "qwen3"]
+KINDS = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gated_deltanet+gated_deltanet+gated_deltanet",
+    "gla+softmax+linear_attention",
+    "sliding_window+gated_deltanet+softmax",
+]
 
 
 @pytest.fixture(scope="session", params=KINDS)
