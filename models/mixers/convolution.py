@@ -1,0 +1,102 @@
+"""The short causal depthwise convolution before a recurrence, which knows where sequences start and end."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from evalsuite.models.recurrence import using_fla
+
+
+class ShortConvolution(nn.Module):
+    """y_t = Σ_d w_d x_{t-d} per channel, the first `activated` channels followed by SiLU.
+
+    Starts as the identity (all weight on the current token), so that a copied projection is not disturbed
+    (seed 003, section 4.1).
+    """
+
+    def __init__(self, channels: int, taps: int, activated: int) -> None:
+        super().__init__()
+        self.taps, self.activated = taps, activated
+        self.weight = nn.Parameter(torch.empty(channels, taps))
+
+    def forward(
+        self, x: Tensor, state: Tensor | None, token_mask: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Convolve.
+
+        Args:
+            x: [B, T, C]; pads must be zero already.
+            state: the last taps − 1 inputs of each row before x, [B, C, taps − 1]; None at the start.
+            token_mask: real tokens [B, T], contiguous in each row; None if all are real.
+            cu_seqlens: bounds of packed sequences.
+
+        Returns:
+            y [B, T, C] and the last taps − 1 real inputs [B, C, taps − 1].
+        """
+        history = self._with_history(x, state, token_mask)
+        weight = self.weight.to(x.dtype)
+        if state is None and token_mask is None and using_fla(x) and x.shape[1] > 1:
+            y = self._fla(x, weight, cu_seqlens)
+        else:
+            y = self._torch(history, weight, x.shape[1], cu_seqlens)
+        return y, self._tail(history, token_mask)
+
+    def _with_history(self, x: Tensor, state: Tensor | None, token_mask: Tensor | None) -> Tensor:
+        """[B, taps − 1 + T, C]: the inputs with what came before the first real token of each row."""
+        history = functional.pad(x, [0, 0, self.taps - 1, 0])
+        if state is None:
+            return history
+        start = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
+        if token_mask is not None:
+            start = token_mask.long().argmax(1)
+        at = start.unsqueeze(1) + torch.arange(self.taps - 1, device=x.device)
+        past = state.to(x.dtype).transpose(1, 2)
+        return history.scatter(1, at.unsqueeze(-1).expand_as(past), past)
+
+    def _tail(self, history: Tensor, token_mask: Tensor | None) -> Tensor:
+        if token_mask is None:
+            return history[:, history.shape[1] - self.taps + 1 :].transpose(1, 2)
+        # The place after the last real token, counted in `history`; the start for a row without any.
+        count = token_mask.sum(1)
+        end = torch.where(count > 0, token_mask.long().argmax(1) + count, 0)
+        at = end.unsqueeze(1) + torch.arange(self.taps - 1, device=history.device)
+        return history.gather(1, at.unsqueeze(-1).expand(-1, -1, history.shape[-1])).transpose(1, 2)
+
+    def _torch(self, history: Tensor, weight: Tensor, length: int, cu_seqlens: Tensor | None) -> Tensor:
+        y = history[:, self.taps - 1 :] * weight[:, -1]
+        position = None if cu_seqlens is None else positions(cu_seqlens, length)
+        for lag in range(1, self.taps):
+            first = self.taps - 1 - lag
+            shifted = history[:, first : first + length] * weight[:, -1 - lag]
+            if position is not None:
+                shifted = shifted * (position >= lag).unsqueeze(-1)
+            y = y + shifted
+        if not self.activated:
+            return y
+        if self.activated == y.shape[-1]:
+            return functional.silu(y)
+        active, plain = y.split([self.activated, y.shape[-1] - self.activated], -1)
+        return torch.cat([functional.silu(active), plain], -1)
+
+    def _fla(self, x: Tensor, weight: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        from fla.modules.causal_conv1d import causal_conv1d
+
+        parts = []
+        split = [self.activated, x.shape[-1] - self.activated]
+        for piece, taps, activation in zip(
+            x.split(split, -1), weight.split(split), ("silu", None), strict=True
+        ):
+            if piece.shape[-1]:
+                parts.append(
+                    causal_conv1d(
+                        piece.contiguous(), taps.contiguous(), activation=activation, cu_seqlens=cu_seqlens
+                    )[0]
+                )
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def positions(cu_seqlens: Tensor, length: int) -> Tensor:
+    """The place of each packed token in its own sequence, [T]."""
+    token = torch.arange(length, device=cu_seqlens.device)
+    sequence = torch.searchsorted(cu_seqlens.to(torch.long), token, right=True) - 1
+    return token - cu_seqlens[sequence]

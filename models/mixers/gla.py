@@ -1,0 +1,39 @@
+"""Gated linear attention: S_t = Diag(α_t) S_{t-1} + k_t v_tᵀ, α_t = sigmoid(W x_t + b)^{1/τ} (arXiv 2312.06635)."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from evalsuite.models.mixers.base import Mixer, Terms, projection, retention, start_constant
+from evalsuite.models.mixers.options import MixerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class GLAOptions(MixerOptions):
+    decay_rank: int = 16
+    """Rank of the decay's projection; 0 is full rank."""
+    decay_temperature: float = 16.0
+    """τ: larger values hold the decay closer to one."""
+
+
+class GLA(Mixer):
+    """A decay for every channel of the keys."""
+
+    name = "gla"
+    Options: ClassVar[type[MixerOptions]] = GLAOptions
+    options: GLAOptions
+
+    def build(self) -> None:
+        self.decay = projection(self.geometry.hidden, self.heads * self.head_dim, self.options.decay_rank)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        start = torch.logit(retention(self.heads) ** self.options.decay_temperature)
+        start_constant(self.decay, start.repeat_interleave(self.head_dim))
+
+    def gates(self, x: Tensor, terms: Terms) -> Terms:
+        logits = self._heads(self.decay(x)).float()
+        return replace(terms, log_decay=functional.logsigmoid(logits) / self.options.decay_temperature)

@@ -1,0 +1,45 @@
+"""Linear attention: S_t = S_{t-1} + φ(k_t) v_tᵀ, divided by Σ φ(q)·φ(k) (arXiv 2006.16236, Eqs. 18–20)."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from torch import Tensor
+from torch.nn import functional
+
+from evalsuite.models.mixers.base import Mixer, Terms
+from evalsuite.models.mixers.options import MixerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttentionOptions(MixerOptions):
+    """The state never decays, so position comes from the rotary embedding."""
+
+    rotary: bool = True
+    activation: Literal["silu", "none"] = "none"
+    qk_norm: Literal["l2", "none"] = "none"
+    feature_map: Literal["elu", "relu", "identity"] = "elu"
+    """φ: elu(x) + 1, relu(x), or x."""
+    normalizer: bool = True
+    """Divide by the sum of the weights, so that the output is an average of values as in attention."""
+
+
+class LinearAttention(Mixer):
+    """Every token is kept for ever with the same weight."""
+
+    name = "linear_attention"
+    Options: ClassVar[type[MixerOptions]] = LinearAttentionOptions
+    options: LinearAttentionOptions
+
+    def build(self) -> None:
+        self.normalized = self.options.normalizer
+
+    def gates(self, x: Tensor, terms: Terms) -> Terms:
+        return replace(terms, q=self._features(terms.q), k=self._features(terms.k))
+
+    def _features(self, x: Tensor) -> Tensor:
+        if self.options.feature_map == "elu":
+            return functional.elu(x) + 1
+        return functional.relu(x) if self.options.feature_map == "relu" else x
+
+    def denominator(self, total: Tensor) -> Tensor | None:
+        return total.clamp_min(1e-4)

@@ -1,0 +1,101 @@
+"""Softmax attention, whole or through a sliding window: the teacher's own attention module.
+
+The class is the teacher's, so a kept layer has the teacher's weights under the teacher's names and computes
+exactly what the teacher computes. The subclass made here only adds what the house asks of every mixer.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.mixers.base import rotate
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxOptions:
+    """Softmax attention has no options: it is the teacher's layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindowOptions:
+    window: int = 256
+    """How many of the latest tokens a query sees, itself included."""
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ConfigError(f"window = {self.window}: must be 1 or more")
+
+
+class SoftmaxMixer:
+    """Mixed into the teacher's attention class."""
+
+    name: ClassVar[str] = "softmax"
+    Options: ClassVar[type] = SoftmaxOptions
+    window: int | None = None
+    """Tokens that a query sees; None for all. The decoder builds the attention mask accordingly."""
+
+    def forward(
+        self, hidden_states: Tensor, token_mask: Any = None, cu_seqlens: Any = None, **attention: Any
+    ) -> tuple[Tensor, Any]:
+        """Attend. `token_mask` and `cu_seqlens` are in the attention mask already."""
+        result: tuple[Tensor, Any] = super().forward(hidden_states=hidden_states, **attention)  # type: ignore[misc]
+        return result
+
+    def matrix(
+        self: Any,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        token_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The attention matrix [B, H, T, T] and the values [B, T, H, V] that it mixes."""
+        q = self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
+        k = self.k_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
+        v = self.v_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
+        if hasattr(self, "q_norm"):
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, *position_embeddings), rotate(k, *position_embeddings)
+        k = k.repeat_interleave(self.num_key_value_groups, 2)
+        v = v.repeat_interleave(self.num_key_value_groups, 2)
+        scores = torch.einsum("bthd,bshd->bhts", q, k).float() * self.scaling
+        length = scores.shape[-1]
+        seen = torch.ones(length, length, dtype=torch.bool, device=scores.device).tril()
+        if self.window is not None:
+            seen = seen.triu(1 - self.window)
+        visible = seen[None, None]
+        if token_mask is not None:
+            visible = visible & token_mask[:, None, None, :]
+        # A pad's row sees nothing; softmax over nothing is not a number, and its row means nothing.
+        return scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(), v
+
+
+class SlidingWindowMixer(SoftmaxMixer):
+    """Softmax attention over the latest tokens only."""
+
+    name: ClassVar[str] = "sliding_window"
+    Options: ClassVar[type] = SlidingWindowOptions
+
+
+@functools.cache
+def _class_over(mixin: type[SoftmaxMixer], attention: type[nn.Module]) -> type[nn.Module]:
+    return type(f"{mixin.name.title().replace('_', '')}{attention.__name__}", (mixin, attention), {})
+
+
+def softmax_over(attention: nn.Module, native_window: int | None) -> nn.Module:
+    """Turn a module of the teacher's architecture into the mixer `softmax`, in place."""
+    attention.__class__ = _class_over(SoftmaxMixer, type(attention))
+    attention.window = native_window  # type: ignore[assignment]
+    return attention
+
+
+def sliding_window_over(
+    attention: nn.Module, options: SlidingWindowOptions, native_window: int | None
+) -> nn.Module:
+    """Turn a module of the teacher's architecture into the mixer `sliding_window`, in place."""
+    attention.__class__ = _class_over(SlidingWindowMixer, type(attention))
+    window = options.window if native_window is None else min(options.window, native_window)
+    attention.window = window  # type: ignore[assignment]
+    return attention

@@ -1,0 +1,105 @@
+"""Make a student from a teacher: same architecture and weights, other token mixers."""
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from evalsuite.foundation import ConfigError, nearest
+from evalsuite.models.mixers import Mixer, expand_heads
+from evalsuite.models.student.config import StudentConfig
+from evalsuite.models.student.model import StudentForCausalLM
+
+Init = Literal["qkvo", "qkv", "vo", "random"]
+INITS: dict[str, str] = {"qkvo": "qkvo", "qkv": "qkv", "vo": "vo", "random": ""}
+"""Which of the teacher's projections a mixer starts from (seed 002, section 3.1; seed 003, Appendix C)."""
+
+
+def build_student(
+    teacher: PreTrainedModel,
+    mixers: list[str] | str,
+    *,
+    options: dict[str, dict[str, Any]] | None = None,
+    init: str = "qkvo",
+    seed: int = 0,
+) -> StudentForCausalLM:
+    """Build a student on the teacher's device and in its dtype.
+
+    Embeddings, norms, MLPs, head and kept softmax layers are copied. A mixer's projections are copied as
+    `init` says, whole heads expanded where the student has one key and value head per query head.
+
+    Args:
+        mixers: one name for all layers, or one per layer.
+        options: mixer name → option → value.
+        init: `qkvo`, `qkv`, `vo` or `random`.
+        seed: of everything drawn at random; the global generators are left as they were.
+
+    Raises:
+        ConfigError: unknown mixer, option or init, a wrong number of mixers, or a teacher whose
+            architecture is not known.
+    """
+    if init not in INITS:
+        raise ConfigError(f"init = '{init}'{nearest(init, INITS)}")
+    names = [mixers] * teacher.config.num_hidden_layers if isinstance(mixers, str) else list(mixers)
+    config = StudentConfig(
+        teacher=teacher_dict(teacher),
+        mixers=names,
+        mixer_options=options or {},
+        attn_implementation=teacher.config._attn_implementation,
+    )
+    parameter = next(teacher.parameters())
+    devices = [parameter.device] if parameter.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.device(parameter.device):
+        torch.manual_seed(seed)
+        student = StudentForCausalLM(config).to(parameter.dtype)
+    copy_teacher(student, teacher, init)
+    student.config.dtype = parameter.dtype
+    if teacher.generation_config is not None:
+        student.generation_config = type(teacher.generation_config).from_dict(
+            teacher.generation_config.to_dict()
+        )
+    return student.train(teacher.training)
+
+
+def teacher_dict(teacher: PreTrainedModel) -> dict[str, Any]:
+    """The teacher's config as it goes into a student's: without paths, dtype and versions."""
+    values: dict[str, Any] = teacher.config.to_dict()
+    for name in ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures"):
+        values.pop(name, None)
+    return values
+
+
+@torch.no_grad()
+def copy_teacher(student: StudentForCausalLM, teacher: PreTrainedModel, init: str) -> None:
+    """Copy the teacher's weights into `student`."""
+    weights = {name: value for name, value in teacher.state_dict().items() if ".self_attn." not in name}
+    missing, unexpected = student.load_state_dict(weights, strict=False)
+    absent = [name for name in missing if ".self_attn." not in name and name != "lm_head.weight"]
+    if absent or unexpected:
+        raise ConfigError(f"teacher and student do not fit: {[*absent, *unexpected][:4]}")
+    for layer, (mine, original) in enumerate(zip(student.model.layers, teacher.model.layers, strict=True)):
+        attention = original.self_attn
+        if isinstance(mine.self_attn, Mixer):
+            copy_attention(mine.self_attn, attention, init)
+        else:
+            found = mine.self_attn.load_state_dict(attention.state_dict(), strict=True)
+            assert not found.missing_keys, f"layer {layer}"
+
+
+def copy_attention(mixer: Mixer, attention: nn.Module, init: str) -> None:
+    """Copy the projections that `init` names, and with q and k the teacher's QK-norms."""
+    letters = INITS[init]
+    for letter in letters:
+        source, target = getattr(attention, f"{letter}_proj"), getattr(mixer, f"{letter}_proj", None)
+        if target is None:
+            continue
+        for name in ("weight", "bias"):
+            value, place = getattr(source, name), getattr(target, name)
+            if value is None:
+                continue
+            wide = letter in "kv" and mixer.kv_heads != mixer.geometry.kv_heads
+            place.copy_(expand_heads(value, mixer.geometry) if wide else value)
+    for letter in "qk":
+        if letter in letters and mixer.geometry.qk_norm:
+            getattr(mixer, f"{letter}_norm").weight.copy_(getattr(attention, f"{letter}_norm").weight)

@@ -1,0 +1,101 @@
+"""A student's configuration: the teacher's own configuration, a mixer per layer, and mixer options."""
+
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from evalsuite.foundation import CheckpointError, ConfigError, nearest
+from evalsuite.models.mixers import MIXERS, mixer_class, parse_options
+
+SCHEMA = 1
+"""Version of this file's fields; a checkpoint with a larger number was saved by a newer evalsuite."""
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+"""Teachers whose decoder is embed_tokens → layers (self_attn, mlp, two norms) → norm → lm_head."""
+
+_TEACHER_FIELDS = frozenset(
+    "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "intermediate_size max_position_embeddings tie_word_embeddings initializer_range rms_norm_eps "
+    "bos_token_id eos_token_id pad_token_id".split()
+)
+
+
+class StudentConfig(PreTrainedConfig):
+    """`teacher` is the teacher's config as a dictionary; `mixers` names one mixer per layer.
+
+    Sizes (`hidden_size`, `vocab_size`, …) are the teacher's and are read from there.
+    """
+
+    model_type = "evalsuite_student"
+
+    def __init__(
+        self,
+        teacher: dict[str, Any] | None = None,
+        mixers: list[str] | None = None,
+        mixer_options: dict[str, dict[str, Any]] | None = None,
+        schema: int = SCHEMA,
+        **kwargs: Any,
+    ) -> None:
+        if schema > SCHEMA:
+            raise CheckpointError(
+                f"student config: schema {schema} is newer than this evalsuite knows ({SCHEMA}); update evalsuite"
+            )
+        # transformers builds an empty config to learn the defaults; it describes no model.
+        self.teacher = dict(teacher or {})
+        self.mixers = list(mixers or [])
+        self.mixer_options = {name: dict(values) for name, values in (mixer_options or {}).items()}
+        self.schema = schema
+        if teacher:
+            self.base = base_config(self.teacher)
+            self._check()
+        for name in _TEACHER_FIELDS:
+            kwargs.pop(name, None)
+        super().__init__(**kwargs)
+
+    def _check(self) -> None:
+        layers = self.base.num_hidden_layers
+        if len(self.mixers) != layers:
+            raise ConfigError(f"student config: {len(self.mixers)} mixers for {layers} layers")
+        for layer, name in enumerate(self.mixers):
+            mixer_class(name, f"layer {layer}")
+        for name, values in self.mixer_options.items():
+            if name not in self.mixers:
+                raise ConfigError(
+                    f"options for mixer '{name}', which no layer uses{nearest(name, self.mixers)}"
+                )
+            parse_options(MIXERS[name].Options, values, name)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached when the attribute is not the student's own.
+        base = self.__dict__.get("base")
+        if base is not None and name in _TEACHER_FIELDS:
+            return getattr(base, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is saved: `base` is left out, being `teacher` in another form."""
+        values: dict[str, Any] = super().to_dict()
+        values.pop("base", None)
+        return values
+
+    def window(self, layer: int) -> int | None:
+        """The teacher's own sliding window in a layer (Mistral, some Qwen2); None for full attention."""
+        width: int | None = getattr(self.base, "sliding_window", None)
+        types: list[str] | None = getattr(self.base, "layer_types", None)
+        if types is not None and types[layer] != "sliding_attention":
+            return None
+        return width
+
+
+def base_config(teacher: dict[str, Any]) -> PreTrainedConfig:
+    """The teacher's config object from its dictionary.
+
+    Raises:
+        ConfigError: an architecture whose attention no mixer knows how to replace.
+    """
+    kind = teacher.get("model_type", "")
+    if kind not in ARCHITECTURES:
+        raise ConfigError(f"teacher architecture '{kind}' is not known; known: {', '.join(ARCHITECTURES)}")
+    fields = {name: value for name, value in teacher.items() if name != "model_type"}
+    config: PreTrainedConfig = AutoConfig.for_model(kind, **fields)
+    return config

@@ -1,0 +1,264 @@
+"""The student: the teacher's architecture from transformers, with `self_attn` of each layer replaced."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, GenerationMixin, PreTrainedModel
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.cache import StudentCache
+from evalsuite.models.mixers import Mixer, SlidingWindowMixer, make_mixer
+from evalsuite.models.mixers.convolution import positions
+from evalsuite.models.student.config import StudentConfig
+
+
+class StudentPreTrainedModel(PreTrainedModel):
+    """Loading, saving and initialisation, as transformers does it for every model."""
+
+    config_class = StudentConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_attention_backend = True
+    _skip_keys_device_placement = ("past_key_values",)
+
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        """Draw what is not loaded. Parameters that were loaded are marked and stay as they are."""
+        super().initialize_weights()
+        # Not in `_init_weights`: transformers skips custom modules that own no parameter directly.
+        for module in self.modules():
+            if isinstance(module, Mixer) and not module.started:
+                module.reset_parameters()
+                module.started = True
+
+
+class StudentModel(StudentPreTrainedModel):
+    """The decoder: embeddings, layers, final norm. The modules and their names are the teacher's."""
+
+    def __init__(self, config: StudentConfig) -> None:
+        super().__init__(config)
+        base = config.base
+        base._attn_implementation = config._attn_implementation
+        built = AutoModel.from_config(base)
+        self.embed_tokens, self.layers = built.embed_tokens, built.layers
+        self.norm, self.rotary_emb = built.norm, built.rotary_emb
+        for index, layer in enumerate(self.layers):
+            name = config.mixers[index]
+            layer.self_attn = make_mixer(
+                name,
+                layer.self_attn,
+                config.mixer_options.get(name, {}),
+                layer=index,
+                norm_eps=base.rms_norm_eps,
+                window=config.window(index),
+            )
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def new_cache(self) -> StudentCache:
+        """An empty cache for this model's layers."""
+        return StudentCache(
+            [
+                "state" if isinstance(layer.self_attn, Mixer) else layer.self_attn.window
+                for layer in self.layers
+            ]
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        token_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> BaseModelOutputWithPast:
+        """Run the layers.
+
+        Args:
+            input_ids: [B, T], or `inputs_embeds` [B, T, D].
+            attention_mask: [B, past + T] of zeros and ones; or 4-D, handed to softmax layers as it is.
+            position_ids: [B, T]; by default counted on from the cache, or per packed sequence.
+            past_key_values: a `StudentCache`, or any cache whose recurrent layers are `Slot`s.
+            token_mask: bool [B, T], the real ones among the new tokens; by default the end of a 2-D
+                `attention_mask`.
+            cu_seqlens: integer bounds [N + 1] of sequences packed into one row; each is then alone in
+                every layer. Not with a cache.
+
+        Raises:
+            ConfigError: packed sequences with a cache or with more than one row.
+        """
+        embeddings = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        rows, length = embeddings.shape[:2]
+        if cu_seqlens is not None and (rows != 1 or past_key_values is not None or use_cache):
+            raise ConfigError("cu_seqlens packs sequences into one row and cannot be used with a cache")
+        if use_cache and past_key_values is None:
+            past_key_values = self.new_cache()
+        if token_mask is None and attention_mask is not None and attention_mask.dim() == 2:
+            token_mask = attention_mask[:, -length:].bool()
+        if position_ids is None:
+            if cu_seqlens is None:
+                seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+                position_ids = torch.arange(seen, seen + length, device=embeddings.device).unsqueeze(0)
+            else:
+                position_ids = positions(cu_seqlens, length).unsqueeze(0)
+        masks = self._masks(embeddings, attention_mask, position_ids, past_key_values, cu_seqlens)
+        rotary = self.rotary_emb(embeddings, position_ids)
+        hidden, states = embeddings, []
+        for layer in self.layers:
+            if output_hidden_states:
+                states.append(hidden)
+            hidden = layer(
+                hidden,
+                attention_mask=masks.get(getattr(layer.self_attn, "window", None)),
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                position_embeddings=rotary,
+                token_mask=token_mask,
+                cu_seqlens=cu_seqlens,
+            )
+        hidden = self.norm(hidden)
+        if output_hidden_states:
+            states.append(hidden)
+        if isinstance(past_key_values, StudentCache):
+            past_key_values.advance(length)
+        return BaseModelOutputWithPast(
+            last_hidden_state=hidden,
+            past_key_values=past_key_values,
+            hidden_states=tuple(states) if output_hidden_states else None,
+        )
+
+    def _masks(
+        self,
+        embeddings: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor,
+        past_key_values: Any,
+        cu_seqlens: Tensor | None,
+    ) -> dict[int | None, Tensor | None]:
+        """Attention masks by window, for the softmax layers that there are."""
+        masks: dict[int | None, Tensor | None] = {}
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer.self_attn, Mixer) or layer.self_attn.window in masks:
+                continue
+            window = layer.self_attn.window
+            if cu_seqlens is not None:
+                masks[window] = packed_mask(cu_seqlens, embeddings, window)
+                continue
+            config = copy.copy(self.config.base)
+            config.sliding_window = window
+            make = create_causal_mask if window is None else create_sliding_window_causal_mask
+            masks[window] = make(
+                config=config,
+                inputs_embeds=embeddings,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+                layer_idx=index,
+            )
+        return masks
+
+
+class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
+    """The student with its language-model head."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 -- transformers' name
+
+    def __init__(self, config: StudentConfig) -> None:
+        super().__init__(config)
+        self.model = StudentModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        token_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        return_dict: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits [B, T, vocabulary] (the last `logits_to_keep` tokens, 0 for all); see `StudentModel`.
+
+        With `labels` [B, T] also the mean cross-entropy of each next token.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            token_mask=token_mask,
+            cu_seqlens=cu_seqlens,
+        )
+        hidden = outputs.last_hidden_state
+        if isinstance(logits_to_keep, int):
+            logits_to_keep = slice(-logits_to_keep, None) if logits_to_keep else slice(None)  # type: ignore[assignment]
+        logits = self.lm_head(hidden[:, logits_to_keep])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )
+
+    def set_attn_implementation(self, *args: Any, **kwargs: Any) -> None:
+        """Switch the attention implementation of the softmax layers."""
+        super().set_attn_implementation(*args, **kwargs)
+        check_attention(self.config._attn_implementation, self.model)
+        self.config.base._attn_implementation = self.config._attn_implementation
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+            if generation_config.cache_implementation is not None:
+                raise ConfigError(
+                    f"cache_implementation = '{generation_config.cache_implementation}': a student generates "
+                    "with its own cache; leave it out"
+                )
+            model_kwargs["past_key_values"] = self.model.new_cache()
+
+
+def check_attention(implementation: str | None, model: StudentModel) -> None:
+    """Refuse an attention implementation that takes its window from the module and not from the mask."""
+    if implementation is None or not implementation.startswith("flash"):
+        return
+    if any(isinstance(layer.self_attn, SlidingWindowMixer) for layer in model.layers):
+        raise ConfigError(
+            f"attn_implementation = '{implementation}': sliding_window layers need sdpa or eager"
+        )
+
+
+def packed_mask(cu_seqlens: Tensor, embeddings: Tensor, window: int | None) -> Tensor:
+    """The causal mask of packed sequences, true where a token may look: bool [1, 1, T, T]."""
+    length = embeddings.shape[1]
+    token = torch.arange(length, device=embeddings.device)
+    start = token - positions(cu_seqlens, length)
+    seen = (token <= token.unsqueeze(1)) & (token >= start.unsqueeze(1))
+    if window is not None:
+        seen = seen & (token > token.unsqueeze(1) - window)
+    return seen[None, None]
