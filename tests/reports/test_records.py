@@ -113,7 +113,7 @@ def test_what_is_dubious_is_refused_by_file_and_line(tmp_path: Path, bad: str, m
     if message is None:
         assert len(read_records(path, ["acc"])) == 3
         return
-    with pytest.raises(DataError, match="arc_easy.loglikelihood.jsonl") as caught:
+    with pytest.raises(DataError, match=r"arc_easy\.loglikelihood\.jsonl") as caught:
         read_records(path, ["acc"])
     assert message in str(caught.value)
 

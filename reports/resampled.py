@@ -1,0 +1,157 @@
+"""Averages over benchmarks, and differences between checkpoints, with what resampling says about them.
+
+Each cell's documents are resampled once, for all checkpoints together, so that everything is paired.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evalsuite.reports.statistics.bootstrap import DRAWS, Stratum, percentile_interval, resample
+from evalsuite.reports.statistics.interval import Interval
+from evalsuite.reports.statistics.paired import FEW, disagreements, score_draws
+
+METHOD = "paired bootstrap over documents, stratified by benchmark"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number with its interval, or the reason why there is none."""
+
+    interval: Interval | None
+    why: str = ""
+    """Why it is undefined; empty if it is not."""
+
+    @property
+    def point(self) -> float | None:
+        """The point estimate."""
+        return self.interval.point if self.interval else None
+
+
+class Resampled:
+    """Strata with the same columns, their weights, and bootstrap draws of their means."""
+
+    def __init__(
+        self,
+        strata: Sequence[Stratum],
+        weights: Sequence[float],
+        rng: np.random.Generator,
+        draws: int = DRAWS,
+    ) -> None:
+        """Resample.
+
+        Args:
+            strata: one per benchmark (and context), all with the same columns.
+            weights: of the strata in the average; scaled to add to 1.
+            rng: source of the draws.
+            draws: how many.
+        """
+        self.strata = tuple(strata)
+        self.weights = np.asarray(weights, dtype=float) / np.sum(weights)
+        self.means = np.array([stratum.means() for stratum in strata])
+        self._rng = rng
+        self._draws = resample(strata, rng, draws)
+        self._differences: dict[tuple[int, int], np.ndarray] = {}
+
+    @property
+    def documents(self) -> int:
+        """Documents in all strata."""
+        return sum(stratum.documents for stratum in self.strata)
+
+    def level(self, column: int) -> float:
+        """Weighted mean of a column."""
+        return float(self.weights @ self.means[:, column])
+
+    def level_draws(self, column: int) -> np.ndarray:
+        """Draws of the weighted mean of a column. [draws]"""
+        return self._draws[:, :, column] @ self.weights
+
+    def difference(self, first: int, second: int) -> float:
+        """Weighted mean of `first` − `second`."""
+        return self.level(first) - self.level(second)
+
+    def difference_draws(self, first: int, second: int) -> np.ndarray:
+        """Draws of the weighted mean of `first` − `second`. [draws]
+
+        Where fewer than ten documents of a stratum disagree, Tango's score interval takes the place of the
+        bootstrap; values that are not 0 or 1 then count as whole disagreements, which only widens it.
+        """
+        if (second, first) in self._differences:
+            return -self._differences[second, first]
+        if (first, second) not in self._differences:
+            parts = [self._stratum_difference(index, first, second) for index in range(len(self.strata))]
+            self._differences[first, second] = self.weights @ np.array(parts)
+        return self._differences[first, second]
+
+    def difference_interval(self, first: int, second: int, level: float = 0.95) -> Interval | None:
+        """Interval of `first` − `second`, a paired difference."""
+        point = self.difference(first, second)
+        return percentile_interval(point, self.difference_draws(first, second), level, METHOD)
+
+    def ratio_draws(self, first: int, second: int, centre: int | None = None) -> np.ndarray | None:
+        """Draws of mean(first − centre) ÷ mean(second − centre); None if any divides by zero or less."""
+        below = self.level_draws(second)
+        if centre is not None:
+            below = below - self.level_draws(centre)
+        if below.min() <= 0 or self.level(second) - (0 if centre is None else self.level(centre)) <= 0:
+            return None
+        return 1.0 - self.difference_draws(second, first) / below
+
+    def ratio(self, first: int, second: int, centre: int | None = None) -> float:
+        """mean(first − centre) ÷ mean(second − centre), of weighted means."""
+        offset = 0.0 if centre is None else self.level(centre)
+        return (self.level(first) - offset) / (self.level(second) - offset)
+
+    def gap(self, student: tuple[int, int], teacher: tuple[int, int]) -> float:
+        """(teacher − student) under generation − (teacher − student) under log-likelihood.
+
+        Args:
+            student: its columns under log-likelihood and under generation.
+            teacher: likewise.
+        """
+        return self.difference(teacher[1], student[1]) - self.difference(teacher[0], student[0])
+
+    def gap_draws(self, student: tuple[int, int], teacher: tuple[int, int]) -> np.ndarray:
+        """Draws of `gap`. [draws]
+
+        Where fewer than ten documents of a stratum have a gap, the two deficits are drawn from their score
+        intervals independently, which is wider than the truth for answers that go together.
+        """
+        total = np.zeros(len(self._draws))
+        for index, weight in enumerate(self.weights):
+            values, counts = self.strata[index].values, self.strata[index].counts
+            gaps = (values[:, teacher[1]] - values[:, student[1]]) - (
+                values[:, teacher[0]] - values[:, student[0]]
+            )
+            if counts[gaps != 0].sum() >= FEW:
+                written, ranked = (
+                    self._draws[:, index, teacher[protocol]] - self._draws[:, index, student[protocol]]
+                    for protocol in (1, 0)
+                )
+            else:
+                written, ranked = (
+                    self._score_draws(index, teacher[protocol], student[protocol]) for protocol in (1, 0)
+                )
+            total += weight * (written - ranked)
+        return total
+
+    def few_disagree(self, first: int, second: int) -> bool:
+        """Whether fewer than ten documents disagree in all strata together."""
+        return sum(disagreements(s, first, second).contested for s in self.strata) < FEW
+
+    def _stratum_difference(self, index: int, first: int, second: int) -> np.ndarray:
+        if disagreements(self.strata[index], first, second).contested >= FEW:
+            return self._draws[:, index, first] - self._draws[:, index, second]
+        return self._score_draws(index, first, second)
+
+    def _score_draws(self, index: int, first: int, second: int) -> np.ndarray:
+        stratum = self.strata[index]
+        contest = disagreements(stratum, first, second)
+        draws = score_draws(contest, self._rng.standard_normal(len(self._draws)))
+        mean = self.means[index, first] - self.means[index, second]
+        draws = draws + mean - (contest.wins - contest.losses) / contest.documents
+        if stratum.seed_variance.any():
+            spread = np.sqrt(stratum.seed_variance[first] + stratum.seed_variance[second])
+            draws = draws + spread * self._rng.standard_normal(len(draws))
+        return draws
