@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
             return nearest(unknown.group(1), self._options())
         wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if wrong:
-            return nearest(wrong.group(1), re.findall(r"[\w-]+", wrong.group(2))).replace("; known", "")
+            return nearest(wrong.group(1), re.findall(r"[\w-]+", wrong.group(2)))
         return ""
 
     def _options(self) -> set[str]:

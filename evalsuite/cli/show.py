@@ -1,0 +1,105 @@
+"""`evalsuite show`: what there is, in tables that read well in a terminal."""
+
+import argparse
+from collections.abc import Sequence
+
+from evalsuite.cli.parser import command
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add the verb and its subjects."""
+    parser = command(
+        commands,
+        "show",
+        help="list mixers, recipes, suites and benchmarks, or describe a checkpoint",
+        example="  evalsuite show benchmarks\n  evalsuite show checkpoint runs/demo/students/gla",
+    )
+    subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    for name, call, text in (
+        ("mixers", show_mixers, "the mixers and their options with defaults"),
+        ("recipes", show_recipes, "the recipes that ship with evalsuite, and their variants"),
+        ("suites", show_suites, "the suites and what they ask"),
+        ("benchmarks", show_benchmarks, "the benchmarks with protocols, chance level and licence"),
+    ):
+        subjects.add_parser(name, help=text, description=text).set_defaults(call=call)
+    checkpoint = subjects.add_parser(
+        "checkpoint", help="a checkpoint's make, size and cache, without its weights"
+    )
+    checkpoint.add_argument("path", help="hub id, folder, GGUF file or 'pocket'")
+    checkpoint.set_defaults(call=show_checkpoint)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Align `rows` under `header`."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    lines = [header, tuple("-" * width for width in widths), *rows]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def first_sentence(text: str | None) -> str:
+    """The first sentence of a docstring, on one line."""
+    return " ".join((text or "").split("\n\n")[0].split())
+
+
+def show_mixers(arguments: argparse.Namespace) -> int:
+    """Print name, description and options of every mixer."""
+    from evalsuite.models.mixers import MIXERS, option_defaults
+
+    for name, kind in MIXERS.items():
+        print(f"{name}: {first_sentence(kind.__doc__)}")
+        defaults = option_defaults(kind.Options) if hasattr(kind, "Options") else {}
+        if defaults:
+            print("    " + ", ".join(f"{option}={value}" for option, value in defaults.items()))
+    return 0
+
+
+def show_recipes(arguments: argparse.Namespace) -> int:
+    """Print name, title, stages and variants of every shipped recipe."""
+    from evalsuite.distill import known_recipes, load_recipe
+
+    for name in known_recipes():
+        recipe = load_recipe(name)
+        print(f"{name}: {recipe.title}")
+        print("    stages: " + ", ".join(f"{stage.name} {stage.tokens:,} tokens" for stage in recipe.stages))
+        if recipe.variants:
+            print("    variants: " + ", ".join(sorted(recipe.variants)))
+    return 0
+
+
+def show_suites(arguments: argparse.Namespace) -> int:
+    """Print what each suite asks."""
+    from evalsuite.tasks.suite import known_suites, load_suite
+
+    rows = []
+    for name in known_suites():
+        suite = load_suite(name)
+        limit = "all" if suite.limit is None else f"{suite.limit:,}"
+        rows.append((name, suite.title, str(len(suite.benchmarks)), limit))
+    print(table(("suite", "title", "benchmarks", "documents each"), rows))
+    return 0
+
+
+def show_benchmarks(arguments: argparse.Namespace) -> int:
+    """Print protocols, category, chance and licence of every benchmark."""
+    from evalsuite.tasks.benchmark import all_benchmarks
+
+    rows = []
+    for benchmark in all_benchmarks():
+        chance = {None: "-", "per_document": "1/choices"}.get(benchmark.chance, f"{benchmark.chance}")
+        protocols = " ".join(benchmark.protocols)
+        rows.append((benchmark.name, benchmark.category, protocols, chance, benchmark.licence))
+        if benchmark.needs:
+            rows.append(("", f"needs {benchmark.needs}", "", "", ""))
+    print(table(("benchmark", "category", "protocols", "chance", "licence"), rows))
+    return 0
+
+
+def show_checkpoint(arguments: argparse.Namespace) -> int:
+    """Print what a checkpoint is, from its config and headers alone."""
+    from evalsuite.models.accounting import describe
+
+    print(describe(arguments.path))
+    return 0
