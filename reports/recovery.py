@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from evalsuite.reports.resampled import METHOD, Estimate, Resampled
+from evalsuite.reports.resampled import Estimate, Resampled
 from evalsuite.reports.statistics.bootstrap import DRAWS, percentile_interval
 from evalsuite.reports.statistics.interval import Interval
 from evalsuite.reports.statistics.paired import disagreements
@@ -21,7 +21,7 @@ def recovery(data: Resampled, student: int, teacher: int, level: float = 0.95) -
     if draws is None:
         return Estimate(None, "the teacher's score is not above zero")
     point = data.ratio(student, teacher)
-    return Estimate(percentile_interval(point, draws, level, METHOD))
+    return Estimate(percentile_interval(point, draws, level, data.method(student, teacher)))
 
 
 def centred_recovery(
@@ -35,7 +35,7 @@ def centred_recovery(
     if draws is None:
         return Estimate(None, "the teacher is not above chance")
     point = data.ratio(student, teacher, chance)
-    return Estimate(percentile_interval(point, draws, level, METHOD))
+    return Estimate(percentile_interval(point, draws, level, data.method(student, teacher)))
 
 
 def win_and_tie_rate(data: Resampled, student: int, teacher: int) -> float:

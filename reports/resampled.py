@@ -11,8 +11,10 @@ import numpy as np
 from evalsuite.reports.statistics.bootstrap import DRAWS, Stratum, percentile_interval, resample
 from evalsuite.reports.statistics.interval import Interval
 from evalsuite.reports.statistics.paired import FEW, disagreements, score_draws
+from evalsuite.reports.statistics.wilson import wilson_draws
 
 METHOD = "paired bootstrap over documents, stratified by benchmark"
+FEW_METHOD = "Tango score interval, as fewer than ten documents disagree"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,9 @@ class Resampled:
         strata: Sequence[Stratum],
         weights: Sequence[float],
         rng: np.random.Generator,
+        *,
         draws: int = DRAWS,
+        means: np.ndarray | None = None,
     ) -> None:
         """Resample.
 
@@ -46,13 +50,19 @@ class Resampled:
             weights: of the strata in the average; scaled to add to 1.
             rng: source of the draws.
             draws: how many.
+            means: draws made before, [draws, strata, columns]; default: resample now.
         """
         self.strata = tuple(strata)
         self.weights = np.asarray(weights, dtype=float) / np.sum(weights)
         self.means = np.array([stratum.means() for stratum in strata])
         self._rng = rng
-        self._draws = resample(strata, rng, draws)
+        self._draws = resample(strata, rng, draws) if means is None else means
         self._differences: dict[tuple[int, int], np.ndarray] = {}
+
+    def only(self, strata: Sequence[int], weights: Sequence[float]) -> "Resampled":
+        """The same draws for some of the strata, with other weights."""
+        chosen = [self.strata[index] for index in strata]
+        return Resampled(chosen, weights, self._rng, means=self._draws[:, list(strata)])
 
     @property
     def documents(self) -> int:
@@ -66,6 +76,24 @@ class Resampled:
     def level_draws(self, column: int) -> np.ndarray:
         """Draws of the weighted mean of a column. [draws]"""
         return self._draws[:, :, column] @ self.weights
+
+    def level_interval(self, column: int, level: float = 0.95) -> Interval:
+        """Interval of the weighted mean of a column of fractions.
+
+        Where fewer than ten documents are off 0, or off 1, Wilson's interval takes the place of the
+        bootstrap, which has no width at 0 and 100 %.
+        """
+        parts = []
+        for index, stratum in enumerate(self.strata):
+            values, counts = stratum.values[:, column], stratum.counts
+            if min(counts[values > 0].sum(), counts[values < 1].sum()) >= FEW:
+                parts.append(self._draws[:, index, column])
+            else:
+                normals = self._rng.standard_normal(len(self._draws))
+                parts.append(wilson_draws(float(self.means[index, column]), stratum.documents, normals))
+        interval = percentile_interval(self.level(column), self.weights @ np.array(parts), level, METHOD)
+        assert interval is not None  # the draws of an answered column are finite
+        return interval
 
     def difference(self, first: int, second: int) -> float:
         """Weighted mean of `first` − `second`."""
@@ -87,7 +115,9 @@ class Resampled:
     def difference_interval(self, first: int, second: int, level: float = 0.95) -> Interval | None:
         """Interval of `first` − `second`, a paired difference."""
         point = self.difference(first, second)
-        return percentile_interval(point, self.difference_draws(first, second), level, METHOD)
+        return percentile_interval(
+            point, self.difference_draws(first, second), level, self.method(first, second)
+        )
 
     def ratio_draws(self, first: int, second: int, centre: int | None = None) -> np.ndarray | None:
         """Draws of mean(first − centre) ÷ mean(second − centre); None if any divides by zero or less."""
@@ -136,9 +166,10 @@ class Resampled:
             total += weight * (written - ranked)
         return total
 
-    def few_disagree(self, first: int, second: int) -> bool:
-        """Whether fewer than ten documents disagree in all strata together."""
-        return sum(disagreements(s, first, second).contested for s in self.strata) < FEW
+    def method(self, first: int, second: int) -> str:
+        """How intervals that compare two columns come about."""
+        contested = sum(disagreements(s, first, second).contested for s in self.strata)
+        return METHOD if contested >= FEW else FEW_METHOD
 
     def _stratum_difference(self, index: int, first: int, second: int) -> np.ndarray:
         if disagreements(self.strata[index], first, second).contested >= FEW:

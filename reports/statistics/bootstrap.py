@@ -49,16 +49,16 @@ def collapse(rows: np.ndarray, seed_variance: np.ndarray | None = None) -> Strat
     """Gather equal rows.
 
     Args:
-        rows: [documents, columns], finite.
+        rows: [documents, columns]; a column may be NaN throughout, for a checkpoint that was not asked.
         seed_variance: see `Stratum`.
 
     Raises:
-        ValueError: no documents, or a value that is not finite.
+        ValueError: no documents, or a column with some values that are not finite.
     """
     rows = np.asarray(rows, dtype=float)
     if rows.ndim != 2 or len(rows) == 0:
         raise ValueError(f"expected [documents, columns], got shape {rows.shape}")
-    if not np.isfinite(rows).all():
+    if not (np.isfinite(rows).all(axis=0) | np.isnan(rows).all(axis=0)).all():
         raise ValueError("values must be finite")
     # One integer code per row sorts far faster than rows of floats do.
     codes = np.zeros(len(rows), dtype=np.int64)

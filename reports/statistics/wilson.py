@@ -3,6 +3,8 @@
 from functools import lru_cache
 from math import sqrt
 
+import numpy as np
+
 from evalsuite.reports.statistics.interval import Interval
 
 
@@ -40,3 +42,16 @@ def wilson(successes: float, trials: int, level: float = 0.95) -> Interval | Non
     low = 0.0 if successes == 0 else max(0.0, centre - half)
     high = 1.0 if successes == trials else min(1.0, centre + half)
     return Interval(share, low, high, "Wilson score")
+
+
+def wilson_draws(share: float, trials: int, normals: np.ndarray) -> np.ndarray:
+    """Draws whose quantiles are the ends of Wilson's intervals at every level.
+
+    Args:
+        share: observed proportion.
+        trials: number of documents.
+        normals: standard normal numbers. [draws]
+    """
+    square = normals * normals / trials
+    spread = normals * np.sqrt(share * (1 - share) / trials + square / (4 * trials))
+    return (share + square / 2 + spread) / (1 + square)

@@ -74,7 +74,9 @@ def make_run(
             rng = np.random.default_rng([seed, hash_text(f"{asked.name} {context}") % 2**32])
             difficulty = rng.standard_normal(asked.documents)
             for answerer in answerers:
-                own = np.random.default_rng([seed, hash_text(f"{asked.name} {context} {answerer.label}") % 2**32])
+                own = np.random.default_rng(
+                    [seed, hash_text(f"{asked.name} {context} {answerer.label}") % 2**32]
+                )
                 for protocol in asked.protocols:
                     append_records(run, _answers(asked, context, answerer, protocol, difficulty, own, rho))
     return run
@@ -196,7 +198,13 @@ def _written(
         "looped": "the ball is the ball is the ball is the ball is the ball is the ball is the ball is the",
     }[outcome]
     extracted = said if outcome == "ok" else ""
-    return outcome, {"response": response, "extracted": extracted, "target": target, "finish": "stop", "tokens": 24}
+    return outcome, {
+        "response": response,
+        "extracted": extracted,
+        "target": target,
+        "finish": "stop",
+        "tokens": 24,
+    }
 
 
 @pytest.fixture(scope="session")
@@ -221,7 +229,10 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Asked("niah", "S-NIAH-1", "recall", 100, chance=0.0, contexts=(512, 1024), protocols=("generation",)),
         Asked("wikitext", "WikiText", "language_modeling", 60, None, (), ("loglikelihood",), perplexity=True),
     ]
-    family = {"teacher": {"weights_id": f"{hash_text('teacher'):016x}", "label": "teacher"}, "recipe": "pocket"}
+    family = {
+        "teacher": {"weights_id": f"{hash_text('teacher'):016x}", "label": "teacher"},
+        "recipe": "pocket",
+    }
     return make_run(
         tmp_path_factory.mktemp("run"),
         benchmarks,

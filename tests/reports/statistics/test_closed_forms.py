@@ -1,0 +1,287 @@
+"""Each statistic against scipy, statsmodels or a closed form."""
+
+from math import sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.optimize import minimize_scalar
+from scipy.special import xlogy
+from statsmodels.stats.contingency_tables import mcnemar
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import NormalIndPower
+from statsmodels.stats.proportion import proportion_confint
+
+from evalsuite.reports.statistics.bootstrap import Stratum, collapse, percentile_interval, resample
+from evalsuite.reports.statistics.holm import holm
+from evalsuite.reports.statistics.kendall import rank_agreement
+from evalsuite.reports.statistics.mcnemar import mcnemar_exact
+from evalsuite.reports.statistics.paired import (
+    Disagreements,
+    disagreements,
+    score_draws,
+    score_interval,
+    score_statistic,
+)
+from evalsuite.reports.statistics.power import (
+    documents_to_decide,
+    minimum_detectable_effect,
+    paired_detectable_effect,
+)
+from evalsuite.reports.statistics.seeds import seed_effect
+from evalsuite.reports.statistics.wilson import wilson, wilson_draws
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 20), (1, 20), (10, 20), (20, 20), (999, 1000)])
+@pytest.mark.parametrize("level", [0.9, 0.95, 0.99])
+def test_wilson_is_statsmodels(successes: int, trials: int, level: float) -> None:
+    interval = wilson(successes, trials, level)
+    low, high = proportion_confint(successes, trials, 1 - level, method="wilson")
+    assert interval is not None
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-12)
+    assert interval.width > 0
+
+
+def test_wilson_at_the_ends_and_beyond() -> None:
+    assert wilson(0, 10).low == 0
+    assert wilson(10, 10).high == 1
+    assert wilson(0, 0) is None
+    with pytest.raises(ValueError, match="11 successes of 10"):
+        wilson(11, 10)
+
+
+def test_wilson_draws_have_wilson_quantiles() -> None:
+    normals = stats.norm.ppf((np.arange(20001) + 0.5) / 20001)
+    for share in (0.0, 0.05, 1.0):
+        interval = wilson(share * 40, 40)
+        low, high = np.quantile(wilson_draws(share, 40, normals), [0.025, 0.975])
+        # At 0 % one end is pinned to 0, and the draws reach a hair past it.
+        assert (low, high) == pytest.approx((interval.low, interval.high), abs=1e-3)
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mcnemar_is_statsmodels(wins: int, losses: int) -> None:
+    expected = mcnemar([[5, wins], [losses, 7]], exact=True).pvalue if wins + losses else 1.0
+    assert mcnemar_exact(wins, losses) == pytest.approx(min(1.0, expected), abs=1e-12)
+
+
+def test_mcnemar_of_many_is_the_binomial_test() -> None:
+    assert mcnemar_exact(900, 1000) == pytest.approx(stats.binomtest(900, 1900).pvalue)
+    with pytest.raises(ValueError, match="negative"):
+        mcnemar_exact(-1, 2)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_is_statsmodels(p_values: list[float]) -> None:
+    assert holm(p_values) == pytest.approx(multipletests(p_values, method="holm")[1], abs=1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=12))
+def test_kendall_is_scipy(scores: list[tuple[int, int]]) -> None:
+    first, second = zip(*scores, strict=True)
+    agreement = rank_agreement(first, second)
+    expected = stats.kendalltau(first, second).statistic
+    if np.isnan(expected):
+        assert agreement.tau is None
+    else:
+        assert agreement.tau == pytest.approx(expected, abs=1e-12)
+    assert all(first[i] > first[j] and second[i] < second[j] for i, j in agreement.inversions)
+
+
+@pytest.mark.parametrize("contested", [(9, 3), (1, 0), (0, 4), (20, 20)])
+@pytest.mark.parametrize("difference", [-0.3, -0.05, 0.02, 0.4])
+def test_tango_statistic_has_the_restricted_maximum_likelihood(
+    contested: tuple[int, int], difference: float
+) -> None:
+    """The closed root against a numeric maximum of the likelihood with p₁₂ − p₂₁ held at δ."""
+    (wins, losses), n = contested, 100
+
+    def unlikelihood(only_second: float) -> float:
+        only_first = only_second + difference
+        rest = 1 - only_first - only_second
+        return -(xlogy(wins, only_first) + xlogy(losses, only_second) + xlogy(n - wins - losses, rest))
+
+    bounds = (max(0.0, -difference) + 1e-12, (1 - difference) / 2 - 1e-12)
+    q = minimize_scalar(unlikelihood, bounds=bounds, method="bounded", options={"xatol": 1e-12}).x
+    expected = (wins - losses - n * difference) / sqrt(n * (2 * q + difference - difference**2))
+    assert score_statistic(np.array([difference]), wins, losses, n)[0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_tango_keeps_its_width_without_disagreement() -> None:
+    """Closed form: z² / (n + z²) on either side."""
+    none = score_interval(0, 0, 50)
+    z = stats.norm.ppf(0.975)
+    assert (none.low, none.high) == pytest.approx((-(z**2) / (50 + z**2), z**2 / (50 + z**2)), abs=1e-9)
+    assert score_interval(0, 0, 0) is None
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 200))
+def test_tango_inverts_its_own_test(wins: int, losses: int, ties: int) -> None:
+    n = wins + losses + ties
+    interval = score_interval(wins, losses, n)
+    for end in (interval.low, interval.high):
+        z = score_statistic(np.array([end]), wins, losses, n)[0]
+        assert abs(z) == pytest.approx(stats.norm.ppf(0.975), abs=1e-5)
+    mirrored = score_interval(losses, wins, n)
+    assert (mirrored.low, mirrored.high) == pytest.approx((-interval.high, -interval.low), abs=1e-8)
+
+
+def test_tango_statistic_at_no_difference_is_mcnemars() -> None:
+    z = score_statistic(np.array([0.0]), 12, 5, 100)[0]
+    assert z**2 == pytest.approx((12 - 5) ** 2 / (12 + 5))
+
+
+def test_score_draws_have_tango_quantiles() -> None:
+    normals = stats.norm.ppf((np.arange(20001) + 0.5) / 20001)
+    draws = score_draws(Disagreements(120, 1, 6), normals)
+    for level in (0.8, 0.95, 0.99):
+        interval = score_interval(1, 6, 120, level)
+        ends = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2])
+        assert ends == pytest.approx([interval.low, interval.high], abs=2e-4)
+
+
+def test_disagreements_are_counted() -> None:
+    stratum = collapse(np.array([[1, 0], [1, 0], [0, 1], [1, 1], [0, 0]]))
+    contest = disagreements(stratum, 0, 1)
+    assert (contest.wins, contest.losses, contest.ties, contest.contested) == (2, 1, 2, 3)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 1.0])), min_size=1))
+def test_collapse_keeps_every_document(rows: list[tuple[float, float]]) -> None:
+    stratum = collapse(np.array(rows))
+    assert stratum.documents == len(rows)
+    assert stratum.means() == pytest.approx(np.mean(rows, axis=0))
+    assert sorted(np.repeat(stratum.values, stratum.counts, axis=0).tolist()) == sorted(map(list, rows))
+
+
+def test_collapse_refuses_nothing_and_not_a_number() -> None:
+    with pytest.raises(ValueError, match="shape"):
+        collapse(np.zeros((0, 2)))
+    with pytest.raises(ValueError, match="finite"):
+        collapse(np.array([[1.0, np.nan], [0.0, 1.0]]))
+    assert np.isnan(collapse(np.array([[1.0, np.nan], [0.0, np.nan]])).means()[1])
+
+
+def test_bootstrap_has_the_closed_form_of_its_first_two_moments() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.random((300, 3)) @ np.array([[1, 0.5, 0], [0, 1, 0.2], [0, 0, 1]])
+    draws = resample([collapse(rows)], rng, 40_000)[:, 0]
+    assert draws.mean(axis=0) == pytest.approx(rows.mean(axis=0), abs=1e-3)
+    # The scaling makes it the unbiased covariance over n, pairing included.
+    assert np.cov(draws.T) == pytest.approx(np.cov(rows.T) / 300, rel=0.05, abs=1e-6)
+
+
+def test_bootstrap_agrees_with_scipy() -> None:
+    rng = np.random.default_rng(1)
+    rows = (rng.random((400, 2)) < [0.7, 0.6]).astype(float)
+    draws = resample([collapse(rows)], rng, 20_000)[:, 0]
+    mine = percentile_interval(float(rows[:, 1].mean() / rows[:, 0].mean()), draws[:, 1] / draws[:, 0])
+    theirs = stats.bootstrap(
+        (rows[:, 0], rows[:, 1]),
+        lambda t, s, axis: s.mean(axis=axis) / t.mean(axis=axis),
+        paired=True,
+        vectorized=True,
+        n_resamples=20_000,
+        method="percentile",
+        rng=rng,
+    ).confidence_interval
+    assert (mine.low, mine.high) == pytest.approx((theirs.low, theirs.high), abs=4e-3)
+
+
+def test_bootstrap_needs_two_documents_and_takes_seeds_on_board() -> None:
+    rng = np.random.default_rng(2)
+    with pytest.raises(ValueError, match="two documents"):
+        resample([Stratum(np.ones((1, 1)), np.array([1]))], rng)
+    stratum = collapse(np.ones((50, 2)), np.array([0.0, 0.01]))
+    draws = resample([stratum], rng, 20_000)[:, 0]
+    assert draws[:, 0].std() == 0
+    assert draws[:, 1].std() == pytest.approx(0.1, rel=0.05)
+
+
+def test_an_undefined_draw_gives_no_interval() -> None:
+    assert percentile_interval(1.0, np.array([1.0, np.inf, 1.0])) is None
+
+
+def test_minimum_detectable_effect_is_statsmodels() -> None:
+    n, deviation = 400, 0.45
+    effect = minimum_detectable_effect(deviation / sqrt(n))
+    # A one-sample test of the differences; statsmodels adds the far side's negligible power.
+    power = NormalIndPower(ddof=0).power(effect / deviation, n, 0.05, ratio=0, alternative="two-sided")
+    assert power == pytest.approx(0.8, abs=1e-4)
+
+
+def test_paired_detectable_effect_reaches_its_power() -> None:
+    n, psi = 1000, 0.2
+    delta = paired_detectable_effect(psi * n, n)
+    assert delta is not None
+    rng = np.random.default_rng(3)
+    wins, losses, _ = rng.multinomial(n, [(psi + delta) / 2, (psi - delta) / 2, 1 - psi], 20_000).T
+    z = (wins - losses) / np.sqrt(wins + losses)
+    assert (z > stats.norm.ppf(0.975)).mean() == pytest.approx(0.8, abs=0.02)
+
+
+def test_what_cannot_be_detected_is_none() -> None:
+    assert paired_detectable_effect(0, 100) is None
+    assert paired_detectable_effect(2, 100) is None
+    assert paired_detectable_effect(0, 0) is None
+    assert documents_to_decide(100, 0.0, 0.1) is None
+    assert documents_to_decide(100, 0.02, 0.04) == 400
+    assert documents_to_decide(100, -0.08, 0.04) == 100
+
+
+def test_seed_effect_is_the_two_way_analysis_of_variance() -> None:
+    import pandas as pd
+    from statsmodels.formula.api import ols
+    from statsmodels.stats.anova import anova_lm
+
+    rng = np.random.default_rng(4)
+    values = rng.normal(size=(40, 1)) + 0.5 * rng.normal(size=(1, 5)) + 0.3 * rng.normal(size=(40, 5))
+    effect = seed_effect(values)
+    assert effect is not None
+    table = pd.DataFrame([{"y": values[d, s], "d": d, "s": s} for d in range(40) for s in range(5)])
+    squares = anova_lm(ols("y ~ C(d) + C(s)", table).fit())["mean_sq"]
+    assert effect.rest == pytest.approx(squares["Residual"])
+    assert effect.between_seeds == pytest.approx((squares["C(s)"] - squares["Residual"]) / 40)
+    assert effect.between_documents == pytest.approx((squares["C(d)"] - squares["Residual"]) / 5)
+    total = (squares["C(d)"] + squares["C(s)"] - squares["Residual"]) / 200
+    assert effect.standard_error == pytest.approx(sqrt(total))
+
+
+def test_seed_effect_without_seeds_is_the_ordinary_standard_error() -> None:
+    rng = np.random.default_rng(5)
+    values = np.repeat(rng.normal(size=(30, 1)), 3, axis=1)
+    effect = seed_effect(values)
+    assert effect.between_seeds == pytest.approx(0, abs=1e-12)
+    assert effect.standard_error == pytest.approx(values[:, 0].std(ddof=1) / sqrt(30))
+    assert effect.degrees == pytest.approx(29)
+    assert seed_effect(values[:, :1]) is None
+    assert seed_effect(values[:1]) is None
+
+
+def test_seed_interval_covers_the_truth_though_few_seeds_were_drawn() -> None:
+    rng = np.random.default_rng(6)
+    hits = 0
+    for _ in range(1500):
+        values = (
+            0.5 * rng.normal(size=(200, 1)) + 0.1 * rng.normal(size=(1, 3)) + 0.3 * rng.normal(size=(200, 3))
+        )
+        interval = seed_effect(values).interval()
+        hits += interval.low <= 0 <= interval.high
+    assert 0.92 <= hits / 1500 <= 0.99
+
+
+def test_log_perplexity_change_of_equal_losses_is_zero() -> None:
+    from evalsuite.reports.recovery import log_perplexity_change
+
+    rng = np.random.default_rng(7)
+    losses = rng.gamma(20, 5, (200, 1)) @ np.array([[1.0, 1.1]])
+    units = np.full((200, 2), 30.0)
+    change = log_perplexity_change(losses, units, rng)
+    assert change.point == pytest.approx(0.1 * losses[:, 0].mean() / 30)
+    assert change.low < change.point < change.high
+    same = log_perplexity_change(losses[:, [0, 0]], units, rng)
+    assert (same.low, same.point, same.high) == (0, 0, 0)
+    assert log_perplexity_change(losses[:1], units[:1], rng) is None
