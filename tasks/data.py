@@ -59,6 +59,11 @@ def open_source(data: Path | str | None = None) -> DataSource:
     return FrozenFolder(Path(place))
 
 
+def where_from(data: Path | str | None = None) -> str:
+    """Return the name of the source that `open_source` would give."""
+    return str(data) if data is not None else os.environ.get(ENVIRONMENT_VARIABLE) or "hub"
+
+
 class FrozenFolder:
     """Frozen parquet files below one folder; needs no network."""
 

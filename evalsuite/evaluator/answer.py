@@ -1,0 +1,168 @@
+"""Answer: the engine answers every question of every checkpoint, and nothing twice.
+
+Needs the run folder, the checkpoints and `evalsuite.models`; neither harness nor pydantic.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from evalsuite.evaluator.environment import note_engine
+from evalsuite.evaluator.layout import Asked, Index, read_questions
+from evalsuite.foundation import CheckpointError, ConfigError, progress
+from evalsuite.models.engine.base import Engine
+from evalsuite.models.engine.requests import GenerateRequest, Request, ScoreRequest
+from evalsuite.models.engine.store import AnswerStore, answer_all
+
+WRITING = 4
+"""A written token costs about as much time as this many that are read; only the bar's forecast uses it."""
+
+
+class MakeEngine(Protocol):
+    """Loads a checkpoint and gives the engine that answers for it."""
+
+    def __call__(self, path: str, label: str) -> Engine:
+        """Raises CheckpointError for one that cannot be loaded."""
+
+
+def engine_maker(engine: str, *, device: str, dtype: str, trust_remote_code: bool) -> MakeEngine:
+    """Return what loads checkpoints for one of our engines.
+
+    Raises:
+        ConfigError: an engine that is not built in.
+    """
+    if engine != "torch":
+        raise ConfigError(f"engine '{engine}' is not available here; use torch")
+
+    def make(path: str, label: str) -> Engine:
+        from evalsuite.models.checkpoints import load_checkpoint
+        from evalsuite.models.engine.torch_engine import TorchEngine
+
+        where, kind = placement(device, dtype)
+        checkpoint = load_checkpoint(
+            path, dtype=kind, device=where, trust_remote_code=trust_remote_code, label=label
+        )
+        return TorchEngine(checkpoint)
+
+    return make
+
+
+def placement(device: str, dtype: str) -> tuple[str, str]:
+    """Resolve `auto`: a GPU if there is one; float32 on a CPU, where bfloat16 is slow, else bfloat16."""
+    import torch
+
+    where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    return where, ("float32" if where == "cpu" else "bfloat16") if dtype == "auto" else dtype
+
+
+def find(index: Index, paths: Sequence[str], *, trust_remote_code: bool = False) -> list[Asked]:
+    """Return the checkpoints of a run that `paths` name.
+
+    On another machine they may lie elsewhere: what counts is their weights.
+
+    Raises:
+        ConfigError: a checkpoint that was not asked anything in this run.
+    """
+    by_path = {asked.path: asked for asked in index.checkpoints}
+    by_weights = {asked.weights_id: asked for asked in index.checkpoints}
+    found = {}
+    for path in paths:
+        asked = by_path.get(path)
+        if asked is None:
+            from evalsuite.models.checkpoints import describe_checkpoint
+
+            weights_id = describe_checkpoint(path, trust_remote_code=trust_remote_code).weights_id
+            if weights_id not in by_weights:
+                raise ConfigError(f"{path}: not a checkpoint of this run; render it first")
+            asked = replace(by_weights[weights_id], path=path)
+        found[asked.weights_id] = asked
+    return list(found.values())
+
+
+def answer(
+    run: Path, index: Index, checkpoints: Sequence[Asked], make: MakeEngine, *, quiet: bool = False
+) -> dict[str, int]:
+    """Answer everything that is asked of `checkpoints`; each answer is on disk when it is counted.
+
+    Returns:
+        Per label, how many answers had to be computed.
+
+    Raises:
+        CheckpointError: a checkpoint whose weights are not those that were asked.
+        RunFolderError: the folder holds answers of another engine, dtype or version, or cannot be written.
+    """
+    requests = {
+        tokenizer: _requests(run, index, tokenizer)
+        for tokenizer in dict.fromkeys(each.tokenizer for each in checkpoints)
+    }
+    store = AnswerStore(Path(run) / "answers")
+    computed: dict[str, int] = {}
+    total = sum(cost(request) for each in checkpoints for request in requests[each.tokenizer])
+    with progress(total=total, what="answer", unit="tok", quiet=quiet) as bar:
+        for number, asked in enumerate(checkpoints, 1):
+            bar.set_description(f"answer {asked.label} ({number}/{len(checkpoints)})")
+            engine = make(asked.path, asked.label)
+            _same_weights(engine, asked)
+            note_engine(run, asked.weights_id, engine)
+            counting = _Counting(engine, bar)
+            mine = requests[asked.tokenizer]
+            start = bar.n
+            answer_all(counting, store, mine, quiet=True)
+            # What the store had costs nothing, and still counts as done.
+            bar.update(start + sum(map(cost, mine)) - bar.n)
+            computed[asked.label] = counting.answered
+            del engine, counting
+    return computed
+
+
+def _requests(run: Path, index: Index, tokenizer: str) -> list[Request]:
+    return [
+        request
+        for cell in index.cells
+        for question in read_questions(run, tokenizer, cell)
+        for request in cell.requests(question)
+    ]
+
+
+def cost(request: Request) -> int:
+    """How long a request may take, in tokens read."""
+    if isinstance(request, ScoreRequest):
+        return len(request.context) + sum(map(len, request.continuations))
+    return len(request.prompt) + WRITING * request.sampling.max_new_tokens
+
+
+def _same_weights(engine: Engine, asked: Asked) -> None:
+    checkpoint = getattr(engine, "checkpoint", None)
+    found = getattr(checkpoint, "weights_id", asked.weights_id)
+    if found != asked.weights_id:
+        raise CheckpointError(
+            f"{asked.path}: its weights are {found}, those of {asked.label} were {asked.weights_id} when "
+            "they were asked; it was changed since, or is another checkpoint"
+        )
+
+
+class _Counting:
+    """An engine that moves a bar and counts what it answers."""
+
+    def __init__(self, engine: Engine, bar: Any) -> None:
+        self._engine = engine
+        self._bar = bar
+        self.name = engine.name
+        self.fingerprint = engine.fingerprint
+        self.max_length = engine.max_length
+        self.answered = 0
+
+    def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, Any]]:
+        return self._counted(requests, self._engine.score(requests))
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, Any]]:
+        return self._counted(requests, self._engine.generate(requests))
+
+    def _counted(
+        self, requests: Sequence[Request], answers: Iterator[tuple[int, Any]]
+    ) -> Iterator[tuple[int, Any]]:
+        for number, given in answers:
+            self.answered += 1
+            self._bar.update(cost(requests[number]))
+            yield number, given

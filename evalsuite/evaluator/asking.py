@@ -1,0 +1,230 @@
+"""What a run asks: a suite resolved against its benchmarks, its data, and the tokenizers of those asked."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from evalsuite.evaluator.checkpoints import Subject
+from evalsuite.evaluator.layout import Asked, Cell, Index
+from evalsuite.foundation import ConfigError
+from evalsuite.foundation.strict import parse
+from evalsuite.models.engine.requests import Sampling
+from evalsuite.reports.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan
+from evalsuite.tasks.benchmark import Benchmark
+from evalsuite.tasks.documents import Document, documents
+from evalsuite.tasks.suite import Entry, Suite, load_suite, resolve, sampling_of
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A suite in which nothing is left to be defaulted."""
+
+    suite: Suite
+    entries: tuple[tuple[Entry, Benchmark], ...]
+    template: bool
+    """Whether chat prompts go through the tokenizers' chat templates."""
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """All of it as JSON: two runs with equal records ask the same."""
+        return {
+            "seed": self.suite.seed,
+            "template": self.template,
+            "entries": [
+                {
+                    **entry.model_dump(mode="json"),
+                    "sampling": self.sampling(benchmark) if "generation" in entry.protocols else None,
+                    "seeds": list(self.seeds(benchmark)) if "generation" in entry.protocols else [0],
+                    "benchmark": benchmark.model_dump(mode="json"),
+                }
+                for entry, benchmark in self.entries
+            ],
+        }
+
+    def sampling(self, benchmark: Benchmark) -> dict[str, Any]:
+        """How answers to a benchmark are written."""
+        return sampling_of(self.suite, benchmark).model_dump(mode="json")
+
+    def seeds(self, benchmark: Benchmark) -> tuple[int, ...]:
+        """The seeds of a benchmark's answers: greedy ones are written once."""
+        return self.suite.seeds if sampling_of(self.suite, benchmark).temperature > 0 else (0,)
+
+    def cells(self, counts: Mapping[str, int]) -> tuple[Cell, ...]:
+        """Every benchmark under each of its protocols.
+
+        Args:
+            counts: documents per benchmark.
+        """
+        return tuple(
+            Cell(
+                benchmark=benchmark.name,
+                protocol=protocol,
+                documents=counts[benchmark.name],
+                sampling=self.sampling(benchmark) if protocol == "generation" else None,
+                seeds=self.seeds(benchmark) if protocol == "generation" else (0,),
+            )
+            for entry, benchmark in self.entries
+            for protocol in entry.protocols
+        )
+
+
+def resolve_suite(suite: str | Path, subjects: Sequence[Subject], *, limit: int | None = None) -> Asking:
+    """Resolve a suite.
+
+    Args:
+        suite: a name or a YAML file.
+        subjects: who is asked; their tokenizers decide about chat templates.
+        limit: instead of every limit that the suite states.
+
+    Raises:
+        ConfigError: an unknown suite or benchmark, a protocol that a benchmark lacks, or tokenizers that
+            cannot be asked in the same way.
+    """
+    loaded = load_suite(suite)
+    near = Path(suite).parent if str(suite).endswith((".yaml", ".yml")) else None
+    entries = resolve(loaded, near=near)
+    if limit is not None:
+        if limit < 1:
+            raise ConfigError(f"limit = {limit}: must be at least 1")
+        entries = [(entry.model_copy(update={"limit": limit}), benchmark) for entry, benchmark in entries]
+    chat = any(
+        "generation" in entry.protocols and benchmark.generation and benchmark.generation.prompt == "chat"
+        for entry, benchmark in entries
+    )
+    return Asking(loaded, tuple(entries), chat and _template(loaded, subjects))
+
+
+def _template(suite: Suite, subjects: Sequence[Subject]) -> bool:
+    """Whether chat templates are used; all are asked in the same way or none is."""
+    if suite.chat == "never":
+        return False
+    lacking = [subject.label for subject in subjects if not subject.tokenizer.chat_template]
+    if suite.chat == "always" and lacking:
+        raise ConfigError(
+            f"suite {suite.name} asks through chat templates, and the tokenizer of {lacking[0]} has none; "
+            "set 'chat: never' in the suite to ask in plain text"
+        )
+    if lacking and len(lacking) < len(subjects):
+        raise ConfigError(
+            f"the tokenizer of {lacking[0]} has no chat template, others have one: all must "
+            f"be given the same prompts; set 'chat: never' in a suite like {suite.name}, or ask them apart"
+        )
+    return not lacking
+
+
+def gather(
+    asking: Asking, subjects: Sequence[Subject], data_dir: Path | str | None
+) -> dict[str, list[Document]]:
+    """Return the documents of every benchmark, those of all contexts together.
+
+    Lengths in tokens are counted with the tokenizer of the first checkpoint (the teacher, if there is
+    one): every checkpoint is asked the same documents.
+    """
+    count = counter(subjects[0].tokenizer)
+    found: dict[str, list[Document]] = {}
+    for entry, benchmark in asking.entries:
+        found[benchmark.name] = [
+            document
+            for context in entry.contexts or (None,)
+            for document in documents(
+                benchmark,
+                data_dir=data_dir,
+                limit=entry.limit,
+                seed=asking.suite.seed,
+                context=context,
+                count_tokens=count,
+            )
+        ]
+    return found
+
+
+def counter(tokenizer: Any) -> Callable[[str], int]:
+    """Return a function that counts the tokens of a text, special tokens not counted."""
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    return count
+
+
+def plan_of(asking: Asking, subjects: Sequence[Subject], cells: Sequence[Cell]) -> Plan:
+    """Return the plan as the reports read it."""
+    return Plan(
+        schema=1,
+        suite=asking.suite.name,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        benchmarks=tuple(_benchmark_plan(asking, entry, benchmark) for entry, benchmark in asking.entries),
+        checkpoints=tuple(
+            CheckpointPlan(
+                label=subject.label,
+                weights_id=subject.weights_id,
+                role="teacher" if subject.role == "teacher" else "student",
+                path=subject.path,
+                parameters=subject.parameters,
+                lineage=subject.lineage,
+            )
+            for subject in subjects
+        ),
+    )
+
+
+def _benchmark_plan(asking: Asking, entry: Entry, benchmark: Benchmark) -> BenchmarkPlan:
+    protocols: dict[Any, ProtocolPlan] = {}
+    for protocol in entry.protocols:
+        shots = entry.shots[protocol]
+        if protocol == "loglikelihood":
+            assert benchmark.loglikelihood is not None
+            how = benchmark.loglikelihood
+            protocols[protocol] = ProtocolPlan(
+                metric=how.metric, direction=how.direction, units=how.units, shots=shots
+            )
+        else:
+            assert benchmark.generation is not None
+            sampling = asking.sampling(benchmark)
+            protocols[protocol] = ProtocolPlan(
+                metric=benchmark.generation.metric,
+                shots=shots,
+                sampling=Sampling(**{**sampling, "stop": tuple(sampling["stop"])}).key(),
+                seeds=asking.seeds(benchmark),
+            )
+    own = [getattr(benchmark, protocol).chance for protocol in entry.protocols]
+    # Where the protocols differ, each record says its own.
+    chance = "per_document" if any(value is not None for value in own) else benchmark.chance
+    return BenchmarkPlan(
+        name=benchmark.name,
+        title=benchmark.title,
+        category=benchmark.category,
+        licence=benchmark.licence,
+        citation=benchmark.citation,
+        chance=chance,
+        contexts=entry.contexts,
+        group=benchmark.group,
+        protocols=protocols,
+    )
+
+
+def index_of(asking: Asking, subjects: Sequence[Subject], cells: Sequence[Cell]) -> Index:
+    """Return the index of requests."""
+    return Index(
+        suite=asking.suite.name,
+        asked=asking.record,
+        cells=tuple(cells),
+        checkpoints=tuple(
+            Asked(
+                label=subject.label,
+                path=subject.path,
+                weights_id=subject.weights_id,
+                tokenizer=subject.tokenizer_id,
+            )
+            for subject in subjects
+        ),
+    )
+
+
+def benchmarks_of(index: Index) -> dict[str, Benchmark]:
+    """Return the benchmarks that an index holds, by name."""
+    found = [parse(entry["benchmark"], Benchmark, "requests/index.json") for entry in index.asked["entries"]]
+    return {benchmark.name: benchmark for benchmark in found}

