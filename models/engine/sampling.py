@@ -107,16 +107,17 @@ def choose(logits: Tensor, choice: Choice, steps: Tensor) -> tuple[Tensor, Tenso
         return best, broken
     greedy = choice.temperature == 0
     scaled = logits.float() / torch.where(greedy, 1.0, choice.temperature)[:, None]
-    draw = uniforms(choice.streams, steps)
-    sampled = _filtered(scaled, choice, draw) if choice.filters else _inverse(scaled.softmax(-1), draw)
+    if choice.filters:
+        scaled = scaled.masked_fill(~_kept(scaled, choice), -torch.inf)
+    sampled = _inverse(scaled.softmax(-1), uniforms(choice.streams, steps))
     return torch.where(greedy, best, sampled), broken
 
 
-def _filtered(scaled: Tensor, choice: Choice, draw: Tensor) -> Tensor:
-    """Top-k, then top-p over what top-k left, then a draw (transformers' order and definitions)."""
+def _kept(scaled: Tensor, choice: Choice) -> Tensor:
+    """Which tokens top-k, then top-p over what top-k left, keep: bool [R, V] (transformers' definitions)."""
     logits, order = scaled.sort(-1, descending=True)
     last = (choice.top_k - 1).clamp(0, logits.shape[1] - 1)[:, None]
-    # As transformers: tokens tied with the k-th stay.
+    # As in transformers, tokens tied with the k-th stay.
     dropped = (logits < logits.gather(1, last)) & (choice.top_k > 0)[:, None]
     probabilities = logits.masked_fill(dropped, -torch.inf).softmax(-1)
     before = probabilities.cumsum(-1, dtype=torch.float64) - probabilities
@@ -124,7 +125,7 @@ def _filtered(scaled: Tensor, choice: Choice, draw: Tensor) -> Tensor:
     # more likely ones already weigh p. The most likely token always stays.
     kept = (before < choice.top_p[:, None]) | (choice.top_p[:, None] >= 1)
     kept[:, 0] = True
-    return order.gather(1, _inverse(probabilities * kept, draw)[:, None])[:, 0]
+    return torch.zeros_like(kept).scatter_(1, order, kept & ~dropped)
 
 
 def _inverse(weights: Tensor, draw: Tensor) -> Tensor:

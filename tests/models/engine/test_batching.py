@@ -1,0 +1,31 @@
+"""Batches hold every row once, keep to the budget, and are hardly padded."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalsuite.models.engine.batching import batches
+
+LENGTHS = st.lists(st.integers(1, 300), max_size=60)
+
+
+@given(LENGTHS, st.integers(1, 2000), st.integers(0, 500))
+def test_every_row_once_within_the_budget(lengths: list[int], budget: int, floor: int) -> None:
+    found = batches(lengths, budget=budget, floor=floor)
+    assert sorted(row for batch in found for row in batch) == list(range(len(lengths)))
+    for batch in found:
+        longest = max(lengths[row] for row in batch)
+        padded = longest * len(batch)
+        assert len(batch) == 1 or padded <= budget
+        # Without its last row a batch was still below the floor, or padded by at most a tenth.
+        rest = batch[:-1]
+        if rest:
+            assert longest * len(batch) <= floor or sum(lengths[row] for row in batch) >= 0.9 * padded
+
+
+def test_longest_first() -> None:
+    found = batches([5, 50, 20, 49], budget=100)
+    assert found[0] == [1, 3]
+
+
+def test_extra_tokens_count_but_are_not_padded() -> None:
+    assert batches([10, 10, 10], budget=60, extra=[20, 20, 20]) == [[0, 1], [2]]
