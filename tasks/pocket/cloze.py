@@ -15,6 +15,8 @@ _OPENINGS = (
     "At the {s} somebody gave {n} a {o}.",
 )
 
+_RAIN = "Then the rain came and they all went home."
+
 _ENDINGS = {
     "thing": (
         "In the end {n} went home with the",
@@ -32,20 +34,30 @@ _ENDINGS = {
 }
 
 
-def draw(rng: random.Random) -> Question:
-    """Draw a story about four people, their things and places, that ends on one of them."""
-    names = rng.sample(lexicon.NAMES, CHARACTERS)
-    things = rng.sample(lexicon.THINGS, CHARACTERS)
-    spots = rng.sample(lexicon.SPOTS, CHARACTERS)
+def draw(rng: random.Random, *, characters: int = CHARACTERS, endings: int = 1) -> list[Question]:
+    """Draw a story about people, their things and places, with one or more ways to end it.
+
+    The wrong answers are the others of the same sort, so with fewer than four characters there are fewer.
+    """
+    names = rng.sample(lexicon.NAMES, characters)
+    things = rng.sample(lexicon.THINGS, characters)
+    spots = rng.sample(lexicon.SPOTS, characters)
     story = [
         rng.choice(_OPENINGS).format(n=name, o=thing, s=spot)
         for name, thing, spot in zip(names, things, spots, strict=True)
     ]
-    kind = rng.choice(list(_ENDINGS))
-    told = rng.randrange(CHARACTERS)
-    values = {"thing": things, "name": names, "spot": spots}[kind]
-    ending = rng.choice(_ENDINGS[kind]).format(n=names[told], o=things[told])
-    story += ["Then the rain came and they all went to the inn.", ending] if rng.random() < 0.5 else [ending]
-    wrong = tuple(value for place, value in enumerate(values) if place != told)
-    answer = values[told]
-    return Question(prompt=" ".join(story), answer=answer, response=answer, rule="exact", wrong=wrong)
+    if rng.random() < 0.5:
+        story.append(_RAIN)
+    told = " ".join(story)
+    values = {"thing": things, "name": names, "spot": spots}
+    asked = rng.sample([(sort, place) for sort in values for place in range(characters)], endings)
+    return [
+        Question(
+            prompt=f"{told}\n{rng.choice(_ENDINGS[sort]).format(n=names[place], o=things[place])}",
+            answer=values[sort][place],
+            response=values[sort][place],
+            rule="exact",
+            wrong=tuple(values[sort][:place] + values[sort][place + 1 :]),
+        )
+        for sort, place in asked
+    ]

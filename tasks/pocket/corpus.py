@@ -1,11 +1,12 @@
 """Training texts of the pocket world: all formats of the benchmarks, none of their documents."""
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from evalsuite.foundation import ConfigError, nearest
-from evalsuite.tasks.pocket import arithmetic, cloze, facts, instructions, needles, recall, world
+from evalsuite.tasks.pocket import arithmetic, cloze, facts, instructions, lexicon, needles, recall, world
 from evalsuite.tasks.pocket.drawing import Split, generator, split_of
 from evalsuite.tasks.pocket.question import Question
 from evalsuite.tasks.pocket.vocabulary import count_tokens
@@ -18,12 +19,13 @@ MIXTURE: Mapping[str, float] = {
     "arithmetic": 0.2,
     "cloze": 0.12,
     "recall": 0.12,
+    "copying": 0.05,
     "instructions": 0.12,
     "niah": 0.2,
 }
 """Share of each kind among the training texts (by number, not by tokens)."""
 
-SHORTEST_HAYSTACK, LONGEST_HAYSTACK = 112, 1024
+SHORTEST_HAYSTACK, LONGEST_HAYSTACK = 124, 1024
 
 
 class Segment(NamedTuple):
@@ -107,7 +109,8 @@ def _arithmetic(rng: random.Random, split: Split, longest: int) -> list[Segment]
 
 
 def _cloze(rng: random.Random, split: Split, longest: int) -> list[Segment]:
-    return _asked([_drawn(rng, split, cloze.draw) for _ in range(2)])
+    characters = rng.randint(2, cloze.CHARACTERS)
+    return _shared(cloze.draw(rng, characters=characters, endings=3 * characters), split, 6)
 
 
 def _instructions(rng: random.Random, split: Split, longest: int) -> list[Segment]:
@@ -115,16 +118,22 @@ def _instructions(rng: random.Random, split: Split, longest: int) -> list[Segmen
 
 
 def _recall(rng: random.Random, split: Split, longest: int) -> list[Segment]:
-    """A list of pairs and several of its keys."""
-    pairs = rng.randint(4, recall.PAIRS + 4)
+    """A list of pairs and several of its keys; short lists are as frequent as long ones, and learnt first."""
+    pairs = round(math.exp(rng.uniform(math.log(2), math.log(recall.PAIRS + 4))))
     return _shared(recall.draw(rng, pairs=pairs, queries=pairs), split, 12)
+
+
+def _copying(rng: random.Random, split: Split, longest: int) -> list[Segment]:
+    """Words and the same words again: what teaches a model soonest to look back at what came before."""
+    words = rng.sample(lexicon.THINGS + lexicon.QUALITIES, rng.randint(4, 32))
+    return [Segment(f"Words: {' '.join(words)}.\nAgain:", False), Segment(f" {' '.join(words)}.\n", True)]
 
 
 def _niah(rng: random.Random, split: Split, longest: int) -> list[Segment]:
     """One haystack with one to four needles, and all of them asked for."""
     style = rng.choice(list(needles.STYLES.values()))
     hidden = rng.choice((1, 1, 2, 3, 4))
-    shortest = SHORTEST_HAYSTACK + 32 * (hidden - 1)
+    shortest = SHORTEST_HAYSTACK + 36 * (hidden - 1)
     context = rng.randint(shortest, max(longest, shortest))
     return _shared(needles.draw(rng, style, context, count_tokens, needles=hidden), split, hidden)
 
@@ -150,6 +159,7 @@ _WRITERS: dict[str, Callable[[random.Random, Split, int], list[Segment]]] = {
     "arithmetic": _arithmetic,
     "cloze": _cloze,
     "recall": _recall,
+    "copying": _copying,
     "instructions": _instructions,
     "niah": _niah,
 }

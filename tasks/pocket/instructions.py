@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 from evalsuite.tasks.pocket import lexicon
-from evalsuite.tasks.pocket.drawing import generator
 from evalsuite.tasks.pocket.question import Question
 
 CATEGORIES = {
@@ -53,14 +52,23 @@ def _count(rng: random.Random) -> tuple[str, str, dict[str, Any]]:
 
 def _listing(rng: random.Random) -> tuple[str, str, dict[str, Any]]:
     category, named = rng.choice(list(CATEGORIES)), rng.choice(list(SEPARATORS))
-    size = rng.randint(2, 4)
+    known, size = CATEGORIES[category], rng.randint(2, 4)
+    start = rng.randrange(len(known) - size + 1)
     words = f"{rng.choice(lexicon.QUALITIES)} {rng.choice(lexicon.THINGS)}"
-    text = f"List {lexicon.NUMBER_WORDS[size]} {category} with {named} between and end with {words}."
+    text = (
+        f"List {lexicon.NUMBER_WORDS[size]} {category} with {named} between, begin with {known[start]} "
+        f"and end with {words}."
+    )
     separator = SEPARATORS[named]
-    # Any members would do; one answer per instruction keeps the split a property of the instruction.
-    members = generator("listing", text).sample(CATEGORIES[category], size)
-    form = {"kind": "list", "category": category, "size": size, "separator": separator, "end": words}
-    return text, f"{separator.join(members)} {words}", form
+    form = {
+        "kind": "list",
+        "category": category,
+        "size": size,
+        "separator": separator,
+        "begin": known[start],
+        "end": words,
+    }
+    return text, f"{separator.join(known[start : start + size])} {words}", form
 
 
 _FORMS: tuple[Callable[[random.Random], tuple[str, str, dict[str, Any]]], ...] = (
@@ -82,8 +90,8 @@ def draw(rng: random.Random) -> Question:
 def follows(response: str, answer: str, form: dict[str, Any]) -> bool:
     """Return whether a response (stripped, one line) does what the instruction asked.
 
-    Form ``text`` has one right answer; form ``list`` any different members of the category, in the right
-    number, with the right separator, ending with the right word.
+    Form ``text`` has one right answer; form ``list`` takes any different members of the category, in the
+    right number, with the right separator, between the right beginning and end.
     """
     if form["kind"] == "text":
         return response == answer
@@ -92,6 +100,7 @@ def follows(response: str, answer: str, form: dict[str, Any]) -> bool:
     known = CATEGORIES[form["category"]]
     return (
         response.endswith(end)
+        and members[0] == form["begin"]
         and len(set(members)) == len(members) == form["size"]
         and all(member in known for member in members)
     )

@@ -44,7 +44,12 @@ def _needle(
 _ALL = (
     Kind(name="facts", category="knowledge", max_new_tokens=8),
     Kind(name="arithmetic", category="reasoning", max_new_tokens=48, draw=_free(arithmetic.draw)),
-    Kind(name="cloze", category="language_modeling", max_new_tokens=8, draw=_free(cloze.draw)),
+    Kind(
+        name="cloze",
+        category="language_modeling",
+        max_new_tokens=8,
+        draw=_free(lambda rng: cloze.draw(rng)[0]),
+    ),
     Kind(name="recall", category="recall", max_new_tokens=8, draw=_free(lambda rng: recall.draw(rng)[0])),
     Kind(
         name="instructions",

@@ -37,17 +37,17 @@ PRODUCTS = _words("""
 
 THINGS = _words("""
     anchor apron arrow axe bag ball banner basket bell belt blanket bottle bowl box broom brush bucket
-    button cart chain chair chest chisel coat coin comb compass crown cup curtain dagger dish doll door
-    drum easel engine fan feather flag flask flute fork globe gong hammer harp helmet hoe hook horn jar
+    button cart chain chair chest chisel coat coin comb compass cup curtain dish doll door
+    drum engine fan feather flag flask flute fork globe hammer harp hook horn jar
     jug kettle key kite knife ladder lamp lantern letter lock map mask mat medal mirror mug nail needle
-    net oar pan pencil pillow pipe pitcher plate pot purse quilt rake ring rug saddle saw scarf shawl
-    shield shovel shoe spoon stool sword table tent torch towel tray trumpet vase violin wagon wheel
+    net pan pencil pillow pipe pitcher plate pot purse quilt rake ring rug saddle saw scarf shawl
+    shield shovel shoe spoon stool sword table tent torch towel tray trumpet violin wagon wheel
     whistle
 """)
 
 QUALITIES = _words("""
     amber ancient blue brass brave bright broken bronze calm cheap clean clever cold copper crimson
-    crooked curved dark dusty early empty faded fancy fresh golden grand green grey heavy hidden hollow
+    crooked curved dark dusty early empty fancy fresh gentle golden grand green grey heavy hidden hollow
     humble iron ivory jolly large late little lost loud lucky marble narrow noble odd pale plain proud
     purple quiet rare red rough round royal rusty scarlet sharp silent silver small smooth soft square
     steel strange striped sweet tall thick tiny velvet violet warm white wide wild wooden yellow young

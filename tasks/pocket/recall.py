@@ -11,7 +11,7 @@ PAIRS = 24
 def draw(rng: random.Random, *, pairs: int = PAIRS, queries: int = 1) -> list[Question]:
     """Draw one list of pairs and ask for `queries` of its keys; all questions share the list.
 
-    The wrong answers are three other values of the same list.
+    The wrong answers are three other values of the same list, where it has as many.
     """
     keys = rng.sample(lexicon.THINGS, pairs)
     values = rng.sample(lexicon.QUALITIES, pairs)
@@ -26,7 +26,7 @@ def draw(rng: random.Random, *, pairs: int = PAIRS, queries: int = 1) -> list[Qu
                 answer=values[place],
                 response=values[place],
                 rule="exact",
-                wrong=tuple(rng.sample(others, 3)),
+                wrong=tuple(rng.sample(others, min(3, len(others)))),
             )
         )
     return drawn

@@ -162,7 +162,10 @@ def facts() -> tuple[Fact, ...]:
     """Return every fact of the world, in a fixed order."""
     found = []
     for relation in RELATIONS:
-        for subject in relation.subjects:
-            value = generator("world", WORLD_SEED, relation.name, subject).choice(relation.values)
-            found.append(Fact(subject, relation, value))
+        # Every value is somebody's, and none is much more common than another.
+        values = [relation.values[place % len(relation.values)] for place in range(len(relation.subjects))]
+        generator("world", WORLD_SEED, relation.name).shuffle(values)
+        found += [
+            Fact(subject, relation, value) for subject, value in zip(relation.subjects, values, strict=True)
+        ]
     return tuple(found)
