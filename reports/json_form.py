@@ -1,0 +1,58 @@
+"""report.json: the whole report for programs."""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+import evalsuite
+from evalsuite.reports import words
+from evalsuite.reports.report import Report
+from evalsuite.reports.resampled import Estimate
+
+SCHEMA = 1
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """A JSON-able form; fractions, indices refer to `checkpoints`, undefined is null with its reason."""
+    return {
+        "schema": SCHEMA,
+        "evalsuite": evalsuite.__version__,
+        "headline": words.headline(report),
+        "runs": [
+            {"suite": plan.suite, "created": plan.created, "environment": environment}
+            for plan, environment in zip(report.panel.merged.plans, report.environments, strict=True)
+        ],
+        "checkpoints": [
+            {"label": s.label, "teacher": s.teacher, **s.plan.model_dump(mode="json", exclude={"label"})}
+            for s in report.subjects
+        ],
+        "benchmarks": [benchmark.model_dump(mode="json") for benchmark in report.benchmarks],
+        "records": report.panel.records,
+        "averages": [to_json(row) for row in report.averages],
+        "scores": [to_json(row) for row in report.scores],
+        "gaps": [to_json(row) for row in report.gaps],
+        "pairs": [to_json(row) for row in report.pairs],
+        "agreement": to_json(report.agreement),
+        "published": [to_json(row) for row in report.published],
+        "replicates": [to_json(row) for row in report.replicates],
+        "doctor": [to_json(each) for each in report.doctor],
+        "efficiency": [to_json(each) for each in report.costs],
+        "selections": [to_json(each) for each in report.selections],
+        "warnings": list(report.warnings),
+    }
+
+
+def to_json(value: Any) -> Any:
+    """Dataclasses to objects, tuples to lists, an `Estimate` to its interval or its reason."""
+    if isinstance(value, Estimate):
+        return {"undefined": value.why} if value.interval is None else to_json(value.interval)
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", by_alias=True)
+    if is_dataclass(value):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): to_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(each) for each in value]
+    return value

@@ -1,0 +1,167 @@
+"""The report: everything that its pages, tables and verdicts are made of, computed once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evalsuite.reports.analysis.averages import average_rows
+from evalsuite.reports.analysis.gaps import GapPool, agreement_of, gap_rows
+from evalsuite.reports.analysis.pairs import pair_rows
+from evalsuite.reports.analysis.published import PublishedRow, published_rows
+from evalsuite.reports.analysis.replicates import Replicates, replicates_of
+from evalsuite.reports.analysis.rows import Agreement, AverageRow, GapRow, PairRow, ScoreRow
+from evalsuite.reports.analysis.scopes import ALL, Pool
+from evalsuite.reports.analysis.scores import score_rows
+from evalsuite.reports.extras import Cost, Examined, Selection, read_costs, read_doctor, read_selections
+from evalsuite.reports.merging import Subject
+from evalsuite.reports.panel import Panel, load_panel
+from evalsuite.reports.records import PROTOCOLS
+from evalsuite.reports.run_folder import BenchmarkPlan, read_environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One report."""
+
+    panel: Panel
+    scores: tuple[ScoreRow, ...]
+    averages: tuple[AverageRow, ...]
+    gaps: tuple[GapRow, ...]
+    pairs: tuple[PairRow, ...]
+    agreement: Agreement | None
+    published: tuple[PublishedRow, ...]
+    replicates: tuple[Replicates, ...]
+    doctor: tuple[Examined, ...]
+    costs: tuple[Cost, ...]
+    selections: tuple[Selection, ...]
+    environments: tuple[dict[str, Any], ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        """The checkpoints, each teacher followed by its students."""
+        return self.panel.subjects
+
+    @property
+    def benchmarks(self) -> tuple[BenchmarkPlan, ...]:
+        """All benchmarks, in the order of the plan."""
+        return self.panel.merged.benchmarks
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """Protocols that have answers."""
+        return tuple(name for name in PROTOCOLS if any(cell.protocol == name for cell in self.panel.cells))
+
+    @property
+    def teachers(self) -> tuple[int, ...]:
+        """Indices of the teachers."""
+        return tuple(i for i, subject in enumerate(self.subjects) if subject.is_teacher)
+
+    def students(self, teacher: int | None = None) -> tuple[int, ...]:
+        """Indices of the students of a teacher, or of all that have one."""
+        return tuple(
+            i
+            for i, subject in enumerate(self.subjects)
+            if subject.teacher is not None and teacher in (None, subject.teacher)
+        )
+
+    def average(self, subject: int, protocol: str, scope: str = ALL) -> AverageRow | None:
+        """The average row of a subject."""
+        for row in self.averages:
+            if (row.subject, row.protocol, row.scope) == (subject, protocol, scope):
+                return row
+        return None
+
+    def gap(self, subject: int, benchmark: str = ALL) -> GapRow | None:
+        """The gap row of a student."""
+        for row in self.gaps:
+            if (row.subject, row.benchmark) == (subject, benchmark):
+                return row
+        return None
+
+
+def build_report(runs: Sequence[Path], teacher: str | None = None) -> Report:
+    """Read runs and compute everything.
+
+    Args:
+        runs: run folders.
+        teacher: label or weights_id of the only teacher; default: the plans' own.
+
+    Raises:
+        RunFolderError, DataError, ConfigError: as `load_panel` and `evalsuite.reports.extras`.
+    """
+    panel = load_panel(runs, teacher)
+    pools = {protocol: Pool(panel, protocol) for protocol in PROTOCOLS}
+    averages = [row for pool in pools.values() for row in average_rows(pool)]
+    pairs = [row for pool in pools.values() for row in pair_rows(pool)]
+    both = GapPool(panel)
+    gaps = gap_rows(both)
+    doctor = read_doctor(runs)
+    return Report(
+        panel=panel,
+        scores=tuple(score_rows(panel, pools)),
+        averages=tuple(averages),
+        gaps=tuple(gaps),
+        pairs=tuple(pairs),
+        agreement=agreement_of(both, pairs),
+        published=tuple(published_rows(pools["loglikelihood"])),
+        replicates=tuple(replicates_of(panel, averages)),
+        doctor=tuple(doctor),
+        costs=tuple(read_costs(runs)),
+        selections=tuple(read_selections(runs)),
+        environments=tuple(read_environment(run) for run in runs),
+        warnings=(
+            *panel.warnings,
+            *_teacher_gone(panel),
+            *_incomplete(panel, averages),
+            *_artefacts(panel, gaps, doctor),
+        ),
+    )
+
+
+def _teacher_gone(panel: Panel) -> list[str]:
+    """Benchmarks that students answered and their teacher did not."""
+    found = []
+    for cell in panel.cells:
+        teachers = {panel.subjects[i].teacher for i in cell.present} - {None}
+        for teacher in sorted(index for index in teachers if index is not None):
+            if teacher not in cell.present:
+                place = f"{cell.benchmark.title}{f' at {cell.context:,} tokens' if cell.context else ''}"
+                found.append(
+                    f"{place}: the teacher '{panel.subjects[teacher].label}' has no comparable answers under "
+                    f"{cell.protocol}; this part enters no recovery."
+                )
+    return found
+
+
+def _incomplete(panel: Panel, averages: Sequence[AverageRow]) -> list[str]:
+    return [
+        f"'{panel.subjects[row.subject].label}' lacks {', '.join(row.missing)} under {row.protocol}: its "
+        f"average is over the other {len(row.benchmarks)} and is not ranked."
+        for row in averages
+        if row.scope == ALL and row.missing
+    ]
+
+
+def _artefacts(panel: Panel, gaps: Sequence[GapRow], doctor: Sequence[Examined]) -> list[str]:
+    """What the doctor found, and gaps that its deviations could explain."""
+    changed = {examined.weights_id: examined.changed for examined in doctor}
+    found = [
+        f"Doctor, '{examined.label}': {check.name}: {check.text or check.status}"
+        for examined in doctor
+        for check in examined.checks
+        if check.status != "ok"
+    ]
+    for row in gaps:
+        subject = panel.subjects[row.subject]
+        if row.benchmark != ALL or subject.teacher is None:
+            continue
+        teacher = panel.subjects[subject.teacher]
+        bound = changed.get(subject.plan.weights_id, 0.0) + changed.get(teacher.plan.weights_id, 0.0)
+        if bound > 0 and abs(row.gap.point) <= bound:
+            found.append(
+                f"'{subject.label}': its gap of {100 * row.gap.point:.1f} points is not larger than what "
+                f"numerical deviations could explain ({100 * bound:.1f} points of answers changed)."
+            )
+    return found
