@@ -19,9 +19,7 @@ def report_markdown(report: Report) -> str:
         parts.append(
             "### Before you quote a number\n\n" + "\n".join(f"- {escape(w)}" for w in report.warnings)
         )
-    parts.append(
-        "<sub>Recovery: student ÷ teacher, ratio of macro averages; same documents; 95 % intervals.</sub>"
-    )
+    parts.append("<sub>Recovery: student ÷ teacher, ratio of macro averages. Intervals: 95 %.</sub>")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -1,0 +1,115 @@
+"""Figures of one table row: an interval on a track, a teacher beside a student, shares of a whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from evalsuite.reports.page.axes import Axis
+from evalsuite.reports.statistics.interval import Interval
+
+
+def element(name: str, text: str = "", **attributes: object) -> Markup:
+    """An SVG element; attribute values are escaped, `_` in names is `-`, `kind` is the class."""
+    written = "".join(
+        f' {"class" if key == "kind" else key.replace("_", "-")}="{escape(str(value))}"'
+        for key, value in attributes.items()
+    )
+    return Markup(f"<{name}{written}>{escape(text)}</{name}>")
+
+
+def vertical(axis: Axis, value: float, kind: str, top: float, bottom: float) -> Markup:
+    """A vertical line at a value of the axis."""
+    x = f"{axis.at(value)}%"
+    return element("line", kind=kind, x1=x, x2=x, y1=top, y2=bottom)
+
+
+def figure(kind: str, height: float, label: str, parts: Sequence[Markup]) -> Markup:
+    """An SVG as wide as its place, which a screen reader reads as `label`."""
+    inside = Markup("").join(parts)
+    size: dict[str, object] = {"width": "100%", "height": height, "overflow": "visible"}
+    return element("svg", inside, kind=kind, role="img", aria_label=label, **size)
+
+
+def interval_mark(interval: Interval, axis: Axis, label: str, *, reference: float | None = None) -> Markup:
+    """A bar from end to end of an interval with its point, on the grid of the axis.
+
+    Args:
+        interval: in the axis's unit.
+        axis: shared by the rows of a table.
+        label: what a screen reader says.
+        reference: where a dashed line stands, such as the teacher's 100 %.
+    """
+    parts = [vertical(axis, tick, "grid", 0, 28) for tick in axis.ticks[1:-1] if tick != reference]
+    if reference is not None:
+        parts.append(vertical(axis, reference, "ref", 0, 28))
+    low, high = axis.at(interval.low), axis.at(interval.high)
+    width = f"{max(high - low, 0.4):.2f}%"
+    parts.append(element("rect", kind="span", x=f"{low}%", width=width, y=10, height=8, rx=2))
+    parts += [vertical(axis, end, "end", 8, 20) for end in (interval.low, interval.high)]
+    parts.append(element("circle", kind="point", cx=f"{axis.at(interval.point)}%", cy=14, r=4.5))
+    return figure("mark", 28, label, parts)
+
+
+def axis_mark(axis: Axis, suffix: str = "") -> Markup:
+    """The numbers of an axis, for a table's head."""
+    parts = []
+    for tick in axis.ticks:
+        x = axis.at(tick)
+        anchor = "start" if x < 3 else "end" if x > 97 else "middle"
+        parts.append(element("text", f"{tick:g}{suffix}", x=f"{x}%", y=11, text_anchor=anchor))
+    size: dict[str, object] = {"width": "100%", "height": 14, "overflow": "visible"}
+    return element("svg", Markup("").join(parts), kind="axis", aria_hidden="true", **size)
+
+
+@dataclass(frozen=True, slots=True)
+class Dumbbell:
+    """Teacher and student under one protocol."""
+
+    kind: str
+    """CSS class: `ranked` or `written`."""
+    teacher: float
+    student: float
+    label: str
+
+
+def dumbbells(pairs: Sequence[Dumbbell], axis: Axis) -> Markup:
+    """Teacher (ring) to student (disc) per protocol, one under the other."""
+    height = 20 * len(pairs) + 8
+    parts = [vertical(axis, tick, "grid", 0, height) for tick in axis.ticks]
+    for index, pair in enumerate(pairs):
+        y = 14 + 20 * index
+        teacher, student = f"{axis.at(pair.teacher)}%", f"{axis.at(pair.student)}%"
+        inside = [
+            element("title", pair.label),
+            element("line", kind="stem", x1=teacher, x2=student, y1=y, y2=y),
+            element("circle", kind="ring", cx=teacher, cy=y, r=5),
+            element("circle", kind="disc", cx=student, cy=y, r=5),
+        ]
+        parts.append(element("g", Markup("").join(inside), kind=pair.kind))
+    return figure("bells", height, "; ".join(pair.label for pair in pairs), parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a whole."""
+
+    kind: str
+    """CSS class."""
+    value: float
+    """0 … 1"""
+    label: str
+
+
+def stack(shares: Sequence[Share]) -> Markup:
+    """Parts of a whole, side by side."""
+    parts = []
+    start = 0.0
+    for share in shares:
+        if share.value > 0:
+            title = element("title", f"{share.label}: {100 * share.value:.1f} %")
+            at = {"x": f"{100 * start:.2f}%", "width": f"{100 * share.value:.2f}%"}
+            parts.append(element("rect", title, kind=share.kind, **at, y=0, height=14))
+        start += share.value
+    label = "; ".join(f"{share.label} {100 * share.value:.1f} %" for share in shares)
+    return figure("stack", 14, label, parts)
