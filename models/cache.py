@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
@@ -102,8 +101,10 @@ class StudentCache(DynamicCache):
         for layer in self.layers:
             if isinstance(layer, RecurrentSlot):
                 kept = list((layer.read() or {}).values())
+            elif isinstance(layer, DynamicLayer) and layer.is_initialized:
+                kept = [x for x in (layer.keys, layer.values) if x is not None]
             else:
-                kept = [x for x in (layer.keys, layer.values) if isinstance(x, torch.Tensor)]
+                kept = []
             total += sum(x.numel() * x.element_size() for x in kept)
         return total
 

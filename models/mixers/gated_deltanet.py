@@ -1,4 +1,4 @@
-"""Gated DeltaNet: S_t = α_t (I − β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ, α_t per head (arXiv 2412.06464, Eq. 10)."""
+"""Gated DeltaNet: S_t = α_t (I − β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ (arXiv 2412.06464, Eq. 10)."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar

@@ -34,22 +34,15 @@ def geometry_of(attention: nn.Module, norm_eps: float, layer: int) -> Geometry:
     Raises:
         ConfigError: the module has no q, k, v and o projections, or its heads do not divide.
     """
-    projections = {name: getattr(attention, f"{name}_proj", None) for name in "qkvo"}
     head_dim = getattr(attention, "head_dim", None)
-    absent = [f"{name}_proj" for name, p in projections.items() if not isinstance(p, nn.Linear)]
-    if absent or not isinstance(head_dim, int):
-        raise ConfigError(
-            f"layer {layer}: {type(attention).__name__} has no {', '.join(absent) or 'head_dim'}; "
-            "known are attention modules of the Llama, Mistral, Qwen2 and Qwen3 kind"
-        )
-    q, k, v, o = (projections[name] for name in "qkvo")
-    assert isinstance(q, nn.Linear) and isinstance(k, nn.Linear)
-    assert isinstance(v, nn.Linear) and isinstance(o, nn.Linear)
+    if not isinstance(head_dim, int):
+        raise ConfigError(f"layer {layer}: {type(attention).__name__} has no head_dim{_KNOWN}")
+    q, k, v, o = (_linear(attention, f"{letter}_proj", layer) for letter in "qkvo")
     heads, kv_heads = q.out_features // head_dim, k.out_features // head_dim
     if heads * head_dim != q.out_features or kv_heads * head_dim != k.out_features or heads % kv_heads:
         raise ConfigError(
-            f"layer {layer}: {q.out_features} query and {k.out_features} key channels do not divide into heads "
-            f"of {head_dim} with whole groups"
+            f"layer {layer}: {q.out_features} query and {k.out_features} key channels do not divide into "
+            f"heads of {head_dim} with whole groups"
         )
     return Geometry(
         hidden=q.in_features,
@@ -63,6 +56,16 @@ def geometry_of(attention: nn.Module, norm_eps: float, layer: int) -> Geometry:
         qk_norm=hasattr(attention, "q_norm"),
         norm_eps=norm_eps,
     )
+
+
+_KNOWN = "; known are attention modules of the Llama, Mistral, Qwen2 and Qwen3 kind"
+
+
+def _linear(attention: nn.Module, name: str, layer: int) -> nn.Linear:
+    found = getattr(attention, name, None)
+    if not isinstance(found, nn.Linear):
+        raise ConfigError(f"layer {layer}: {type(attention).__name__} has no {name}{_KNOWN}")
+    return found
 
 
 def expand_heads(weight: Tensor, geometry: Geometry) -> Tensor:

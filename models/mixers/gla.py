@@ -1,4 +1,4 @@
-"""Gated linear attention: S_t = Diag(α_t) S_{t-1} + k_t v_tᵀ, α_t = sigmoid(W x_t + b)^{1/τ} (arXiv 2312.06635)."""
+"""Gated linear attention: S_t = Diag(α_t) S_{t-1} + k_t v_tᵀ (arXiv 2312.06635, section 4.4)."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -13,6 +13,8 @@ from evalsuite.models.mixers.options import MixerOptions
 
 @dataclass(frozen=True, kw_only=True)
 class GLAOptions(MixerOptions):
+    """α_t = sigmoid(W x_t + b)^{1/τ}."""
+
     decay_rank: int = 16
     """Rank of the decay's projection; 0 is full rank."""
     decay_temperature: float = 16.0

@@ -1,4 +1,4 @@
-"""What a recipe may say about a mixer: a frozen dataclass each, and a parser that refuses the rest by name."""
+"""What a recipe may say about a mixer: a frozen dataclass each, and a parser that refuses the rest."""
 
 import dataclasses
 import typing
@@ -13,7 +13,7 @@ class MixerOptions:
     """Options that every recurrent mixer has; a mixer changes the defaults and adds its own."""
 
     expand_kv: bool = True
-    """Give every query head a key and value head of its own (whole heads copied from the teacher's groups)."""
+    """Give every query head a key and value head of its own (whole heads of the teacher's groups)."""
     rotary: bool = False
     """Rotate q and k by the teacher's position embedding."""
     short_conv: int = 4

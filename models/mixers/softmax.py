@@ -4,7 +4,6 @@ The class is the teacher's, so a kept layer has the teacher's weights under the 
 exactly what the teacher computes. The subclass made here only adds what the house asks of every mixer.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -79,9 +78,14 @@ class SlidingWindowMixer(SoftmaxMixer):
     Options: ClassVar[type] = SlidingWindowOptions
 
 
-@functools.cache
+_CLASSES: dict[tuple[type, type], type[nn.Module]] = {}
+
+
 def _class_over(mixin: type[SoftmaxMixer], attention: type[nn.Module]) -> type[nn.Module]:
-    return type(f"{mixin.name.title().replace('_', '')}{attention.__name__}", (mixin, attention), {})
+    if (mixin, attention) not in _CLASSES:
+        name = f"{mixin.name.title().replace('_', '')}{attention.__name__}"
+        _CLASSES[mixin, attention] = type(name, (mixin, attention), {})
+    return _CLASSES[mixin, attention]
 
 
 def softmax_over(attention: nn.Module, native_window: int | None) -> nn.Module:

@@ -168,7 +168,8 @@ def _carry_writes(
         The state before every chunk [M, H, K, V] and the state at the end of every sequence.
     """
     state = _sorted(layout, state)
-    before, ended = [], []
+    before: list[Tensor] = []
+    ended: list[Tensor] = []
     kept = None if carry is None else carry.split(layout.active)
     for n, added in enumerate(writes.split(layout.active)):
         state, ended = _drop_ended(state, layout.active[n], ended)
@@ -190,7 +191,9 @@ def _carry_corrections(
         The state before every chunk, the writes of every chunk, the state at the end of every sequence.
     """
     state = _sorted(layout, state)
-    before, made, ended = [], [], []
+    before: list[Tensor] = []
+    made: list[Tensor] = []
+    ended: list[Tensor] = []
     kept = None if carry is None else carry.split(layout.active)
     parts = (x.split(layout.active) for x in (k_out, written, read))
     for n, (keys, empty, back) in enumerate(zip(*parts, strict=True)):

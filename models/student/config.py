@@ -14,9 +14,22 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 """Teachers whose decoder is embed_tokens → layers (self_attn, mlp, two norms) → norm → lm_head."""
 
 _TEACHER_FIELDS = frozenset(
-    "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-    "intermediate_size max_position_embeddings tie_word_embeddings initializer_range rms_norm_eps "
-    "bos_token_id eos_token_id pad_token_id".split()
+    {
+        "bos_token_id",
+        "eos_token_id",
+        "head_dim",
+        "hidden_size",
+        "initializer_range",
+        "intermediate_size",
+        "max_position_embeddings",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "pad_token_id",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "vocab_size",
+    }
 )
 
 
@@ -38,7 +51,7 @@ class StudentConfig(PreTrainedConfig):
     ) -> None:
         if schema > SCHEMA:
             raise CheckpointError(
-                f"student config: schema {schema} is newer than this evalsuite knows ({SCHEMA}); update evalsuite"
+                f"student config: schema {schema} is newer than this evalsuite knows ({SCHEMA}); update it"
             )
         # transformers builds an empty config to learn the defaults; it describes no model.
         self.teacher = dict(teacher or {})

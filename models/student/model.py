@@ -25,7 +25,7 @@ class StudentPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
-    _skip_keys_device_placement = ("past_key_values",)
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 -- transformers' name
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
@@ -145,9 +145,9 @@ class StudentModel(StudentPreTrainedModel):
         position_ids: Tensor,
         past_key_values: Any,
         cu_seqlens: Tensor | None,
-    ) -> dict[int | None, Tensor | None]:
+    ) -> dict[int | None, Any]:
         """Attention masks by window, for the softmax layers that there are."""
-        masks: dict[int | None, Tensor | None] = {}
+        masks: dict[int | None, Any] = {}
         for index, layer in enumerate(self.layers):
             if isinstance(layer.self_attn, Mixer) or layer.self_attn.window in masks:
                 continue
@@ -231,7 +231,7 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
         check_attention(self.config._attn_implementation, self.model)
         self.config.base._attn_implementation = self.config._attn_implementation
 
-    def _prepare_cache_for_generation(
+    def _prepare_cache_for_generation(  # type: ignore[override]  # says bool, returns nothing
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
