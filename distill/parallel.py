@@ -33,6 +33,8 @@ class Parallel:
                 chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             elif chosen.index is not None and chosen.index >= torch.cuda.device_count():
                 raise ConfigError(f"device '{chosen}': there are {torch.cuda.device_count()} CUDA devices")
+            elif chosen.index is None:
+                chosen = torch.device("cuda", torch.cuda.current_device())
             torch.cuda.set_device(chosen)
         self.device = chosen
         if self.world > 1 and not distributed.is_initialized():

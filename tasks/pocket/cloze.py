@@ -9,10 +9,10 @@ CHARACTERS = 4
 
 _OPENINGS = (
     "{n} found a {o} in the {s}.",
-    "In the {s}, {n} bought a {o}.",
-    "{n} made a {o} at the {s}.",
-    "{n} went to the {s} and came back with a {o}.",
-    "At the {s} somebody gave {n} a {o}.",
+    "{n} bought a {o} at the {s}.",
+    "{n} made a {q} {o} in the {s}.",
+    "{n} went for a {o} to the {s}.",
+    "{n} came back with a {o} from the {s}.",
 )
 
 _RAIN = "Then the rain came and they all went home."
@@ -43,7 +43,7 @@ def draw(rng: random.Random, *, characters: int = CHARACTERS, endings: int = 1) 
     things = rng.sample(lexicon.THINGS, characters)
     spots = rng.sample(lexicon.SPOTS, characters)
     story = [
-        rng.choice(_OPENINGS).format(n=name, o=thing, s=spot)
+        rng.choice(_OPENINGS).format(n=name, o=thing, s=spot, q=rng.choice(lexicon.QUALITIES))
         for name, thing, spot in zip(names, things, spots, strict=True)
     ]
     if rng.random() < 0.5:
