@@ -1,0 +1,146 @@
+"""Generation through EvalScope: its prompts, extraction and metrics over documents of ours."""
+
+from typing import Any
+
+import pytest
+
+from evalsuite.foundation import ConfigError, DataError
+from evalsuite.foundation.strict import parse
+from evalsuite.models.engine.requests import GenerateAnswer
+from evalsuite.protocols.encode import Encoder
+from evalsuite.protocols.generation import GenerationBenchmark, prompt_text
+from evalsuite.protocols.outcome import looped, outcome_of
+from evalsuite.tasks.benchmark import Benchmark, load_benchmark
+from evalsuite.tasks.documents import documents, identified
+
+ARC = {
+    "id": "1",
+    "question": "Which is largest?",
+    "choices": {"text": ["an ant", "an elephant", "a cat"], "label": ["A", "B", "C"]},
+    "answerKey": "B",
+}
+GSM = {"question": "Two and two?", "answer": "2 + 2 = 4\n#### 4"}
+
+
+def harness(name: str, rows: list[dict], **options: Any) -> GenerationBenchmark:
+    return GenerationBenchmark(load_benchmark(name), identified((row, None) for row in rows), **options)
+
+
+def written(text: str, finish: str = "eos") -> GenerateAnswer:
+    return GenerateAnswer(tuple(range(max(1, len(text.split())))), text, finish)
+
+
+def test_letters_are_asked_for_and_read_as_evalscope_does() -> None:
+    arc = harness("arc_easy", [ARC])
+    ((role, text),) = arc.messages(0)
+    assert role == "user"
+    assert text.startswith("Answer the following multiple choice question.")
+    assert text.endswith("Which is largest?\n\nA) an ant\nB) an elephant\nC) a cat")
+    right = arc.judge(0, written("ANSWER: B"))
+    assert (right.values, right.outcome, right.chance) == ({"accuracy": 1.0}, "ok", pytest.approx(1 / 3))
+    assert arc.judge(0, written("ANSWER: C")).values == {"accuracy": 0.0}
+    lost = arc.judge(0, written("i would rather not say"))
+    assert (lost.values, lost.outcome) == ({"accuracy": 0.0}, "extraction_failed")
+    assert lost.detail == {
+        "response": "i would rather not say",
+        "extracted": "",
+        "target": "B",
+        "finish": "eos",
+        "tokens": 5,
+    }
+
+
+def test_columns_are_renamed_by_expressions() -> None:
+    piqa = harness("piqa", [{"goal": "open a jar", "sol1": "turn the lid", "sol2": "sing to it", "label": 0}])
+    assert "open a jar\n\nA) turn the lid\nB) sing to it" in piqa.messages(0)[0][1]
+    assert piqa.judge(0, written("ANSWER: A")).values == {"accuracy": 1.0}
+
+
+def test_worked_answers_are_read_from_the_box() -> None:
+    examples = identified(
+        ({"question": f"{number} and 1?", "answer": f"work\n#### {number + 1}"}, None) for number in range(6)
+    )
+    gsm = harness("gsm8k", [GSM], shots=4, examples=examples)
+    ((_, text),) = gsm.messages(0)
+    assert [f"{number} and 1?" in text for number in range(6)] == [True] * 4 + [False] * 2
+    assert text.index("3 and 1?") < text.index("Two and two?")
+    right = gsm.judge(0, written("It is \\boxed{4}."))
+    assert right.values == {"accuracy": 1.0}
+    assert right.detail["extracted"] == "4"
+    assert gsm.judge(0, written("It is \\boxed{5}.")).values == {"accuracy": 0.0}
+    # Judging does not need the examples.
+    assert harness("gsm8k", [GSM]).judge(0, written("\\boxed{4}")).values == {"accuracy": 1.0}
+
+
+def test_rows_with_a_prompt_are_asked_literally_and_judged_by_their_rule(tokenizer: Any) -> None:
+    facts = load_benchmark("pocket_facts")
+    found = documents(facts, limit=3)
+    asked = GenerationBenchmark(facts, found)
+    questions = asked.questions(Encoder(tokenizer), template=True)
+    for number, (document, question) in enumerate(zip(found, questions, strict=True)):
+        assert asked.messages(number) == [("user", document.row["prompt"])]
+        assert tokenizer.decode(question.prompt) == tokenizer.decode(tokenizer.encode(document.row["prompt"]))
+        right = asked.judge(number, written(f" {document.row['answer']}", "stop"))
+        assert (right.values, right.chance) == ({"accuracy": 1.0}, 0)
+        assert asked.judge(number, written(" nonsense", "stop")).values == {"accuracy": 0.0}
+
+
+def test_a_failed_answer_has_no_values() -> None:
+    judged = harness("arc_easy", [ARC]).judge(0, GenerateAnswer.failed("too long"))
+    assert (judged.values, judged.outcome) == ({}, "error")
+
+
+def test_what_evalscope_cannot_ask_is_refused_by_name() -> None:
+    own = load_benchmark("arc_easy").model_dump()
+    unknown = parse(own | {"generation": own["generation"] | {"dataset": "arcc"}}, Benchmark, "b.yaml")
+    with pytest.raises(ConfigError, match="no EvalScope benchmark 'arcc'"):
+        GenerationBenchmark(unknown, identified([(ARC, None)]))
+    with pytest.raises(DataError, match="cannot read document"):
+        harness("arc_easy", [{"question": "no choices"}])
+    with pytest.raises(ConfigError, match="4 shots asked, 1 examples of main"):
+        harness("gsm8k", [GSM], shots=4, examples=identified([(GSM, None)]))
+    with pytest.raises(ConfigError, match="lambada_openai: has no generation protocol"):
+        harness("lambada_openai", [{"text": "a b"}])
+
+
+class Template:
+    chat_template = "yes"
+
+    def apply_chat_template(self, chat: list[dict[str, str]], **how: Any) -> str:
+        assert how == {"tokenize": False, "add_generation_prompt": True}
+        return "".join(f"<{each['role']}>{each['content']}" for each in chat) + "<assistant>"
+
+
+def test_prompts_are_chats_texts_or_literal() -> None:
+    messages = [("system", "be brief"), ("user", "hello")]
+    assert prompt_text(messages, "chat", Template()) == "<system>be brief<user>hello<assistant>"
+    assert prompt_text(messages, "chat", None) == "be brief\n\nhello\n"
+    assert prompt_text(messages[1:], "literal", Template()) == "hello"
+
+
+LOOP = tuple([1, 2, 3] + [7, 8, 9] * 12)
+
+
+@pytest.mark.parametrize(
+    ("answer", "extracted", "right", "outcome"),
+    [
+        (GenerateAnswer(LOOP, "x", "length"), "", True, "ok"),
+        (GenerateAnswer(LOOP, "x", "length"), "A", False, "looped"),
+        (GenerateAnswer((1, 2), "x y", "length"), "", False, "truncated"),
+        (GenerateAnswer((1, 2), "x y", "length"), "x y", False, "truncated"),
+        (GenerateAnswer((1, 2), "x y", "length"), "A", False, "ok"),
+        (GenerateAnswer((1, 2), "x y", "eos"), "", False, "extraction_failed"),
+        (GenerateAnswer((1, 2), "x y", "eos"), "A", False, "ok"),
+        (GenerateAnswer.failed("no"), "", False, "error"),
+    ],
+)
+def test_the_triage_of_answers(answer: GenerateAnswer, extracted: str, right: bool, outcome: str) -> None:
+    assert outcome_of(answer, extracted, right=right) == outcome
+
+
+def test_a_loop_is_a_repeated_end_and_not_a_repeated_word() -> None:
+    assert looped(LOOP)
+    assert looped((5,) * 40)
+    assert not looped((5,) * 20)
+    assert not looped(tuple(range(100)))
+    assert not looped((*LOOP, 1, 2))
