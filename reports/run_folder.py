@@ -33,6 +33,8 @@ class ProtocolPlan(Strict):
     units: str | None = None
     """For `lower`: the value that counts a document's units (words, bytes); None counts each document 1."""
     shots: int = Field(default=0, ge=0)
+    prompt: str = ""
+    """How a prompt reaches the model under generation: `chat template`, `plain text` or `literal`."""
     sampling: str = ""
     """`Sampling.key()`; empty under log-likelihood."""
     seeds: tuple[int, ...] = (0,)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from evalsuite.reports.run_folder import BenchmarkPlan, CheckpointPlan, Plan, Pr
 from evalsuite.tasks.benchmark import Benchmark
 from evalsuite.tasks.documents import Document, documents
 from evalsuite.tasks.suite import Entry, Suite, load_suite, resolve, sampling_of
+
+SHORT = 256
+"""Characters up to which a text's token count is remembered."""
 
 
 @dataclass(frozen=True)
@@ -142,12 +145,19 @@ def gather(
 
 
 def counter(tokenizer: Any) -> Callable[[str], int]:
-    """Return a function that counts the tokens of a text, special tokens not counted."""
+    """Return a function that counts the tokens of a text, special tokens not counted.
+
+    Generators count the same filler again and again: short texts are counted once.
+    """
+    fast = getattr(tokenizer, "backend_tokenizer", None)
 
     def count(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False))
+        if fast is None:
+            return len(tokenizer.encode(text, add_special_tokens=False))
+        return len(fast.encode(text, add_special_tokens=False).ids)
 
-    return count
+    remembered = lru_cache(maxsize=1 << 16)(count)
+    return lambda text: remembered(text) if len(text) <= SHORT else count(text)
 
 
 def plan_of(asking: Asking, subjects: Sequence[Subject], cells: Sequence[Cell]) -> Plan:
@@ -184,9 +194,11 @@ def _benchmark_plan(asking: Asking, entry: Entry, benchmark: Benchmark) -> Bench
         else:
             assert benchmark.generation is not None
             sampling = asking.sampling(benchmark)
+            how_asked = "chat template" if asking.template else "plain text"
             protocols[protocol] = ProtocolPlan(
                 metric=benchmark.generation.metric,
                 shots=shots,
+                prompt=how_asked if benchmark.generation.prompt == "chat" else "literal",
                 sampling=Sampling(**{**sampling, "stop": tuple(sampling["stop"])}).key(),
                 seeds=asking.seeds(benchmark),
             )

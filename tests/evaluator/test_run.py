@@ -80,6 +80,7 @@ def test_the_plan_is_what_the_reports_read(crew: Any, suite: Path, tmp_path: Pat
     needles = plan.benchmarks[2]
     assert needles.contexts == (128, 256)
     assert needles.chance == "per_document"
+    assert needles.protocols["generation"].prompt == "literal"
     for benchmark, protocol in plan.cells():
         how = benchmark.protocols[protocol]
         frame = read_run_records(run, benchmark.name, protocol, [how.metric])
