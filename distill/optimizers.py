@@ -21,7 +21,7 @@ def build_optimizers(
     groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
         peak = stage.lr if is_mixer(name) or stage.lr_rest is None else stage.lr_rest
-        matrix = parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
+        matrix = parameter.ndim == 2 and not any(part in name for part in ("embed_tokens", "lm_head", "conv"))
         decay = settings.weight_decay if matrix else 0.0
         groups.setdefault((peak, decay, matrix and settings.kind == "muon"), []).append(parameter)
     device = next(iter(parameters.values())).device

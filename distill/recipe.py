@@ -7,7 +7,6 @@ A name may carry variants after a colon: each is a set of overrides that the rec
 """
 
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -278,7 +277,7 @@ class Recipe(Strict):
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Name → overrides, for the ablations of the source; ask for one with `recipe:name`."""
 
-    @cached_property
+    @property
     def hash(self) -> str:
         """16 hex digits over all that decides the result (titles, notes, variants and saving do not)."""
         decisive = self.model_dump(mode="json", exclude={"title", "source", "notes", "variants", "saving"})

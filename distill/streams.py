@@ -30,7 +30,10 @@ class Groups(Protocol):
 
 
 class Provider(Protocol):
-    """What a stream reads from: windows in a shuffled order, tokenized."""
+    """What a stream reads from: windows in a shuffled order, tokenized.
+
+    The pocket world's texts are independent draws, so theirs is left as it is.
+    """
 
     def window(self, position: Position, order: tuple[int, ...]) -> tuple[Groups, Position | None]:
         """The groups of the window at `position`, shuffled by `order`, and the next position."""
@@ -48,7 +51,7 @@ class _LazyGroups:
 
 
 class SerialProvider:
-    """Reads and tokenizes in the calling thread."""
+    """Reads, shuffles and tokenizes in the calling thread."""
 
     def __init__(self, reader: Reader, encode: Encode) -> None:
         self._reader, self._encode = reader, encode
@@ -56,7 +59,9 @@ class SerialProvider:
     def window(self, position: Position, order: tuple[int, ...]) -> tuple[Groups, Position | None]:
         """See `Provider`."""
         examples, following = self._reader.window(position)
-        return _LazyGroups(shuffled(examples, *order), self._encode), following
+        if not isinstance(self._reader, PocketReader):
+            examples = shuffled(examples, *order)
+        return _LazyGroups(examples, self._encode), following
 
 
 class PocketProvider:
@@ -75,7 +80,7 @@ class PocketProvider:
         self._coming: deque[tuple[Position, Future[list[Document]]]] = deque()
 
     def window(self, position: Position, order: tuple[int, ...]) -> tuple[Groups, Position | None]:
-        """See `Provider`; the texts are independent draws, so their order is not changed."""
+        """See `Provider`."""
         if self._coming and self._coming[0][0] != position:
             self._coming.clear()
         following = position
