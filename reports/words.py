@@ -140,7 +140,7 @@ def gap_clause(row: GapRow) -> str:
         return f"it loses {points} more when it must write them"
     if row.gap.high < 0:
         return f"it loses {points} less when it writes them"
-    return "that writing them costs it more is not proven"
+    return "no further loss is proven when it must write them"
 
 
 def _without_recovery(report: Report) -> str:

@@ -72,7 +72,7 @@ def curves(
     for tick in plot.y_axis.ticks:
         y = plot.y(tick)
         parts.append(element("line", kind="grid", x1=0, x2="100%", y1=y, y2=y))
-        word = f"{tick:g}{y_suffix}"
+        word = f"{tick:,.10g}{y_suffix}"
         parts.append(element("text", word, kind="tick", x=-8, y=y + 4, text_anchor="end"))
     if reference is not None:
         y = plot.y(reference)
@@ -95,8 +95,8 @@ def _curve(curve: Curve, index: int, plot: Plot) -> Markup:
         x = plot.x(point.x)
         inside = [element("title", point.label or curve.name)]
         if point.low is not None and point.high is not None:
-            ends = {"y1": plot.y(point.low), "y2": plot.y(point.high)}
-            inside.append(element("line", kind="whisker", x1=x, x2=x, **ends))
+            low, high = plot.y(point.low), plot.y(point.high)
+            inside.append(element("line", kind="whisker", x1=x, x2=x, y1=low, y2=high))
         inside.append(element("circle", kind="disc", cx=x, cy=plot.y(point.y), r=4.5))
         parts.append(element("g", Markup("").join(inside)))
     return element("g", Markup("").join(parts), kind=f"series s{index % 8}")

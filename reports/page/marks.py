@@ -51,13 +51,21 @@ def interval_mark(interval: Interval, axis: Axis, label: str, *, reference: floa
     return figure("mark", 28, label, parts)
 
 
-def axis_mark(axis: Axis, suffix: str = "") -> Markup:
-    """The numbers of an axis, for a table's head."""
+def axis_mark(axis: Axis, most: int = 4) -> Markup:
+    """The numbers of an axis, for a table's head: every one, or every so many that `most` remain.
+
+    100 keeps its number if it is on the axis. Every second number gives way on a phone.
+    """
+    stride = -(-len(axis.ticks) // most)
+    start = axis.ticks.index(100.0) % stride if 100.0 in axis.ticks else 0
     parts = []
-    for tick in axis.ticks:
+    numbered = axis.ticks[start::stride]
+    kept = numbered.index(100.0) % 2 if 100.0 in numbered else 0
+    for position, tick in enumerate(numbered):
         x = axis.at(tick)
         anchor = "start" if x < 3 else "end" if x > 97 else "middle"
-        parts.append(element("text", f"{tick:g}{suffix}", x=f"{x}%", y=11, text_anchor=anchor))
+        kind = "major" if position % 2 == kept else "minor"
+        parts.append(element("text", f"{tick:g}", kind=kind, x=f"{x}%", y=11, text_anchor=anchor))
     size: dict[str, object] = {"width": "100%", "height": 14, "overflow": "visible"}
     return element("svg", Markup("").join(parts), kind="axis", aria_hidden="true", **size)
 

@@ -1,0 +1,318 @@
+"""Tiles, published figures, pairs, lineage, environment: the rest of the page."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from evalsuite.reports import words
+from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.lineage import lineage_of
+from evalsuite.reports.page.axes import nice_axis
+from evalsuite.reports.page.marks import axis_mark, interval_mark
+from evalsuite.reports.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One large figure."""
+
+    figure: str
+    unit: str
+    text: str
+    href: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedLine:
+    """Our recovery beside the published one."""
+
+    label: str
+    ours: str
+    interval: str
+    mark: Markup
+    theirs: str
+    about: str
+    sort_ours: float | None
+    sort_theirs: float
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedView:
+    """The section."""
+
+    caption: str
+    citation: str
+    axis: Markup
+    lines: tuple[PublishedLine, ...]
+    columns: tuple[str, ...]
+    printed: tuple[tuple[str, tuple[str, ...]], ...]
+    """Model of the paper → printed recovery per benchmark."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairLine:
+    """Two checkpoints."""
+
+    first: str
+    second: str
+    protocol: str
+    difference: str
+    interval: str
+    contest: str
+    mcnemar: str
+    holm: str
+    detectable: str
+    kind: str
+    sort: float
+    sort_holm: float
+
+
+@dataclass(frozen=True, slots=True)
+class LineageView:
+    """Where a checkpoint comes from."""
+
+    label: str
+    role: str
+    facts: tuple[tuple[str, str], ...]
+    stages: tuple[tuple[str, str, str], ...]
+    """Name, objective, tokens."""
+
+
+def tiles(report: Report) -> list[Tile]:
+    """Up to four figures that sum the report up."""
+    found = [_best(report), _largest_gap(report), _order_changes(report), _needle_reach(report)]
+    chosen = [tile for tile in found if tile is not None]
+    if len(chosen) < 4:
+        chosen.append(_size_of_evidence(report))
+    return chosen
+
+
+def _best(report: Report) -> Tile | None:
+    best = words.best_student(report)
+    if best is None or best.recovery.interval is None:
+        return None
+    label = report.subjects[best.subject].label
+    how = "answers ranked" if best.protocol == "loglikelihood" else "answers written"
+    text = f"best recovery, {how}: {label} ({words.span(best.recovery.interval)})"
+    if best.rank_high is not None and best.rank_high > 1:
+        text += f"; ranks 1 to {best.rank_high} are not told apart"
+    return Tile(words.percent(best.recovery.point), "%", text, "#recovery")
+
+
+def _largest_gap(report: Report) -> Tile | None:
+    rows = [row for row in report.gaps if row.benchmark == ALL]
+    if not rows:
+        return None
+    row = max(rows, key=lambda row: row.gap.point)
+    label = report.subjects[row.subject].label
+    text = f"points more lost when written than when ranked: {label} ({words.span(row.gap)}), the largest gap"
+    return Tile(words.signed(100 * row.gap.point), "pt", text, "#gap")
+
+
+def _order_changes(report: Report) -> Tile | None:
+    agreement = report.agreement
+    if agreement is None or agreement.pairs == 0:
+        return None
+    tau = "" if agreement.tau is None else f" (τ {agreement.tau:.2f})"
+    text = f"pairs of students change order between the protocols{tau}"
+    return Tile(f"{len(agreement.inversions)} of {agreement.pairs}", "", text, "#ranks")
+
+
+def _needle_reach(report: Report) -> Tile | None:
+    """The longest context at which a student still finds half of the needles of the first such benchmark."""
+    students = report.students()
+    for benchmark in report.benchmarks:
+        rows = [
+            row
+            for row in report.scores
+            if row.benchmark == benchmark.name and row.context is not None and row.subject in students
+        ]
+        if not rows:
+            continue
+        reach = [row for row in rows if row.score.point >= 0.5]
+        if not reach:
+            shortest = min(row.context for row in rows if row.context is not None)
+            text = f"no student finds half of the needles, even at {words.tokens(shortest)}"
+            text += f" ({benchmark.title})"
+            return Tile("0", "", text, "#needles")
+        longest = max(row.context for row in reach if row.context is not None)
+        here = [row for row in reach if row.context == longest]
+        best = max(here, key=lambda row: row.score.point)
+        who = report.subjects[best.subject].label
+        if len(here) > 1:
+            who += f" and {len(here) - 1} more"
+        text = f"longest context with half of the needles found by a student: {who} ({benchmark.title})"
+        return Tile(words.tokens(longest), "", text, "#needles")
+    return None
+
+
+def _size_of_evidence(report: Report) -> Tile:
+    documents = sum(len(cell.documents) for cell in report.panel.cells)
+    text = f"questions over {len(report.benchmarks)} benchmarks, the same for every checkpoint"
+    return Tile(words.count(documents), "", text, "#method")
+
+
+def published_view(report: Report) -> PublishedView | None:
+    """Our recovery beside the published one; None where no benchmark and mixer is theirs."""
+    rows = report.published
+    if not rows:
+        return None
+    ends = [100 * row.theirs for row in rows]
+    for row in rows:
+        if row.ours.interval is not None:
+            ends += [100 * row.ours.interval.low, 100 * row.ours.interval.high]
+    axis = nice_axis(ends, include=[100.0])
+    lines = []
+    for row in rows:
+        label = report.subjects[row.subject].label
+        mark = Markup("")
+        if row.ours.interval is not None:
+            said = f"ours {words.estimate(row.ours)}, published {words.percent(row.theirs)}"
+            mark = interval_mark(row.ours.interval.scaled(100), axis, said, reference=100 * row.theirs)
+        lines.append(
+            PublishedLine(
+                label=label,
+                ours=words.percent(row.ours.point),
+                interval=words.span(row.ours.interval) if row.ours.interval else "",
+                mark=mark,
+                theirs=words.percent(row.theirs),
+                about=f"{row.model}, {row.scale}",
+                sort_ours=row.ours.point,
+                sort_theirs=row.theirs,
+            )
+        )
+    names = tuple(dict.fromkeys(name for row in rows for name in row.benchmarks))
+    printed = tuple(
+        (
+            f"{row.model}, {row.scale}",
+            tuple(
+                words.percent(row.scores[n][0] / row.scores[n][1]) if n in row.scores else words.NOTHING
+                for n in names
+            ),
+        )
+        for row in rows
+    )
+    return PublishedView(
+        caption=(
+            f"Recovery over the benchmarks that both have ({', '.join(names)}), against the student with "
+            "the same mixer and the nearest size in the paper. The dashed line is the published figure. "
+            "Teachers, data and token budgets differ: this is a landmark, not a contest."
+        ),
+        citation=rows[0].citation,
+        axis=axis_mark(axis),
+        lines=tuple(lines),
+        columns=names,
+        printed=printed,
+    )
+
+
+def pair_lines(report: Report) -> list[PairLine]:
+    """Any two checkpoints, per protocol; the least certain differences are as visible as the largest."""
+    return [
+        PairLine(
+            first=report.subjects[row.first].label,
+            second=report.subjects[row.second].label,
+            protocol=words.PROTOCOL_WORDS[row.protocol],
+            difference=words.signed(100 * row.difference.point),
+            interval=words.span(row.difference),
+            contest=f"{words.count(row.wins)} : {words.count(row.losses)}",
+            mcnemar=words.NOTHING if row.mcnemar is None else p_value(row.mcnemar),
+            holm=p_value(row.p_holm),
+            detectable=words.NOTHING if row.detectable is None else f"{100 * row.detectable:.1f}",
+            kind="tie" if not row.proven else "gain" if row.difference.point > 0 else "loss",
+            sort=row.difference.point,
+            sort_holm=row.p_holm,
+        )
+        for row in report.pairs
+    ]
+
+
+def p_value(p: float) -> str:
+    """A p-value to two digits, never ``0.00``."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def replicate_sentences(report: Report) -> list[str]:
+    """What training seeds do to a recovery."""
+    return [
+        f"{len(group.subjects)} training runs that differ by seed alone "
+        f"({', '.join(report.subjects[i].label for i in group.subjects)}) recover "
+        f"{words.percent(group.mean)} % on average, with a standard deviation of {100 * group.deviation:.2f} "
+        f"points when {words.PROTOCOL_WORDS[group.protocol]}: differences under {200 * group.deviation:.1f} "
+        "points between recipes are a tie."
+        for group in report.replicates
+    ]
+
+
+def lineages(report: Report) -> list[LineageView]:
+    """The lineage of every checkpoint."""
+    views = []
+    for subject in report.subjects:
+        lineage, plan = lineage_of(subject.plan), subject.plan
+        facts = [
+            ("weights", plan.weights_id),
+            ("path", plan.path),
+            ("parameters", words.count(plan.parameters) if plan.parameters else ""),
+            ("mixers", lineage.describe_mixers()),
+            ("recipe", " ".join(part for part in (lineage.recipe, lineage.recipe_hash) if part)),
+            ("seed", "" if lineage.seed is None else str(lineage.seed)),
+            ("teacher", " ".join(part for part in (lineage.teacher_path, lineage.teacher_id) if part)),
+            ("tokens", words.count(lineage.tokens) if lineage.tokens else ""),
+            ("training", "" if lineage.complete else "a checkpoint along the way"),
+        ]
+        stages = tuple(
+            (
+                stage.name,
+                stage.objective,
+                words.NOTHING if stage.tokens is None else words.count(stage.tokens),
+            )
+            for stage in lineage.stages
+        )
+        views.append(LineageView(subject.label, plan.role, tuple(f for f in facts if f[1]), stages))
+    return views
+
+
+def environment_facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The environment as lines of text, nested objects in one line of JSON each."""
+    return [
+        (str(key), value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True))
+        for key, value in environment.items()
+        if value not in ({}, [], None, "")
+    ]
+
+
+def meta(report: Report) -> list[str]:
+    """The line under the headline."""
+    students = len(report.students())
+    parts = []
+    teachers = [report.subjects[i] for i in report.teachers]
+    if teachers:
+        parts.append("teacher " + ", ".join(teacher.label for teacher in teachers))
+    parts.append(f"{students} student{'s' if students != 1 else ''}{_tokens_each(report)}")
+    seeds = max((len(cell.seeds) for cell in report.panel.cells), default=1)
+    benchmarks = len(report.benchmarks)
+    parts.append(f"{benchmarks} benchmark{'s' if benchmarks != 1 else ''}")
+    if seeds > 1:
+        parts.append(f"{seeds} seeds")
+    parts.append(f"{words.count(report.panel.records)} records")
+    devices = {name for environment in report.environments for name in _devices(environment)}
+    parts += sorted(devices)
+    parts.append(max(plan.created for plan in report.panel.merged.plans)[:10])
+    return parts
+
+
+def _tokens_each(report: Report) -> str:
+    counts = {lineage_of(report.subjects[i].plan).tokens for i in report.students()}
+    only = counts.pop() if len(counts) == 1 else None
+    return f", {words.tokens(only)} tokens each" if only else ""
+
+
+def _devices(environment: Mapping[str, Any]) -> list[str]:
+    accelerators = environment.get("accelerators")
+    if isinstance(accelerators, list) and accelerators:
+        return sorted({str(name) for name in accelerators})
+    device = environment.get("device")
+    return [str(device)] if device else []
