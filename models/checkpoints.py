@@ -22,7 +22,7 @@ from evalsuite.foundation import CheckpointError, EvalsuiteError
 from evalsuite.models.identity import weights_id
 from evalsuite.models.weights import stored_tensors
 
-POCKET = Path(__file__).parent / "pocket" / "teacher"
+POCKET = Path(__file__).parent / "pocket"
 """Where the pocket teacher's checkpoint lies."""
 
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]

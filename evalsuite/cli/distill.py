@@ -39,15 +39,19 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Distil, or say what distilling would cost."""
-    from evalsuite.distill import distill, dry_run, load_recipe
+    from evalsuite.distill import load_recipe
     from evalsuite.foundation import ConfigError
 
     recipe = load_recipe(arguments.recipe, arguments.overrides)
     if arguments.dry_run:
+        from evalsuite.distill import dry_run
+
         print(dry_run(recipe, mixers=arguments.mixer, device=arguments.device))
         return 0
     if arguments.out is None:
         raise ConfigError("--out DIR is required (or --dry-run)")
+    from evalsuite.distill import distill
+
     folders = distill(
         recipe, arguments.out, mixers=arguments.mixer, device=arguments.device, quiet=arguments.quiet
     )
