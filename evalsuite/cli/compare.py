@@ -22,6 +22,11 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--suite", help="what checkpoints are asked (only with checkpoints)")
     parser.add_argument("--teacher", help="with runs: the label of the teacher; with checkpoints: its path")
     parser.add_argument("--out", type=Path, required=True, help="folder for the report")
+    parser.add_argument(
+        "--questions",
+        action="store_true",
+        help="show question texts in the drill-down, from the documents that the runs keep",
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="a seeded sample of N documents per benchmark")
     add_model_options(parser)
     add_data_option(parser)
@@ -61,5 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
             quiet=arguments.quiet,
         )
         teacher = None
-    print_leaderboard(compare(runs, arguments.out, teacher=teacher, data=arguments.data))
+    questions = None
+    if arguments.questions:
+        from evalsuite.evaluator.questions import questions_of
+
+        questions = questions_of(runs)
+    print_leaderboard(compare(runs, arguments.out, teacher=teacher, questions=questions))
     return 0

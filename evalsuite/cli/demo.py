@@ -28,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.cli.report import print_leaderboard
     from evalsuite.distill import distill, load_recipe
     from evalsuite.evaluator import evaluate
+    from evalsuite.evaluator.questions import questions_of
     from evalsuite.reports import compare
 
     started = time.monotonic()
@@ -42,9 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
         quiet=arguments.quiet,
     )
     evaluated = time.monotonic()
-    written = compare([out], out / "report")
+    comparison = compare([out], out / "report", questions=questions_of([out]))
     ended = time.monotonic()
-    print_leaderboard(written)
+    print_leaderboard(comparison)
     print(
         f"distilled in {distilled - started:.0f} s, evaluated in {evaluated - distilled:.0f} s, "
         f"reported in {ended - evaluated:.0f} s"
