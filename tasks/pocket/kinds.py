@@ -7,7 +7,6 @@ from functools import partial
 
 from evalsuite.tasks.pocket import arithmetic, cloze, instructions, needles, recall
 from evalsuite.tasks.pocket.question import Question
-from evalsuite.tasks.pocket.vocabulary import count_tokens
 
 Draw = Callable[[random.Random, int | None, needles.CountTokens], Question]
 
@@ -38,7 +37,14 @@ def _needle(
 ) -> Question:
     if context is None:
         raise ValueError(f"{style.name} needs a context length")
-    return needles.draw(rng, style, context, count)[0]
+    aim = context
+    while True:
+        question = needles.draw(rng, style, aim, count)[0]
+        # Counts of the pocket tokenizer add up, so this ends at once; another tokenizer's may not.
+        excess = count(question.prompt) + style.reserve - context
+        if excess <= 0:
+            return question
+        aim -= excess
 
 
 _ALL = (
@@ -71,5 +77,3 @@ _ALL = (
 )
 
 KINDS = {kind.name: kind for kind in _ALL}
-
-__all__ = ["CONTEXTS", "KINDS", "Kind", "count_tokens"]
