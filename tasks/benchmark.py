@@ -33,7 +33,9 @@ class Source(Strict):
     merged: bool = False
     """The hub keeps one config per subject; frozen, they are one file with `subject_column`."""
     where: dict[str, str] = Field(default_factory=dict)
-    """Keep only rows whose columns have these values."""
+    """Keep only rows whose columns have these values; case and surrounding space do not count."""
+    derive: str | None = None
+    """A name from `evalsuite.tasks.derive.DERIVE`, which makes questions of the rows."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Source":
@@ -95,6 +97,8 @@ class Generation(Strict):
     """Columns that EvalScope expects, as Jinja expressions over the row: ``question: goal``."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of EvalScope's benchmark (`dataset_args`)."""
+    executes: bool = False
+    """Judging runs code that the model wrote: only where a user allows it."""
     sampling: SamplingSpec
     chance: Chance = None
     """Where it differs from the benchmark's own."""
@@ -126,7 +130,7 @@ class Benchmark(Strict):
     group: str | None = None
     """Suite of which it is a part, such as ``longbench``."""
     needs: str | None = None
-    """What a user must bring or allow: shown by `evalsuite show`, refused at run time until given."""
+    """What a user must bring or allow beside its data; shown by `evalsuite show`."""
     loglikelihood: LogLikelihood | None = None
     generation: Generation | None = None
 

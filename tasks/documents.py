@@ -13,6 +13,7 @@ from typing import Any
 from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
 from evalsuite.tasks.benchmark import Benchmark, Source
 from evalsuite.tasks.data import DataSource, open_source
+from evalsuite.tasks.derive import DERIVE
 
 CountTokens = Callable[[str], int]
 
@@ -115,8 +116,18 @@ def _read(source: Source, split: str, data: DataSource) -> list[tuple[dict[str, 
     for column, value in source.where.items():
         if found and column not in found[0][0]:
             raise DataError(f"{source.dataset}: has no column '{column}'{nearest(column, found[0][0])}")
-        found = [(row, subject) for row, subject in found if str(row[column]) == value]
-    return found
+        found = [(row, subject) for row, subject in found if _plain(row[column]) == _plain(value)]
+    if source.derive is None:
+        return found
+    if source.derive not in DERIVE:
+        raise ConfigError(
+            f"{source.dataset}: unknown derive '{source.derive}'{nearest(source.derive, DERIVE)}"
+        )
+    return [(row, None) for row in DERIVE[source.derive]([row for row, _ in found], data)]
+
+
+def _plain(value: Any) -> str:
+    return str(value).strip().lower()
 
 
 def _subject(row: dict[str, Any], source: Source) -> str | None:

@@ -6,10 +6,12 @@ written. Nothing of its loading, thread pool, caches or reports is used.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
 from evalsuite.models.engine.requests import GenerateAnswer
+from evalsuite.protocols import sandbox
 from evalsuite.protocols.encode import Encoder
 from evalsuite.protocols.outcome import outcome_of
 from evalsuite.protocols.question import Judgement, Question, one_in
@@ -79,12 +81,29 @@ class GenerationBenchmark:
             model=Replay(), eval_type="custom", datasets=[name], dataset_args={name: options}, seed=SEED
         )
         adapter = get_benchmark(name, config)
+        if self._how.executes:
+            self._limit(adapter)
         numbered = list(enumerate(self._documents))
         adapter.load_subset = lambda subset, data_loader: self._dataset(adapter, subset, numbered)
         adapter.load_fewshot_subset = lambda subset, data_loader: self._examples(
             adapter, subset, shots, examples
         )
         return adapter
+
+    def _limit(self, adapter: Any) -> None:
+        """Let EvalScope run code in our sandbox instead of its own, which has no limits or needs Docker."""
+        if not sandbox.allowed():
+            raise ConfigError(
+                f"{self._benchmark.name}: runs code that models write; set {sandbox.ALLOW}=1 to allow it"
+            )
+
+        def run(code: str, **_: Any) -> dict[str, Any]:
+            done = sandbox.run_limited(code)
+            return {"status": "success" if done.passed else "error", "error": done.message}
+
+        kind = type(adapter)
+        adapter.__class__ = type(kind.__name__, (kind,), {"use_sandbox": True})
+        adapter.execute_code_in_sandbox = run
 
     def _subset(self, document: Document) -> str:
         source = self._benchmark.source
@@ -198,8 +217,9 @@ class GenerationBenchmark:
             score = self._adapter.calculate_metrics(state).score
         values = {name: float(value) for name, value in score.value.items()}
         if self._how.metric not in values:
-            reason = "; ".join(str(value) for value in score.metadata.values()) or "no value"
-            return Judgement.failed(f"EvalScope could not judge the answer: {reason}"[:500], chance)
+            reason = "; ".join(str(value) for value in score.metadata.values()) or "it gave no value"
+            needs = f"; {self._benchmark.name} needs {self._benchmark.needs}" if self._benchmark.needs else ""
+            return Judgement.failed(f"EvalScope could not judge the answer: {reason}{needs}"[:500], chance)
         extracted = str(score.extracted_prediction or "")
         target = score.metadata.get("target", sample.target)
         detail = {
@@ -243,4 +263,6 @@ class _Rows:
         }
 
     def convert(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        return {**row, **{name: expression(**row) for name, expression in self._fields.items()}}
+        # Some of EvalScope's benchmarks write into the row.
+        own = deepcopy(dict(row))
+        return own | {name: expression(**own) for name, expression in self._fields.items()}

@@ -1,0 +1,72 @@
+"""Rows that are made of rows: where a benchmark's question is not one row of its data set."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from evalsuite.foundation import DataError
+from evalsuite.tasks.data import DataSource
+
+Row = dict[str, Any]
+Derive = Callable[[list[Row], DataSource], list[Row]]
+
+BEAR_TEMPLATE = 0
+"""Which of a relation's three templates is asked; BEAR's paper averages over them (arXiv 2404.04113)."""
+
+_HEADING = re.compile(r" = [^=]+ = \n?")
+
+
+def statements(rows: list[Row], data: DataSource) -> list[Row]:
+    """BEAR: one question per fact, its choices the whole answer space of the relation.
+
+    lm-pub-quiz ranks whole statements by their summed log-probability, with the first letter in upper
+    case. What all statements of a question begin with adds the same to each: it becomes the prompt, so
+    that it is read once.
+
+    Returns:
+        Rows {"relation", "prompt", "choices", "gold"}.
+    """
+    relations = {row["relation"]: row for row in data.rows("lm-pub-quiz/BEAR", "BEAR", "relations")}
+    found = []
+    for row in rows:
+        relation = relations.get(row["relation"])
+        if relation is None:
+            raise DataError(f"lm-pub-quiz/BEAR: no relation {row['relation']} among its relations")
+        template = relation["templates"][BEAR_TEMPLATE].replace("[X]", row["sub_label"])
+        filled = [template.replace("[Y]", answer) for answer in relation["answer_space_labels"]]
+        texts = [text[:1].upper() + text[1:] for text in filled]
+        prompt = common_beginning(texts)
+        found.append(
+            {
+                "relation": row["relation"],
+                "prompt": prompt,
+                "choices": [text[len(prompt) :] for text in texts],
+                "gold": int(row["answer_idx"]),
+            }
+        )
+    return found
+
+
+def common_beginning(texts: list[str]) -> str:
+    """The whole words that all texts begin with, without the space after them."""
+    first, last = min(texts), max(texts)
+    end = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[: max(0, first.rfind(" ", 0, end))]
+
+
+def pages(rows: list[Row], data: DataSource) -> list[Row]:
+    """Wikitext: its lines joined to articles, each from its title to the next.
+
+    Returns:
+        Rows {"page"}, as in the hub's EleutherAI/wikitext_document_level.
+    """
+    found: list[str] = []
+    for row in rows:
+        if _HEADING.fullmatch(row["text"]) or not found:
+            found.append("")
+        found[-1] += row["text"]
+    return [{"page": page} for page in found if page.strip()]
+
+
+DERIVE: dict[str, Derive] = {"statements": statements, "pages": pages}
+"""By the name that a benchmark's source gives as `derive`: (rows, data source) to rows."""
