@@ -149,7 +149,7 @@ def _pair_with_teachers(checkpoints: list[CheckpointPlan], warnings: list[str]) 
         if checkpoint.role == "teacher":
             continue
         stated = stated_teacher(checkpoint)
-        if stated in families:
+        if stated is not None and stated in families:
             families[stated].append(checkpoint)
         elif len(teachers) == 1:
             families[teachers[0].weights_id].append(checkpoint)

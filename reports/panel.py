@@ -47,6 +47,8 @@ class Cell:
     """[D] chance level as a fraction; None if unknown"""
     units: np.ndarray
     """[C, S, D] for perplexities: number of units of each document; else 1"""
+    prompts: np.ndarray
+    """[D] prompt_hash, the same for all of them"""
 
     @property
     def plan(self) -> ProtocolPlan:
@@ -141,7 +143,8 @@ def _cell(
         return array
 
     answers = grid(frame["value"], np.nan, float)
-    prompts = grid(pd.factorize(frame["prompt_hash"])[0], -1, np.int64)
+    prompt_codes, prompt_hashes = pd.factorize(frame["prompt_hash"])
+    prompts = grid(prompt_codes, -1, np.int64)
     title = place.benchmark.title + ("" if context == NO_CONTEXT else f" at {context:,} tokens")
     rows, kept = _compared(~np.isnan(answers).any(axis=1), prompts, title, place.protocol, subjects, notes)
     if len(kept) == 0:
@@ -161,6 +164,7 @@ def _cell(
         journals=grid(frame["journal"], 0, np.int32)[pick],
         chance=_chance(frame, codes, len(documents), place)[kept] if _has_chance(frame, place) else None,
         units=grid(frame["units"], 1.0, float)[pick],
+        prompts=np.asarray(prompt_hashes, dtype=str)[prompts[pick][0, 0]],
     )
 
 

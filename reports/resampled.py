@@ -83,6 +83,13 @@ class Resampled:
         Where fewer than ten documents are off 0, or off 1, Wilson's interval takes the place of the
         bootstrap, which has no width at 0 and 100 %.
         """
+        draws = self.level_draws_bounded(column)
+        interval = percentile_interval(self.level(column), draws, level, METHOD)
+        assert interval is not None  # the draws of an answered column are finite
+        return interval
+
+    def level_draws_bounded(self, column: int) -> np.ndarray:
+        """Draws of the weighted mean of a column of fractions, as `level_interval` uses them. [draws]"""
         parts = []
         for index, stratum in enumerate(self.strata):
             values, counts = stratum.values[:, column], stratum.counts
@@ -91,9 +98,7 @@ class Resampled:
             else:
                 normals = self._rng.standard_normal(len(self._draws))
                 parts.append(wilson_draws(float(self.means[index, column]), stratum.documents, normals))
-        interval = percentile_interval(self.level(column), self.weights @ np.array(parts), level, METHOD)
-        assert interval is not None  # the draws of an answered column are finite
-        return interval
+        return self.weights @ np.array(parts)
 
     def difference(self, first: int, second: int) -> float:
         """Weighted mean of `first` − `second`."""

@@ -10,6 +10,7 @@ from evalsuite.reports.json_form import report_json
 from evalsuite.reports.markdown import report_markdown
 from evalsuite.reports.page.render import render_page
 from evalsuite.reports.page.samples import Questions
+from evalsuite.reports.plain_text import leaderboard_text
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.tables import gap_csv, leaderboard_csv, scores_csv
 
@@ -21,8 +22,11 @@ class Comparison:
     report: Report
     folder: Path
     files: tuple[Path, ...]
-    markdown: str
-    """What report.md holds, for printing."""
+
+    @property
+    def text(self) -> str:
+        """The leaderboard for a terminal."""
+        return leaderboard_text(self.report)
 
     @property
     def page(self) -> Path:
@@ -59,15 +63,14 @@ def compare(
     """
     report = build_report(list(runs), teacher)
     out = Path(out)
-    markdown = report_markdown(report)
     texts = {
         "leaderboard.csv": leaderboard_csv(report),
         "scores.csv": scores_csv(report),
         "gap.csv": gap_csv(report),
-        "report.md": markdown,
+        "report.md": report_markdown(report),
         "index.html": render_page(report, None if published else questions, verdict),
     }
     for name, text in texts.items():
         write_text(out / name, text)
     write_json(out / "report.json", report_json(report))
-    return Comparison(report, out, tuple(out / name for name in (*texts, "report.json")), markdown)
+    return Comparison(report, out, tuple(out / name for name in (*texts, "report.json")))
