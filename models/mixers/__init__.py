@@ -6,11 +6,20 @@ from torch import nn
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.models.mixers.base import Mixer, Slot, State, Terms
+from evalsuite.models.mixers.deltanet import DeltaNet
 from evalsuite.models.mixers.gated_deltanet import GatedDeltaNet
 from evalsuite.models.mixers.geometry import Geometry, expand_heads, geometry_of
 from evalsuite.models.mixers.gla import GLA
+from evalsuite.models.mixers.hedgehog import Hedgehog
+from evalsuite.models.mixers.hgrn2 import HGRN2
+from evalsuite.models.mixers.kda import KDA
 from evalsuite.models.mixers.linear_attention import LinearAttention
+from evalsuite.models.mixers.mamba2 import Mamba2
+from evalsuite.models.mixers.metala import MetaLA
+from evalsuite.models.mixers.mlstm import MLSTM
 from evalsuite.models.mixers.options import option_defaults, parse_options
+from evalsuite.models.mixers.rebased import ReBased
+from evalsuite.models.mixers.retnet import RetNet
 from evalsuite.models.mixers.softmax import (
     SlidingWindowMixer,
     SoftmaxMixer,
@@ -24,8 +33,17 @@ MIXERS: dict[str, type[Mixer] | type[SoftmaxMixer]] = {
         SoftmaxMixer,
         SlidingWindowMixer,
         LinearAttention,
+        RetNet,
         GLA,
+        MLSTM,
+        DeltaNet,
         GatedDeltaNet,
+        KDA,
+        HGRN2,
+        Mamba2,
+        MetaLA,
+        ReBased,
+        Hedgehog,
     )
 }
 

@@ -44,8 +44,8 @@ class Terms:
     v: Tensor
     log_decay: Tensor | None = None
     beta: Tensor | None = None
-    residual: Tensor | None = None
-    """Added to the recurrence's output [B, T, H, V] (a skip connection)."""
+    skip: Tensor | None = None
+    """How much of its own value each token adds to its output, [B, T, H] or [H]."""
 
 
 class Mixer(nn.Module):
@@ -53,7 +53,9 @@ class Mixer(nn.Module):
 
     name: ClassVar[str]
     Options: ClassVar[type[MixerOptions]] = MixerOptions
-    has_key_projection: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+    """False where 1 − decay serves as the key: `k_proj` then gives the logits of the write gate, which see
+    neither activation nor rotary nor norm."""
 
     def __init__(self, geometry: Geometry, options: MixerOptions, layer_idx: int) -> None:
         super().__init__()
@@ -68,10 +70,11 @@ class Mixer(nn.Module):
         self.o_proj = nn.Linear(inner, geometry.hidden, bias=geometry.o_bias)
         if geometry.qk_norm:
             self.q_norm = RMSNorm(self.head_dim, geometry.norm_eps)
-            self.k_norm = RMSNorm(self.head_dim, geometry.norm_eps)
+            if self.keyed:
+                self.k_norm = RMSNorm(self.head_dim, geometry.norm_eps)
         self.channels = (inner, kv_inner, kv_inner)
         if options.short_conv:
-            activated = inner + kv_inner if options.activation == "silu" else 0
+            activated = (inner + kv_inner if self.keyed else inner) if options.activation == "silu" else 0
             self.conv = ShortConvolution(sum(self.channels), options.short_conv, activated)
         if options.output_norm == "rms":
             self.out_norm = RMSNorm(self.head_dim, geometry.norm_eps)
@@ -143,8 +146,8 @@ class Mixer(nn.Module):
         """
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.geometry.qk_norm:
-            q = self.q_norm(self._heads(q)).flatten(2)
-            k = self.k_norm(self._heads(k)).flatten(2)
+            q = self.q_norm(self.split(q)).flatten(2)
+            k = self.k_norm(self.split(k)).flatten(2) if self.keyed else k
         kept: State = {}
         if self.options.short_conv:
             joint = torch.cat([q, k, v], -1)
@@ -154,16 +157,17 @@ class Mixer(nn.Module):
             joint, kept["convolution"] = self.conv(joint, past, token_mask, cu_seqlens)
             q, k, v = joint.split(self.channels, -1)
         elif self.options.activation == "silu":
-            q, k = functional.silu(q), functional.silu(k)
-        q, k, v = self._heads(q), self._heads(k), self._heads(v)
+            q, k = functional.silu(q), functional.silu(k) if self.keyed else k
+        q, k, v = self.split(q), self.split(k), self.split(v)
         if self.options.rotary:
             if position_embeddings is None:
                 raise ConfigError(
                     f"layer {self.layer_idx}: {self.name} with rotary needs position_embeddings"
                 )
-            q, k = rotate(q, *position_embeddings), rotate(k, *position_embeddings)
+            q = rotate(q, *position_embeddings)
+            k = rotate(k, *position_embeddings) if self.keyed else k
         if self.options.qk_norm == "l2":
-            q, k = unit(q), unit(k)
+            q, k = unit(q), unit(k) if self.keyed else k
         if self.kv_heads != self.heads:
             k = k.repeat_interleave(self.geometry.groups, 2)
             v = v.repeat_interleave(self.geometry.groups, 2)
@@ -172,7 +176,8 @@ class Mixer(nn.Module):
             terms = replace(terms, v=functional.pad(terms.v, [0, 1], value=1.0))
         return (terms if token_mask is None else silence_pads(terms, token_mask)), kept
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def split(self, x: Tensor) -> Tensor:
+        """[B, T, H · D] → [B, T, H, D]."""
         return x.unflatten(-1, (-1, self.head_dim))
 
     def read_out(self, o: Tensor, terms: Terms) -> Tensor:
@@ -181,7 +186,9 @@ class Mixer(nn.Module):
             divisor = self.denominator(o[..., -1:])
             assert divisor is not None
             o = o[..., :-1] / divisor
-        return o if terms.residual is None else o + terms.residual
+        if terms.skip is not None:
+            o = o + terms.skip.to(o.dtype).unsqueeze(-1) * terms.v
+        return o
 
     def forward(
         self,
@@ -252,11 +259,14 @@ class Mixer(nn.Module):
         """Materialise the mixer's attention matrix, before output norm and output gate.
 
         Returns:
-            A [B, H, T, T], lower triangular, and the values V [B, T, H, V] that it mixes: the mixed values
-            are A V (plus the skip connection of a mixer that has one). Differentiable; memory T².
+            A [B, H, T, T], lower triangular, and the values V [B, T, H, V] that it mixes, so that the mixed
+            values are A V. Differentiable; memory T².
         """
         terms, _ = self.terms(hidden_states, position_embeddings, None, token_mask, None)
         weights = matrix(terms.q, terms.k, log_decay=terms.log_decay, beta=terms.beta, scale=self.scale)
+        if terms.skip is not None:
+            skip = terms.skip.expand(terms.v.shape[:3]).transpose(1, 2)
+            weights = weights + torch.diag_embed(skip.to(weights.dtype))
         if not self.normalized:
             return weights, terms.v
         divisor = self.denominator(weights.sum(-1).transpose(1, 2).unsqueeze(-1))

@@ -37,5 +37,5 @@ class GLA(Mixer):
         start_constant(self.decay, start.repeat_interleave(self.head_dim))
 
     def gates(self, x: Tensor, terms: Terms) -> Terms:
-        logits = self._heads(self.decay(x)).float()
+        logits = self.split(self.decay(x)).float()
         return replace(terms, log_decay=functional.logsigmoid(logits) / self.options.decay_temperature)

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from evalsuite.foundation import ConfigError, nearest
@@ -87,6 +87,15 @@ def copy_teacher(student: StudentForCausalLM, teacher: PreTrainedModel, init: st
             assert not found.missing_keys, f"layer {layer}"
 
 
+def write_logits(keys: nn.Linear, name: str) -> Tensor:
+    """A key projection as the logits of a write gate: every row to length one, bias to match.
+
+    Keys of a trained teacher reach tens, which would open and close a sigmoid gate for good.
+    """
+    length = keys.weight.norm(dim=1).clamp_min(1e-6)
+    return keys.weight / length.unsqueeze(1) if name == "weight" else keys.bias / length
+
+
 def copy_attention(mixer: Mixer, attention: nn.Module, init: str) -> None:
     """Copy the projections that `init` names, and with q and k the teacher's QK-norms."""
     letters = INITS[init]
@@ -98,8 +107,10 @@ def copy_attention(mixer: Mixer, attention: nn.Module, init: str) -> None:
             value, place = getattr(source, name), getattr(target, name)
             if value is None:
                 continue
+            if letter == "k" and not mixer.keyed:
+                value = write_logits(source, name)
             wide = letter in "kv" and mixer.kv_heads != mixer.geometry.kv_heads
             place.copy_(expand_heads(value, mixer.geometry) if wide else value)
     for letter in "qk":
-        if letter in letters and mixer.geometry.qk_norm:
+        if letter in letters and hasattr(mixer, f"{letter}_norm"):
             getattr(mixer, f"{letter}_norm").weight.copy_(getattr(attention, f"{letter}_norm").weight)
