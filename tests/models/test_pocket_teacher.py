@@ -1,4 +1,4 @@
-"""The shipped teacher: what it is, and that it still knows its world (plain transformers, no engine of ours)."""
+"""The shipped teacher: what it is, and that it knows its world (plain transformers, no engine of ours)."""
 
 import json
 from pathlib import Path
