@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
+from evalsuite.foundation import ConfigError, DataError, MissingDependencyError, content_hash, nearest
 from evalsuite.models.engine.requests import GenerateAnswer
 from evalsuite.protocols import sandbox
 from evalsuite.protocols.encode import Encoder
@@ -80,7 +80,12 @@ class GenerationBenchmark:
         config = TaskConfig(
             model=Replay(), eval_type="custom", datasets=[name], dataset_args={name: options}, seed=SEED
         )
-        adapter = get_benchmark(name, config)
+        try:
+            adapter = get_benchmark(name, config)
+        except ImportError as error:
+            raise MissingDependencyError(f"{self._benchmark.name}: {str(error).strip()}") from error
+        except ValueError as error:
+            raise ConfigError(f"{self._benchmark.name}: {error}") from error
         if self._how.executes:
             self._limit(adapter)
         numbered = list(enumerate(self._documents))

@@ -1,0 +1,36 @@
+"""Answering alone needs the run folder, the checkpoint and `evalsuite.models`: no harness, no pydantic."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from evalsuite.evaluator import evaluate
+
+CODE = """
+import sys
+for name in ("pydantic", "lm_eval", "evalscope", "datasets", "pandas"):
+    sys.modules[name] = None
+from evalsuite.evaluator import evaluate
+print(evaluate("there is no such suite", [sys.argv[1]], sys.argv[2], phases=("answer",), quiet=True).computed)
+"""
+
+
+def test_a_gpu_host_answers_without_harness_or_pydantic(tiny: Path, suite: Path, tmp_path: Path) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    evaluate(suite, [str(tiny)], run, phases=("render",), quiet=True)
+    # On another machine the checkpoint lies elsewhere: its weights tell which one it is.
+    moved.mkdir()
+    for file in tiny.iterdir():
+        (moved / file.name).write_bytes(file.read_bytes())
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(moved), str(run)],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(": 20}")
+    assert evaluate(suite, [], run, phases=("judge",), quiet=True).missing == 0
