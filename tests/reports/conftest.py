@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -205,6 +206,12 @@ def _written(
         "finish": "stop",
         "tokens": 24,
     }
+
+
+@pytest.fixture(scope="session")
+def dice() -> SimpleNamespace:
+    """What makes synthetic runs, for tests that throw their own."""
+    return SimpleNamespace(Asked=Asked, Answerer=Answerer, make_run=make_run, plan_of=plan_of)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalsuite.foundation import DataError
@@ -66,6 +66,7 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
     assert recorded_keys(tmp_path, "piqa", "generation") == set()
 
 
+@settings(max_examples=30, deadline=None)
 @given(
     detail=st.dictionaries(st.text(), st.recursive(st.none() | st.text() | st.integers(), st.lists)),
     value=st.floats(allow_nan=False, allow_infinity=False),

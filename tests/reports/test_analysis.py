@@ -1,0 +1,259 @@
+"""Recovery, gap and ranks: hand-counted cases, the papers' own figures, and what must stay undefined."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evalsuite.reports.analysis.scopes import weights_of
+from evalsuite.reports.panel import load_panel
+from evalsuite.reports.recovery import centred_recovery, recovery, win_and_tie_rate
+from evalsuite.reports.references import (
+    linearizing_scores,
+    macro_gap,
+    macro_recovery,
+    nearest_scale,
+    published,
+)
+from evalsuite.reports.report import build_report
+from evalsuite.reports.resampled import Resampled
+from evalsuite.reports.statistics.bootstrap import collapse
+
+
+def resampled(*strata: list[tuple[float, ...]], weights: list[float] | None = None) -> Resampled:
+    """Rows of teacher, student (and chance) per benchmark."""
+    rng = np.random.default_rng(0)
+    return Resampled([collapse(np.array(rows)) for rows in strata], weights or [1.0] * len(strata), rng)
+
+
+EASY = [(1.0, 1.0, 0.25)] * 60 + [(1.0, 0.0, 0.25)] * 20 + [(0.0, 0.0, 0.25)] * 20
+HARD = [(1.0, 1.0, 0.25)] * 20 + [(0.0, 1.0, 0.25)] * 12 + [(0.0, 0.0, 0.25)] * 68
+
+
+def test_recovery_is_the_ratio_of_macro_averages() -> None:
+    found = recovery(resampled(EASY, HARD), 1, 0).interval
+    assert found.point == pytest.approx((0.60 + 0.32) / (0.80 + 0.20))
+    assert found.low < found.point < found.high
+    assert "bootstrap" in found.method
+    weighted = recovery(resampled(EASY, HARD, weights=[3, 1]), 1, 0)
+    assert weighted.point == pytest.approx((3 * 0.60 + 0.32) / (3 * 0.80 + 0.20))
+
+
+def test_centred_recovery_takes_chance_off_both() -> None:
+    found = centred_recovery(resampled(EASY), 1, 0, 2)
+    assert found.point == pytest.approx((0.60 - 0.25) / (0.80 - 0.25))
+
+
+def test_recovery_is_undefined_not_clipped_where_the_teacher_is_at_chance() -> None:
+    undefined = centred_recovery(resampled(HARD), 1, 0, 2)
+    assert undefined.interval is None
+    assert undefined.why == "the teacher is not above chance"
+    nothing = recovery(resampled([(0.0, 1.0)] * 30), 1, 0)
+    assert nothing.point is None
+    assert "not above zero" in nothing.why
+
+
+def test_few_disagreements_still_have_a_width() -> None:
+    same = recovery(resampled([(1.0, 1.0)] * 150 + [(0.0, 0.0)] * 50), 1, 0).interval
+    assert same.point == 1
+    assert same.high - same.low > 0.02
+    assert "Tango" in same.method
+
+
+def test_win_and_tie_rate_is_a_macro_average() -> None:
+    assert win_and_tie_rate(resampled(EASY, HARD), 1, 0) == pytest.approx((0.8 + 1.0) / 2)
+
+
+def test_weights_treat_benchmarks_alike_and_split_them_over_contexts(small_run: Path) -> None:
+    cells = [cell for cell in load_panel([small_run]).cells if cell.protocol == "generation"]
+    assert [cell.benchmark.name for cell in cells] == ["arc_easy", "piqa", "gsm8k", "niah", "niah"]
+    assert weights_of(cells) == pytest.approx([0.25, 0.25, 0.25, 0.125, 0.125])
+
+
+def test_a_group_counts_as_one_benchmark(dice: SimpleNamespace, tmp_path: Path) -> None:
+    benchmarks = [
+        dice.Asked("a", "A", "knowledge", 20),
+        dice.Asked("l1", "L1", "recall", 20, group="longbench"),
+        dice.Asked("l2", "L2", "recall", 20, group="longbench"),
+    ]
+    run = dice.make_run(tmp_path, benchmarks, [dice.Answerer("t", lambda b, p, c: 0.6, "teacher")])
+    cells = [cell for cell in load_panel([run]).cells if cell.protocol == "generation"]
+    assert weights_of(cells) == pytest.approx([0.5, 0.25, 0.25])
+
+
+@pytest.fixture(scope="module")
+def report(small_run: Path) -> Any:
+    """The report of the small run."""
+    return build_report([small_run])
+
+
+def test_averages_and_ranks(report: Any) -> None:
+    strong, weak = (report.average(i, "generation") for i in (1, 2))
+    assert (strong.rank, strong.rank_low, strong.rank_high) == (1, 1, 1)
+    assert (weak.rank, weak.rank_low, weak.rank_high) == (2, 2, 2)
+    assert weak.benchmarks == ("arc_easy", "piqa", "gsm8k", "niah")
+    scores = {(r.benchmark, r.context): r.score.point for r in report.scores if r.subject == 2}
+    macro = (
+        report.panel.find("arc_easy", "generation")[0].scores()[2].mean()
+        + report.panel.find("piqa", "generation")[0].scores()[2].mean()
+        + scores["gsm8k", None]
+        + (scores["niah", 512] + scores["niah", 1024]) / 2
+    ) / 4
+    assert weak.score.point == pytest.approx(macro)
+    assert report.average(0, "generation").recovery.interval is None
+
+
+def test_equal_students_share_a_rank(dice: SimpleNamespace, tmp_path: Path) -> None:
+    def truth(benchmark: str, protocol: str, context: int | None) -> float:
+        return 0.6
+
+    answerers = [dice.Answerer("t", truth, "teacher"), dice.Answerer("a", truth), dice.Answerer("b", truth)]
+    run = dice.make_run(tmp_path, [dice.Asked("f", "F", "knowledge", 100)], answerers, rho=1.0)
+    rows = [row for row in build_report([run]).averages if row.scope == "all" and row.subject]
+    assert [(row.rank, row.rank_low, row.rank_high) for row in rows] == [(1, 1, 2)] * 4
+
+
+def test_perplexity_is_a_change_beside_and_never_inside_a_recovery(report: Any) -> None:
+    row = next(r for r in report.scores if r.benchmark == "wikitext" and r.subject == 2)
+    assert row.recovery.interval is None
+    assert 0.3 < row.deficit.low < row.deficit.point < row.deficit.high < 0.5
+    assert all("wikitext" not in average.benchmarks for average in report.averages)
+    cell = report.panel.find("wikitext", "loglikelihood")[0]
+    levels = cell.scores().sum(axis=1) / cell.units.mean(axis=1).sum(axis=1)
+    assert row.deficit.point == pytest.approx(levels[2] - levels[0])
+
+
+def test_the_gap_is_counted_on_the_same_documents(report: Any) -> None:
+    row = report.gap(2, "arc_easy")
+    ranked = report.panel.find("arc_easy", "loglikelihood")[0]
+    written = report.panel.find("arc_easy", "generation")[0]
+    deficits = [cell.scores()[0].mean() - cell.scores()[2].mean() for cell in (ranked, written)]
+    assert row.gap.point == pytest.approx(deficits[1] - deficits[0])
+    assert row.gap.low > 0
+    right = np.array(row.right["student"])
+    assert right.sum() == 400
+    assert right[0] == (ranked.scores()[2] * written.scores()[2]).sum()
+    assert right[:2].sum() / 400 == pytest.approx(row.ranked["student"])
+
+
+def test_points_explained_are_the_change_when_documents_are_dropped(report: Any) -> None:
+    row = report.gap(2, "arc_easy")
+    ranked = report.panel.find("arc_easy", "loglikelihood")[0].scores()
+    cell = report.panel.find("arc_easy", "generation")[0]
+    kept = cell.outcomes[[0, 2], 0].max(axis=0) != 3
+    without = (cell.scores()[0] - cell.scores()[2] - ranked[0] + ranked[2])[kept].mean()
+    assert row.explained["looped"] == pytest.approx(row.gap.point - without)
+    assert 0 < row.explained["looped"] < row.explained["any"]
+    assert report.gap(1, "arc_easy").explained["looped"] == 0
+
+
+def test_inversions_are_named(dice: SimpleNamespace, tmp_path: Path) -> None:
+    def truth(ranked: float, written: float) -> Any:
+        return lambda benchmark, protocol, context: ranked if protocol == "loglikelihood" else written
+
+    answerers = [
+        dice.Answerer("t", truth(0.9, 0.9), "teacher"),
+        dice.Answerer("reader", truth(0.8, 0.3)),
+        dice.Answerer("writer", truth(0.6, 0.7)),
+    ]
+    run = dice.make_run(tmp_path, [dice.Asked("f", "F", "knowledge", 400)], answerers)
+    agreement = build_report([run]).agreement
+    assert agreement.tau == -1
+    assert [(i.ranked_above, i.written_above, i.proven) for i in agreement.inversions] == [(1, 2, True)]
+
+
+def test_replicates_say_what_a_seed_is_worth(dice: SimpleNamespace, tmp_path: Path) -> None:
+    def lineage(seed: int) -> dict[str, Any]:
+        return {
+            "recipe": {"name": "r", "hash": f"h{seed}"},
+            "seed": seed,
+            "mixers": ["gla"] * 4,
+            "tokens": 10,
+        }
+
+    answerers = [dice.Answerer("t", lambda b, p, c: 0.8, "teacher")]
+    answerers += [
+        dice.Answerer(f"gla-{s}", lambda b, p, c, s=s: 0.6 + 0.02 * s, lineage=lineage(s)) for s in range(3)
+    ]
+    run = dice.make_run(tmp_path, [dice.Asked("f", "F", "knowledge", 300)], answerers)
+    groups = build_report([run]).replicates
+    assert [(group.subjects, group.protocol) for group in groups] == [
+        ((1, 2, 3), "loglikelihood"),
+        ((1, 2, 3), "generation"),
+    ]
+    assert all(0 < group.deviation < 0.1 for group in groups)
+
+
+def test_a_run_without_a_teacher_has_scores_and_says_so(dice: SimpleNamespace, tmp_path: Path) -> None:
+    run = dice.make_run(
+        tmp_path, [dice.Asked("f", "F", "knowledge", 50)], [dice.Answerer("alone", lambda b, p, c: 0.5)]
+    )
+    report = build_report([run])
+    assert report.warnings[0].startswith("No teacher")
+    assert report.average(0, "loglikelihood").recovery.interval is None
+    assert report.gaps == ()
+
+
+def test_table_5_of_2504_14366_gives_its_avg_and_recov_in_all_rows() -> None:
+    rows = {(f.scale, f.model): {} for f in published() if f.table == "Table 5"}
+    for figure in published():
+        if figure.table == "Table 5":
+            rows[figure.scale, figure.model][figure.benchmark] = figure.value
+    assert len(rows) == 24
+    for (scale, model), row in rows.items():
+        tasks = [value for name, value in row.items() if name not in ("AVG.", "RECOV.")]
+        assert len(tasks) == 7
+        assert sum(tasks) / 7 == pytest.approx(row["AVG."], abs=0.0051)
+        teacher = linearizing_scores("teacher", scale)
+        mine = linearizing_scores(model, scale) if row["RECOV."] != 100 else teacher
+        recovered = macro_recovery([mine[n] for n in teacher], list(teacher.values()))
+        assert 100 * recovered == pytest.approx(row["RECOV."], abs=0.0051)
+
+
+def test_table_1_of_2603_26556_gives_its_deficits_and_gap() -> None:
+    def scores(role: str, protocol: str) -> list[float]:
+        four = ("ARC-E", "ARC-C", "HellaSwag", "WinoGrande")
+        found = {
+            f.benchmark: f.value
+            for f in published()
+            if (f.source, f.table, f.role, f.protocol) == ("gendistill_2026", "Table 1", role, protocol)
+        }
+        return [found[name] for name in four]
+
+    student, teacher = (
+        (scores(role, "loglikelihood"), scores(role, "generation")) for role in ("student", "teacher")
+    )
+    ranked, written, gap = macro_gap(student, teacher)
+    assert (round(ranked, 1), round(written, 1), round(gap, 1)) == (0.2, 20.8, 20.6)
+
+
+def test_references_are_cited_and_scales_are_near() -> None:
+    assert all(figure.citation.startswith(("What Matters", "When Perplexity")) for figure in published())
+    assert nearest_scale(134_515_008) == "140M"
+    assert nearest_scale(1_711_376_384) == "1.7B"
+    assert nearest_scale(2_000_000) is None
+    assert nearest_scale(None) is None
+    with pytest.raises(ValueError, match="2 scores"):
+        macro_recovery([1.0, 2.0], [1.0])
+
+
+def test_our_recovery_stands_beside_the_published_one(dice: SimpleNamespace, tmp_path: Path) -> None:
+    answerers = [
+        dice.Answerer("t", lambda b, p, c: 0.7, "teacher"),
+        dice.Answerer("gdn", lambda b, p, c: 0.6, lineage={"mixers": ["gated_deltanet"] * 30}),
+        dice.Answerer("hybrid", lambda b, p, c: 0.6, lineage={"mixers": ["gla"] * 29 + ["softmax"]}),
+    ]
+    benchmarks = [
+        dice.Asked("arc_easy", "ARC-Easy", "knowledge", 100),
+        dice.Asked("piqa", "PIQA", "common_sense", 100, chance=0.5),
+        dice.Asked("mine", "Mine", "knowledge", 100),
+    ]
+    rows = build_report([dice.make_run(tmp_path, benchmarks, answerers)]).published
+    assert [(row.subject, row.model, row.scale, row.benchmarks) for row in rows] == [
+        (1, "Gated DeltaNet", "140M", ("ARC-E", "PIQA"))
+    ]
+    printed = linearizing_scores("Gated DeltaNet", "140M"), linearizing_scores("teacher", "140M")
+    expected = sum(printed[0][n] for n in ("ARC-E", "PIQA")) / sum(printed[1][n] for n in ("ARC-E", "PIQA"))
+    assert rows[0].theirs == pytest.approx(expected)
