@@ -1,0 +1,154 @@
+"""What a model weighs and what its cache costs, from its config alone (no weights in memory)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint
+from evalsuite.models.mixers import Mixer
+from evalsuite.models.student import StudentConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Parameter counts; a tied head is counted once, under `embeddings`."""
+
+    embeddings: int
+    mixers: int
+    """Everything in `self_attn` of all layers."""
+    rest: int
+    """MLPs and norms."""
+
+    @property
+    def total(self) -> int:
+        return self.embeddings + self.mixers + self.rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheCost:
+    """Bytes of the cache of one sequence."""
+
+    per_token: int
+    """What every further token adds, for ever."""
+    window_per_token: int
+    """What a token adds while it fits the sliding windows."""
+    fixed: int
+    """Recurrent and convolution states, whatever the length."""
+    window_limit: int
+    """The most that sliding windows hold."""
+
+    def at(self, tokens: int) -> int:
+        """Bytes after `tokens` tokens."""
+        return self.fixed + self.per_token * tokens + min(self.window_per_token * tokens, self.window_limit)
+
+
+def on_meta(config: PreTrainedConfig) -> nn.Module:
+    """The model of a config with shapes and no numbers."""
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def count_parameters(config: PreTrainedConfig) -> Parameters:
+    """Count the parameters of the model that `config` describes."""
+    model = on_meta(config)
+    tied = bool(config.tie_word_embeddings)
+    counts = {"embeddings": 0, "mixers": 0, "rest": 0}
+    for name, parameter in model.named_parameters():
+        if name == "lm_head.weight" and tied:
+            continue
+        if "embed_tokens" in name or name.startswith("lm_head"):
+            kind = "embeddings"
+        else:
+            kind = "mixers" if ".self_attn." in name else "rest"
+        counts[kind] += parameter.numel()
+    return Parameters(**counts)
+
+
+def cache_cost(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) -> CacheCost:
+    """Cost of the cache per sequence, keys, values and convolutions in `dtype`, states in float32."""
+    base = config.base if isinstance(config, StudentConfig) else config
+    head_dim = getattr(base, "head_dim", None) or base.hidden_size // base.num_attention_heads
+    pair = 2 * base.num_key_value_heads * head_dim * dtype.itemsize
+    per_token = window_per_token = window_limit = fixed = 0
+    for layer in on_meta(config).model.layers if isinstance(config, StudentConfig) else ():
+        mixer = layer.self_attn
+        if isinstance(mixer, Mixer):
+            for name, shape in mixer.state_shapes().items():
+                size = 4 if name == "recurrent" else dtype.itemsize
+                fixed += size * torch.Size(shape).numel()
+        elif mixer.window is not None:
+            window_per_token += pair
+            window_limit += pair * (mixer.window - 1)
+        else:
+            per_token += pair
+    if not isinstance(config, StudentConfig):
+        per_token = pair * base.num_hidden_layers
+    return CacheCost(
+        per_token=per_token, window_per_token=window_per_token, window_limit=window_limit, fixed=fixed
+    )
+
+
+def describe(path: str | Path) -> str:
+    """Say what a checkpoint is: make, parameters, mixers per layer, cache, lineage.
+
+    Raises:
+        CheckpointError: as `load_checkpoint`, without reading the weights into memory.
+    """
+    info = describe_checkpoint(path)
+    counts, cost = count_parameters(info.config), cache_cost(info.config)
+    lines = [
+        f"{info.label}",
+        f"  path        {info.path}",
+        f"  weights_id  {info.weights_id}",
+        f"  make        {_make(info.config)}",
+        f"  vocabulary  {info.config.vocab_size:,} embeddings, {len(info.tokenizer):,} tokens",
+        f"  parameters  {counts.total:,} ({counts.embeddings:,} embeddings, {counts.mixers:,} mixers, "
+        f"{counts.rest:,} MLPs and norms)",
+        f"  layers      {_layers(info.config)}",
+        f"  cache       {_bytes(cost.per_token)} per token, {_bytes(cost.fixed)} of states per sequence; "
+        f"{_bytes(cost.at(2048))} at 2,048 tokens, {_bytes(cost.at(32768))} at 32,768 (bfloat16)",
+    ]
+    return "\n".join([*lines, *_history(info)])
+
+
+def _make(config: PreTrainedConfig) -> str:
+    if isinstance(config, StudentConfig):
+        return f"student of a {config.base.model_type} teacher, {config.num_hidden_layers} layers"
+    return f"{config.model_type} teacher, {config.num_hidden_layers} layers"
+
+
+def _layers(config: PreTrainedConfig) -> str:
+    """Mixers with the layers that use them: `gla 0-2, softmax 3`."""
+    if not isinstance(config, StudentConfig):
+        return f"softmax 0-{config.num_hidden_layers - 1}"
+    runs: list[tuple[str, int, int]] = []
+    for layer, name in enumerate(config.mixers):
+        if runs and runs[-1][0] == name:
+            runs[-1] = (name, runs[-1][1], layer)
+        else:
+            runs.append((name, layer, layer))
+    return ", ".join(f"{name} {first}" + (f"-{last}" if last > first else "") for name, first, last in runs)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _history(info: CheckpointInfo) -> list[str]:
+    if not info.lineage:
+        return []
+    return ["  lineage", *(f"    {name}: {_short(value)}" for name, value in info.lineage.items())]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 90 else f"{text[:87]}…"
