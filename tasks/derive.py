@@ -70,3 +70,8 @@ def pages(rows: list[Row], data: DataSource) -> list[Row]:
 
 DERIVE: dict[str, Derive] = {"statements": statements, "pages": pages}
 """By the name that a benchmark's source gives as `derive`: (rows, data source) to rows."""
+
+NEEDS: dict[str, tuple[tuple[str, str | None, str], ...]] = {
+    "statements": (("lm-pub-quiz/BEAR", "BEAR", "relations"),)
+}
+"""What else is read, by the same name: (data set, config, split)."""

@@ -1,5 +1,6 @@
 """Whom to ask: labels, roles and tokenizers of the checkpoints of a run, without their weights."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,10 @@ def unique_labels(paths: Sequence[str]) -> list[str]:
 def tokenizer_id(tokenizer: Any) -> str:
     """16 hex digits over everything that decides which tokens a text becomes."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
-    vocabulary = fast.to_str() if fast is not None else sorted(tokenizer.get_vocab().items())
+    vocabulary: Any = sorted(tokenizer.get_vocab().items())
+    if fast is not None:
+        # How it was last asked to pad and cut is a state, not a property.
+        vocabulary = json.loads(fast.to_str()) | {"padding": None, "truncation": None}
     return content_hash(
         [
             type(tokenizer).__name__,

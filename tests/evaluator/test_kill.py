@@ -57,6 +57,7 @@ def lines(folder: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl")) if folder.is_dir() else 0
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_and_comes_to_the_same(
     start: Callable[[Path], subprocess.Popen], tiny: Path, tmp_path: Path
 ) -> None:

