@@ -24,6 +24,11 @@ class Comparison:
     files: tuple[Path, ...]
 
     @property
+    def markdown(self) -> str:
+        """What report.md holds."""
+        return report_markdown(self.report)
+
+    @property
     def text(self) -> str:
         """The leaderboard for a terminal."""
         return leaderboard_text(self.report)

@@ -1,0 +1,213 @@
+"""compare: every file, nothing of torch, nothing that a label could smuggle in."""
+
+import base64
+import csv
+import gzip
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evalsuite.foundation import ConfigError
+from evalsuite.reports import compare, gate, policy_from_options
+
+EVIL = "<img src=x onerror=alert(1)>`|*_&amp;"
+
+
+def documents_of(page: str) -> dict[str, Any]:
+    """What the page's dialogs show."""
+    packed = re.search(r'id="documents">([^<]*)<', page).group(1)
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def test_every_file_is_written_and_agrees(small_run: Path, tmp_path: Path) -> None:
+    made = compare([small_run], tmp_path)
+    names = {"index.html", "leaderboard.csv", "scores.csv", "gap.csv", "report.md", "report.json"}
+    assert {path.name for path in tmp_path.iterdir()} == names == {path.name for path in made.files}
+    rows = list(csv.DictReader((tmp_path / "leaderboard.csv").open()))
+    row = next(r for r in rows if (r["label"], r["protocol"], r["scope"]) == ("weak", "generation", "all"))
+    report = json.loads((tmp_path / "report.json").read_text())
+    average = next(
+        a for a in report["averages"] if (a["subject"], a["protocol"], a["scope"]) == (2, "generation", "all")
+    )
+    assert float(row["recovery"]) == average["recovery"]["point"]
+    percent = f"{100 * float(row['recovery']):.1f}"
+    assert percent in (tmp_path / "report.md").read_text()
+    assert percent in (tmp_path / "index.html").read_text()
+    assert percent in made.text
+    gaps = list(csv.DictReader((tmp_path / "gap.csv").open()))
+    whole = next(g for g in gaps if (g["label"], g["benchmark"]) == ("weak", "all"))
+    lost = float(whole["deficit_generation"]) - float(whole["deficit_loglikelihood"])
+    assert float(whole["gap"]) == pytest.approx(lost)
+    scores = list(csv.DictReader((tmp_path / "scores.csv").open()))
+    assert {r["context"] for r in scores if r["benchmark"] == "niah"} == {"512", "1024"}
+    assert (tmp_path / "index.html").stat().st_size < 1_500_000
+
+
+def test_the_same_records_give_the_same_page(small_run: Path, tmp_path: Path) -> None:
+    pages = [compare([small_run], tmp_path / name).page.read_bytes() for name in ("a", "b")]
+    assert pages[0] == pages[1]
+
+
+def test_torch_is_never_imported(small_run: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; import evalsuite.reports as r; "
+        f"r.compare([Path({str(small_run)!r})], Path({str(tmp_path)!r})); "
+        f"r.gate([Path({str(small_run)!r})], r.policy_from_options(min_recovery=0.5)); "
+        "assert not {'torch', 'transformers', 'lm_eval', 'evalscope'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+class Tags(HTMLParser):
+    """Collects the tags of a page and where it points."""
+
+    def __init__(self) -> None:
+        """Parse nothing yet."""
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a tag."""
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        assert not any(name.startswith("on") for name, _ in attrs), f"an event handler in <{tag}>"
+
+
+def test_a_label_with_html_in_it_is_only_text(dice: SimpleNamespace, tmp_path: Path) -> None:
+    answerers = [
+        dice.Answerer(EVIL, lambda b, p, c: 0.8, "teacher", lineage={"recipe": EVIL}),
+        dice.Answerer(f"</script><script>{EVIL}", lambda b, p, c: 0.6, lineage={"mixers": [EVIL] * 3}),
+    ]
+    benchmarks = [dice.Asked("f", f"F {EVIL}", "knowledge", 60)]
+    run = dice.make_run(tmp_path / "run", benchmarks, answerers)
+    page = compare(
+        [run], tmp_path / "out", questions=lambda b, ids: dict.fromkeys(ids, f"{EVIL}</script>")
+    ).page.read_text()
+    tags = Tags()
+    tags.feed(page)
+    assert "img" not in tags.tags
+    assert tags.tags.count("script") == 5
+    assert all(link.startswith(("#", "data:,")) for link in tags.links)
+    assert "&lt;img src=x" in page
+    markdown = (tmp_path / "out" / "report.md").read_text()
+    assert "<img" not in markdown
+    assert "\\|" in markdown
+    verdict = gate([run], policy_from_options(min_recovery=0.9), out=tmp_path / "gate")
+    assert "<img" not in (tmp_path / "gate" / "gate.md").read_text()
+    assert verdict.decisions[0].checkpoint.startswith("</script>")
+
+
+def test_a_label_that_a_spreadsheet_would_run_is_text(dice: SimpleNamespace, tmp_path: Path) -> None:
+    answerers = [dice.Answerer("=1+1", lambda b, p, c: 0.8, "teacher")]
+    run = dice.make_run(tmp_path / "run", [dice.Asked("f", "F", "knowledge", 20)], answerers)
+    compare([run], tmp_path / "out")
+    assert "'=1+1" in (tmp_path / "out" / "leaderboard.csv").read_text()
+
+
+def test_the_documents_behind_a_cell(small_run: Path, tmp_path: Path) -> None:
+    found = documents_of(compare([small_run], tmp_path).page.read_text())
+    cell = found["2|arc_easy|loglikelihood|"]
+    assert cell["of"] == 400
+    assert len(cell["documents"]) == 20
+    lost = [row for row in cell["documents"] if row["student"]["value"] < row["teacher"]["value"]]
+    assert 0 < len(lost) < 20
+    row = lost[0]
+    assert len(row["student"]["logprobs"]) == len(row["teacher"]["logprobs"]) == 4
+    assert row["expected"] == f"choice {'ABCD'[row['student']['gold']]}"
+    assert row["teacher"]["text"] == row["expected"] != row["student"]["text"]
+    written = found["2|arc_easy|generation|"]["documents"]
+    assert {row["student"].get("outcome") for row in written} >= {"looped", None}
+    gap = found["gap|2|arc_easy|"]
+    assert all(r["ranked"]["value"] == 1 and r["student"]["value"] == 0 for r in gap["documents"])
+    both = found["2|niah|generation|*"]
+    assert {row["context"] for row in both["documents"]} == {512, 1024}
+    assert all("question" not in row for each in found.values() for row in each["documents"])
+
+
+def test_question_texts_are_joined_on_demand_and_never_published(small_run: Path, tmp_path: Path) -> None:
+    def questions(benchmark: str, documents: list[str]) -> dict[str, str]:
+        return dict.fromkeys(documents, f"{benchmark}: " + "why? " * 400)
+
+    page = compare([small_run], tmp_path / "local", questions=questions).page.read_text()
+    texts = [r["question"] for each in documents_of(page).values() for r in each["documents"]]
+    assert texts
+    assert all(len(text) <= 1000 for text in texts)
+    page = compare([small_run], tmp_path / "public", questions=questions, published=True).page.read_text()
+    assert all("question" not in r for each in documents_of(page).values() for r in each["documents"])
+
+
+def test_warnings_are_on_the_page(dice: SimpleNamespace, tmp_path: Path) -> None:
+    run = dice.make_run(
+        tmp_path / "run", [dice.Asked("f", "F", "knowledge", 50)], [dice.Answerer("a", lambda b, p, c: 0.5)]
+    )
+    page = compare([run], tmp_path / "out").page.read_text()
+    assert "No teacher among the checkpoints" in page
+    assert "without a teacher there is no recovery" in page
+
+
+def test_the_doctor_is_believed(small_run: Path, dice: SimpleNamespace, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for path in small_run.iterdir():
+        if path.name != "scores.parquet":
+            (run / path.name).symlink_to(path)
+    weights = json.loads(next((small_run / "records").iterdir()).open().readline())["weights_id"]
+    checks = [{"name": "batched", "status": "warning", "text": "4 % changed", "changed": 0.04}]
+    doctor = {"schema": 1, "checkpoints": [{"label": "teacher", "weights_id": weights, "checks": checks}]}
+    (run / "doctor.json").write_text(json.dumps(doctor))
+    warnings = compare([run], tmp_path / "out").report.warnings
+    assert "Doctor, 'teacher': batched: 4 % changed" in warnings
+    assert any("'strong': its gap of 1.5 points is not larger" in warning for warning in warnings)
+    (run / "doctor.json").write_text(json.dumps(doctor | {"checkpoint": []}))
+    with pytest.raises(ConfigError, match=r"doctor\.json: unknown key 'checkpoint'"):
+        compare([run], tmp_path / "out")
+
+
+def test_scaling_layers_and_cost_appear_when_they_are_there(dice: SimpleNamespace, tmp_path: Path) -> None:
+    def made(tokens: int) -> dict[str, Any]:
+        return {
+            "recipe": {"name": "r", "hash": "h"},
+            "mixers": ["gla"] * 7 + ["softmax"],
+            "tokens": tokens,
+            "seed": 0,
+        }
+
+    answerers = [dice.Answerer("t", lambda b, p, c: 0.8, "teacher")]
+    answerers += [dice.Answerer(f"s{n}", lambda b, p, c: 0.6, lineage=made(n)) for n in (10**6, 10**7)]
+    run = dice.make_run(tmp_path / "run", [dice.Asked("f", "F", "knowledge", 60)], answerers)
+    plain = compare([run], tmp_path / "plain").page.read_text()
+    assert "Recovery by training tokens" in plain
+    assert "8 layers softmax" in plain
+    assert 'id="cost"' not in plain
+    costs = [
+        {
+            "schema": 1,
+            "weights_id": answerers[0].weights_id,
+            "context": c,
+            "batch": 4,
+            "decode_tokens_per_second": 9e3,
+        }
+        for c in (512, 2048)
+    ]
+    (run / "efficiency.jsonl").write_text("".join(json.dumps(cost) + "\n" for cost in costs))
+    history = [{"tokens": 1000, "layers": [1]}, {"tokens": 2000, "layers": [7]}]
+    selection = {
+        "schema": 1,
+        "selector": "ga_s2",
+        "layers": [7],
+        "scores": [0.1] * 7 + [0.9],
+        "history": history,
+    }
+    (run / "selection.json").write_text(json.dumps(selection))
+    page = compare([run], tmp_path / "more").page.read_text()
+    assert "Decode speed by context" in page
+    assert "ga_s2: layers 7" in page
+    assert "Jaccard similarity of 0.00" in page
