@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint
 from evalsuite.models.mixers import Mixer
-from evalsuite.models.student import StudentConfig
+from evalsuite.models.student import StudentConfig, StudentForCausalLM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +45,10 @@ class CacheCost:
         return self.fixed + self.per_token * tokens + min(self.window_per_token * tokens, self.window_limit)
 
 
-def on_meta(config: PreTrainedConfig) -> nn.Module:
+def on_meta(config: PreTrainedConfig) -> PreTrainedModel:
     """The model of a config with shapes and no numbers."""
     with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model
 
 
@@ -75,7 +74,8 @@ def cache_cost(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) ->
     head_dim = getattr(base, "head_dim", None) or base.hidden_size // base.num_attention_heads
     pair = 2 * base.num_key_value_heads * head_dim * dtype.itemsize
     per_token = window_per_token = window_limit = fixed = 0
-    for layer in on_meta(config).model.layers if isinstance(config, StudentConfig) else ():
+    student = on_meta(config) if isinstance(config, StudentConfig) else None
+    for layer in student.model.layers if isinstance(student, StudentForCausalLM) else ():
         mixer = layer.self_attn
         if isinstance(mixer, Mixer):
             for name, shape in mixer.state_shapes().items():
@@ -86,7 +86,7 @@ def cache_cost(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) ->
             window_limit += pair * (mixer.window - 1)
         else:
             per_token += pair
-    if not isinstance(config, StudentConfig):
+    if student is None:
         per_token = pair * base.num_hidden_layers
     return CacheCost(
         per_token=per_token, window_per_token=window_per_token, window_limit=window_limit, fixed=fixed

@@ -292,9 +292,9 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight.to(x.dtype) * wide.to(x.dtype)
+        exact = wide(x)
+        exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight.to(x.dtype) * exact.to(x.dtype)
 
 
 class LowRank(nn.Module):
@@ -329,9 +329,14 @@ def start_constant(layer: nn.Module, value: float | Tensor) -> None:
     init.copy_(last.bias, torch.as_tensor(value, dtype=last.bias.dtype).expand(last.bias.shape))
 
 
+def wide(x: Tensor) -> Tensor:
+    """At least float32, in which gates are computed whatever the activations are."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def unit(x: Tensor) -> Tensor:
     """Scale the last dimension to length one; a vector of zeros stays zero."""
-    return x * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6).to(x.dtype)
+    return x * torch.rsqrt(wide(x).square().sum(-1, keepdim=True) + 1e-6).to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

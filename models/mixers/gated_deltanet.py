@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, Terms, retention
+from evalsuite.models.mixers.base import Mixer, Terms, retention, wide
 from evalsuite.models.mixers.options import MixerOptions
 
 
@@ -40,14 +40,14 @@ class GatedDeltaNet(Mixer):
     def gates(self, x: Tensor, terms: Terms) -> Terms:
         return replace(
             terms,
-            log_decay=-self.log_rate.float().exp() * functional.softplus(self.step(x).float()),
+            log_decay=-wide(self.log_rate).exp() * functional.softplus(wide(self.step(x))),
             beta=write_strength(self.write(x), self.options.negative_eigenvalues),
         )
 
 
 def write_strength(logits: Tensor, negative_eigenvalues: bool) -> Tensor:
     """β in (0, 1), or in (0, 2) if 1 − β may be negative."""
-    beta = torch.sigmoid(logits.float())
+    beta = torch.sigmoid(wide(logits))
     return 2 * beta if negative_eigenvalues else beta
 
 

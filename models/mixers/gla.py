@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.mixers.base import Mixer, Terms, projection, retention, start_constant
+from evalsuite.models.mixers.base import Mixer, Terms, projection, retention, start_constant, wide
 from evalsuite.models.mixers.options import MixerOptions
 
 
@@ -37,5 +37,5 @@ class GLA(Mixer):
         start_constant(self.decay, start.repeat_interleave(self.head_dim))
 
     def gates(self, x: Tensor, terms: Terms) -> Terms:
-        logits = self.split(self.decay(x)).float()
+        logits = wide(self.split(self.decay(x)))
         return replace(terms, log_decay=functional.logsigmoid(logits) / self.options.decay_temperature)

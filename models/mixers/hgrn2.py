@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.base import Mixer, Terms, retention
+from evalsuite.models.mixers.base import Mixer, Terms, retention, wide
 from evalsuite.models.mixers.options import MixerOptions
 
 
@@ -44,7 +44,7 @@ class HGRN2(Mixer):
 
     def gates(self, x: Tensor, terms: Terms) -> Terms:
         # 1 − α = (1 − bound) · sigmoid(logits), computed directly: near full retention α rounds to one.
-        logits = terms.k.float() - self.keep_bias.float()
+        logits = wide(terms.k) - wide(self.keep_bias)
         written = (1 - self.options.lower_bound) * torch.sigmoid(logits)
         return replace(terms, k=written.to(terms.k.dtype), log_decay=torch.log1p(-written.clamp_max(FORGET)))
 

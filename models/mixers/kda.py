@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, Terms, projection, retention, start_constant
+from evalsuite.models.mixers.base import Mixer, Terms, projection, retention, start_constant, wide
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, inverse_softplus, write_strength
 from evalsuite.models.mixers.options import MixerOptions
 
@@ -40,9 +40,9 @@ class KDA(Mixer):
         start_constant(self.step, start.repeat_interleave(self.head_dim))
 
     def gates(self, x: Tensor, terms: Terms) -> Terms:
-        rate = self.log_rate.float().exp().unsqueeze(-1)
+        rate = wide(self.log_rate).exp().unsqueeze(-1)
         return replace(
             terms,
-            log_decay=-rate * functional.softplus(self.split(self.step(x)).float()),
+            log_decay=-rate * functional.softplus(wide(self.split(self.step(x)))),
             beta=write_strength(self.write(x), self.options.negative_eigenvalues),
         )

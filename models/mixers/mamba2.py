@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, Terms, retention
+from evalsuite.models.mixers.base import Mixer, Terms, retention, wide
 from evalsuite.models.mixers.gated_deltanet import inverse_softplus
 from evalsuite.models.mixers.options import MixerOptions
 
@@ -44,10 +44,10 @@ class Mamba2(Mixer):
             init.zeros_(self.skip)
 
     def gates(self, x: Tensor, terms: Terms) -> Terms:
-        step = functional.softplus(self.step(x).float())
+        step = functional.softplus(wide(self.step(x)))
         return replace(
             terms,
             k=terms.k * step.to(terms.k.dtype).unsqueeze(-1),
-            log_decay=-step * self.log_rate.float().exp(),
+            log_decay=-step * wide(self.log_rate).exp(),
             skip=self.skip if self.options.skip == "learned" else None,
         )

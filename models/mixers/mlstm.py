@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.base import Mixer, Terms, retention
+from evalsuite.models.mixers.base import Mixer, Terms, retention, wide
 from evalsuite.models.mixers.options import MixerOptions
 
 
@@ -49,7 +49,8 @@ class MLSTM(Mixer):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         # The input gate starts coupled to the forget gate, b_i = −b_f (seed 002, section 3.1).
-        start = torch.logit(retention(self.heads))
+        cap = self.options.gate_cap
+        start = cap * torch.atanh((torch.logit(retention(self.heads)) / cap).clamp(max=0.999))
         init.zeros_(self.forget.weight)
         init.zeros_(self.input.weight)
         init.copy_(self.forget.bias, start.to(self.forget.bias.dtype))
@@ -65,7 +66,7 @@ class MLSTM(Mixer):
 
     def _cap(self, logits: Tensor) -> Tensor:
         cap = self.options.gate_cap
-        return cap * torch.tanh(logits.float() / cap)
+        return cap * torch.tanh(wide(logits) / cap)
 
     def denominator(self, total: Tensor) -> Tensor | None:
         return total.abs().clamp_min(1.0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, Terms
+from evalsuite.models.mixers.base import Mixer, Terms, wide
 from evalsuite.models.mixers.options import MixerOptions
 
 
@@ -41,7 +41,7 @@ class RetNet(Mixer):
         init.copy_(self.log_decay, torch.log1p(-forget).to(self.log_decay.dtype))
 
     def gates(self, x: Tensor, terms: Terms) -> Terms:
-        log_decay = self.log_decay.float()
+        log_decay = wide(self.log_decay)
         if self.options.scale_writes:
             terms = replace(terms, k=terms.k * -torch.expm1(log_decay).to(terms.k.dtype).unsqueeze(-1))
         return replace(terms, log_decay=log_decay)

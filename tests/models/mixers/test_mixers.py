@@ -1,0 +1,258 @@
+"""The properties that every recurrent mixer must have, whatever its gates and feature map."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.cache import RecurrentSlot
+from evalsuite.models.mixers import MIXERS, Mixer, make_mixer
+from evalsuite.models.recurrence import recurrence
+
+RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, Mixer))
+every_mixer = pytest.mark.parametrize("name", RECURRENT)
+both_widths = pytest.mark.parametrize("head_dim", [64, 128])
+
+
+class Attention(nn.Module):
+    """The shape of a teacher's grouped-query attention: 2 query heads on one key head, with QK-norm."""
+
+    def __init__(self, head_dim: int, hidden: int = 24) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(hidden, 2 * head_dim, bias=True)
+        self.k_proj = nn.Linear(hidden, head_dim, bias=True)
+        self.v_proj = nn.Linear(hidden, head_dim, bias=True)
+        self.o_proj = nn.Linear(2 * head_dim, hidden, bias=False)
+        self.q_norm = self.k_norm = nn.Identity()
+
+
+def make(name: str, head_dim: int = 64, **options: Any) -> Mixer:
+    """A mixer with every parameter moved away from where it starts, so that all gates are at work."""
+    torch.manual_seed(1)
+    mixer = make_mixer(name, Attention(head_dim), options, layer=0, norm_eps=1e-6, window=None)
+    assert isinstance(mixer, Mixer)
+    mixer = mixer.double()
+    mixer.reset_parameters()
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return mixer.requires_grad_(False)
+
+
+def tokens(rows: int, length: int) -> tuple[Tensor, Any]:
+    torch.manual_seed(2)
+    x = torch.randn(rows, length, 24, dtype=torch.float64)
+    return x, SimpleNamespace()
+
+
+def rotary(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """cos and sin [B, T, D] at the given positions [B, T]."""
+    rates = 100.0 ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.cat([positions[..., None] * rates] * 2, -1)
+    return angles.cos(), angles.sin()
+
+
+def run(mixer: Mixer, x: Tensor, first: int = 0, cache: Any = None, **more: Any) -> Tensor:
+    positions = more.pop("positions", None)
+    if positions is None:
+        positions = torch.arange(first, first + x.shape[1]).expand(x.shape[0], -1)
+    out, weights = mixer(
+        x, position_embeddings=rotary(positions, mixer.head_dim), past_key_values=cache, **more
+    )
+    assert weights is None
+    return out
+
+
+def new_cache() -> Any:
+    return SimpleNamespace(layers=[RecurrentSlot()])
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-9) -> None:
+    assert found.shape == wanted.shape
+    assert torch.isfinite(found).all()
+    assert (found - wanted).norm() <= tolerance * wanted.norm().clamp_min(1e-12)
+
+
+@every_mixer
+@both_widths
+def test_chunked_is_step_by_step_and_split_is_whole(name: str, head_dim: int) -> None:
+    mixer = make(name, head_dim)
+    x, _ = tokens(2, 70)
+    whole, cache = run(mixer, x, cache=(kept := new_cache())), new_cache()
+    parts = [run(mixer, x[:, :9], cache=cache)]
+    parts += [run(mixer, x[:, t : t + 1], first=t, cache=cache) for t in range(9, 14)]
+    parts.append(run(mixer, x[:, 14:], first=14, cache=cache))
+    close(torch.cat(parts, 1), whole)
+    for key, state in kept.layers[0].read().items():
+        close(cache.layers[0].read()[key], state)
+        assert state.shape[1:] == mixer.state_shapes()[key]
+
+
+@every_mixer
+@both_widths
+def test_packed_is_alone(name: str, head_dim: int) -> None:
+    mixer = make(name, head_dim)
+    x, _ = tokens(1, 70)
+    bounds = [0, 2, 2, 67, 70]
+    places = torch.cat([torch.arange(b - a) for a, b in zip(bounds, bounds[1:], strict=False)])
+    packed = run(mixer, x, positions=places.unsqueeze(0), cu_seqlens=torch.tensor(bounds))
+    for first, last in ((0, 2), (2, 67), (67, 70)):
+        close(packed[:, first:last], run(mixer, x[:, first:last]))
+
+
+@every_mixer
+@both_widths
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_is_alone(name: str, head_dim: int, side: str) -> None:
+    """Outputs of real tokens, the state after them, and what is computed from that state."""
+    mixer = make(name, head_dim)
+    x, _ = tokens(2, 12)
+    real = torch.ones(2, 8, dtype=torch.bool)
+    pads = slice(0, 3) if side == "left" else slice(5, 8)
+    real[1, pads] = False
+    places = (real.long().cumsum(1) - 1).clamp_min(0)
+    batch = new_cache()
+    found = run(mixer, x[:, :8], cache=batch, positions=places, token_mask=real)
+    alone = new_cache()
+    wanted = run(mixer, x[1:, :8][:, real[1]], cache=alone)
+    close(found[1:, real[1]], wanted)
+    for key, state in alone.layers[0].read().items():
+        close(batch.layers[0].read()[key][1:], state)
+    more_real = torch.ones(2, 4, dtype=torch.bool)
+    more_real[1, :1] = side != "left"
+    more_places = torch.stack([torch.arange(8, 12), more_real[1].long().cumsum(0) + 4])
+    found = run(mixer, x[:, 8:], cache=batch, positions=more_places, token_mask=more_real)
+    wanted = run(mixer, x[1:, 8:][:, more_real[1]], first=5, cache=alone)
+    close(found[1:, more_real[1]], wanted)
+
+
+@every_mixer
+@both_widths
+def test_matrix_times_values_is_the_mixture(name: str, head_dim: int) -> None:
+    mixer = make(name, head_dim)
+    x, _ = tokens(2, 20)
+    places = rotary(torch.arange(20).expand(2, -1), head_dim)
+    real = torch.ones(2, 20, dtype=torch.bool)
+    real[1, 15:] = False
+    terms, _ = mixer.terms(x, places, None, real, None)
+    o, _ = recurrence(
+        terms.q, terms.k, terms.v, log_decay=terms.log_decay, beta=terms.beta, scale=mixer.scale
+    )
+    weights, values = mixer.matrix(x, places, real)
+    assert torch.equal(weights, weights.tril())
+    assert not weights[1, :, :15, 15:].any()
+    mixed = torch.einsum("bhts,bshv->bthv", weights, values)
+    close(mixed[0], mixer.read_out(o, terms)[0])
+    close(mixed[1, :15], mixer.read_out(o, terms)[1, :15])
+
+
+@every_mixer
+@both_widths
+def test_causal(name: str, head_dim: int) -> None:
+    mixer = make(name, head_dim)
+    x, _ = tokens(1, 70)
+    changed = x.clone()
+    changed[:, 66:] += 1.0
+    before, after = run(mixer, x), run(mixer, changed)
+    close(after[:, :66], before[:, :66], 1e-12)
+    assert (after[:, 66:] - before[:, 66:]).abs().max() > 1e-6
+
+
+@every_mixer
+def test_gradients_against_finite_differences(name: str) -> None:
+    mixer = make(name, 4, **({"feature_dim": 3} if name == "rebased" else {})).requires_grad_(True)
+    x = tokens(1, 5)[0].requires_grad_()
+    parameters = list(mixer.parameters())
+    assert torch.autograd.gradcheck(lambda x, *_: run(mixer, x), (x, *parameters), fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"expand_kv": False},
+        {"rotary": True, "short_conv": 0},
+        {"output_gate": "sigmoid", "gate_rank": 3},
+        {"output_gate": "none", "output_norm": "rms"},
+        {"activation": "none", "qk_norm": "none", "scale": "head_dim"},
+        {"negative_eigenvalues": True},
+    ],
+    ids=str,
+)
+def test_options_keep_the_properties(options: dict[str, Any]) -> None:
+    mixer = make("gated_deltanet", 8, **options)
+    x, _ = tokens(1, 10)
+    whole, cache = run(mixer, x), new_cache()
+    close(
+        torch.cat([run(mixer, x[:, :6], cache=cache), run(mixer, x[:, 6:], first=6, cache=cache)], 1), whole
+    )
+    assert (whole - run(make("gated_deltanet", 8), x)).norm() > 1e-3 * whole.norm()
+
+
+@every_mixer
+def test_starts_as_the_identity_where_it_can(name: str) -> None:
+    """Convolution and output gate do nothing at first; sigmoid cannot, and starts nearly open."""
+    mixer = make_mixer(name, Attention(8), {}, layer=0, norm_eps=1e-6, window=None)
+    assert isinstance(mixer, Mixer)
+    mixer.reset_parameters()
+    x = torch.randn(1, 5, sum(mixer.channels))
+    y, _ = mixer.conv(x, None, None, None)
+    first = mixer.conv.activated
+    assert torch.equal(y[..., first:], x[..., first:])
+    assert torch.equal(y[..., :first], nn.functional.silu(x[..., :first]))
+    gate = nn.functional.silu(mixer.gate(torch.randn(3, 24)))
+    assert torch.allclose(gate, torch.ones_like(gate), atol=1e-6)
+
+
+def test_retention_starts_between_088_and_0999() -> None:
+    for name in ("gla", "gated_deltanet", "kda", "mamba2", "mlstm"):
+        mixer = make_mixer(name, Attention(8), {}, layer=0, norm_eps=1e-6, window=None)
+        assert isinstance(mixer, Mixer)
+        mixer.reset_parameters()
+        x = torch.randn(1, 3, 24)
+        terms, _ = mixer.terms(x, None, None, None, None)
+        assert terms.log_decay is not None
+        decay = (
+            terms.log_decay.exp().flatten(3).amin(-1) if terms.log_decay.dim() == 4 else terms.log_decay.exp()
+        )
+        assert torch.allclose(decay, torch.tensor([0.88, 0.999]).expand_as(decay), atol=1e-3), name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shortconv": 4}, "layer 0, gla: unknown option 'shortconv' = 4; did you mean 'short_conv'"),
+        ({"output_gate": "gelu"}, "output_gate = 'gelu'; known: silu, sigmoid, none"),
+        ({"short_conv": True}, "short_conv = True: expected int"),
+        ({"short_conv": -1}, "short_conv = -1: must be 0 or more"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_mixer("gla", Attention(8), options, layer=0, norm_eps=1e-6, window=None)
+
+
+def test_other_bad_input_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"layer 3, gated_deltanett: unknown mixer.*did you mean 'gated_deltanet'"
+    ):
+        make_mixer("gated_deltanett", Attention(8), {}, layer=3, norm_eps=1e-6, window=None)
+    odd = Attention(8)
+    odd.q_proj = nn.Linear(24, 12)
+    with pytest.raises(ConfigError, match="layer 0: 12 query and 8 key channels do not divide"):
+        make_mixer("gla", odd, {}, layer=0, norm_eps=1e-6, window=None)
+    with pytest.raises(
+        ConfigError, match="layer 0: Linear has no head_dim; known are attention modules of the"
+    ):
+        make_mixer("gla", nn.Linear(2, 2), {}, layer=0, norm_eps=1e-6, window=None)
+    mixer, cache = make("gla", 8), new_cache()
+    cache.layers[0].write({"recurrent": torch.zeros(1, 2, 8, 9), "convolution": torch.zeros(1, 48, 3)})
+    with pytest.raises(
+        ConfigError, match=r"layer 0: gla was given a recurrent state of shape \(1, 2, 8, 9\)"
+    ):
+        run(mixer, tokens(1, 4)[0], cache=cache)
+    with pytest.raises(ConfigError, match="cannot use a cache"):
+        run(mixer, tokens(1, 4)[0], cache=new_cache(), cu_seqlens=torch.tensor([0, 4]))

@@ -1,0 +1,140 @@
+"""The chunked recurrence against the recurrence as the papers write it, for every transition."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from evalsuite.foundation import ConfigError, MissingDependencyError
+from evalsuite.models.recurrence import matrix, recurrence, set_backend, stepwise
+
+DECAYS = ("none", "head", "scalar", "channel")
+CASES = [(decay, delta) for decay in DECAYS for delta in (False, True)]
+
+
+def inputs(
+    decay: str,
+    delta: bool,
+    *,
+    rows: int = 2,
+    length: int = 75,
+    heads: int = 2,
+    width: int = 8,
+    value: int = 5,
+    strength: float = 1.0,
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, Tensor | None | float]:
+    """Random inputs of one transition; keys of length one, so that the delta rule does not blow up."""
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    shape = {"head": (heads,), "scalar": (rows, length, heads), "channel": (rows, length, heads, width)}
+    return {
+        "q": draw(rows, length, heads, width),
+        "k": functional.normalize(draw(rows, length, heads, width), dim=-1),
+        "v": draw(rows, length, heads, value),
+        "log_decay": -strength * draw(*shape[decay]).abs() if decay != "none" else None,
+        "beta": 2 * torch.sigmoid(draw(rows, length, heads)) if delta else None,
+        "scale": 0.4,
+    }
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
+    assert found.shape == wanted.shape
+    assert (found - wanted).norm() <= tolerance * wanted.norm().clamp_min(1e-12)
+
+
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+@pytest.mark.parametrize("length", [2, 64, 75])
+def test_chunked_is_stepwise(decay: str, delta: bool, length: int) -> None:
+    case = inputs(decay, delta, length=length)
+    start = torch.randn(2, 2, 8, 5, dtype=torch.float64)
+    found, state = recurrence(**case, initial_state=start)
+    wanted, last = stepwise(**case, initial_state=start, cu_seqlens=None)
+    close(found, wanted, 1e-12)
+    close(state, last, 1e-12)
+
+
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+def test_packed_is_each_sequence_alone(decay: str, delta: bool) -> None:
+    case = inputs(decay, delta, rows=1)
+    bounds = torch.tensor([0, 3, 3, 70, 75])
+    start = torch.randn(4, 2, 8, 5, dtype=torch.float64)
+    found, states = recurrence(**case, initial_state=start, cu_seqlens=bounds)
+    for n, (first, last) in enumerate([(0, 3), (3, 3), (3, 70), (70, 75)]):
+        if first == last:
+            close(states[n], start[n], 0)
+            continue
+        alone = {
+            name: x[:, first:last] if isinstance(x, Tensor) and x.dim() > 1 else x for name, x in case.items()
+        }
+        wanted, state = recurrence(**alone, initial_state=start[n : n + 1])
+        close(found[:, first:last], wanted, 1e-12)
+        close(states[n : n + 1], state, 1e-12)
+
+
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+def test_matrix_times_values(decay: str, delta: bool) -> None:
+    case = inputs(decay, delta)
+    wanted, _ = recurrence(**case)
+    values = case.pop("v")
+    weights = matrix(**case)
+    assert torch.equal(weights, weights.tril())
+    close((weights @ values.transpose(1, 2)).transpose(1, 2), wanted, 1e-12)
+
+
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+def test_gradients_against_finite_differences(decay: str, delta: bool) -> None:
+    case = inputs(decay, delta, rows=1, length=11, heads=1, width=4, value=3)
+    start = torch.randn(2, 1, 4, 3, dtype=torch.float64)
+    bounds = torch.tensor([0, 4, 11])
+    names = [name for name in ("q", "k", "v", "log_decay", "beta") if case[name] is not None]
+
+    def call(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        changed = {**case, **dict(zip(names, tensors, strict=False))}
+        return recurrence(**changed, initial_state=tensors[-1], cu_seqlens=bounds)
+
+    tensors = [case[name].requires_grad_() for name in names] + [start.requires_grad_()]
+    assert torch.autograd.gradcheck(call, tensors)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("decay", ["scalar", "channel"])
+def test_gates_that_forget_at_once_stay_finite(decay: str, delta: bool) -> None:
+    """A log decay of −60 per token overflows float32 within two tokens if its negative is exponentiated."""
+    case = inputs(decay, delta, strength=60.0, dtype=torch.float32)
+    tensors = [case[name].requires_grad_() for name in ("q", "k", "v", "log_decay")]
+    found, state = recurrence(**case)
+    wanted, _ = stepwise(**case, initial_state=None, cu_seqlens=None)
+    close(found.detach(), wanted.detach(), 1e-4)
+    gradients = torch.autograd.grad(found.sum() + state.sum(), tensors)
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+
+
+def test_state_is_float32_for_bfloat16_inputs() -> None:
+    case = inputs("scalar", True, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, state = recurrence(**case)
+    assert (found.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    exact = {name: x.float() if isinstance(x, Tensor) else x for name, x in case.items()}
+    close(state, recurrence(**exact)[1], 1e-5)
+
+
+def test_shapes_that_do_not_fit_are_named() -> None:
+    case = inputs("none", False)
+    with pytest.raises(ConfigError, match=r"initial_state has shape \(1, 2, 8, 5\).*\(2, 2, 8, 5\)"):
+        recurrence(**case, initial_state=torch.zeros(1, 2, 8, 5))
+    with pytest.raises(ConfigError, match="log_decay has shape"):
+        recurrence(**{**case, "log_decay": torch.zeros(3)})
+    with pytest.raises(ConfigError, match="2 rows"):
+        recurrence(**case, cu_seqlens=torch.tensor([0, 75]))
+
+
+def test_fla_is_never_replaced_in_silence() -> None:
+    with pytest.raises(ConfigError, match="known: auto, torch, fla"):
+        set_backend("triton")
+    if not torch.cuda.is_available():
+        with pytest.raises(MissingDependencyError, match="no CUDA device"):
+            set_backend("fla")

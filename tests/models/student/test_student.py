@@ -1,0 +1,194 @@
+"""A student is its teacher with other mixers, and a Hugging Face model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from evalsuite.foundation import ConfigError, EvalsuiteError
+from evalsuite.models import MIXERS, StudentConfig, StudentForCausalLM, build_student
+from evalsuite.models.mixers import Mixer
+
+Make = Callable[..., PreTrainedModel]
+HYBRID = ["gla", "softmax", "gated_deltanet"]
+TEACHERS = [
+    ("llama", {"tie_word_embeddings": True}),
+    ("llama", {"head_dim": 16, "attention_bias": True}),
+    ("mistral", {"sliding_window": 6}),
+    ("qwen2", {}),
+    ("qwen3", {"head_dim": 16}),
+]
+
+
+def ids(rows: int = 2, length: int = 12) -> Tensor:
+    return torch.randint(0, 61, (rows, length), generator=torch.Generator().manual_seed(4))
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5), (found - wanted).abs().max()
+
+
+@pytest.mark.parametrize(("family", "changes"), TEACHERS)
+@torch.no_grad()
+def test_softmax_student_is_its_teacher_exactly(
+    make_teacher: Make, family: str, changes: dict[str, Any]
+) -> None:
+    teacher = make_teacher(family, **changes)
+    student = build_student(teacher, "softmax")
+    padded = torch.ones(2, 12, dtype=torch.long)
+    padded[0, :5] = 0
+    assert torch.equal(student(ids()).logits, teacher(ids()).logits)
+    assert torch.equal(
+        student(ids(), attention_mask=padded).logits[1], teacher(ids(), attention_mask=padded).logits[1]
+    )
+    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(student.generate(ids(), **settings), teacher.generate(ids(), **settings))
+
+
+@pytest.mark.parametrize(("family", "changes"), TEACHERS)
+@torch.no_grad()
+def test_kept_layers_and_copied_projections(make_teacher: Make, family: str, changes: dict[str, Any]) -> None:
+    teacher = make_teacher(family, layers=3, **changes)
+    student = build_student(teacher, HYBRID)
+    mine, original = student.state_dict(), teacher.state_dict()
+    for name, weight in original.items():
+        if ".self_attn." not in name or ".layers.1." in name:
+            assert torch.equal(mine[name], weight), name
+    attention, mixer = teacher.model.layers[0].self_attn, student.model.layers[0].self_attn
+    x = torch.randn(1, 3, 32)
+    keys = attention.k_proj(x).unflatten(-1, (2, -1)).repeat_interleave(2, 2)
+    close(mixer.split(mixer.k_proj(x)), keys)
+    close(mixer.q_proj(x), attention.q_proj(x))
+    assert torch.equal(mixer.o_proj.weight, attention.o_proj.weight)
+
+
+@pytest.mark.parametrize(("init", "copied"), [("qkv", "qkv"), ("vo", "vo"), ("random", "")])
+def test_init_copies_what_it_says(make_teacher: Make, init: str, copied: str) -> None:
+    teacher = make_teacher(num_key_value_heads=4)
+    state = torch.random.get_rng_state()
+    student = build_student(teacher, "gla", init=init, seed=5)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    mixer, attention = student.model.layers[0].self_attn, teacher.model.layers[0].self_attn
+    for letter in "qkvo":
+        same = torch.equal(
+            getattr(mixer, f"{letter}_proj").weight, getattr(attention, f"{letter}_proj").weight
+        )
+        assert same == (letter in copied), letter
+    again = build_student(teacher, "gla", init=init, seed=5)
+    assert all(torch.equal(a, b) for a, b in zip(student.parameters(), again.parameters(), strict=True))
+    other = build_student(teacher, "gla", init=init, seed=6)
+    assert any(not torch.equal(a, b) for a, b in zip(student.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(MIXERS))
+@torch.no_grad()
+def test_saved_and_loaded_is_the_same(make_teacher: Make, tmp_path: Path, name: str) -> None:
+    teacher = make_teacher("qwen3", layers=1, head_dim=16, tie_word_embeddings=True)
+    student = build_student(
+        teacher, name, options={"sliding_window": {"window": 4}} if "sliding" in name else {}
+    )
+    for parameter in student.parameters():
+        parameter += 0.05 * torch.randn_like(parameter)
+    student.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert isinstance(loaded, StudentForCausalLM)
+    assert torch.equal(loaded(ids()).logits, student(ids()).logits)
+    assert [p.name for p in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("name", [*sorted(MIXERS), "hybrid"])
+@torch.no_grad()
+def test_cached_generation_is_uncached(make_teacher: Make, name: str) -> None:
+    teacher = make_teacher(layers=3)
+    mixers = ["gla", "sliding_window", "softmax"] if name == "hybrid" else name
+    options = {"sliding_window": {"window": 4}} if "sliding_window" in mixers else {}
+    student = build_student(teacher, mixers, options=options).double()
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :4] = 0
+    settings = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    cached = student.generate(ids(), output_logits=True, return_dict_in_generate=True, **settings)
+    plain = student.generate(
+        ids(), use_cache=False, output_logits=True, return_dict_in_generate=True, **settings
+    )
+    assert torch.equal(cached.sequences, plain.sequences)
+    close(torch.stack(cached.logits), torch.stack(plain.logits))
+
+
+@torch.no_grad()
+def test_beam_search_reorders_states(make_teacher: Make) -> None:
+    student = build_student(make_teacher(layers=3), HYBRID).double()
+    settings = {"max_new_tokens": 6, "do_sample": False, "num_beams": 3, "pad_token_id": 0}
+    assert torch.equal(
+        student.generate(ids(), **settings), student.generate(ids(), use_cache=False, **settings)
+    )
+
+
+@torch.no_grad()
+def test_packed_and_padded_are_alone_in_a_hybrid(make_teacher: Make) -> None:
+    student = build_student(
+        make_teacher(layers=3),
+        ["gla", "sliding_window", "softmax"],
+        options={"sliding_window": {"window": 3}},
+    ).double()
+    row = ids(1, 14)
+    packed = student(row, cu_seqlens=torch.tensor([0, 5, 14])).logits
+    close(packed[:, :5], student(row[:, :5]).logits)
+    close(packed[:, 5:], student(row[:, 5:]).logits)
+    mask = torch.ones(2, 14, dtype=torch.long)
+    mask[1, 9:] = 0
+    both = row.repeat(2, 1)
+    close(student(both, attention_mask=mask).logits[1:, :9], student(row[:, :9]).logits)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(make_teacher: Make) -> None:
+    student = build_student(make_teacher(layers=3), HYBRID).train()
+    student(ids(), labels=ids()).loss.backward()
+    wanted = {name: parameter.grad.clone() for name, parameter in student.named_parameters()}
+    student.zero_grad()
+    student.gradient_checkpointing_enable()
+    student(ids(), labels=ids()).loss.backward()
+    assert wanted
+    for name, parameter in student.named_parameters():
+        assert torch.allclose(parameter.grad, wanted[name], atol=1e-7), name
+
+
+def test_hidden_states_have_one_entry_per_layer_and_the_normed_last(make_teacher: Make) -> None:
+    teacher = make_teacher(layers=3)
+    found = build_student(teacher, "softmax")(ids(), output_hidden_states=True).hidden_states
+    wanted = teacher(ids(), output_hidden_states=True).hidden_states
+    assert len(found) == len(wanted) == 4
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mixers": ["gla", "gla", "gla"]}, "3 mixers for 2 layers"),
+        ({"mixers": ["gla", "glaa"]}, "layer 1: unknown mixer 'glaa'; did you mean 'gla'"),
+        ({"mixer_options": {"kda": {}}}, "options for mixer 'kda', which no layer uses"),
+        ({"mixer_options": {"gla": {"gate": 1}}}, "gla: unknown option 'gate'"),
+        ({"schema": 99}, "schema 99 is newer"),
+        ({"teacher": {"model_type": "gpt2"}}, "teacher architecture 'gpt2' is not known; known: llama"),
+    ],
+)
+def test_bad_configs_are_refused(make_teacher: Make, change: dict[str, Any], message: str) -> None:
+    config = {"teacher": make_teacher().config.to_dict(), "mixers": ["gla", "gla"], **change}
+    with pytest.raises(EvalsuiteError, match=message):
+        StudentConfig(**config)
+
+
+def test_misuse_is_refused(make_teacher: Make) -> None:
+    teacher = make_teacher()
+    with pytest.raises(ConfigError, match="init = 'kv'; did you mean 'qkv'"):
+        build_student(teacher, "gla", init="kv")
+    student = build_student(teacher, "gla")
+    with pytest.raises(ConfigError, match="cannot be used with a cache"):
+        student(ids(1), cu_seqlens=torch.tensor([0, 12]), use_cache=True)
+    cache = student(ids(), use_cache=True).past_key_values
+    with pytest.raises(ConfigError, match="cannot be cropped"):
+        cache.crop(-1)
+    assert all(isinstance(layer.self_attn, Mixer) for layer in student.model.layers)
