@@ -70,15 +70,42 @@ class Rows:
         position.add_(1).clamp_(max=self.slots.capacity - 1)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Live:
+    """An answer in the making. `due` counts the tokens that were launched, whether looked at or not."""
+
     index: int
     request: GenerateRequest
     ending: Ending
+    due: int = 0
+    ended: bool = False
+
+    def take(self, tokens: list[int], broken: list[bool]) -> GenerateAnswer | None:
+        """Take new tokens, up to the first that came from logits that are not finite."""
+        good = tokens[: broken.index(True)] if any(broken) else tokens
+        answer = self.ending.extend(good)
+        if answer is None and len(good) < len(tokens):
+            answer = GenerateAnswer.failed(NOT_FINITE)
+        self.ended = answer is not None
+        return answer
+
+
+@dataclass(slots=True)
+class _Block:
+    """Steps that were launched: who sat in which slot, and tokens and broken flags [count, rows]."""
+
+    live: list[_Live | None]
+    tokens: Tensor
+    broken: Tensor
+    done: torch.cuda.Event | None
 
 
 class Session:
     """Generates answers for some requests in a fixed number of slots.
+
+    Tokens are looked at in blocks of steps. On a GPU the next block is launched before the last one is
+    looked at, so that the device never waits for the host; a row that has ended then runs on for a
+    block more, and what it writes is ignored.
 
     Args:
         decoder, tokenizer, eos: the model's parts.
@@ -87,6 +114,7 @@ class Session:
         rows: slots; capacity: tokens per slot.
         budget: most padded tokens in one pass over prompts.
         block: steps between two looks at the tokens from the host.
+        ahead: blocks that are launched before the last one is looked at.
         stepper: makes the step function of the rows (eager, or CUDA graphs).
     """
 
@@ -101,6 +129,7 @@ class Session:
         capacity: int,
         budget: int,
         block: int,
+        ahead: int,
         stepper: Callable[[Rows], StepFunction],
     ) -> None:
         self.decoder = decoder
@@ -109,7 +138,7 @@ class Session:
             for index, request, limit in requests
         )
         self.budget = budget
-        self.block = block
+        self.block, self.ahead = block, ahead
         self.live: list[_Live | None] = []
         asked = [live.request for live in self.waiting]
         _, sample = decoder.read([asked[0].prompt[:1]], keep=True)
@@ -120,34 +149,50 @@ class Session:
 
     def answers(self) -> Iterator[tuple[int, GenerateAnswer]]:
         """Yield (index, answer) as rows end."""
+        launched: deque[_Block] = deque()
         while True:
             yield from self._admit()
-            active = [live for live in self.live if live is not None]
-            if not active:
+            block = self._launch()
+            if block is not None:
+                launched.append(block)
+            elif not launched and not self.waiting:
                 return
-            longest = max(len(live.request.prompt) + len(live.ending.tokens) for live in active)
-            remaining = max(live.ending.limit - len(live.ending.tokens) for live in active)
-            count = min(self.block, remaining)
-            length = min(-(-(longest + count) // LENGTH_STEP) * LENGTH_STEP, self.rows.slots.capacity)
-            tokens, broken = self._run(count, length)
-            for slot, live in enumerate(self.live):
-                if live is None:
-                    continue
-                answer = _taken(live.ending, [row[slot] for row in tokens], [row[slot] for row in broken])
-                if answer is not None:
-                    self.live[slot] = None
-                    yield live.index, answer
+            while len(launched) > (self.ahead if block is not None else 0):
+                yield from self._look(launched.popleft())
             self._compact()
 
-    def _run(self, count: int, length: int) -> tuple[list[list[int]], list[list[bool]]]:
-        """Take `count` steps; return tokens and broken flags [count][rows]."""
+    def _launch(self) -> _Block | None:
+        """Start a block of steps, unless every row already has all the tokens it may write."""
+        unfinished = [live for live in self.live if live is not None and live.due < live.ending.limit]
+        if not unfinished:
+            return None
+        count = min(self.block, max(live.ending.limit - live.due for live in unfinished))
+        longest = max(len(live.request.prompt) + live.due for live in unfinished)
+        length = min(-(-(longest + count) // LENGTH_STEP) * LENGTH_STEP, self.rows.slots.capacity)
         rows = len(self.live)
-        tokens, broken = [], []
-        for _ in range(count):
+        tokens = torch.empty(count, rows, dtype=torch.long, device=self.decoder.device)
+        broken = torch.empty(count, rows, dtype=torch.bool, device=self.decoder.device)
+        for number in range(count):
             self.step(rows, length)
-            tokens.append(self.rows.token[:rows].clone())
-            broken.append(self.rows.broken[:rows].clone())
-        return torch.stack(tokens).tolist(), torch.stack(broken).tolist()
+            tokens[number] = self.rows.token[:rows]
+            broken[number] = self.rows.broken[:rows]
+        for live in self.live:
+            if live is not None:
+                live.due += count
+        return _Block(list(self.live), *_to_host(tokens, broken))
+
+    def _look(self, block: _Block) -> Iterator[tuple[int, GenerateAnswer]]:
+        """Give the tokens of a block to their answers; free the slots of those that ended."""
+        if block.done is not None:
+            block.done.synchronize()
+        tokens, broken = block.tokens.T.tolist(), block.broken.T.tolist()
+        for slot, live in enumerate(block.live):
+            if live is None or live.ended:
+                continue
+            answer = live.take(tokens[slot], broken[slot])
+            if answer is not None:
+                self.live[self.live.index(live)] = None
+                yield live.index, answer
 
     def _admit(self) -> Iterator[tuple[int, GenerateAnswer]]:
         """Fill free slots from the queue, many at a time: a pass over one prompt costs nearly as much."""
@@ -187,11 +232,13 @@ class Session:
         fresh += [choice.temperature, choice.top_p, choice.top_k, choice.streams]
         for mine, new in zip(self.rows.tensors(), fresh, strict=True):
             mine[into] = new
+        for live in entering:
+            live.due = 1
         pairs = zip(entering, tokens.tolist(), broken.tolist(), strict=True)
-        return [_taken(live.ending, [token], [bad]) for live, token, bad in pairs]
+        return [live.take([token], [bad]) for live, token, bad in pairs]
 
     def _compact(self) -> None:
-        """Let the last rows take the place of finished ones, once a quarter of the rows is idle."""
+        """Let the last rows take the place of ended ones, once a quarter of the rows is idle."""
         while self.live and self.live[-1] is None:
             self.live.pop()
         holes = [slot for slot, live in enumerate(self.live) if live is None]
@@ -211,8 +258,13 @@ class Session:
         del self.live[kept:]
 
 
-def _taken(ending: Ending, tokens: list[int], broken: list[bool]) -> GenerateAnswer | None:
-    """Give new tokens to an ending, up to the first that came from logits that are not finite."""
-    if not any(broken):
-        return ending.extend(tokens)
-    return ending.extend(tokens[: broken.index(True)]) or GenerateAnswer.failed(NOT_FINITE)
+def _to_host(tokens: Tensor, broken: Tensor) -> tuple[Tensor, Tensor, torch.cuda.Event | None]:
+    """Start copying to the host without waiting; the event says when the copies are there."""
+    if not tokens.is_cuda:
+        return tokens, broken, None
+    copies = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in (tokens, broken)]
+    for copy, tensor in zip(copies, (tokens, broken), strict=True):
+        copy.copy_(tensor, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+    return copies[0], copies[1], done

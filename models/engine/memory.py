@@ -47,4 +47,4 @@ def sizes(decoder: Decoder, parameters: int, batch_tokens: int | None) -> Sizes:
         return Sizes(tokens, 8192, 1 << 28, int(free / 2), 512)
     # A step over this many rows is about as long as reading the weights once, or as Python's overhead.
     rows = int(min(256, max(32, 4e9 / parameters)))
-    return Sizes(batch_tokens or 4096, 512, 1 << 24, 2 << 30, rows)
+    return Sizes(batch_tokens or 4096, 512, 1 << 22, 2 << 30, rows)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import log_softmax
 
 from evalsuite.models.engine.batching import batches
 from evalsuite.models.engine.forward import Decoder
@@ -128,10 +129,20 @@ def target_logprobs(
         chunk = decoder.head(selected[start : start + step])
         low, high = np.searchsorted(which, [start, start + step])
         row, token = owner[low:high] - start, target[low:high]
-        best.append(chunk.argmax(-1)[row] == token)
-        chunk = chunk.float()
-        logprobs.append(chunk[row, token] - chunk.logsumexp(-1)[row])
+        best.append(_is_argmax(chunk, row, token))
+        logprobs.append(log_softmax(chunk, -1, dtype=torch.float32)[row, token])
     return torch.cat(logprobs).double().cpu().numpy(), torch.cat(best).cpu().numpy()
+
+
+def _is_argmax(logits: Tensor, row: Tensor, token: Tensor) -> Tensor:
+    if logits.is_cuda:
+        return logits.argmax(-1)[row] == token
+    # On a CPU argmax is several times slower than amax; few targets reach the maximum, and of those tied
+    # there only the first is the argmax.
+    best = logits[row, token] == logits.amax(-1)[row]
+    top = best.nonzero()[:, 0]
+    best[top] = logits[row[top]].argmax(-1) == token[top]
+    return best
 
 
 def _answers(requests: Sequence[ScoreRequest], sums: np.ndarray, greedy: np.ndarray) -> list[ScoreAnswer]:

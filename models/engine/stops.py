@@ -3,18 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from evalsuite.models.engine.requests import Finish, GenerateAnswer, Sampling
 
 
-def eos_tokens(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
-    """Ids that end a sequence: of the generation config, the model's config and the tokenizer."""
+def eos_ids(config: Any, tokenizer: Any, generation: Any = None) -> frozenset[int]:
+    """Ids that end a sequence: of the model's config, the tokenizer and the generation config."""
     found: set[int] = set()
-    generation = getattr(model, "generation_config", None)
     for ids in (
         getattr(generation, "eos_token_id", None),
-        getattr(model.config, "eos_token_id", None),
+        getattr(config, "eos_token_id", None),
         tokenizer.eos_token_id,
     ):
         found.update([ids] if isinstance(ids, int) else ids or [])

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.checkpoints import Checkpoint
 from evalsuite.models.engine.batching import batches
-from evalsuite.models.engine.decode import LENGTH_STEP, Rows, Session, StepFunction
+from evalsuite.models.engine.decode import LENGTH_STEP, Session
 from evalsuite.models.engine.forward import Decoder
+from evalsuite.models.engine.graphs import eager, graphed
 from evalsuite.models.engine.memory import Sizes, sizes
 from evalsuite.models.engine.requests import (
     REFUSED,
@@ -20,10 +22,8 @@ from evalsuite.models.engine.requests import (
     ScoreRequest,
 )
 from evalsuite.models.engine.scoring import read_cost, score_batch
-from evalsuite.models.engine.stops import eos_tokens
-
-if TYPE_CHECKING:
-    from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.engine.stops import eos_ids
+from evalsuite.models.identity import fingerprint
 
 
 class TorchEngine:
@@ -41,7 +41,7 @@ class TorchEngine:
     name = "torch"
 
     def __init__(
-        self, checkpoint: "Checkpoint", *, max_length: int | None = None, batch_tokens: int | None = None
+        self, checkpoint: Checkpoint, *, max_length: int | None = None, batch_tokens: int | None = None
     ) -> None:
         self.checkpoint = checkpoint
         model = checkpoint.model.eval()
@@ -49,15 +49,14 @@ class TorchEngine:
         if self.max_length < 1:
             raise ConfigError(f"max_length = {max_length}: must be positive")
         self.decoder = Decoder(model)
-        self.eos = eos_tokens(model, checkpoint.tokenizer)
+        self.eos = eos_ids(model.config, checkpoint.tokenizer, model.generation_config)
         self.sizes: Sizes = sizes(self.decoder, model.num_parameters(), batch_tokens)
-        self.block = 8 if self.decoder.device.type == "cuda" else 1
+        on_gpu = self.decoder.device.type == "cuda"
+        self.block, self.ahead = (8, 1) if on_gpu else (1, 0)
 
     @cached_property
     def fingerprint(self) -> str:
         """See `Engine.fingerprint`."""
-        from evalsuite.models.identity import fingerprint
-
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         dtype = str(self.decoder.dtype).removeprefix("torch.")
         return fingerprint(self.checkpoint.weights_id, dtype, f"torch/{self.decoder.device.type}", versions)
@@ -145,11 +144,9 @@ class TorchEngine:
             capacity=capacity,
             budget=self.sizes.tokens,
             block=self.block,
-            stepper=self._stepper,
+            ahead=self.ahead,
+            stepper=graphed if self.decoder.device.type == "cuda" else eager,
         )
-
-    def _stepper(self, rows: Rows) -> StepFunction:
-        return rows.step
 
     def _foreign(self, tokens: Sequence[Sequence[int]]) -> str | None:
         """Refuse ids that the embedding does not have; on a GPU they would end the process."""

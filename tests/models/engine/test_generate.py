@@ -57,12 +57,14 @@ def test_rows_enter_and_leave(llama: TorchEngine) -> None:
         assert [answers[i] for i in range(40)] == alone
 
 
-def test_blocks_of_steps_do_not_change_answers(llama: TorchEngine) -> None:
+@pytest.mark.parametrize(("block", "ahead"), [(8, 0), (1, 1), (5, 2)])
+def test_looking_later_does_not_change_answers(llama: TorchEngine, block: int, ahead: int) -> None:
     sampling = Sampling(max_new_tokens=23, stop=("at", " the"), temperature=0.9)
     requests = [GenerateRequest(p, sampling, seed) for seed, p in enumerate(prompts(20, seed=5))]
     stepwise = dict(llama.generate(requests))
     engine = TorchEngine(llama.checkpoint)
-    engine.block = 8
+    engine.block, engine.ahead = block, ahead
+    engine.sizes = replace(engine.sizes, rows=7)
     assert dict(engine.generate(requests)) == stepwise
     assert {answer.finish for answer in stepwise.values()} >= {"stop", "length"}
 

