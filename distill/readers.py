@@ -7,12 +7,12 @@ position is small and JSON, so that a killed run reads on where it stopped.
 import glob
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from evalsuite.distill.chat import render_conversation
 from evalsuite.distill.recipe import DataSource
@@ -264,8 +264,11 @@ def _text(row: dict[str, Any], column: str, name: str) -> str:
     return value
 
 
-def shuffled(examples: list[Example], *key: int) -> list[Example]:
-    """The examples in an order that `key` alone decides."""
-    order = list(examples)
+Item = TypeVar("Item")
+
+
+def shuffled(items: Sequence[Item], *key: int) -> list[Item]:
+    """The items in an order that `key` alone decides."""
+    order = list(items)
     random.Random(" ".join(map(str, key))).shuffle(order)
     return order

@@ -162,6 +162,8 @@ def source_rows(
             else:
                 last = following is None and at.group == len(groups) - 1 and not source.repeat
                 rows, kept = pack_documents(documents, length, pad, last=last)
+                # Packing sorts by length; a batch of long documents alone would be no fair sample.
+                rows = shuffled(rows, seed, source.seed, at.epoch, at.number, at.group)
             for number in range(at.row, len(rows)):
                 at.row = number + 1
                 yield rows[number], {**vars(at)}
