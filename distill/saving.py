@@ -212,10 +212,7 @@ def save_checkpoint(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        tensors = {
-            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-            for name, tensor in model.state_dict().items()
-        }
+        tensors = _cast(model.state_dict(), dtype)
         stored = model.config.dtype
         model.config.dtype = dtype
         with _quietly():
@@ -230,6 +227,16 @@ def save_checkpoint(
     write_json(partial / "lineage.json", lineage)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)
+
+
+def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Cast floating tensors; tied ones stay one tensor, so that they are stored once."""
+    cast: dict[tuple[int, torch.Size], Tensor] = {}
+    for tensor in tensors.values():
+        cast.setdefault(
+            (tensor.data_ptr(), tensor.shape), tensor.to(dtype) if tensor.is_floating_point() else tensor
+        )
+    return {name: cast[tensor.data_ptr(), tensor.shape] for name, tensor in tensors.items()}
 
 
 @contextmanager
