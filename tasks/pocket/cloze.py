@@ -33,9 +33,22 @@ _ENDINGS = {
     ),
 }
 
+# Whose a thing is stands before it, and finding that takes a head that looks backwards from a match; a
+# teacher of four layers stays at chance there. The corpus tells of it, the benchmark does not ask it.
+ASKED = ("thing", "spot")
+TOLD = tuple(_ENDINGS)
 
-def draw(rng: random.Random, *, characters: int = CHARACTERS, endings: int = 1) -> list[Question]:
+
+def draw(
+    rng: random.Random,
+    *,
+    characters: int = CHARACTERS,
+    endings: int = 1,
+    sorts: tuple[str, ...] = ASKED,
+) -> list[Question]:
     """Draw a story about people, their things and places, with one or more ways to end it.
+
+    `sorts` says what may be left out: the thing, the spot, the name.
 
     The wrong answers are the others of the same sort, so with fewer than four characters there are fewer.
     """
@@ -50,7 +63,7 @@ def draw(rng: random.Random, *, characters: int = CHARACTERS, endings: int = 1) 
         story.append(_RAIN)
     told = " ".join(story)
     values = {"thing": things, "name": names, "spot": spots}
-    asked = rng.sample([(sort, place) for sort in values for place in range(characters)], endings)
+    asked = rng.sample([(sort, place) for sort in sorts for place in range(characters)], endings)
     return [
         Question(
             prompt=f"{told}\n{rng.choice(_ENDINGS[sort]).format(n=names[place], o=things[place])}",

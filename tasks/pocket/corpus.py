@@ -110,7 +110,7 @@ def _arithmetic(rng: random.Random, split: Split, longest: int) -> list[Segment]
 
 def _cloze(rng: random.Random, split: Split, longest: int) -> list[Segment]:
     characters = rng.randint(2, cloze.CHARACTERS)
-    return _shared(cloze.draw(rng, characters=characters, endings=3 * characters), split, 6)
+    return _shared(cloze.draw(rng, characters=characters, endings=3 * characters, sorts=cloze.TOLD), split, 6)
 
 
 def _instructions(rng: random.Random, split: Split, longest: int) -> list[Segment]:

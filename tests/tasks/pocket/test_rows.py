@@ -12,7 +12,7 @@ NEEDLES = [kind for kind in KINDS if KINDS[kind].contexts]
 PUBLISHED = {
     "facts": "2446563551c679d1",
     "arithmetic": "a168421c224bc255",
-    "cloze": "077981e44baf6e61",
+    "cloze": "015decf527c1976a",
     "recall": "43b5f803d1ed0ae3",
     "instructions": "20def9a7d40a951c",
     "niah_single_1": "aa1988d18e2632a4",
