@@ -4,13 +4,14 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.engine.attention import Attention, Masks
-from evalsuite.models.engine.states import ForkedCache, State, padded
+from evalsuite.models.engine.states import ForkedCache, State, on_device, padded
 
 
 class Decoder:
@@ -92,7 +93,7 @@ class Decoder:
             forked, keys = None, positions
             masks = Masks(positions, keys, None, self.dtype)
         else:
-            forked = torch.tensor(parents, device=self.device)
+            forked = on_device(np.asarray(parents), self.device)
             positions = positions + parent.lengths[forked, None]
             lengths = lengths + parent.lengths[forked]
             keys = torch.cat([parent.positions[forked], positions], 1)

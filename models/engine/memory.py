@@ -43,8 +43,8 @@ def sizes(decoder: Decoder, parameters: int, batch_tokens: int | None) -> Sizes:
     if decoder.device.type == "cuda":
         free = SHARE * torch.cuda.mem_get_info(decoder.device)[0]
         per_token = decoder.activation_bytes() + decoder.token_bytes
-        tokens = batch_tokens or int(min(65536, max(2048, free / 2 / per_token)))
-        return Sizes(tokens, 8192, 1 << 28, int(free / 2), 512)
+        tokens = batch_tokens or int(min(131072, max(2048, free / 2 / per_token)))
+        return Sizes(tokens, tokens // 4, 1 << 28, int(free / 2), 512)
     # A step over this many rows is about as long as reading the weights once, or as Python's overhead.
     rows = int(min(256, max(32, 4e9 / parameters)))
     return Sizes(batch_tokens or 4096, 512, 1 << 22, 2 << 30, rows)

@@ -12,6 +12,7 @@ from evalsuite.models.engine.batching import batches
 from evalsuite.models.engine.forward import Decoder
 from evalsuite.models.engine.memory import Sizes
 from evalsuite.models.engine.requests import ScoreAnswer, ScoreRequest
+from evalsuite.models.engine.states import State, on_device
 
 NOT_FINITE = "the model's log-probabilities are not finite (NaN or infinity in its logits)"
 
@@ -31,14 +32,14 @@ class _Targets:
 
 
 def read_cost(request: ScoreRequest) -> tuple[int, int]:
-    """Tokens of the request's own row, and tokens of the rows forked from it (see `score_batch`)."""
+    """Tokens of the request's own row, and tokens of the rows forked from it (see `ScoredBatch`)."""
     if len(request.continuations) == 1:
         return len(request.context) + len(request.continuations[0]) - 1, 0
     return len(request.context), sum(len(tokens) - 1 for tokens in request.continuations)
 
 
-def score_batch(decoder: Decoder, requests: Sequence[ScoreRequest], sizes: Sizes) -> list[ScoreAnswer]:
-    """Score a batch of requests whose contexts fit into one forward pass.
+class ScoredBatch:
+    """A batch whose computation was started; `answers` waits for it.
 
     A request with one continuation is one row, context and continuation together; otherwise the context
     is a row and every continuation of two or more tokens continues from its state. The first token of
@@ -46,67 +47,90 @@ def score_batch(decoder: Decoder, requests: Sequence[ScoreRequest], sizes: Sizes
     nothing beyond the context.
 
     Args:
+        decoder: the model.
         requests: each with a non-empty context and non-empty continuations.
         sizes: how many continuation tokens and logits are held at once.
-
-    Returns:
-        One answer per request; with an error where a log-probability is not finite.
     """
-    owners = [(i, j) for i, request in enumerate(requests) for j in range(len(request.continuations))]
-    slots = {owner: slot for slot, owner in enumerate(owners)}
-    sums = np.zeros(len(owners))
-    greedy = np.ones(len(owners), dtype=bool)
 
-    rows: list[tuple[int, ...]] = []
-    children: list[tuple[int, int]] = []
-    for i, request in enumerate(requests):
-        if len(request.continuations) == 1:
-            rows.append(request.context + request.continuations[0][:-1])
-        else:
-            rows.append(request.context)
-            children += [(i, j) for j, tokens in enumerate(request.continuations) if len(tokens) > 1]
-    hidden, state = decoder.read(rows, keep=bool(children))
-    width = hidden.shape[1]
-    targets = _Targets()
-    for i, request in enumerate(requests):
-        last = i * width + len(request.context) - 1
-        if len(request.continuations) == 1:
-            tokens = request.continuations[0]
-            targets.add(range(last, last + len(tokens)), tokens, slots[i, 0])
-        else:
-            for j, tokens in enumerate(request.continuations):
-                targets.add([last], tokens[:1], slots[i, j])
-    _count(decoder, hidden, targets, sums, greedy, sizes.logits)
-    del hidden
+    def __init__(self, decoder: Decoder, requests: Sequence[ScoreRequest], sizes: Sizes) -> None:
+        self.requests = requests
+        self._parts: list[tuple[list[int], Tensor, Tensor]] = []
+        self._decoder, self._sizes = decoder, sizes
+        first = 0
+        self._slots: list[int] = []
+        for request in requests:
+            self._slots.append(first)
+            first += len(request.continuations)
+        self._count = first
+        children, state = self._read_contexts()
+        if state is not None:
+            self._read_continuations(children, state)
 
-    lengths = [len(requests[i].continuations[j]) - 1 for i, j in children]
-    for batch in batches(lengths, budget=sizes.tokens, floor=sizes.floor):
-        chosen = [children[number] for number in batch]
-        rows = [requests[i].continuations[j][:-1] for i, j in chosen]
-        hidden, _ = decoder.read(rows, parent=state, parents=[i for i, _ in chosen])
+    def _read_contexts(self) -> tuple[list[tuple[int, int]], State | None]:
+        """Start the contexts; return the continuations that go on from them, and from which state."""
+        rows: list[tuple[int, ...]] = []
+        children: list[tuple[int, int]] = []
+        for i, request in enumerate(self.requests):
+            if len(request.continuations) == 1:
+                rows.append(request.context + request.continuations[0][:-1])
+            else:
+                rows.append(request.context)
+                children += [(i, j) for j, tokens in enumerate(request.continuations) if len(tokens) > 1]
+        hidden, state = self._decoder.read(rows, keep=bool(children))
         targets = _Targets()
-        for number, (i, j) in enumerate(chosen):
-            first = number * hidden.shape[1]
-            tokens = requests[i].continuations[j][1:]
-            targets.add(range(first, first + len(tokens)), tokens, slots[i, j])
-        _count(decoder, hidden, targets, sums, greedy, sizes.logits)
-    return _answers(requests, sums, greedy)
+        for i, request in enumerate(self.requests):
+            last = i * hidden.shape[1] + len(request.context) - 1
+            if len(request.continuations) == 1:
+                tokens = request.continuations[0]
+                targets.add(range(last, last + len(tokens)), tokens, self._slots[i])
+            else:
+                for j, tokens in enumerate(request.continuations):
+                    targets.add([last], tokens[:1], self._slots[i] + j)
+        self._score(hidden, targets)
+        return children, state
 
+    def _read_continuations(self, children: Sequence[tuple[int, int]], state: State) -> None:
+        lengths = [len(self.requests[i].continuations[j]) - 1 for i, j in children]
+        for batch in batches(lengths, budget=self._sizes.tokens, floor=self._sizes.floor):
+            chosen = [children[number] for number in batch]
+            rows = [self.requests[i].continuations[j][:-1] for i, j in chosen]
+            hidden, _ = self._decoder.read(rows, parent=state, parents=[i for i, _ in chosen])
+            targets = _Targets()
+            for number, (i, j) in enumerate(chosen):
+                first = number * hidden.shape[1]
+                tokens = self.requests[i].continuations[j][1:]
+                targets.add(range(first, first + len(tokens)), tokens, self._slots[i] + j)
+            self._score(hidden, targets)
 
-def _count(
-    decoder: Decoder, hidden: Tensor, targets: _Targets, sums: np.ndarray, greedy: np.ndarray, logits: int
-) -> None:
-    """Add the log-probabilities of the targets to `sums`, and clear `greedy` where one is not the argmax."""
-    flat = hidden.flatten(0, 1)
-    logprobs, best = target_logprobs(decoder, flat, targets.row, targets.token, logits)
-    slot = np.array(targets.slot)
-    sums += np.bincount(slot, weights=logprobs, minlength=len(sums))
-    greedy[slot[~best]] = False
+    def _score(self, hidden: Tensor, targets: _Targets) -> None:
+        flat = hidden.flatten(0, 1)
+        found = target_logprobs(self._decoder, flat, targets.row, targets.token, self._sizes.logits)
+        self._parts.append((targets.slot, *found))
+
+    def answers(self) -> list[ScoreAnswer]:
+        """One answer per request; with an error where a log-probability is not finite."""
+        slot = np.concatenate([np.array(slots) for slots, _, _ in self._parts])
+        logprobs = torch.cat([part for _, part, _ in self._parts]).double().cpu().numpy()
+        best = torch.cat([part for _, _, part in self._parts]).cpu().numpy()
+        sums = np.bincount(slot, weights=logprobs, minlength=self._count)
+        greedy = np.ones(self._count, dtype=bool)
+        greedy[slot[~best]] = False
+        answers = []
+        for request, start in zip(self.requests, self._slots, strict=True):
+            end = start + len(request.continuations)
+            if not np.isfinite(sums[start:end]).all():
+                answers.append(ScoreAnswer.failed(NOT_FINITE))
+                continue
+            lengths = tuple(len(tokens) for tokens in request.continuations)
+            answers.append(
+                ScoreAnswer(tuple(sums[start:end].tolist()), tuple(greedy[start:end].tolist()), lengths)
+            )
+        return answers
 
 
 def target_logprobs(
     decoder: Decoder, hidden: Tensor, rows: Sequence[int], tokens: Sequence[int], logits: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Tensor, Tensor]:
     """Log-probability of `tokens[i]` after hidden state `rows[i]`, and whether it is the most likely one.
 
     The head runs once per distinct row; log-softmax is in fp32 (lm-eval's HFLM keeps the model's dtype).
@@ -117,12 +141,11 @@ def target_logprobs(
         logits: most logits (rows × vocabulary) that are held at once.
 
     Returns:
-        float64 [targets] and bool [targets].
+        float32 [targets] and bool [targets], on the device.
     """
     distinct, which = np.unique(np.asarray(rows), return_inverse=True)
-    selected = hidden.index_select(0, torch.from_numpy(distinct).to(hidden.device))
-    owner = torch.from_numpy(which).to(hidden.device)
-    target = torch.tensor(tokens, device=hidden.device)
+    selected = hidden.index_select(0, on_device(distinct, hidden.device))
+    owner, target = on_device(which, hidden.device), on_device(np.asarray(tokens), hidden.device)
     step = max(1, logits // decoder.vocabulary)
     logprobs, best = [], []
     for start in range(0, len(distinct), step):
@@ -131,7 +154,7 @@ def target_logprobs(
         row, token = owner[low:high] - start, target[low:high]
         best.append(_is_argmax(chunk, row, token))
         logprobs.append(log_softmax(chunk, -1, dtype=torch.float32)[row, token])
-    return torch.cat(logprobs).double().cpu().numpy(), torch.cat(best).cpu().numpy()
+    return torch.cat(logprobs), torch.cat(best)
 
 
 def _is_argmax(logits: Tensor, row: Tensor, token: Tensor) -> Tensor:
@@ -143,19 +166,3 @@ def _is_argmax(logits: Tensor, row: Tensor, token: Tensor) -> Tensor:
     top = best.nonzero()[:, 0]
     best[top] = logits[row[top]].argmax(-1) == token[top]
     return best
-
-
-def _answers(requests: Sequence[ScoreRequest], sums: np.ndarray, greedy: np.ndarray) -> list[ScoreAnswer]:
-    answers = []
-    start = 0
-    for request in requests:
-        end = start + len(request.continuations)
-        if np.isfinite(sums[start:end]).all():
-            lengths = tuple(len(tokens) for tokens in request.continuations)
-            answers.append(
-                ScoreAnswer(tuple(sums[start:end].tolist()), tuple(greedy[start:end].tolist()), lengths)
-            )
-        else:
-            answers.append(ScoreAnswer.failed(NOT_FINITE))
-        start = end
-    return answers

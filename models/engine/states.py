@@ -106,4 +106,10 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor,
     tokens = np.zeros((len(rows), lengths.max()), dtype=np.int64)
     for number, row in enumerate(rows):
         tokens[number, : len(row)] = row
-    return torch.from_numpy(tokens).to(device), torch.from_numpy(lengths).to(device)
+    return on_device(tokens, device), on_device(lengths, device)
+
+
+def on_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Copy an array to the device; a GPU is not waited for, which a copy from ordinary memory would do."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,5 +1,6 @@
 """The in-process engine: teachers, hybrids and recurrent students, on a CPU or a GPU."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -21,7 +22,7 @@ from evalsuite.models.engine.requests import (
     ScoreAnswer,
     ScoreRequest,
 )
-from evalsuite.models.engine.scoring import read_cost, score_batch
+from evalsuite.models.engine.scoring import ScoredBatch, read_cost
 from evalsuite.models.engine.stops import eos_ids
 from evalsuite.models.identity import fingerprint
 
@@ -80,21 +81,30 @@ class TorchEngine:
         limits = self.sizes
         own, forked = [cost[0] for cost in costs], [cost[1] for cost in costs]
         waiting = batches(own, budget=limits.tokens, floor=limits.floor, extra=forked)
+        started: deque[tuple[list[int], ScoredBatch]] = deque()
         while waiting:
             batch = [runnable[number] for number in waiting[0]]
+            scored = shortage = None
             try:
-                answers = score_batch(self.decoder, [requests[i] for i in batch], limits)
-            except torch.OutOfMemoryError:
-                if len(batch) == 1:
-                    raise
+                scored = ScoredBatch(self.decoder, [requests[i] for i in batch], limits)
+            except torch.OutOfMemoryError as error:
+                shortage = error.with_traceback(None)
+            if scored is None:
+                # What was started before is answered first: it must not be lost, and it holds memory.
+                while started:
+                    yield from _collected(*started.popleft())
+                if len(batch) == 1 and shortage is not None:
+                    raise shortage
                 half = len(batch) // 2
                 waiting[:1] = [waiting[0][:half], waiting[0][half:]]
-                answers = None
-            if answers is None:
                 _free()
                 continue
             del waiting[0]
-            yield from zip(batch, answers, strict=True)
+            started.append((batch, scored))
+            while len(started) > self.ahead:
+                yield from _collected(*started.popleft())
+        while started:
+            yield from _collected(*started.popleft())
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateAnswer]]:
@@ -163,6 +173,10 @@ def _positions(model: Any) -> int:
             f"{type(model).__name__}: the config has no max_position_embeddings; pass max_length"
         )
     return int(positions)
+
+
+def _collected(indices: list[int], batch: ScoredBatch) -> Iterator[tuple[int, ScoreAnswer]]:
+    yield from zip(indices, batch.answers(), strict=True)
 
 
 def _free() -> None:

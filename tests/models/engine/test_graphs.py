@@ -27,9 +27,8 @@ def test_few_sizes() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "kind", ["llama", "gated_deltanet+softmax+gla", "sliding_window+gated_deltanet+softmax"]
-)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kind", ["llama", "gated_deltanet+softmax+gla", "sliding_window+gla+softmax"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gpu_equals_cpu(build: Callable[..., Any], kind: str, dtype: torch.dtype) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -51,5 +50,5 @@ def test_gpu_equals_cpu(build: Callable[..., Any], kind: str, dtype: torch.dtype
     if dtype == torch.float32:
         for sampling in (Sampling(40), Sampling(40, 1.0, 0.9, 20)):
             written = [GenerateRequest(ids(1, 60), sampling, seed) for seed in range(64)]
-            same = [dict(cpu.generate(written))[i] == dict(gpu.generate(written))[i] for i in range(64)]
-            assert sum(same) >= 62
+            alone, captured = dict(cpu.generate(written)), dict(gpu.generate(written))
+            assert sum(alone[i] == captured[i] for i in range(64)) >= 62

@@ -66,11 +66,12 @@ def test_greedy_flag_is_true_for_the_models_own_words(engine: TorchEngine) -> No
     assert answer.greedy == (True, False, True)
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 40, 300])
-def test_batches_do_not_change_answers(llama: TorchEngine, batch_tokens: int) -> None:
+@pytest.mark.parametrize(("batch_tokens", "ahead"), [(1, 0), (40, 1), (300, 2)])
+def test_batches_do_not_change_answers(llama: TorchEngine, batch_tokens: int, ahead: int) -> None:
     requests = some_requests(30, seed=1)
     together = dict(llama.score(requests))
     other = TorchEngine(llama.checkpoint, batch_tokens=batch_tokens)
+    other.ahead = ahead
     order = list(range(len(requests)))
     random.Random(2).shuffle(order)
     for place, answer in other.score([requests[i] for i in order]):
@@ -117,15 +118,15 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(
     from evalsuite.models.engine import torch_engine
 
     sizes: list[int] = []
-    real = torch_engine.score_batch
+    real = torch_engine.ScoredBatch
 
-    def short_of_memory(decoder, requests, limits):  # type: ignore[no-untyped-def]
+    def short_of_memory(decoder: Any, requests: Any, limits: Any) -> Any:
         sizes.append(len(requests))
         if len(requests) > 3:
             raise torch.OutOfMemoryError("pretended")
         return real(decoder, requests, limits)
 
-    monkeypatch.setattr(torch_engine, "score_batch", short_of_memory)
+    monkeypatch.setattr(torch_engine, "ScoredBatch", short_of_memory)
     requests = some_requests(14, seed=3)
     answers = dict(llama.score(requests))
     monkeypatch.undo()
