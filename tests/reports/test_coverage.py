@@ -6,7 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evalsuite.reports.coverage import Case, answers, contested, main, simulate, simulate_gate
+from evalsuite.reports.coverage import (
+    Case,
+    answers,
+    contested,
+    main,
+    pattern_chances,
+    simulate,
+    simulate_gate,
+)
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "statistics"
 
@@ -17,7 +25,10 @@ def test_the_dice_have_the_truth_that_they_state() -> None:
     assert stratum.means() == pytest.approx([0.6, 0.54, 0.3], abs=0.006)
     independent = answers(rng, 100_000, (0.6, 0.5), 0.0)
     assert contested(independent) / 100_000 == pytest.approx(0.6 * 0.5 + 0.4 * 0.5, abs=0.006)
-    assert contested(answers(rng, 100_000, (0.6, 0.6), 1.0)) == 0
+    assert contested(answers(rng, 100_000, (0.6, 0.6), 0.9)) / 100_000 == pytest.approx(0.137, abs=0.006)
+    assert pattern_chances((0.6, 0.54, 0.3), 0.5).sum() == pytest.approx(1)
+    with pytest.raises(ValueError, match="1 excluded"):
+        pattern_chances((0.5,), 1.0)
 
 
 @pytest.mark.slow
@@ -27,19 +38,19 @@ def test_the_dice_have_the_truth_that_they_state() -> None:
     ids=lambda case: f"{case.documents}-{case.accuracy}-{case.correlation}",
 )
 def test_intervals_cover_the_truth(case: Case) -> None:
-    for row in simulate(case, 700):
-        # Three standard errors of 700 simulations about the promise of 93 to 97 %.
+    for row in simulate(case, 400):
+        # Three standard errors of 400 simulations about the promise of 93 to 97 %.
         if row.coverage is not None:
-            assert row.coverage >= 0.93 - 0.029, row
-            assert row.coverage <= 0.97 + 0.02 or row.few > 0, row
+            assert row.coverage >= 0.93 - 0.038, row
+            assert row.coverage <= 0.97 + 0.026 or row.few > 0, row
         assert row.narrowest is None or row.narrowest > 0, row
 
 
 @pytest.mark.slow
 def test_the_gate_keeps_its_promises() -> None:
-    alarms, power = simulate_gate(3, 300, 400)
-    assert alarms.failed <= 0.05 + 0.02, alarms
-    assert 0.80 - 0.11 <= power.failed <= 0.80 + 0.11, power
+    alarms, power = simulate_gate(3, 300, 200)
+    assert alarms.failed <= 0.05 + 0.03, alarms
+    assert 0.80 - 0.12 <= power.failed <= 0.80 + 0.12, power
 
 
 def test_the_command_writes_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
