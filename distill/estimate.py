@@ -219,7 +219,8 @@ def recipe_shape(recipe: Recipe) -> Shape:
             vocab_size=len(architecture_tokenizer(made)),
             tie_embeddings=made.tie_embeddings,
         )
-    teacher = recipe.teacher or next(iter(recipe.student.checkpoints.values()))
+    student = recipe.student
+    teacher = recipe.teacher or student.sizes_of or next(iter(student.checkpoints.values()))
     known = yaml.safe_load(SHAPES.read_text())
     if teacher in known:
         return Shape(**known[teacher])

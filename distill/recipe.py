@@ -223,6 +223,8 @@ class Student(Strict):
     """Which of the teacher's projections the mixers start from."""
     checkpoints: dict[str, str] = Field(default_factory=dict)
     """Mixer name → a distilled student to go on from, instead of a fresh one."""
+    sizes_of: str | None = None
+    """Without a teacher: the model whose sizes a dry run takes."""
 
 
 class Architecture(Strict):
