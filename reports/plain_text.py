@@ -10,6 +10,7 @@ def leaderboard_text(report: Report) -> str:
     """Headline, one table per teacher, needles, and the warnings."""
     parts = [words.headline(report)]
     parts += [_recovery(report, teacher) for teacher in report.teachers]
+    parts += [_table(report, None, protocol) for protocol in report.protocols]
     parts.append(_needles(report))
     if report.warnings:
         parts.append("\n".join(f"! {warning}" for warning in report.warnings))
@@ -45,9 +46,14 @@ def _recovery(report: Report, teacher: int) -> str:
     return "\n\n".join(table for table in tables if table)
 
 
-def _table(report: Report, teacher: int, protocol: str) -> str:
-    averages = [r for i in report.students(teacher) if (r := report.average(i, protocol)) is not None]
-    if not averages:
+def _table(report: Report, teacher: int | None, protocol: str) -> str:
+    """A teacher with its students; for None, the checkpoints that have no teacher."""
+    if teacher is None:
+        members = [i for i, s in enumerate(report.subjects) if s.teacher is None and not s.is_teacher]
+    else:
+        members = list(report.students(teacher))
+    averages = [row for i in members if (row := report.average(i, protocol)) is not None]
+    if not averages and teacher is None:
         return ""
     scores: dict[tuple[int, str], list[float]] = {}
     for row in report.scores:
@@ -62,9 +68,11 @@ def _table(report: Report, teacher: int, protocol: str) -> str:
             for b in benchmarks
         ]
 
-    header = ["", report.subjects[teacher].label, "recovery %", "95 % interval", "above chance"]
+    title = "no teacher" if teacher is None else report.subjects[teacher].label
+    header = ["", title, "recovery %", "95 % interval", "above chance"]
     lines = [[*header, *(benchmark.title for benchmark in benchmarks)]]
-    lines.append(["", "teacher", "", "", "", *cells(teacher)])
+    if teacher is not None:
+        lines.append(["", "teacher", "", "", "", *cells(teacher)])
     for average in order(averages):
         interval = average.recovery.interval
         lines.append(
@@ -72,7 +80,7 @@ def _table(report: Report, teacher: int, protocol: str) -> str:
                 words.rank(average),
                 report.subjects[average.subject].label,
                 words.percent(average.recovery.point),
-                words.span(interval) if interval else average.recovery.why,
+                words.span(interval) if interval else "undefined",
                 words.percent(average.centred.point),
                 *cells(average.subject),
             ]

@@ -148,7 +148,9 @@ def test_warnings_are_on_the_page(dice: SimpleNamespace, tmp_path: Path) -> None
     run = dice.make_run(
         tmp_path / "run", [dice.Asked("f", "F", "knowledge", 50)], [dice.Answerer("a", lambda b, p, c: 0.5)]
     )
-    page = compare([run], tmp_path / "out").page.read_text()
+    made = compare([run], tmp_path / "out")
+    page = made.page.read_text()
+    assert "no teacher" in made.text
     assert "No teacher among the checkpoints" in page
     assert "without a teacher there is no recovery" in page
 
