@@ -5,7 +5,7 @@
 Each case throws right-or-wrong answers of a teacher and a student whose true scores and correlation are
 known, asks the very code of the reports for its intervals, and counts how often the truth lies inside. The
 gate is thrown against students that stand on its threshold (false alarms) and at its detectable effect
-(power). With 4,000 simulations a case this takes a quarter of an hour on one core.
+(power). With 4,000 simulations a case this takes half an hour on one core.
 """
 
 import argparse
@@ -53,8 +53,7 @@ class Case:
 
 
 GRID = tuple(
-    Case(*point)
-    for point in itertools.product((200, 1000, 10_000), (0.3, 0.6, 0.9), (1.0, 0.9), (0.0, 0.5, 0.9))
+    Case(*point) for point in itertools.product((200, 1000, 10_000), (0.3, 0.6, 0.9), (0.9,), (0.0, 0.5, 0.9))
 )
 
 
@@ -298,14 +297,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--simulations", type=int, default=SIMULATIONS, help="per case (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
-    gates: list[GateRow] = []
-    for lines, documents in progress(((1, 1000), (5, 1000), (5, 200)), what="gate"):
-        gates += simulate_gate(lines, documents, options.simulations)
-        write_text(options.out / "gate.csv", table(gates))
     rows: list[Coverage] = []
     for case in progress(GRID, what="coverage"):
         rows += simulate(case, options.simulations)
         write_text(options.out / "coverage.csv", table(rows))
+    gates: list[GateRow] = []
+    for lines, documents in progress(((1, 1000), (5, 1000), (5, 200)), what="gate"):
+        gates += simulate_gate(lines, documents, options.simulations)
+        write_text(options.out / "gate.csv", table(gates))
     every: list[Coverage | GateRow] = [*rows, *gates]
     failing = [row for row in every if not row.holds]
     for row in failing:
