@@ -17,6 +17,7 @@ from evalsuite.distill.language_model import LanguageModel
 from evalsuite.distill.objectives import matrix_mixing, vector_distance
 from evalsuite.distill.recipe import Stage
 from evalsuite.distill.stages import softmax_layers
+from evalsuite.models.student.model import packed_mask
 
 
 def align(
@@ -112,16 +113,24 @@ def _run_mixer(mixer: nn.Module, seen: dict[str, Any], batch: Batch) -> Tensor:
     """The mixer's output [B, T, D] on the teacher's input; packed documents are run as one long row."""
     hidden: Tensor = seen["input"]
     cosine, sine = seen["arguments"]["position_embeddings"]
+    window: Any = getattr(mixer, "window", None)
+    output: Tensor
     if batch.cu_seqlens is None:
-        output: Tensor = mixer(hidden_states=hidden, attention_mask=None, position_embeddings=(cosine, sine))[
-            0
-        ]
+        mask = None if window is None else window_mask(hidden, window)
+        output = mixer(hidden_states=hidden, attention_mask=mask, position_embeddings=(cosine, sine))[0]
         return output
-    row = (1, hidden.shape[0] * hidden.shape[1])
+    row = hidden.reshape(1, -1, hidden.shape[-1])
+    mask = None if window is None else packed_mask(batch.cu_seqlens, row, window)
     output = mixer(
-        hidden_states=hidden.reshape(*row, -1),
-        attention_mask=None,
-        position_embeddings=(cosine.reshape(*row, -1), sine.reshape(*row, -1)),
+        hidden_states=row,
+        attention_mask=mask,
+        position_embeddings=(cosine.reshape(*row.shape[:2], -1), sine.reshape(*row.shape[:2], -1)),
         cu_seqlens=batch.cu_seqlens,
     )[0]
     return output.view_as(hidden)
+
+
+def window_mask(hidden: Tensor, window: int) -> Tensor:
+    """The causal mask of a sliding window, true where a token may look: bool [1, 1, T, T]."""
+    seen = torch.ones(hidden.shape[1], hidden.shape[1], dtype=torch.bool, device=hidden.device)
+    return seen.tril().triu(1 - window)[None, None]

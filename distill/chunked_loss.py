@@ -59,7 +59,7 @@ def _with_bucket(logits: Tensor, indices: Tensor) -> Tensor:
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
@@ -111,7 +111,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return form.ce * ce + form.kl * kl, ce, kl
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> Any:
         grad_hidden, grad_weight = ctx.saved_tensors
         if grad_hidden is not None:
             grad_hidden = grad_hidden * grad_loss.to(grad_hidden.dtype)

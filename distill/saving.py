@@ -107,9 +107,9 @@ def save_state(
             tensors[f"{label}/model/{name}"] = parameter.data
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         for optimizer in optimizers.get(label, ()):
-            for parameter, values in optimizer.state.items():
+            for owner, values in optimizer.state.items():
                 for key, value in values.items():
-                    tensors[f"{label}/optimizer/{names[id(parameter)]}/{key}"] = torch.as_tensor(value)
+                    tensors[f"{label}/optimizer/{names[id(owner)]}/{key}"] = torch.as_tensor(value)
     folder = out / "state"
     number = _latest(folder) + 1
     target = folder / f"{number:06d}"

@@ -83,11 +83,11 @@ def assemble(recipe: Recipe, device: torch.device) -> Cast:
                 f"'{recipe.teacher}' one of {loaded.model.config.vocab_size}: their tokens differ"
             )
         students[label] = model.to(device).train()
-    teacher = None
+    teacher: Any = None
     if loaded is not None:
-        teacher = loaded.model.to(device).eval().requires_grad_(False)
-        if precision == "bf16":
-            teacher = teacher.to(torch.bfloat16)
+        teacher = loaded.model
+        teacher = teacher.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
+        teacher.eval().requires_grad_(False)
         _check_head(teacher)
     return Cast(teacher, None if loaded is None else loaded.weights_id, students, tokenizer, precision)
 
