@@ -72,7 +72,8 @@ class Bench:
 
         self.device, self.rows, self.length, self.steps = device, rows, length, steps
         torch.manual_seed(0)
-        self.master = LlamaForCausalLM(LlamaConfig(**shape)).to(device).eval().requires_grad_(False)
+        self.master: Any = LlamaForCausalLM(LlamaConfig(**shape))
+        self.master = self.master.to(device).eval().requires_grad_(False)
         self.bf16 = device.type == "cuda"
         self.teacher: Any = LlamaForCausalLM(LlamaConfig(**shape)).eval().requires_grad_(False)
         self.teacher.load_state_dict(self.master.state_dict())
@@ -205,10 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lambda: bench.naive_step(given.mixer),
         lambda: bench.trainer_step("kd", [given.mixer], given.rows),
         lambda: bench.trainer_step("kd", [given.mixer], quarter),
-        *(
-            lambda mixer=mixer: bench.trainer_step("attention_output", [mixer], given.rows)  # type: ignore[misc]
-            for mixer in FOUR
-        ),
+        *(lambda mixer=mixer: bench.trainer_step("attention_output", [mixer], given.rows) for mixer in FOUR),
         lambda: bench.trainer_step("attention_output", FOUR, given.rows),
     ]
     timings: list[Timing] = []
