@@ -52,13 +52,13 @@ def _table(report: Report, teacher: int | None, protocol: str) -> str:
         members = [i for i, s in enumerate(report.subjects) if s.teacher is None and not s.is_teacher]
     else:
         members = list(report.students(teacher))
-    averages = [row for i in members if (row := report.average(i, protocol)) is not None]
-    if not averages and teacher is None:
-        return ""
     scores: dict[tuple[int, str], list[float]] = {}
     for row in report.scores:
         if row.protocol == protocol:
             scores.setdefault((row.subject, row.benchmark), []).append(row.score.point)
+    members = [i for i in members if any(subject == i for subject, _ in scores)]
+    if not members and teacher is None:
+        return ""
     answered = {name for _, name in scores}
     benchmarks = [benchmark for benchmark in report.benchmarks if benchmark.name in answered]
 
@@ -73,16 +73,19 @@ def _table(report: Report, teacher: int | None, protocol: str) -> str:
     lines = [[*header, *(benchmark.title for benchmark in benchmarks)]]
     if teacher is not None:
         lines.append(["", "teacher", "", "", "", *cells(teacher)])
-    for average in order(averages):
-        interval = average.recovery.interval
+    averages = {r.subject: r for r in report.averages if (r.protocol, r.scope) == (protocol, ALL)}
+    ranked = [r.subject for r in order([averages[i] for i in members if i in averages])]
+    for i in [*ranked, *(i for i in members if i not in averages)]:
+        average = averages.get(i)
+        interval = average.recovery.interval if average else None
         lines.append(
             [
-                words.rank(average),
-                report.subjects[average.subject].label,
-                words.percent(average.recovery.point),
-                words.span(interval) if interval else "undefined",
-                words.percent(average.centred.point),
-                *cells(average.subject),
+                words.rank(average) if average else "",
+                report.subjects[i].label,
+                words.percent(interval.point if interval else None),
+                words.span(interval) if interval else "undefined" if average else "",
+                words.percent(average.centred.point if average else None),
+                *cells(i),
             ]
         )
     return f"answers {words.PROTOCOL_WORDS[protocol]}\n{columns(lines)}"

@@ -113,11 +113,32 @@ def build_report(runs: Sequence[Path], teacher: str | None = None) -> Report:
         environments=tuple(read_environment(run) for run in runs),
         warnings=(
             *panel.warnings,
+            *_too_thin(panel),
             *_teacher_gone(panel),
+            *_undefined(panel, averages),
             *_incomplete(panel, averages),
             *_artefacts(panel, gaps, doctor),
         ),
     )
+
+
+def _too_thin(panel: Panel) -> list[str]:
+    """Cells of one document, which no interval can be put around."""
+    return [
+        f"{cell.benchmark.title}: one document under {cell.protocol} is too few for any average."
+        for cell in panel.cells
+        if len(cell.documents) < 2
+    ]
+
+
+def _undefined(panel: Panel, averages: Sequence[AverageRow]) -> list[str]:
+    """Whole averages whose recovery is undefined."""
+    return [
+        f"'{panel.subjects[row.subject].label}': recovery under {row.protocol} is undefined, as "
+        f"{row.recovery.why}."
+        for row in averages
+        if row.scope == ALL and panel.subjects[row.subject].teacher is not None and row.recovery.why
+    ]
 
 
 def _teacher_gone(panel: Panel) -> list[str]:

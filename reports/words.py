@@ -149,4 +149,4 @@ def _without_recovery(report: Report) -> str:
         return f"Scores of {subjects}; without a teacher there is no recovery."
     if not report.students():
         return "Scores of the teacher; no student has been compared with it yet."
-    return f"Scores of {subjects}; no recovery is defined, as the warnings below say."
+    return f"Scores of {subjects}; no recovery is defined."

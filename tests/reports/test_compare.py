@@ -213,3 +213,32 @@ def test_scaling_layers_and_cost_appear_when_they_are_there(dice: SimpleNamespac
     assert "Decode speed by context" in page
     assert "ga_s2: layers 7" in page
     assert "Jaccard similarity of 0.00" in page
+
+
+@pytest.mark.parametrize(
+    ("asked", "truth", "said"),
+    [
+        ({"documents": 1}, 0.9999, "one document under loglikelihood is too few"),
+        ({"documents": 2}, 0.9999, "S"),
+        ({"documents": 40}, 1e-9, "is undefined, as the teacher's score is not above zero"),
+        ({"documents": 40, "chance": None}, 0.6, "S"),
+        ({"documents": 30, "protocols": ("generation",), "seeds": (0, 1, 2)}, 0.6, "S"),
+        (
+            {"documents": 30, "protocols": ("loglikelihood",), "perplexity": True},
+            3.0,
+            "no recovery is defined",
+        ),
+    ],
+)
+def test_thin_and_odd_runs_are_reported_not_crashed_on(
+    dice: SimpleNamespace, tmp_path: Path, asked: dict[str, Any], truth: float, said: str
+) -> None:
+    answerers = [
+        dice.Answerer("T", lambda b, p, c: truth, "teacher"),
+        dice.Answerer("S", lambda b, p, c: 0.6 if truth < 1 else truth + 0.1),
+    ]
+    run = dice.make_run(tmp_path / "run", [dice.Asked("a", "A", "knowledge", **asked)], answerers)
+    made = compare([run], tmp_path / "out")
+    assert said in made.text
+    assert said in made.page.read_text().replace("&#39;", "'")
+    assert gate([run], policy_from_options(min_recovery=0.99)).exit_code in (2, 3)
