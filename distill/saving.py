@@ -10,8 +10,7 @@ out/<label>/                        the student
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from evalsuite.foundation import (
     write_text,
 )
 from evalsuite.foundation.strict import read_yaml
+from evalsuite.models.checkpoints import without_progress_bars
 
 STATE_SCHEMA = 1
 
@@ -215,7 +215,7 @@ def save_checkpoint(
         tensors = _cast(model.state_dict(), dtype)
         stored = model.config.dtype
         model.config.dtype = dtype
-        with _quietly():
+        with without_progress_bars():
             model.save_pretrained(str(partial), state_dict=tensors)
         model.config.dtype = stored
         tokenizer.save_pretrained(partial)
@@ -237,17 +237,3 @@ def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor
             (tensor.data_ptr(), tensor.shape), tensor.to(dtype) if tensor.is_floating_point() else tensor
         )
     return {name: cast[tensor.data_ptr(), tensor.shape] for name, tensor in tensors.items()}
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without transformers' own progress bars, which would tear ours."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

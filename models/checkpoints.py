@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils import logging as logging_of_transformers
 
 from evalsuite.foundation import CheckpointError, EvalsuiteError
 from evalsuite.models.identity import weights_id
@@ -129,6 +132,18 @@ def load_checkpoint(
     )
 
 
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Silence transformers' own progress bars, which would tear ours."""
+    shown = logging_of_transformers.is_progress_bar_enabled()
+    logging_of_transformers.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging_of_transformers.enable_progress_bar()
+
+
 def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) -> CheckpointInfo:
     """Describe a checkpoint without loading its weights. Raises CheckpointError as `load_checkpoint`."""
     place = _find(str(path))
@@ -185,13 +200,14 @@ def _load(kind: Any, place: _Place, trust_remote_code: bool, **arguments: Any) -
     try:
         # Converting a GGUF tokenizer logs a warning about merges that says nothing to a user.
         logging.getLogger("transformers.modeling_gguf_pytorch_utils").setLevel(logging.ERROR)
-        return kind.from_pretrained(
-            place.folder,
-            trust_remote_code=trust_remote_code,
-            local_files_only=True,
-            **place.arguments,
-            **arguments,
-        )
+        with without_progress_bars():
+            return kind.from_pretrained(
+                place.folder,
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                **place.arguments,
+                **arguments,
+            )
     except EvalsuiteError as error:
         raise CheckpointError(f"{place.source}: {error}") from error
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError) as error:
