@@ -72,8 +72,8 @@ class Bench:
 
         self.device, self.rows, self.length, self.steps = device, rows, length, steps
         torch.manual_seed(0)
-        self.master: Any = LlamaForCausalLM(LlamaConfig(**shape))
-        self.master = self.master.to(device).eval().requires_grad_(False)
+        master: Any = LlamaForCausalLM(LlamaConfig(**shape))
+        self.master = master.to(device).eval().requires_grad_(False)
         self.bf16 = device.type == "cuda"
         self.teacher: Any = LlamaForCausalLM(LlamaConfig(**shape)).eval().requires_grad_(False)
         self.teacher.load_state_dict(self.master.state_dict())

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
+from evalsuite.distill.overrides import apply_override
 from evalsuite.distill.schedules import Schedule
 from evalsuite.foundation import ConfigError, content_hash, nearest
 from evalsuite.foundation.strict import Strict, parse, read_yaml
@@ -211,6 +212,9 @@ class Stage(Strict):
         return self
 
 
+STAGE_FIELDS = frozenset(Stage.model_fields)
+
+
 class Student(Strict):
     """What is built from the teacher, once per mixer."""
 
@@ -351,13 +355,13 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         if variant not in offered:
             raise ConfigError(f"{source}: unknown variant '{variant}'{nearest(variant, offered)}")
         for key, setting in offered[variant].items():
-            _override(value, key, setting, f"{source}, variant {variant}")
+            apply_override(value, key, setting, STAGE_FIELDS, f"{source}, variant {variant}")
     for override in overrides:
         key, equals, setting = override.partition("=")
         if not equals:
             raise ConfigError(f"--set {override}: expected key=value")
         try:
-            _override(value, key.strip(), yaml.safe_load(setting), f"--set {override}")
+            apply_override(value, key.strip(), yaml.safe_load(setting), STAGE_FIELDS, f"--set {override}")
         except yaml.YAMLError:
             raise ConfigError(f"--set {override}: the value is not YAML") from None
         source = f"{path} with --set"
@@ -367,40 +371,3 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
 def write_recipe(recipe: Recipe) -> str:
     """The fully resolved recipe as YAML; reading it back gives an equal recipe."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def _override(tree: dict[str, Any], key: str, setting: Any, source: str) -> None:
-    """Set `key` inside the unvalidated recipe `tree`."""
-    head, _, rest = key.partition(".")
-    if head in ("stage", "stages") and rest:
-        for stage, field in _addressed(tree.get("stages") or [], rest, source):
-            _put(stage, field, setting, source)
-    else:
-        _put(tree, key, setting, source)
-
-
-def _addressed(stages: list[dict[str, Any]], key: str, source: str) -> list[tuple[dict[str, Any], str]]:
-    """The stages that `key` (a field, perhaps after a stage's name or number) speaks of, and the field."""
-    first, _, rest = key.partition(".")
-    names = [str(stage.get("name")) for stage in stages]
-    if rest and first in names:
-        return [(stages[names.index(first)], rest)]
-    if first.isdigit():
-        if int(first) >= len(stages):
-            raise ConfigError(f"{source}: there is no stage {first}; stages are {', '.join(names)}")
-        return [(stages[int(first)], rest)]
-    if rest and first not in Stage.model_fields:
-        raise ConfigError(f"{source}: unknown stage '{first}'{nearest(first, names)}")
-    return [(stage, key) for stage in stages]
-
-
-def _put(tree: dict[str, Any], key: str, setting: Any, source: str) -> None:
-    *parents, last = key.split(".")
-    for parent in parents:
-        inner = tree.get(parent)
-        if inner is None:
-            inner = tree[parent] = {}
-        if not isinstance(inner, dict):
-            raise ConfigError(f"{source}: '{parent}' is not a group of settings")
-        tree = inner
-    tree[last] = setting
