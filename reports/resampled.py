@@ -14,7 +14,7 @@ from evalsuite.reports.statistics.paired import FEW, disagreements, score_draws
 from evalsuite.reports.statistics.wilson import wilson_draws
 
 METHOD = "paired bootstrap over documents, stratified by benchmark"
-FEW_METHOD = "Tango score interval, as fewer than ten documents disagree"
+FEW_METHOD = "Tango score interval, as fewer than ten documents go another way than the rest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,17 @@ class Estimate:
     def point(self) -> float | None:
         """The point estimate."""
         return self.interval.point if self.interval else None
+
+
+def going_another_way(values: np.ndarray, counts: np.ndarray) -> int:
+    """Documents whose value is not the most common one.
+
+    Args:
+        values: one per pattern.
+        counts: documents of each pattern.
+    """
+    _, kinds = np.unique(np.round(values, 9), return_inverse=True)
+    return int(counts.sum() - np.bincount(kinds, weights=counts).max())
 
 
 class Resampled:
@@ -107,8 +118,9 @@ class Resampled:
     def difference_draws(self, first: int, second: int) -> np.ndarray:
         """Draws of the weighted mean of `first` − `second`. [draws]
 
-        Where fewer than ten documents of a stratum disagree, Tango's score interval takes the place of the
-        bootstrap; values that are not 0 or 1 then count as whole disagreements, which only widens it.
+        Where the difference is the same for all but nine documents of a stratum, or more, Tango's score
+        interval takes the place of the bootstrap, which would have almost no width; values that are not 0
+        or 1 then count as whole disagreements, which only widens it.
         """
         if (second, first) in self._differences:
             return -self._differences[second, first]
@@ -150,8 +162,8 @@ class Resampled:
     def gap_draws(self, student: tuple[int, int], teacher: tuple[int, int]) -> np.ndarray:
         """Draws of `gap`. [draws]
 
-        Where fewer than ten documents of a stratum have a gap, the two deficits are drawn from their score
-        intervals independently, which is wider than the truth for answers that go together.
+        Where the gap is the same for all but nine documents of a stratum, or more, the two deficits are drawn
+        from their score intervals independently, which is wider than the truth for answers that go together.
         """
         total = np.zeros(len(self._draws))
         for index, weight in enumerate(self.weights):
@@ -159,7 +171,7 @@ class Resampled:
             gaps = (values[:, teacher[1]] - values[:, student[1]]) - (
                 values[:, teacher[0]] - values[:, student[0]]
             )
-            if counts[gaps != 0].sum() >= FEW:
+            if going_another_way(gaps, counts) >= FEW:
                 written, ranked = (
                     self._draws[:, index, teacher[protocol]] - self._draws[:, index, student[protocol]]
                     for protocol in (1, 0)
@@ -173,13 +185,17 @@ class Resampled:
 
     def method(self, first: int, second: int) -> str:
         """How intervals that compare two columns come about."""
-        contested = sum(disagreements(s, first, second).contested for s in self.strata)
-        return METHOD if contested >= FEW else FEW_METHOD
+        return METHOD if any(self._is_varied(s, first, second) for s in self.strata) else FEW_METHOD
 
     def _stratum_difference(self, index: int, first: int, second: int) -> np.ndarray:
-        if disagreements(self.strata[index], first, second).contested >= FEW:
+        if self._is_varied(self.strata[index], first, second):
             return self._draws[:, index, first] - self._draws[:, index, second]
         return self._score_draws(index, first, second)
+
+    def _is_varied(self, stratum: Stratum, first: int, second: int) -> bool:
+        """Whether a bootstrap of this difference has a width worth the name."""
+        differences = stratum.values[:, first] - stratum.values[:, second]
+        return going_another_way(differences, stratum.counts) >= FEW
 
     def _score_draws(self, index: int, first: int, second: int) -> np.ndarray:
         stratum = self.strata[index]

@@ -122,21 +122,26 @@ def _order_changes(report: Report) -> Tile | None:
 
 
 def _needle_reach(report: Report) -> Tile | None:
-    """The longest context at which a student still finds half of the needles of the first such benchmark."""
+    """The longest context at which a student still finds half of the needles of the first such benchmark.
+
+    Written answers count where there are any: a needle that is ranked first has not been retrieved yet.
+    """
     students = report.students()
     for benchmark in report.benchmarks:
-        rows = [
+        found = [
             row
             for row in report.scores
             if row.benchmark == benchmark.name and row.context is not None and row.subject in students
         ]
-        if not rows:
+        if not found:
             continue
+        protocol = "generation" if any(row.protocol == "generation" for row in found) else found[0].protocol
+        rows = [row for row in found if row.protocol == protocol]
+        place = f"({benchmark.title}, {words.PROTOCOL_WORDS[protocol]})"
         reach = [row for row in rows if row.score.point >= 0.5]
         if not reach:
             shortest = min(row.context for row in rows if row.context is not None)
-            text = f"no student finds half of the needles, even at {words.tokens(shortest)}"
-            text += f" ({benchmark.title})"
+            text = f"needles: no student finds half of them, even at {words.tokens(shortest)} tokens {place}"
             return Tile("0", "", text, "#needles")
         longest = max(row.context for row in reach if row.context is not None)
         here = [row for row in reach if row.context == longest]
@@ -144,7 +149,7 @@ def _needle_reach(report: Report) -> Tile | None:
         who = report.subjects[best.subject].label
         if len(here) > 1:
             who += f" and {len(here) - 1} more"
-        text = f"longest context with half of the needles found by a student: {who} ({benchmark.title})"
+        text = f"longest context with half of the needles found by a student: {who} {place}"
         return Tile(words.tokens(longest), "", text, "#needles")
     return None
 

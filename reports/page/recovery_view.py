@@ -13,6 +13,7 @@ from evalsuite.reports.page.axes import Axis, nice_axis
 from evalsuite.reports.page.marks import axis_mark, interval_mark
 from evalsuite.reports.report import Report
 from evalsuite.reports.run_folder import CATEGORIES, BenchmarkPlan
+from evalsuite.reports.statistics.interval import mean_of
 
 SHORT = 60
 """An axis that would span more than this many points is drawn from 0."""
@@ -210,18 +211,12 @@ def _cell(
     if len(deficits) < len(rows):
         hint = f"{label}, {benchmark.title}: {words.percent(score)}"
         return CellView(words.percent(score), "", "none", key, hint, score)
-    lost = sum(deficit.point for deficit in deficits) / len(deficits)
-    kind = "tie"
-    if all(deficit.low > 0 for deficit in deficits):
-        kind = "loss"
-    elif all(deficit.high < 0 for deficit in deficits):
-        kind = "gain"
-    hint = (
-        f"{label}, {benchmark.title}: {words.percent(score)}, {words.signed(-100 * lost)} beside the teacher"
-    )
-    if len(deficits) == 1:
-        hint += f" (95 % interval {words.span(deficits[0].scaled(-1))})"
-    return CellView(words.percent(score), words.signed(-100 * lost), kind, key, hint, score)
+    deficit = mean_of(deficits)
+    kind = "loss" if deficit.low > 0 else "gain" if deficit.high < 0 else "tie"
+    change = words.signed(-100 * deficit.point)
+    hint = f"{label}, {benchmark.title}: {words.percent(score)}, {change} beside the teacher"
+    hint += f" (95 % interval {words.span(deficit.scaled(-1))})"
+    return CellView(words.percent(score), change, kind, key, hint, score)
 
 
 def _perplexity_cell(row: ScoreRow, key: str, label: str, title: str) -> CellView:
@@ -263,7 +258,8 @@ def _caption(
     what = "one benchmark" if len(counted) == 1 else f"{len(counted)} benchmarks"
     groups = {b.group for b in counted if b.group}
     weights = "" if len(counted) == 1 else ", each with the same weight"
-    if groups:
+    units = len({b.group or b.name for b in counted})
+    if groups and units > 1:
         weights += f" ({' and '.join(sorted(groups))} together as one)"
     how = (
         "answers ranked by log-likelihood" if protocol == "loglikelihood" else "answers written and extracted"

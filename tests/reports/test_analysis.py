@@ -20,6 +20,7 @@ from evalsuite.reports.references import (
 from evalsuite.reports.report import build_report
 from evalsuite.reports.resampled import Resampled
 from evalsuite.reports.statistics.bootstrap import collapse
+from evalsuite.reports.statistics.interval import Interval, mean_of
 
 
 def resampled(*strata: list[tuple[float, ...]], weights: list[float] | None = None) -> Resampled:
@@ -60,6 +61,25 @@ def test_few_disagreements_still_have_a_width() -> None:
     assert same.point == 1
     assert same.high - same.low > 0.02
     assert "Tango" in same.method
+
+
+@pytest.mark.parametrize("lost", [0, 1, 30, 59, 60])
+def test_no_interval_is_without_width(lost: int) -> None:
+    """Also where the student loses every document: a bootstrap would be as sure as where it loses none."""
+    data = resampled([(1.0, 0.0, 1.0, 1.0)] * lost + [(1.0, 1.0, 1.0, 1.0)] * (60 - lost))
+    assert data.difference_interval(0, 1).width > 0.03
+    assert recovery(data, 1, 0).interval.width > 0.03
+    gap = data.gap_draws((3, 1), (2, 0))
+    assert np.quantile(gap, 0.975) - np.quantile(gap, 0.025) > 0.03
+    assert data.gap((3, 1), (2, 0)) == pytest.approx(lost / 60)
+
+
+def test_the_mean_of_intervals_is_movers() -> None:
+    found = mean_of([Interval(0.1, 0.0, 0.4), Interval(0.3, 0.2, 0.7)])
+    assert found.point == pytest.approx(0.2)
+    assert found.low == pytest.approx(0.2 - np.hypot(0.1, 0.1) / 2)
+    assert found.high == pytest.approx(0.2 + np.hypot(0.3, 0.4) / 2)
+    assert mean_of([Interval(0.1, 0.0, 0.4)]) == Interval(0.1, 0.0, 0.4)
 
 
 def test_win_and_tie_rate_is_a_macro_average() -> None:
