@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.recurrence.shapes import Transition
@@ -105,18 +106,25 @@ def run(
     arguments: dict[str, Tensor] = {}
     if log_decay is not None and kernel.decay is not None:
         if log_decay.dim() == 1 and kernel.decay == "g":
-            log_decay = log_decay.expand(k.shape[:3])
+            log_decay = log_decay.expand(k.shape[:3]).contiguous()
+        if kernel.decay == "g_gamma" and log_decay.requires_grad:
+            raise ConfigError(
+                f"fla's {kernel.name} gives a fixed decay per head no gradient; detach log_decay"
+            )
         arguments[kernel.decay] = log_decay.float()
     if beta is not None:
-        arguments["beta"] = beta.to(v.dtype)
+        arguments["beta"] = beta.float()
+    # A column of ones makes the width odd, which the kernels refuse; whole blocks of 16 load fastest.
+    spare = -v.shape[-1] % 16
     o, state = _function(kernel)(
         q,
         k,
-        v,
+        functional.pad(v, [0, spare]) if spare else v,
         scale=scale,
-        initial_state=None if initial_state is None else initial_state.float(),
+        initial_state=None if initial_state is None else functional.pad(initial_state.float(), [0, spare]),
         output_final_state=True,
         cu_seqlens=cu_seqlens,
         **arguments,
     )
-    return o.to(v.dtype), state.float()
+    width = v.shape[-1]
+    return o[..., :width].to(v.dtype), state[..., :width].float()

@@ -64,8 +64,13 @@ def backend_note() -> list[str]:
 
 
 def kernels_used() -> dict[str, str]:
-    """Transition → name of the kernel that computed it last in this process."""
+    """Transition → name of the kernel that computed it last in this process, the latest at the end."""
     return dict(_used)
+
+
+def _record(transition: str, kernel: str) -> None:
+    _used.pop(transition, None)
+    _used[transition] = kernel
 
 
 def _say(text: str) -> None:
@@ -113,7 +118,7 @@ def recurrence(
         )
     if using_fla(v):
         kernel = fla_backend.kernel_for(transition, delta=beta is not None)
-        _used[label] = kernel.name
+        _record(label, kernel.name)
         return fla_backend.run(
             kernel,
             q,
@@ -125,7 +130,7 @@ def recurrence(
             initial_state=initial_state,
             cu_seqlens=cu_seqlens,
         )
-    _used[label] = "torch chunked"
+    _record(label, "torch chunked")
     return chunked(
         q,
         k,

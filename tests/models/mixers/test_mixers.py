@@ -1,5 +1,6 @@
 """The properties that every recurrent mixer must have, whatever its gates and feature map."""
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_packed_is_alone(name: str, head_dim: int) -> None:
     mixer = make(name, head_dim)
     x, _ = tokens(1, 70)
     bounds = [0, 2, 2, 67, 70]
-    places = torch.cat([torch.arange(b - a) for a, b in zip(bounds, bounds[1:], strict=False)])
+    places = torch.cat([torch.arange(b - a) for a, b in itertools.pairwise(bounds)])
     packed = run(mixer, x, positions=places.unsqueeze(0), cu_seqlens=torch.tensor(bounds))
     for first, last in ((0, 2), (2, 67), (67, 70)):
         close(packed[:, first:last], run(mixer, x[:, first:last]))

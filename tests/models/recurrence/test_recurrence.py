@@ -23,7 +23,7 @@ def inputs(
     value: int = 5,
     strength: float = 1.0,
     dtype: torch.dtype = torch.float64,
-) -> dict[str, Tensor | None | float]:
+) -> dict[str, Tensor | float | None]:
     """Random inputs of one transition; keys of length one, so that the delta rule does not blow up."""
     generator = torch.Generator().manual_seed(3)
 
