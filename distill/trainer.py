@@ -9,7 +9,7 @@ Students are trained together so that they see identical data and the teacher ru
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -100,7 +100,8 @@ def distill(
     parallel = Parallel(device)
     if parallel.main:
         claim(out, recipe)
-    with locked(out / f".lock{parallel.rank or ''}", wait=False):
+    with locked(out / ".lock", wait=False) if parallel.main else nullcontext():
+        parallel.wait()
         folders = [out / label for label in recipe.labels]
         if all((folder / "lineage.json").exists() for folder in folders):
             return folders
