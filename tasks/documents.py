@@ -151,7 +151,17 @@ def _pocket(
     return rows(kind, seed=seed, count=count, context=context, count_tokens=count_tokens)
 
 
-GENERATORS: dict[str, Generator] = {"pocket": _pocket}
+def _needles(
+    kind: str, seed: int, count: int, context: int | None, count_tokens: CountTokens | None
+) -> list[dict[str, Any]]:
+    from evalsuite.tasks.needles import rows
+
+    if context is None or count_tokens is None:
+        raise ConfigError(f"{kind}: needs a checkpoint, whose tokenizer counts the length of its prompts")
+    return rows(kind, seed=seed, count=count, context=context, count_tokens=count_tokens)
+
+
+GENERATORS: dict[str, Generator] = {"pocket": _pocket, "needles": _needles}
 """Row generators by name: (kind, seed, count, context, count_tokens) to rows."""
 
 

@@ -24,5 +24,12 @@ def _pocket(row: Mapping[str, Any], response: str) -> Verdict:
     return Verdict({"accuracy": float(found.correct)}, found.extracted or "", str(row["answer"]))
 
 
-JUDGES: dict[str, Judge] = {"pocket": _pocket}
+def _all_found(row: Mapping[str, Any], response: str) -> Verdict:
+    """RULER's string match: the share of the answers that stand in the response, case aside."""
+    answers = [str(answer) for answer in row["answers"]]
+    found = [answer for answer in answers if answer.lower() in response.lower()]
+    return Verdict({"accuracy": len(found) / len(answers)}, ", ".join(found) or response, ", ".join(answers))
+
+
+JUDGES: dict[str, Judge] = {"pocket": _pocket, "all_found": _all_found}
 """By the name that a benchmark's generation block gives as `judge`: (row, response) to verdict."""

@@ -85,6 +85,14 @@ def test_rows_with_a_prompt_are_asked_literally_and_judged_by_their_rule(tokeniz
         assert asked.judge(number, written(" nonsense", "stop")).values == {"accuracy": 0.0}
 
 
+def test_needles_count_what_was_found() -> None:
+    row = {"prompt": "where?", "answers": ["Oslo", "1234567"]}
+    needles = harness("niah_single_1", [row])
+    assert needles.judge(0, written(" 1234567 and oslo")).values == {"accuracy": 1.0}
+    assert needles.judge(0, written(" 1234567, I think")).values == {"accuracy": 0.5}
+    assert needles.judge(0, written(" nothing")).values == {"accuracy": 0.0}
+
+
 def test_a_failed_answer_has_no_values() -> None:
     judged = harness("arc_easy", [ARC]).judge(0, GenerateAnswer.failed("too long"))
     assert (judged.values, judged.outcome) == ({}, "error")
