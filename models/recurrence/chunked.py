@@ -17,7 +17,8 @@ from torch import Tensor
 from evalsuite.models.recurrence.layout import Layout, fixed_layout, packed_layout
 from evalsuite.models.recurrence.shapes import state_dtype
 
-CHUNK = 64
+LARGEST_CHUNK = 64
+"""Work inside a chunk grows with its length, work between chunks shrinks; they meet near the head width."""
 
 
 def chunked(
@@ -30,15 +31,17 @@ def chunked(
     scale: float,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence chunk by chunk; arguments and results as `evalsuite.models.recurrence.recurrence`.
 
-    `chunk` is a power of two. Memory grows with T · (chunk + K·V / chunk) per head.
+    `chunk` is a power of two, by default the head width, 64 at most. Memory grows with
+    T · (chunk + K·V / chunk) per head.
     """
     batch, length, heads, width = k.shape
     dtype = state_dtype(q, k, v, log_decay, beta, initial_state)
-    chunk = min(chunk, 1 << max(length - 1, 0).bit_length())
+    chunk = chunk or min(LARGEST_CHUNK, power_of_two(width))
+    chunk = min(chunk, power_of_two(length))
     if cu_seqlens is None:
         layout, sequences = fixed_layout(batch, length, chunk), batch
     else:
@@ -61,6 +64,11 @@ def chunked(
         writes = None if beta is None else layout.split(beta.to(dtype))
         out, state = _over_chunks(layout, queries, keys, values, total, writes, state)
         return layout.join(out).to(v.dtype), state
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is not below `size`."""
+    return 1 << max(size - 1, 0).bit_length()
 
 
 def _over_chunks(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from evalsuite.foundation import ConfigError, MissingDependencyError
 from evalsuite.models.recurrence import fla_backend
-from evalsuite.models.recurrence.chunked import chunked, scores_inside
+from evalsuite.models.recurrence.chunked import chunked, power_of_two, scores_inside
 from evalsuite.models.recurrence.shapes import Transition, check, state_dtype
 from evalsuite.models.recurrence.stepwise import stepwise
 
@@ -152,7 +152,7 @@ def matrix(q: Tensor, k: Tensor, *, log_decay: Tensor | None, beta: Tensor | Non
     transition: Transition = check(q, k, k, log_decay, beta, None, None)
     batch, length, heads, _ = k.shape
     dtype = state_dtype(q, k, log_decay, beta)
-    size = 1 << max(length - 1, 0).bit_length() if transition == "channel" else length
+    size = power_of_two(length) if transition == "channel" else length
 
     def whole(x: Tensor) -> Tensor:
         """[B, T, H, …] as one chunk [B, H, size, …]."""
