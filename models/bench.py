@@ -2,7 +2,7 @@
 
 One layer of the shape of SmolLM2-135M (hidden 576, 9 query heads on 3 key heads of 64), forward and backward.
 On CUDA in bfloat16 at [8, 2048], with the kernel that ran and its error against the torch backend. On a CPU
-in float32 over lengths 512 to 8192, and the chunked recurrence against stepping token by token at 2048.
+in float32 on one thread over lengths 512 to 8192, and the chunked recurrence against stepping token by token.
 """
 
 import argparse
@@ -69,17 +69,21 @@ def forward_backward(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def seconds(call: Callable[[], object], repeats: int, cuda: bool) -> float:
-    """Median wall time of `call` after one warm-up."""
+    """Median time of `call` after one warm-up: wall time on CUDA, processor time of one thread on a CPU.
+
+    Processor time does not count what other processes on the machine take.
+    """
+    clock = time.perf_counter if cuda else time.process_time
     call()
     times = []
     for _ in range(repeats):
         if cuda:
             torch.cuda.synchronize()
-        start = time.perf_counter()
+        start = clock()
         call()
         if cuda:
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return statistics.median(times)
 
 
@@ -203,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         names = options.mixer or [name for name in MIXERS if name != "sliding_window"]
         tables = {"mixers_cuda": on_cuda(names)}
     else:
+        torch.set_num_threads(1)
         tables = {
             "mixers_cpu": on_cpu(options.mixer or RECURRENT, (512, 2048, 8192), options.repeats),
             "chunked_against_stepping_cpu": chunked_against_stepping(2048, options.repeats),
