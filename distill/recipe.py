@@ -43,8 +43,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class DataSource(Strict):
     """Where examples come from. An example is a text, a prompt with its completion, or chat messages."""
 
-    kind: Literal["pocket", "local", "hub"]
-    """The pocket world; files on this disk; a hub dataset, streamed."""
+    kind: Literal["pocket", "local", "hub", "responses"]
+    """The pocket world; files on this disk; a hub dataset, streamed; what the teacher writes to prompts."""
     files: list[str] = Field(default_factory=list)
     """local: paths or glob patterns of .parquet, .jsonl or .jsonl.zst files; read in sorted order."""
     dataset: str | None = None
@@ -77,6 +77,16 @@ class DataSource(Strict):
     """Seed of the order of documents, and of the pocket world's texts."""
     shuffle: int = Field(default=16384, ge=1)
     """Documents that are read and shuffled together."""
+    prompts: str | None = None
+    """responses: the source (with completions or messages) whose prompts the teacher answers."""
+    count: int = Field(default=1000, ge=1)
+    """responses: how many prompts."""
+    max_new_tokens: int = Field(default=512, ge=1)
+    """responses: longer answers are dropped."""
+    temperature: float = Field(default=0.0, ge=0)
+    """responses: 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """responses: nucleus sampling."""
     workers: int = Field(default=0, ge=0)
     """pocket: processes that write texts ahead; 0: none, the reading thread does it."""
     repeat: bool = True
@@ -88,6 +98,8 @@ class DataSource(Strict):
             raise ValueError("a local source needs 'files'")
         if self.kind == "hub" and not self.dataset:
             raise ValueError("a hub source needs 'dataset'")
+        if self.kind == "responses" and not self.prompts:
+            raise ValueError("a source of responses needs 'prompts'")
         if (self.prompt is None) != (self.completion is None):
             raise ValueError("'prompt' and 'completion' go together")
         return self

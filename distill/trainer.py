@@ -27,6 +27,7 @@ from evalsuite.distill.lineage import lineage
 from evalsuite.distill.optimizers import FlatGradients, build_optimizers, set_learning_rate
 from evalsuite.distill.parallel import Parallel
 from evalsuite.distill.recipe import Recipe, Stage
+from evalsuite.distill.responses import with_responses
 from evalsuite.distill.saving import (
     Progress,
     claim,
@@ -105,17 +106,27 @@ def distill(
         folders = [out / label for label in recipe.labels]
         if all((folder / "lineage.json").exists() for folder in folders):
             return folders
+        if parallel.main:
+            with_responses(recipe, out, parallel.device, quiet=quiet)
+        parallel.wait()
+        readable = with_responses(recipe, out, parallel.device, quiet=quiet)
         cast = assemble(recipe, parallel.device)
-        check_data(recipe, cast.tokenizer)
-        Run(recipe, out, cast, parallel, quiet).go()
+        check_data(readable, cast.tokenizer)
+        Run(recipe, readable, out, cast, parallel, quiet).go()
         return folders
 
 
 class Run:
-    """One recipe on its way through its stages."""
+    """One recipe on its way through its stages.
 
-    def __init__(self, recipe: Recipe, out: Path, cast: Cast, parallel: Parallel, quiet: bool) -> None:
-        self.recipe, self.out, self.cast, self.parallel, self.quiet = recipe, out, cast, parallel, quiet
+    `readable` is the same recipe with every source ready to read (see `responses.with_responses`).
+    """
+
+    def __init__(
+        self, recipe: Recipe, readable: Recipe, out: Path, cast: Cast, parallel: Parallel, quiet: bool
+    ) -> None:
+        self.recipe, self.readable, self.out = recipe, readable, out
+        self.cast, self.parallel, self.quiet = cast, parallel, quiet
         self.trainees = [Trainee(label, model) for label, model in cast.students.items()]
         self.at = Progress()
         self.saved: dict[str, Tensor] = {}
@@ -145,7 +156,7 @@ class Run:
         self.saved = {}
         self._prepare_teacher(stage)
         steps = StageData(
-            recipe,
+            self.readable,
             stage,
             self.cast.tokenizer,
             state=at.data,
