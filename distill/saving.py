@@ -28,7 +28,7 @@ from evalsuite.foundation import (
     write_json,
     write_text,
 )
-from evalsuite.foundation.strict import read_yaml
+from evalsuite.foundation.strict import parse, read_yaml
 from evalsuite.models.checkpoints import without_progress_bars
 
 STATE_SCHEMA = 1
@@ -59,7 +59,7 @@ def claim(out: Path, recipe: Recipe) -> None:
     path = out / "recipe.yaml"
     if path.exists():
         found = read_yaml(path)
-        old = Recipe.model_validate(found)
+        old = parse(found, Recipe, str(path))
         if old.hash != recipe.hash:
             different = _difference(found, recipe.model_dump(mode="json"))
             raise RunFolderError(
