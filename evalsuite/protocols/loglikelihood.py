@@ -180,6 +180,7 @@ def _build(
 ) -> Any:
     """Build lm-eval's task object from a task file, with rows of ours instead of its data set."""
     import datasets
+    from jinja2 import TemplateError
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -207,7 +208,7 @@ def _build(
     }
     try:
         return ConfigurableTask(config=config)
-    except (KeyError, ValueError, TypeError, IndexError) as error:
+    except (KeyError, ValueError, TypeError, IndexError, TemplateError) as error:
         raise DataError(f"{name}: lm-eval's {path.name} cannot read the rows ({error!r})") from error
 
 
