@@ -41,6 +41,9 @@ KERNELS: dict[tuple[Transition, bool], Kernel] = {
     ("channel", True): Kernel(name="chunk_kda", module="fla.ops.kda", decay="g"),
 }
 
+FLOAT32_KERNELS: dict[tuple[Transition, bool], Kernel] = {("none", True): KERNELS["scalar", True]}
+"""chunk_delta_rule refuses float32; the gated kernel with a log decay of zero is the same algebra."""
+
 WIDEST_KEY = 256
 """Key widths above this do not fit the kernels' shared memory."""
 
@@ -67,8 +70,10 @@ def version() -> str:
     return ", ".join(found)
 
 
-def kernel_for(transition: Transition, *, delta: bool) -> Kernel:
-    """The row of `KERNELS` for a transition."""
+def kernel_for(transition: Transition, *, delta: bool, dtype: torch.dtype) -> Kernel:
+    """The kernel for a transition with q, k and v in `dtype`."""
+    if dtype == torch.float32:
+        return FLOAT32_KERNELS.get((transition, delta), KERNELS[transition, delta])
     return KERNELS[transition, delta]
 
 
@@ -104,6 +109,8 @@ def run(
             "use a smaller feature map or set_backend('torch')"
         )
     arguments: dict[str, Tensor] = {}
+    if log_decay is None and kernel.decay is not None:
+        log_decay = torch.zeros(k.shape[:3], dtype=torch.float32, device=k.device)
     if log_decay is not None and kernel.decay is not None:
         if log_decay.dim() == 1 and kernel.decay == "g":
             log_decay = log_decay.expand(k.shape[:3]).contiguous()

@@ -117,7 +117,7 @@ def recurrence(
             q, k, v, log_decay=log_decay, beta=beta, scale=scale, initial_state=initial_state, cu_seqlens=None
         )
     if using_fla(v):
-        kernel = fla_backend.kernel_for(transition, delta=beta is not None)
+        kernel = fla_backend.kernel_for(transition, delta=beta is not None, dtype=v.dtype)
         _record(label, kernel.name)
         return fla_backend.run(
             kernel,

@@ -1,0 +1,87 @@
+"""How fla's kernels are called, checked without a GPU: kernels that stand in check what they are handed."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.recurrence import fla_backend, recurrence
+from evalsuite.models.recurrence.chunked import chunked
+
+CASES = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for delta in (False, True)]
+NAMES = {
+    "chunk_simple_gla": {"g", "g_gamma"},
+    "chunk_gla": {"g"},
+    "chunk_delta_rule": {"beta"},
+    "chunk_gated_delta_rule": {"g", "beta"},
+    "chunk_kda": {"g", "beta"},
+}
+
+
+def stand_in(kernel: fla_backend.Kernel) -> Any:
+    """A function with fla's call that computes in torch."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor, *, scale: float, **given: Any) -> tuple[Tensor, Tensor]:
+        assert v.shape[-1] % 16 == 0, "the kernels refuse odd widths"
+        assert given.pop("output_final_state") is True
+        start, bounds = given.pop("initial_state"), given.pop("cu_seqlens")
+        assert set(given) <= NAMES[kernel.name]
+        assert all(x.dtype == torch.float32 and x.is_contiguous() for x in given.values())
+        if "beta" in NAMES[kernel.name]:
+            assert "beta" in given
+        if kernel.name == "chunk_gated_delta_rule":
+            assert given["g"].shape == q.shape[:3]
+        if kernel.name == "chunk_delta_rule":
+            assert q.dtype != torch.float32
+        return chunked(
+            q,
+            k,
+            v,
+            log_decay=given.get("g", given.get("g_gamma")),
+            beta=given.get("beta"),
+            scale=scale,
+            initial_state=start,
+            cu_seqlens=bounds,
+        )
+
+    return call
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+def test_every_transition_has_a_kernel_that_fits(
+    monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(fla_backend, "_function", stand_in)
+    shapes = {"head": (2,), "scalar": (1, 20, 2), "channel": (1, 20, 2, 8)}
+    q, k = (torch.nn.functional.normalize(torch.randn(1, 20, 2, 8), dim=-1).to(dtype) for _ in range(2))
+    terms: dict[str, Any] = {
+        "log_decay": -torch.rand(shapes[decay]) if decay != "none" else None,
+        "beta": torch.rand(1, 20, 2) if delta else None,
+        "scale": 0.5,
+        "initial_state": torch.randn(3, 2, 8, 65),
+        "cu_seqlens": torch.tensor([0, 4, 5, 20]),
+    }
+    v = torch.randn(1, 20, 2, 65).to(dtype)
+    kernel = fla_backend.kernel_for(decay, delta=delta, dtype=dtype)
+    found, state = fla_backend.run(kernel, q, k, v, **terms)
+    wanted, last = recurrence(q, k, v, **terms)
+    assert (found.dtype, state.dtype) == (dtype, torch.float32)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(state, last)
+
+
+def test_what_the_kernels_cannot_do_is_refused() -> None:
+    x = torch.zeros(1, 2, 1, 8)
+    plain = {"log_decay": None, "beta": None, "scale": 1.0, "initial_state": None, "cu_seqlens": None}
+    kernel = fla_backend.kernel_for("none", delta=False, dtype=torch.float32)
+    with pytest.raises(ConfigError, match="one dtype"):
+        fla_backend.run(kernel, x, x, x.bfloat16(), **plain)
+    wide = torch.zeros(1, 2, 1, 300)
+    with pytest.raises(ConfigError, match="keys up to 256 wide, not 300"):
+        fla_backend.run(kernel, wide, wide, x, **plain)
+    fixed = fla_backend.kernel_for("head", delta=False, dtype=torch.float32)
+    with pytest.raises(ConfigError, match="no gradient"):
+        fla_backend.run(fixed, x, x, x, **{**plain, "log_decay": torch.zeros(1, requires_grad=True)})
