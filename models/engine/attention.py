@@ -101,7 +101,7 @@ def attend(
         if length > 1:
             mask = mask[:, :, None].expand(-1, -1, groups, -1, -1).reshape(-1, 1, groups * length, keys)
     out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
-    return out.view(batch, heads, length, -1).transpose(1, 2), None
+    return out.reshape(batch, heads, length, -1).transpose(1, 2), None
 
 
 AttentionInterface.register(NAME, attend)

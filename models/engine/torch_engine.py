@@ -121,6 +121,7 @@ class TorchEngine:
             else:
                 waiting[index] = request
         most = self.sizes.rows
+        session: Session | None = None
         while waiting:
             try:
                 session = self._session(waiting, most)
