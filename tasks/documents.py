@@ -104,6 +104,7 @@ def sample(found: Sequence[Document], limit: int, seed: int) -> list[Document]:
 
 
 def _read(source: Source, split: str, data: DataSource) -> list[tuple[dict[str, Any], str | None]]:
+    found: list[tuple[dict[str, Any], str | None]]
     if source.configs:
         found = [(row, name) for name in source.configs for row in data.rows(source.dataset, name, split)]
     elif source.merged:

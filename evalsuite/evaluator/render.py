@@ -177,7 +177,7 @@ def render_cell(
 ) -> list[Question]:
     """Render the documents of one benchmark under one protocol for one tokenizer."""
     entry, benchmark = next(pair for pair in asking.entries if pair[1].name == cell.benchmark)
-    shots = dict(entry.shots)[cell.protocol]
+    shots = {str(protocol): count for protocol, count in entry.shots.items()}[cell.protocol]
     examples = shot_rows(benchmark, data_dir=data_dir) if shots and _draws(benchmark, cell) else []
     harness = build(benchmark, cell.protocol, documents, shots, examples, asking.suite.seed)
     if isinstance(harness, LogLikelihoodBenchmark):

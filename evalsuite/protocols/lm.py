@@ -49,7 +49,10 @@ class EngineLM(TemplateLM):
     ) -> None:
         super().__init__()
         self.engine = engine
-        self.tokenizer = tokenizer if tokenizer is not None else engine.checkpoint.tokenizer
+        checkpoint = getattr(engine, "checkpoint", None)
+        if tokenizer is None and checkpoint is None:
+            raise ConfigError(f"engine {engine.name} holds no tokenizer: give it as 'tokenizer'")
+        self.tokenizer = tokenizer if tokenizer is not None or checkpoint is None else checkpoint.tokenizer
         self.max_gen_toks = max_gen_toks
         self._seed = seed
         self._encoder = Encoder(self.tokenizer)
