@@ -1,0 +1,31 @@
+"""The comparison with HFLM asks both sides the same, and both answer the same."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from evalsuite.models.bench_engine import compare, part, table, workloads
+
+
+@pytest.mark.parametrize("kind", ["llama", "gla+softmax+linear_attention"])
+def test_both_sides_agree(build: Callable[..., Any], kind: str) -> None:
+    checkpoint = build(kind)
+    hellaswag, mmlu, generation = workloads(checkpoint.tokenizer, scale=0.002)
+    assert len(hellaswag.pairs) == len(mmlu.pairs) == 16
+    assert len(generation.prompts) == 4
+    assert hellaswag == workloads(checkpoint.tokenizer, scale=0.002)[0]
+    scored = compare(checkpoint, hellaswag, warm=part(hellaswag, 0.25))
+    short = replace(generation, new_tokens=12)
+    written = compare(checkpoint, short, warm=part(short, 0.25))
+    assert scored.deviation < 1e-3
+    assert written.deviation == 0
+    assert scored.ratio == pytest.approx(scored.ours / scored.hflm)
+    assert "hellaswag" in table([scored, written])
+
+
+def test_a_part_keeps_documents_whole(build: Callable[..., Any]) -> None:
+    hellaswag, _, generation = workloads(build("llama").tokenizer, scale=0.005)
+    assert len(part(hellaswag, 0.3).pairs) == 12
+    assert len(part(generation, 0.5).prompts) == 2
