@@ -86,14 +86,25 @@ def show_benchmarks(arguments: argparse.Namespace) -> int:
     """Print protocols, category, chance and licence of every benchmark."""
     from evalsuite.tasks.benchmark import all_benchmarks
 
-    rows = []
+    rows, needs = [], []
     for benchmark in all_benchmarks():
-        chance = {None: "-", "per_document": "1/choices"}.get(benchmark.chance, f"{benchmark.chance}")
-        protocols = " ".join(benchmark.protocols)
-        rows.append((benchmark.name, benchmark.category, protocols, chance, benchmark.licence))
+        chance = (
+            "-" if benchmark.chance is None else str(benchmark.chance).replace("per_document", "1/choices")
+        )
+        rows.append(
+            (
+                str(benchmark.name),
+                str(benchmark.category),
+                " ".join(benchmark.protocols),
+                chance,
+                benchmark.licence,
+            )
+        )
         if benchmark.needs:
-            rows.append(("", f"needs {benchmark.needs}", "", "", ""))
+            needs.append(f"{benchmark.name} needs {benchmark.needs}")
     print(table(("benchmark", "category", "protocols", "chance", "licence"), rows))
+    if needs:
+        print("\n" + "\n".join(needs))
     return 0
 
 

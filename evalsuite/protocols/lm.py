@@ -49,10 +49,10 @@ class EngineLM(TemplateLM):
     ) -> None:
         super().__init__()
         self.engine = engine
-        checkpoint = getattr(engine, "checkpoint", None)
+        checkpoint: Any = getattr(engine, "checkpoint", None)
         if tokenizer is None and checkpoint is None:
             raise ConfigError(f"engine {engine.name} holds no tokenizer: give it as 'tokenizer'")
-        self.tokenizer = tokenizer if tokenizer is not None or checkpoint is None else checkpoint.tokenizer
+        self.tokenizer: Any = tokenizer if tokenizer is not None else checkpoint.tokenizer
         self.max_gen_toks = max_gen_toks
         self._seed = seed
         self._encoder = Encoder(self.tokenizer)

@@ -78,7 +78,7 @@ def make_mixer(
     where = f"layer {layer}, {name}"
     kind = mixer_class(name, where)
     geometry = geometry_of(attention, norm_eps, layer)
-    parsed = parse_options(kind.Options, options, where)
+    parsed: Any = parse_options(kind.Options, options, where)
     if issubclass(kind, Mixer):
         return kind(geometry, parsed, layer)
     if kind is SlidingWindowMixer:

@@ -52,7 +52,9 @@ def build_student(
     devices = [parameter.device] if parameter.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(parameter.device):
         torch.manual_seed(seed)
-        student = StudentForCausalLM(config).to(parameter.dtype)
+        student = StudentForCausalLM(config)
+        # PreTrainedModel.to wraps Module.to in a way that its types do not survive.
+        torch.nn.Module.to(student, parameter.dtype)
     copy_teacher(student, teacher, init)
     student.config.dtype = parameter.dtype
     if teacher.generation_config is not None:
