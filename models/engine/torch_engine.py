@@ -25,6 +25,8 @@ from evalsuite.models.engine.requests import (
 from evalsuite.models.engine.scoring import ScoredBatch, read_cost
 from evalsuite.models.engine.stops import eos_ids
 from evalsuite.models.identity import fingerprint
+from evalsuite.models.recurrence import fla_backend, using_fla
+from evalsuite.models.student import StudentForCausalLM
 
 
 class TorchEngine:
@@ -59,6 +61,9 @@ class TorchEngine:
     def fingerprint(self) -> str:
         """See `Engine.fingerprint`."""
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        if isinstance(self.checkpoint.model, StudentForCausalLM):
+            on_fla = using_fla(torch.empty(0, dtype=self.decoder.dtype, device=self.decoder.device))
+            versions["recurrence"] = fla_backend.version() if on_fla else "torch"
         dtype = str(self.decoder.dtype).removeprefix("torch.")
         return fingerprint(self.checkpoint.weights_id, dtype, f"torch/{self.decoder.device.type}", versions)
 

@@ -135,3 +135,21 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(
     assert sorted(answers) == list(range(14))
     for index, answer in answers.items():
         assert answer.logprobs == pytest.approx(expected[index].logprobs, abs=TOLERANCE)
+
+
+def test_fingerprints_name_what_changes_numbers(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama = TorchEngine(build("llama"))
+    same = TorchEngine(build("llama"), batch_tokens=7, max_length=20)
+    half = build("llama")
+    half.model = half.model.to(torch.bfloat16)
+    other = build("llama")
+    other.weights_id = "1" * 16
+    prints = {llama.fingerprint, TorchEngine(half).fingerprint, TorchEngine(other).fingerprint}
+    assert len(prints) == 3
+    assert same.fingerprint == llama.fingerprint
+    monkeypatch.setattr("transformers.__version__", "0.0")
+    assert TorchEngine(build("llama")).fingerprint not in prints
+    student = TorchEngine(build("gla+softmax+linear_attention"))
+    assert student.fingerprint not in prints
