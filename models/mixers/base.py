@@ -361,6 +361,12 @@ def silence_pads(terms: Terms, token_mask: Tensor) -> Terms:
     )
 
 
+def write_size(log_decay: Tensor) -> Tensor:
+    """√(1 − α²): writes of this size keep a decaying sum of unlike terms at constant length."""
+    # The square root has no slope at zero, which a decay of exactly one would reach.
+    return (-torch.expm1(2 * log_decay)).clamp_min(1e-8).sqrt()
+
+
 def retention(heads: int) -> Tensor:
     """Decay per head and token to start from: .88 for the first head to .999 for the last, [H].
 

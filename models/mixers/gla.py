@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.mixers.base import Mixer, Terms, projection, retention, start_constant, wide
+from evalsuite.models.mixers.base import Mixer, Terms, projection, retention, start_constant, wide, write_size
 from evalsuite.models.mixers.options import MixerOptions
 
 
@@ -19,6 +19,9 @@ class GLAOptions(MixerOptions):
     """Rank of the decay's projection; 0 is full rank."""
     decay_temperature: float = 16.0
     """τ: larger values hold the decay closer to one."""
+    scale_writes: bool = True
+    """Write √(1 − α²) ⊙ k, so that a state keeps its size whatever its memory (arXiv 2303.06349).
+    The paper writes k and relies on the output norm that a distilled student leaves out."""
 
 
 class GLA(Mixer):
@@ -38,4 +41,7 @@ class GLA(Mixer):
 
     def gates(self, x: Tensor, terms: Terms) -> Terms:
         logits = wide(self.split(self.decay(x)))
-        return replace(terms, log_decay=functional.logsigmoid(logits) / self.options.decay_temperature)
+        log_decay = functional.logsigmoid(logits) / self.options.decay_temperature
+        if self.options.scale_writes:
+            terms = replace(terms, k=terms.k * write_size(log_decay).to(terms.k.dtype))
+        return replace(terms, log_decay=log_decay)

@@ -24,6 +24,8 @@ from evalsuite.models.mixers.options import MixerOptions
 class MLSTMOptions(MixerOptions):
     """Raw queries and keys, scaled as in attention: the normaliser takes care of their size."""
 
+    activation: Literal["silu", "none"] = "none"
+    qk_norm: Literal["l2", "none"] = "none"
     scale: Literal["one", "head_dim"] = "head_dim"
     gate_cap: float = 15.0
     """Gates are soft-capped to ± this: cap · tanh(x / cap)."""

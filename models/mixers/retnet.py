@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, Terms, wide
+from evalsuite.models.mixers.base import Mixer, Terms, wide, write_size
 from evalsuite.models.mixers.options import MixerOptions
 
 
@@ -19,8 +19,8 @@ class RetNetOptions(MixerOptions):
     rotary: bool = True
     activation: Literal["silu", "none"] = "none"
     scale_writes: bool = True
-    """Scale writes by 1 − γ, so that a state is an average. The paper's output norm would undo the scale;
-    a student without that norm needs it."""
+    """Write √(1 − γ²) k, so that a state keeps its size whatever its memory. The paper's output norm would
+    undo the scale; a student without that norm needs it."""
 
 
 class RetNet(Mixer):
@@ -43,5 +43,5 @@ class RetNet(Mixer):
     def gates(self, x: Tensor, terms: Terms) -> Terms:
         log_decay = wide(self.log_decay)
         if self.options.scale_writes:
-            terms = replace(terms, k=terms.k * -torch.expm1(log_decay).to(terms.k.dtype).unsqueeze(-1))
+            terms = replace(terms, k=terms.k * write_size(log_decay).to(terms.k.dtype).unsqueeze(-1))
         return replace(terms, log_decay=log_decay)
