@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from evalsuite.reports.coverage import (
+    GRID,
     Case,
     answers,
     contested,
@@ -27,6 +28,10 @@ def test_the_dice_have_the_truth_that_they_state() -> None:
     assert contested(independent) / 100_000 == pytest.approx(0.6 * 0.5 + 0.4 * 0.5, abs=0.006)
     assert contested(answers(rng, 100_000, (0.6, 0.6), 0.9)) / 100_000 == pytest.approx(0.137, abs=0.006)
     assert pattern_chances((0.6, 0.54, 0.3), 0.5).sum() == pytest.approx(1)
+    for truths, correlation in (((0.9, 0.81), 0.9), ((0.9, 0.8982), 0.999)):
+        chances = pattern_chances(truths, correlation)
+        marginals = chances[1] + chances[3], chances[2] + chances[3]
+        assert marginals == pytest.approx(truths, abs=1e-6)
     with pytest.raises(ValueError, match="1 excluded"):
         pattern_chances((0.5,), 1.0)
 
@@ -65,3 +70,19 @@ def test_the_command_writes_its_tables(tmp_path: Path, monkeypatch: pytest.Monke
         "gap",
     }
     assert len(list(csv.DictReader((tmp_path / "gate.csv").open()))) == 6
+
+
+def test_what_is_published_holds() -> None:
+    rows = list(csv.DictReader((PUBLISHED / "coverage.csv").open()))
+    asked = {(c.documents, c.accuracy, c.kept, c.correlation) for c in GRID}
+    names = ("documents", "accuracy", "kept", "correlation")
+    assert {tuple(float(row[name]) for name in names) for row in rows} == asked
+    assert len(rows) == 5 * len(GRID)
+    gates = list(csv.DictReader((PUBLISHED / "gate.csv").open()))
+    assert len(gates) == 6
+    for row in (*rows, *gates):
+        assert row["holds"] == "True", row
+        assert row["simulations"] == "4000"
+    known = [float(row["coverage"]) for row in rows if row["coverage"]]
+    assert min(known) >= 0.93
+    assert max(known) <= 0.97
