@@ -4,6 +4,6 @@ from typing import Any
 
 
 def print_leaderboard(comparison: Any) -> None:
-    """Print the Markdown report of an `evalsuite.reports.compare.Comparison` and where its page is."""
-    print(comparison.markdown.rstrip())
+    """Print the leaderboard of an `evalsuite.reports.compare.Comparison` and where its page is."""
+    print(comparison.text.rstrip())
     print(f"\nthe page: {comparison.page}")

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
+from evalsuite.cli.options import add_data_option
 from evalsuite.cli.parser import command
 
 
@@ -22,6 +23,16 @@ def add(commands: argparse._SubParsersAction) -> None:
         ("benchmarks", show_benchmarks, "the benchmarks with protocols, chance level and licence"),
     ):
         subjects.add_parser(name, help=text, description=text).set_defaults(call=call)
+    benchmark = subjects.add_parser(
+        "benchmark", help="prompts of a benchmark, exactly as a model receives them"
+    )
+    benchmark.add_argument("name", help="a name from `evalsuite show benchmarks`, or a YAML file")
+    benchmark.add_argument(
+        "--sample", type=int, default=1, metavar="N", help="documents (default: %(default)s)"
+    )
+    benchmark.add_argument("--checkpoint", metavar="PATH", help="whose tokenizer and chat template are used")
+    add_data_option(benchmark)
+    benchmark.set_defaults(call=show_benchmark)
     checkpoint = subjects.add_parser(
         "checkpoint", help="a checkpoint's make, size and cache, without its weights"
     )
@@ -105,6 +116,14 @@ def show_benchmarks(arguments: argparse.Namespace) -> int:
     print(table(("benchmark", "category", "protocols", "chance", "licence"), rows))
     if needs:
         print("\n" + "\n".join(needs))
+    return 0
+
+
+def show_benchmark(arguments: argparse.Namespace) -> int:
+    """Print real prompts under each protocol."""
+    from evalsuite.evaluator.samples import samples
+
+    print(samples(arguments.name, arguments.sample, data_dir=arguments.data, checkpoint=arguments.checkpoint))
     return 0
 
 

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 
 from evalsuite.evaluator.environment import note_engine
 from evalsuite.evaluator.layout import Asked, Index, read_questions
-from evalsuite.foundation import CheckpointError, ConfigError, progress
+from evalsuite.foundation import CheckpointError, ConfigError, nearest, progress
 from evalsuite.models.engine.base import Engine
 from evalsuite.models.engine.requests import GenerateRequest, Request, ScoreRequest
 from evalsuite.models.engine.store import AnswerStore, answer_all
 
+ENGINES = ("torch", "vllm")
 WRITING = 4
 """A written token costs about as much time as this many that are read; only the bar's forecast uses it."""
 
@@ -31,9 +32,20 @@ def engine_maker(engine: str, *, device: str, dtype: str, trust_remote_code: boo
 
     Raises:
         ConfigError: an engine that is not built in.
+        MissingDependencyError: when an engine is made, vLLM is not there.
     """
-    if engine != "torch":
-        raise ConfigError(f"engine '{engine}' is not available here; use torch")
+    if engine not in ENGINES:
+        raise ConfigError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
+    if engine == "vllm":
+
+        def make_vllm(path: str, label: str) -> Engine:
+            from evalsuite.models.checkpoints import describe_checkpoint
+            from evalsuite.models.engine.vllm_engine import VllmEngine
+
+            info = describe_checkpoint(path, trust_remote_code=trust_remote_code)
+            return VllmEngine(info, dtype=placement(device, dtype)[1])
+
+        return make_vllm
 
     def make(path: str, label: str) -> Engine:
         from evalsuite.models.checkpoints import load_checkpoint
