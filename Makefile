@@ -22,9 +22,9 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q --upgrade pip "setuptools>=77,<82" wheel
 	$(BIN)/python -m pip install -q torch==2.13.0
-	$(BIN)/python -m pip install -q -e ".[dev]" --config-settings editable_mode=strict
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install -q -e ".[dev]" --config-settings editable_mode=strict
 	touch $@
 
 $(VENV)/.fixtures: $(STAMP)
@@ -40,10 +40,12 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Strict editable installs link each file, so a file that is new since the install needs this line.
+# Strict editable installs link each file, so a file that is new since the install needs the first line.
+# From the checkout itself mypy would find only the folder evalsuite/, without its rooms.
 types: $(STAMP)
-	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e . --config-settings editable_mode=strict
-	$(BIN)/mypy -p evalsuite
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install -q --no-deps --no-build-isolation -e . \
+		--config-settings editable_mode=strict
+	cd $(VENV) && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p evalsuite
 
 unit: $(STAMP) $(VENV)/.fixtures
 	$(BIN)/python -m pytest
