@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from evalsuite.foundation import write_bytes
+from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.reports.reading import NO_CONTEXT, read_run_records
 from evalsuite.reports.records import OUTCOMES, records_path
 from evalsuite.reports.run_folder import BenchmarkPlan, Plan, read_plan
@@ -51,12 +52,15 @@ def _of_journal(run: Path, plan: Plan, benchmark: BenchmarkPlan, protocol: str) 
     frame = read_run_records(run, benchmark.name, protocol, [how.metric, *([how.units] if how.units else [])])
     checkpoints = {checkpoint.weights_id: checkpoint for checkpoint in plan.checkpoints}
     metrics = [name.removeprefix("value.") for name in frame.columns if name.startswith("value.")]
+    counts = {how.units, *(PERPLEXITIES[name] for name in metrics if name in PERPLEXITIES)}
     rows = []
     for (weights_id, fingerprint, context, seed), part in frame.groupby(_GROUP, observed=True, sort=False):
         checkpoint = checkpoints.get(str(weights_id))
         outcomes = part["outcome"].value_counts()
         for metric in metrics:
-            if metric == how.units:
+            main = metric == how.metric
+            units = how.units if main else PERPLEXITIES.get(metric)
+            if metric in counts:
                 continue
             values = part.loc[part["outcome"] != "error", f"value.{metric}"].dropna()
             rows.append(
@@ -71,10 +75,10 @@ def _of_journal(run: Path, plan: Plan, benchmark: BenchmarkPlan, protocol: str) 
                     "context": pd.NA if context == NO_CONTEXT else context,
                     "seed": seed,
                     "metric": metric,
-                    "main": metric == how.metric,
-                    "direction": how.direction if metric == how.metric else "higher",
+                    "main": main,
+                    "direction": how.direction if main else "lower" if metric in PERPLEXITIES else "higher",
                     "documents": len(values),
-                    **_mean(values, part.loc[values.index], how.units if metric == how.metric else None),
+                    **_mean(values, part.loc[values.index], units),
                     **{name: int(outcomes.get(name, 0)) for name in OUTCOMES},
                 }
             )
