@@ -209,20 +209,19 @@ class Mixer(nn.Module):
             attention_mask: ignored; a recurrence is causal, and `token_mask` marks its pads.
             past_key_values: a cache whose `layers[layer_idx]` is a `Slot`.
             token_mask: bool [B, T], the real tokens, contiguous in each row; None if all are.
-            cu_seqlens: bounds [N + 1] of packed sequences (B = 1, no cache).
+            cu_seqlens: bounds [N + 1] of packed sequences (B = 1, no token_mask); the slot's states then
+                have N rows.
 
         Returns:
             The output [B, T, hidden], and None where attention returns its weights.
 
         Raises:
-            ConfigError: packed sequences with a cache, or a stored state of another shape.
+            ConfigError: a stored state of another shape.
         """
         slot: Slot | None = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        if slot is not None and cu_seqlens is not None:
-            raise ConfigError(f"layer {self.layer_idx}: packed sequences (cu_seqlens) cannot use a cache")
         state = None if slot is None else slot.read()
         if state is not None:
-            self._check(state, hidden_states.shape[0])
+            self._check(state, hidden_states.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1)
         terms, kept = self.terms(hidden_states, position_embeddings, state, token_mask, cu_seqlens)
         o, last = recurrence(
             terms.q,

@@ -28,18 +28,47 @@ class ShortConvolution(nn.Module):
             x: [B, T, C]; pads must be zero already.
             state: the last taps − 1 inputs of each row before x, [B, C, taps − 1]; None at the start.
             token_mask: real tokens [B, T], contiguous in each row; None if all are real.
-            cu_seqlens: bounds of packed sequences.
+            cu_seqlens: bounds [N + 1] of packed sequences (B = 1); a state then has N rows.
 
         Returns:
-            y [B, T, C] and the last taps − 1 real inputs [B, C, taps − 1].
+            y [B, T, C], and the last taps − 1 real inputs of each row (or packed sequence),
+            [B or N, C, taps − 1].
         """
-        history = self._with_history(x, state, token_mask)
         weight = self.weight.to(x.dtype)
+        if cu_seqlens is not None and state is not None:
+            return self._packed(x, weight, state, cu_seqlens)
+        history = self._with_history(x, state, token_mask)
         if state is None and token_mask is None and using_fla(x) and x.shape[1] > 1:
             y = self._fla(x, weight, cu_seqlens)
         else:
             y = self._torch(history, weight, x.shape[1], cu_seqlens)
-        return y, self._tail(history, token_mask)
+        return y, self._tail(history, token_mask) if cu_seqlens is None else self._packed_tail(x, cu_seqlens)
+
+    def _packed(self, x: Tensor, weight: Tensor, state: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+        """Packed sequences that go on: spread out so that each has its own past before it."""
+        past = self.taps - 1
+        bounds = cu_seqlens.to(torch.long)
+        sequence = torch.arange(state.shape[0], device=x.device)
+        place = torch.arange(x.shape[1], device=x.device)
+        place = place + past * torch.searchsorted(bounds, place, right=True)
+        before = torch.arange(past, device=x.device)
+        start = (bounds[:-1] + past * sequence).unsqueeze(1) + before
+        row = x.new_zeros(1, x.shape[1] + past * state.shape[0], x.shape[2])
+        row[0, place] = x[0]
+        row[0, start] = state.to(x.dtype).transpose(1, 2)
+        if using_fla(x):
+            y = self._fla(row, weight, None)
+        else:
+            y = self._torch(functional.pad(row, [0, 0, past, 0]), weight, row.shape[1], None)
+        end = (bounds[1:] + past * sequence).unsqueeze(1) + before
+        return y[:, place], row[0, end].transpose(1, 2)
+
+    def _packed_tail(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """The last taps − 1 inputs of each packed sequence, zeros before its start: [N, C, taps − 1]."""
+        bounds = cu_seqlens.to(torch.long).unsqueeze(1)
+        at = bounds[1:] + torch.arange(1 - self.taps, 0, device=x.device)
+        inside = (at >= bounds[:-1]).unsqueeze(-1)
+        return (x[0, at.clamp_min(0)] * inside).transpose(1, 2)
 
     def _with_history(self, x: Tensor, state: Tensor | None, token_mask: Tensor | None) -> Tensor:
         """[B, taps − 1 + T, C]: the inputs with what came before the first real token of each row."""

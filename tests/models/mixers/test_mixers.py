@@ -106,6 +106,32 @@ def test_packed_is_alone(name: str, head_dim: int) -> None:
 
 
 @every_mixer
+def test_packed_sequences_go_on_from_their_states(name: str) -> None:
+    """Three sequences read in two packed calls (one of them starts in the second) are each alone."""
+    mixer = make(name, 64)
+    x, _ = tokens(3, 70)
+    lengths, rest = (2, 40, 0), (5, 1, 9)
+    cache = new_cache()
+    for first, counts in (((0, 0, 0), lengths), (lengths, rest)):
+        rows = [x[n, a : a + b] for n, (a, b) in enumerate(zip(first, counts, strict=True))]
+        places = torch.cat([torch.arange(a, a + b) for a, b in zip(first, counts, strict=True)])
+        bounds = torch.tensor([0, *itertools.accumulate(counts)])
+        found = run(
+            mixer,
+            torch.cat(rows).unsqueeze(0),
+            positions=places.unsqueeze(0),
+            cu_seqlens=bounds,
+            cache=cache,
+        )
+    for n, (a, b) in enumerate(zip(lengths, rest, strict=True)):
+        alone = new_cache()
+        wanted = run(mixer, x[n : n + 1, : a + b], cache=alone)[:, a:]
+        close(found[:, bounds[n] : bounds[n + 1]], wanted)
+        for key, state in alone.layers[0].read().items():
+            close(cache.layers[0].read()[key][n : n + 1], state)
+
+
+@every_mixer
 @both_widths
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_is_alone(name: str, head_dim: int, side: str) -> None:
@@ -255,5 +281,3 @@ def test_other_bad_input_is_named() -> None:
         ConfigError, match=r"layer 0: gla was given a recurrent state of shape \(1, 2, 8, 9\)"
     ):
         run(mixer, tokens(1, 4)[0], cache=cache)
-    with pytest.raises(ConfigError, match="cannot use a cache"):
-        run(mixer, tokens(1, 4)[0], cache=new_cache(), cu_seqlens=torch.tensor([0, 4]))
