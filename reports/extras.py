@@ -5,8 +5,8 @@ doctor.json       {"schema": 1, "checkpoints": [{"label", "weights_id", "checks"
                   largest deviation in nats; changed is the share of answers that changed (both or null)
 efficiency.jsonl  {"schema": 1, "weights_id", "context", "batch", "prefill_tokens_per_second",
                   "decode_tokens_per_second", "state_bytes", "peak_bytes", "device"} per line
-selection.json    {"schema": 1, "selector", "layers", "scores", "history": [{"tokens", "layers"}]} (a
-                  list of such objects, or one)
+selection.json    {"schema": 1, "selector", "layers", "scores", "history": [{"tokens", "layers"}], …}: what
+                  `evalsuite select` writes (one such object, or a list); see `Selection`
 """
 
 from collections.abc import Sequence
@@ -70,7 +70,46 @@ class Step(Strict):
     """The layers that a selector held at one point of its search."""
 
     tokens: int = Field(ge=0)
+    """Tokens that each candidate was trained on so far; 0 for a search that trains nothing."""
     layers: tuple[int, ...]
+    step: int | None = None
+    """Optimizer steps so far, or the number of layers decided in a search by depth."""
+    scores: tuple[float | None, ...] = ()
+    """Importance of each layer at this point; higher is kept first."""
+
+
+class Stability(Strict):
+    """How steady the chosen set was over the last window of snapshots (KL-guided selection, Appendix B)."""
+
+    stopped: bool
+    """Whether the early-stop rule ended the pass; false if the budget did."""
+    step: int
+    steps: int
+    """Optimizer steps done, and those of the whole budget."""
+    window: int
+    jaccard: float
+    """Mean pairwise Jaccard similarity of the window's sets."""
+    backbone: int
+    """Layers in all sets of the window."""
+    union: int
+    """Layers in any set of the window."""
+    saved_tokens: int
+    """Student tokens of the budget that were not spent, over all candidates."""
+    saved_share: float = Field(ge=0, le=1)
+
+
+class HybridQuality(Strict):
+    """How good the hybrid with this many softmax layers is, as the selector itself measures it."""
+
+    layers: int
+    value: float
+
+
+class SelectedFrom(Strict):
+    """The teacher that layers were chosen in."""
+
+    path: str
+    weights_id: str
 
 
 class Selection(Strict):
@@ -81,7 +120,27 @@ class Selection(Strict):
     layers: tuple[int, ...]
     scores: tuple[float | None, ...] = ()
     """Importance of each layer; higher is kept first."""
+    measure: str = ""
+    """What a score is, with its unit."""
     history: tuple[Step, ...] = ()
+    budget: int | None = None
+    teacher: SelectedFrom | None = None
+    mixer: str | None = None
+    """What stood in the other layers while choosing: the probe. None where no student was needed."""
+    recipe: str | None = None
+    stability: Stability | None = None
+    quality: tuple[HybridQuality, ...] = ()
+    """By number of softmax layers, before the chosen hybrid is distilled."""
+    quality_measure: str = ""
+    cost: dict[str, float] = Field(default_factory=dict)
+    """Such as student_tokens, teacher_tokens, separate_student_tokens, seconds."""
+    notes: tuple[str, ...] = ()
+    options: dict[str, Any] = Field(default_factory=dict)
+    details: dict[str, Any] = Field(default_factory=dict)
+    """What else the selector wants known, such as raw measurements by layer."""
+    device: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    created: str = ""
 
 
 def read_doctor(runs: Sequence[Path]) -> list[Examined]:
