@@ -20,7 +20,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.convolution import ShortConvolution
 from evalsuite.models.mixers.geometry import Geometry
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.recurrence import matrix, recurrence
+from evalsuite.models.recurrence import matrix, recurrence, using_fla
 
 State = dict[str, Tensor]
 
@@ -150,12 +150,8 @@ class Mixer(nn.Module):
             k = self.k_norm(self.split(k)).flatten(2) if self.keyed else k
         kept: State = {}
         if self.options.short_conv:
-            joint = torch.cat([q, k, v], -1)
-            if token_mask is not None:
-                joint = joint * token_mask.unsqueeze(-1)
             past = None if state is None else state.get("convolution")
-            joint, kept["convolution"] = self.conv(joint, past, token_mask, cu_seqlens)
-            q, k, v = joint.split(self.channels, -1)
+            (q, k, v), kept["convolution"] = self.conv.split([q, k, v], past, token_mask, cu_seqlens)
         elif self.options.activation == "silu":
             q, k = functional.silu(q), functional.silu(k) if self.keyed else k
         q, k, v = self.split(q), self.split(k), self.split(v)
@@ -243,7 +239,7 @@ class Mixer(nn.Module):
             mixed = self.out_norm(mixed)
         mixed = mixed.flatten(2)
         if self.options.output_gate == "silu":
-            mixed = mixed * functional.silu(self.gate(x))
+            mixed = gated(self.gate(x), mixed)
         elif self.options.output_gate == "sigmoid":
             mixed = mixed * torch.sigmoid(self.gate(x))
         out: Tensor = self.o_proj(mixed)
@@ -333,8 +329,23 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def gated(gate: Tensor, x: Tensor) -> Tensor:
+    """silu(gate) · x, for long inputs on CUDA in one pass."""
+    if x.shape[1] > 1 and gate.dtype == x.dtype and using_fla(x):
+        from fla.modules.activations import swiglu
+
+        fused: Tensor = swiglu(gate, x)
+        return fused
+    return x * functional.silu(gate)
+
+
 def unit(x: Tensor) -> Tensor:
     """Scale the last dimension to length one; a vector of zeros stays zero."""
+    if x.shape[1] > 1 and using_fla(x):
+        from fla.modules.norm.l2norm import l2norm
+
+        fused: Tensor = l2norm(x)
+        return fused
     return x * torch.rsqrt(wide(x).square().sum(-1, keepdim=True) + 1e-6).to(x.dtype)
 
 

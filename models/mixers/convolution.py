@@ -1,5 +1,7 @@
 """The short causal depthwise convolution before a recurrence, which knows where sequences start and end."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -69,6 +71,35 @@ class ShortConvolution(nn.Module):
         at = bounds[1:] + torch.arange(1 - self.taps, 0, device=x.device)
         inside = (at >= bounds[:-1]).unsqueeze(-1)
         return (x[0, at.clamp_min(0)] * inside).transpose(1, 2)
+
+    def split(
+        self,
+        parts: Sequence[Tensor],
+        state: Tensor | None,
+        token_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Sequence[Tensor], Tensor]:
+        """`forward` on channels that come, and are wanted, in parts [B, T, Cᵢ].
+
+        A training step on CUDA then neither joins nor pads them; whole parts must be activated or not.
+        """
+        first = parts[0]
+        plain = state is None and token_mask is None and first.shape[1] >= self.taps > 1
+        if not plain or not using_fla(first):
+            joint = torch.cat(list(parts), -1)
+            if token_mask is not None:
+                joint = joint * token_mask.unsqueeze(-1)
+            y, tail = self(joint, state, token_mask, cu_seqlens)
+            return y.split([part.shape[-1] for part in parts], -1), tail
+        from fla.modules.causal_conv1d import causal_conv1d
+
+        out, at = [], 0
+        for part in parts:
+            taps = self.weight[at : at + part.shape[-1]].to(part.dtype)
+            at += part.shape[-1]
+            activation = "silu" if at <= self.activated else None
+            out.append(causal_conv1d(part, taps, activation=activation, cu_seqlens=cu_seqlens)[0])
+        return out, torch.cat([part[:, 1 - self.taps :] for part in parts], -1).transpose(1, 2)
 
     def _with_history(self, x: Tensor, state: Tensor | None, token_mask: Tensor | None) -> Tensor:
         """[B, taps − 1 + T, C]: the inputs with what came before the first real token of each row."""
