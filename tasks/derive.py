@@ -8,23 +8,29 @@ from evalsuite.foundation import DataError
 from evalsuite.tasks.data import DataSource
 
 Row = dict[str, Any]
-Derive = Callable[[list[Row], DataSource], list[Row]]
-
-BEAR_TEMPLATE = 0
-"""Which of a relation's three templates is asked; BEAR's paper averages over them (arXiv 2404.04113)."""
+Derive = Callable[..., list[Row]]
 
 _HEADING = re.compile(r" = [^=]+ = \n?")
 
 
-def statements(rows: list[Row], data: DataSource) -> list[Row]:
-    """BEAR: one question per fact, its choices the whole answer space of the relation.
+def statements(rows: list[Row], data: DataSource, *, templates: int = 1) -> list[Row]:
+    """BEAR: one question per fact and template, its choices the whole answer space of the relation.
 
-    lm-pub-quiz ranks whole statements by their summed log-probability, with the first letter in upper
-    case. What all statements of a question begin with adds the same to each: it becomes the prompt, so
-    that it is read once.
+    lm-pub-quiz ranks whole statements by their summed log-probability after BOS, with the first letter in
+    upper case. What all statements of a question begin with adds the same to each: it becomes the prompt,
+    so that it is read once.
+
+    Args:
+        rows: BEAR's facts.
+        data: where the relations are read from.
+        templates: how many of a relation's templates are asked, from its first; a mean over all questions
+            is then the mean over templates that BEAR's paper reports (arXiv 2404.04113).
 
     Returns:
-        Rows {"relation", "prompt", "choices", "gold"}.
+        Rows {"relation", "template", "prompt", "choices", "gold"}.
+
+    Raises:
+        DataError: a relation that is not there or has fewer templates.
     """
     relations = {row["relation"]: row for row in data.rows("lm-pub-quiz/BEAR", "BEAR", "relations")}
     found = []
@@ -32,19 +38,27 @@ def statements(rows: list[Row], data: DataSource) -> list[Row]:
         relation = relations.get(row["relation"])
         if relation is None:
             raise DataError(f"lm-pub-quiz/BEAR: no relation {row['relation']} among its relations")
-        template = relation["templates"][BEAR_TEMPLATE].replace("[X]", row["sub_label"])
-        filled = [template.replace("[Y]", answer) for answer in relation["answer_space_labels"]]
-        texts = [text[:1].upper() + text[1:] for text in filled]
-        prompt = common_beginning(texts)
-        found.append(
-            {
-                "relation": row["relation"],
-                "prompt": prompt,
-                "choices": [text[len(prompt) :] for text in texts],
-                "gold": int(row["answer_idx"]),
-            }
-        )
+        if len(relation["templates"]) < templates:
+            raise DataError(
+                f"lm-pub-quiz/BEAR: relation {row['relation']} has {len(relation['templates'])} templates, "
+                f"{templates} are asked"
+            )
+        found += [_statement(row, relation, number) for number in range(templates)]
     return found
+
+
+def _statement(row: Row, relation: Row, number: int) -> Row:
+    template = relation["templates"][number].replace("[X]", row["sub_label"])
+    filled = [template.replace("[Y]", answer) for answer in relation["answer_space_labels"]]
+    texts = [text[:1].upper() + text[1:] for text in filled]
+    prompt = common_beginning(texts)
+    return {
+        "relation": row["relation"],
+        "template": number,
+        "prompt": prompt,
+        "choices": [text[len(prompt) :] for text in texts],
+        "gold": int(row["answer_idx"]),
+    }
 
 
 def common_beginning(texts: list[str]) -> str:
@@ -69,7 +83,7 @@ def pages(rows: list[Row], data: DataSource) -> list[Row]:
 
 
 DERIVE: dict[str, Derive] = {"statements": statements, "pages": pages}
-"""By the name that a benchmark's source gives as `derive`: (rows, data source) to rows."""
+"""By the name that a benchmark's source gives as `derive`: (rows, data source, its options) to rows."""
 
 NEEDS: dict[str, tuple[tuple[str, str | None, str], ...]] = {
     "statements": (("lm-pub-quiz/BEAR", "BEAR", "relations"),)

@@ -58,16 +58,43 @@ def documents(
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit = {limit}: must be at least 1")
-    source = benchmark.source
-    if source is None:
+    if benchmark.generated is not None:
         rows = _generate(benchmark, limit, seed, context, count_tokens)
         return identified(((row, None) for row in rows), context)
     if context is not None:
         raise ConfigError(f"{benchmark.name}: takes no context length (found {context})")
-    found = identified(_read(source, source.split, open_source(data_dir)))
-    if not found:
-        raise DataError(f"{benchmark.name}: {source.dataset} ({source.split}) has no documents")
-    return found if limit is None else sample(found, limit, seed)
+    return sampled(whole(benchmark, data_dir=data_dir), limit, seed)
+
+
+def whole(benchmark: Benchmark, *, data_dir: Path | str | None = None) -> list[list[Document]]:
+    """Return all documents that its source has, one list per data set of the benchmark.
+
+    Raises:
+        DataError: data that is missing, torn or empty.
+    """
+    data = open_source(data_dir)
+    found = []
+    for part, source in benchmark.parts:
+        found.append(identified(_read(source, source.split, data, part)))
+        if not found[-1]:
+            raise DataError(f"{benchmark.name}: {source.dataset} ({source.split}) has no documents")
+    return found
+
+
+def sampled(parts: Sequence[Sequence[Document]], limit: int | None, seed: int) -> list[Document]:
+    """Return at most `limit` documents, shared out evenly among the parts; None returns all."""
+    if limit is None:
+        return [document for part in parts for document in part]
+    return [
+        document
+        for number, part in enumerate(parts)
+        for document in sample(part, _share(limit, number, len(parts)), seed)
+    ]
+
+
+def _share(limit: int, number: int, parts: int) -> int:
+    """How many of `limit` documents come from one of several parts; the first get what is left over."""
+    return limit // parts + (number < limit % parts)
 
 
 def shot_rows(benchmark: Benchmark, *, data_dir: Path | str | None = None) -> list[Document]:
@@ -77,10 +104,15 @@ def shot_rows(benchmark: Benchmark, *, data_dir: Path | str | None = None) -> li
         ConfigError: the benchmark has no split for them.
         DataError: the split is missing, torn or empty.
     """
-    source = benchmark.source
-    if source is None or source.shots_split is None:
+    if not benchmark.draws_shots:
         raise ConfigError(f"{benchmark.name}: has no split for few-shot examples; set its shots to 0")
-    return identified(_read(source, source.shots_split, open_source(data_dir)))
+    data = open_source(data_dir)
+    return [
+        document
+        for part, source in benchmark.parts
+        if source.shots_split is not None
+        for document in identified(_read(source, source.shots_split, data, part))
+    ]
 
 
 def identified(
@@ -103,7 +135,9 @@ def sample(found: Sequence[Document], limit: int, seed: int) -> list[Document]:
     return [document for document in found if document.doc_id in kept]
 
 
-def _read(source: Source, split: str, data: DataSource) -> list[tuple[dict[str, Any], str | None]]:
+def _read(
+    source: Source, split: str, data: DataSource, part: str | None = None
+) -> list[tuple[dict[str, Any], str | None]]:
     found: list[tuple[dict[str, Any], str | None]]
     if source.configs:
         found = [(row, name) for name in source.configs for row in data.rows(source.dataset, name, split)]
@@ -113,7 +147,7 @@ def _read(source: Source, split: str, data: DataSource) -> list[tuple[dict[str, 
         found = [(row, str(row[source.subject_column])) for row in rows]
     else:
         rows = data.rows(source.dataset, source.config, split)
-        found = [(row, _subject(row, source)) for row in rows]
+        found = [(row, part if part is not None else _subject(row, source)) for row in rows]
     for column, value in source.where.items():
         if found and column not in found[0][0]:
             raise DataError(f"{source.dataset}: has no column '{column}'{nearest(column, found[0][0])}")
@@ -124,7 +158,8 @@ def _read(source: Source, split: str, data: DataSource) -> list[tuple[dict[str, 
         raise ConfigError(
             f"{source.dataset}: unknown derive '{source.derive}'{nearest(source.derive, DERIVE)}"
         )
-    return [(row, None) for row in DERIVE[source.derive]([row for row, _ in found], data)]
+    rows = DERIVE[source.derive]([row for row, _ in found], data, **source.options)
+    return [(row, part) for row in rows]
 
 
 def _plain(value: Any) -> str:
@@ -141,34 +176,50 @@ def _subject(row: dict[str, Any], source: Source) -> str | None:
     return str(row[source.subject_column])
 
 
-Generator = Callable[[str, int, int, int | None, CountTokens | None], list[dict[str, Any]]]
+Row = dict[str, Any]
+Generator = Callable[[str, int, int, int | None, CountTokens | None, Sequence[list[Row]]], list[Row]]
 
 
 def _pocket(
-    kind: str, seed: int, count: int, context: int | None, count_tokens: CountTokens | None
-) -> list[dict[str, Any]]:
+    kind: str,
+    seed: int,
+    count: int,
+    context: int | None,
+    count_tokens: CountTokens | None,
+    read: Sequence[list[Row]],
+) -> list[Row]:
     from evalsuite.tasks.pocket import rows
 
     return rows(kind, seed=seed, count=count, context=context, count_tokens=count_tokens)
 
 
-def _needles(
-    kind: str, seed: int, count: int, context: int | None, count_tokens: CountTokens | None
-) -> list[dict[str, Any]]:
-    from evalsuite.tasks.needles import rows
+def _sized(
+    kind: str,
+    seed: int,
+    count: int,
+    context: int | None,
+    count_tokens: CountTokens | None,
+    read: Sequence[list[Row]],
+) -> list[Row]:
+    from evalsuite.tasks.sized import rows
 
     if context is None or count_tokens is None:
         raise ConfigError(f"{kind}: needs a checkpoint, whose tokenizer counts the length of its prompts")
-    return rows(kind, seed=seed, count=count, context=context, count_tokens=count_tokens)
+    return rows(kind, seed=seed, count=count, context=context, count_tokens=count_tokens, read=read)
 
 
-GENERATORS: dict[str, Generator] = {"pocket": _pocket, "needles": _needles}
-"""Row generators by name: (kind, seed, count, context, count_tokens) to rows."""
+GENERATORS: dict[str, Generator] = {"pocket": _pocket, "sized": _sized}
+"""Row generators by name: (kind, seed, count, context, count_tokens, rows of what it reads) to rows."""
 
 
 def _generate(
-    benchmark: Benchmark, limit: int | None, seed: int, context: int | None, count_tokens: CountTokens | None
-) -> list[dict[str, Any]]:
+    benchmark: Benchmark,
+    limit: int | None,
+    seed: int,
+    context: int | None,
+    count_tokens: CountTokens | None,
+    data_dir: Path | str | None,
+) -> list[Row]:
     generated = benchmark.generated
     assert generated is not None
     if generated.generator not in GENERATORS:
@@ -179,9 +230,11 @@ def _generate(
     if (context is None) == bool(benchmark.contexts):
         needed = f"one such as {benchmark.contexts[0]}" if benchmark.contexts else "none"
         raise ConfigError(f"{benchmark.name}: context = {context}; it takes {needed}")
+    data = open_source(data_dir) if generated.reads else None
+    read = [data.rows(each.dataset, each.config, each.split) for each in generated.reads] if data else []
     # Generated rows are independent draws: the first ones are as good a sample as any.
     count = generated.count if limit is None else min(limit, generated.count)
-    rows = GENERATORS[generated.generator](generated.kind, seed, count, context, count_tokens)
-    if len(rows) != count:
+    rows = GENERATORS[generated.generator](generated.kind, seed, count, context, count_tokens, read)
+    if not rows or (len(rows) != count and not read):
         raise DataError(f"{benchmark.name}: {generated.generator} made {len(rows)} of {count} documents")
     return rows

@@ -49,7 +49,7 @@ def freeze(
 ) -> list[Frozen]:
     """Write everything that a suite reads below `folder`, beside a manifest of checksums and licences.
 
-    What is frozen there already is kept. Generated benchmarks need nothing.
+    What is frozen there already is kept. Generated benchmarks need only what they draw text from.
 
     Args:
         suite: a name or a YAML file.
@@ -91,16 +91,14 @@ def freeze(
 
 
 def _splits(benchmark: Benchmark, *, shots: bool) -> Iterator[_Split]:
-    source = benchmark.source
-    if source is None:
-        return
-    wanted = [source.split, *([source.shots_split] if shots and source.shots_split else [])]
-    for split in wanted:
-        for config in _configs(source):
-            column = source.subject_column if source.merged else None
-            yield _Split(source.dataset, config, split, benchmark.licence, column)
-    for dataset, config, split in NEEDS.get(source.derive or "", ()):
-        yield _Split(dataset, config, split, benchmark.licence)
+    for _, source in benchmark.parts:
+        wanted = [source.split, *([source.shots_split] if shots and source.shots_split else [])]
+        for split in wanted:
+            for config in _configs(source):
+                column = source.subject_column if source.merged else None
+                yield _Split(source.dataset, config, split, benchmark.licence, column)
+        for dataset, config, split in NEEDS.get(source.derive or "", ()):
+            yield _Split(dataset, config, split, benchmark.licence)
 
 
 def _configs(source: Source) -> tuple[str | None, ...]:

@@ -34,6 +34,8 @@ class Entry(Strict):
     limit: int | None = Field(default=None, ge=1)
     """Documents, per context where there are contexts; None: as the suite says."""
     shots: dict[ProtocolName, int] = Field(default_factory=dict)
+    metrics: dict[ProtocolName, str] = Field(default_factory=dict)
+    """The metric that tables show, where it is not the benchmark's own choice."""
 
 
 class Suite(Strict):
@@ -51,7 +53,10 @@ class Suite(Strict):
     chat: Literal["auto", "never", "always"] = "auto"
     """Whether chat prompts go through the tokenizer's template. `auto`: where there is one; `always`:
     a tokenizer without one is refused."""
-    benchmarks: tuple[Entry, ...] = Field(min_length=1)
+    include: tuple[str, ...] = ()
+    """Further suites whose benchmarks are asked as well; what this suite lists itself comes first and counts.
+    Their limits come along, their sampling and seeds do not."""
+    benchmarks: tuple[Entry, ...] = ()
 
     @field_validator("benchmarks", mode="before")
     @classmethod
@@ -66,6 +71,8 @@ class Suite(Strict):
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"benchmark '{repeated[0]}' is listed twice")
+        if not self.benchmarks and not self.include:
+            raise ValueError("give 'benchmarks', suites to 'include', or both")
         return self
 
 
@@ -75,11 +82,29 @@ def known_suites() -> list[str]:
 
 
 def load_suite(name: str | Path) -> Suite:
-    """Load a built-in suite by name, or a YAML file by path.
+    """Load a built-in suite by name, or a YAML file by path; what it includes is listed in the result.
 
     Raises:
-        ConfigError: an unknown name (the nearest known one is named), or a file that is not a suite.
+        ConfigError: an unknown name (the nearest known one is named), a file that is not a suite, or
+            suites that include each other.
     """
+    return _expanded(name, ())
+
+
+def _expanded(name: str | Path, above: tuple[str, ...]) -> Suite:
+    if str(name) in above:
+        raise ConfigError(f"suite {name} includes itself ({' → '.join((*above, str(name)))})")
+    suite = _read(name)
+    entries = {entry.benchmark: entry for entry in suite.benchmarks}
+    for other in suite.include:
+        included = _expanded(other, (*above, str(name)))
+        for entry in included.benchmarks:
+            limit = entry.limit if entry.limit is not None else included.limit
+            entries.setdefault(entry.benchmark, entry.model_copy(update={"limit": limit}))
+    return suite.model_copy(update={"include": (), "benchmarks": tuple(entries.values())})
+
+
+def _read(name: str | Path) -> Suite:
     if str(name).endswith((".yaml", ".yml")):
         return load(Path(name), Suite)
     path = FOLDER / f"{name}.yaml"
@@ -104,7 +129,7 @@ def resolve(suite: Suite, *, near: Path | None = None) -> list[tuple[Entry, Benc
 
 
 def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, Benchmark]:
-    for protocol in (*entry.protocols, *entry.shots):
+    for protocol in (*entry.protocols, *entry.shots, *entry.metrics):
         if protocol not in benchmark.protocols:
             raise ConfigError(
                 f"suite {suite.name}: {benchmark.name} has no {protocol} protocol "
@@ -112,6 +137,10 @@ def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, 
             )
     if entry.contexts and not benchmark.contexts:
         raise ConfigError(f"suite {suite.name}: {benchmark.name} takes no contexts")
+    metrics: dict[ProtocolName, str] = {
+        protocol: getattr(benchmark, protocol).metric for protocol in benchmark.protocols
+    }
+    metrics |= entry.metrics
     shots = {protocol: getattr(benchmark, protocol).shots for protocol in benchmark.protocols} | entry.shots
     filled = Entry(
         benchmark=benchmark.name,
@@ -119,8 +148,18 @@ def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, 
         contexts=entry.contexts or benchmark.contexts,
         limit=entry.limit if entry.limit is not None else suite.limit,
         shots=shots,
+        metrics=metrics,
     )
-    return filled, benchmark
+    return filled, _with_metrics(benchmark, metrics)
+
+
+def _with_metrics(benchmark: Benchmark, metrics: dict[ProtocolName, str]) -> Benchmark:
+    changed: dict[str, object] = {}
+    if benchmark.loglikelihood is not None:
+        changed["loglikelihood"] = benchmark.loglikelihood.with_metric(metrics["loglikelihood"])
+    if benchmark.generation is not None:
+        changed["generation"] = benchmark.generation.model_copy(update={"metric": metrics["generation"]})
+    return benchmark.model_copy(update=changed)
 
 
 def sampling_of(suite: Suite, benchmark: Benchmark) -> SamplingSpec:

@@ -178,16 +178,12 @@ def render_cell(
     """Render the documents of one benchmark under one protocol for one tokenizer."""
     entry, benchmark = next(pair for pair in asking.entries if pair[1].name == cell.benchmark)
     shots = {str(protocol): count for protocol, count in entry.shots.items()}[cell.protocol]
-    examples = shot_rows(benchmark, data_dir=data_dir) if shots and _draws(benchmark, cell) else []
+    # Some of EvalScope's benchmarks bring examples of their own.
+    examples = shot_rows(benchmark, data_dir=data_dir) if shots and benchmark.draws_shots else []
     harness = build(benchmark, cell.protocol, documents, shots, examples, asking.suite.seed)
     if isinstance(harness, LogLikelihoodBenchmark):
         return harness.questions(encoder, max_length)
     return harness.questions(encoder, template=asking.template)
-
-
-def _draws(benchmark: Benchmark, cell: Cell) -> bool:
-    """Whether examples come from a split; some of EvalScope's benchmarks bring their own."""
-    return benchmark.source is not None and benchmark.source.shots_split is not None
 
 
 def build(

@@ -41,8 +41,7 @@ def samples(
     parts = []
     for protocol in benchmark.protocols:
         shots = getattr(benchmark, protocol).shots
-        drawn = shots and benchmark.source is not None and benchmark.source.shots_split is not None
-        examples = shot_rows(benchmark, data_dir=data_dir) if drawn else []
+        examples = shot_rows(benchmark, data_dir=data_dir) if shots and benchmark.draws_shots else []
         harness = build(benchmark, protocol, found, shots, examples)
         for number, document in enumerate(found):
             parts.append(f"── {benchmark.name}, {protocol}, document {document.doc_id}")

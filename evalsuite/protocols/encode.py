@@ -44,18 +44,25 @@ class Encoder:
         encoded = self.tokenizer(texts, return_attention_mask=False, verbose=False, **how)["input_ids"]
         return {text: tuple(tokens) for text, tokens in zip(texts, encoded, strict=True)}
 
-    def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[Tokens, Tokens]]:
+    def pairs(
+        self, pairs: Sequence[tuple[str, str]], *, begin: bool = False
+    ) -> list[tuple[Tokens, Tokens]]:
         """Tokens of each (context, continuation), as `TemplateLM.loglikelihood` and `_encode_pair` give them.
 
         Spaces at the end of a context go to the continuation; both are encoded together and cut at the
         length of the context alone.
 
+        Args:
+            pairs: texts.
+            begin: begin every context with the prefix token, whatever the tokenizer does by default.
+
         Raises:
             DataError: a continuation that has no tokens of its own.
         """
         moved = [_move_spaces(context, continuation) for context, continuation in pairs]
-        whole = self.encode([context + continuation for context, continuation in moved if context])
-        alone = self.encode([context for context, _ in moved if context])
+        encode = self._begun if begin else self.encode
+        whole = encode([context + continuation for context, continuation in moved if context])
+        alone = encode([context for context, _ in moved if context])
         bare = self.encode_bare([continuation for context, continuation in moved if not context])
         found = []
         for context, continuation in moved:
@@ -68,6 +75,10 @@ class Encoder:
                 raise DataError(f"the continuation {continuation[:40]!r} has no tokens of its own")
             found.append(encoded)
         return found
+
+    def _begun(self, texts: Sequence[str]) -> dict[str, Tokens]:
+        bare = self.encode_bare(texts)
+        return {text: sum(self._after_prefix(tokens), ()) for text, tokens in bare.items()}
 
     def _after_prefix(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
         if tokens and tokens[0] == self.prefix_token_id:

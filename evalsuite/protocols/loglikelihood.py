@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import ConfigError, DataError, content_hash
+from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.models.engine.requests import ScoreAnswer
 from evalsuite.protocols.encode import Encoder, grouped
 from evalsuite.protocols.question import Judgement, Question, one_in
@@ -19,8 +20,8 @@ from evalsuite.tasks.documents import Document
 
 OURS = Path(__file__).parent / "lm_eval_tasks"
 _NUMBER = "evalsuite_number"
-_NATS = {"perplexity": None, "word_perplexity": "words", "byte_perplexity": "bytes", "bits_per_byte": "bytes"}
-"""Metrics that lm-eval takes of a log-likelihood, with the value that counts their units."""
+_REPEATED = ("bits_per_byte",)
+"""Metrics of lm-eval that say the same as another: it is byte_perplexity's logarithm in other units."""
 
 
 class LogLikelihoodBenchmark:
@@ -116,7 +117,11 @@ class LogLikelihoodBenchmark:
             max_length: positions that the models read; only whole-text documents are cut by it.
         """
         texts = [self.pairs(number) for number in range(len(self._documents))]
-        encoded = iter(encoder.pairs([pair for each in texts for pair in each if not self._rolling(each)]))
+        encoded = iter(
+            encoder.pairs(
+                [pair for each in texts for pair in each if not self._rolling(each)], begin=self._how.begin
+            )
+        )
         found = []
         for number, (document, pairs) in enumerate(zip(self._documents, texts, strict=True)):
             if self._rolling(pairs):
@@ -216,8 +221,10 @@ def _values(results: Mapping[str, Any]) -> dict[str, float]:
     """Numbers of one document; lm-eval's log-likelihoods change their sign, to nats per document."""
     values: dict[str, float] = {}
     for metric, result in results.items():
-        if metric in _NATS:
-            units = _NATS[metric]
+        if metric in _REPEATED:
+            continue
+        if metric in PERPLEXITIES:
+            units = PERPLEXITIES[metric]
             values[metric] = -float(result if units is None else result[0])
             if units is not None:
                 values[units] = float(result[1])
