@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,10 @@ from transformers import AutoModel, LlamaConfig
 from evalsuite.foundation import write_text
 from evalsuite.models.mixers import MIXERS, Mixer, make_mixer
 from evalsuite.models.recurrence import kernels_used, recurrence, set_backend, stepwise
+from evalsuite.models.recurrence.agreement import relative_error
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 576, 9, 3, 64
+LENGTHS = (512, 1024, 2048, 4096, 8192)
 RECURRENT = [name for name, kind in MIXERS.items() if issubclass(kind, Mixer)]
 
 Row = dict[str, str]
@@ -62,10 +65,22 @@ def forward_backward(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """Output and gradient of the input under a fixed loss."""
     x = x.detach().requires_grad_()
     layer.zero_grad(set_to_none=True)
-    out, _ = layer(x, position_embeddings=rotary(x.shape[1], str(x.device), x.dtype), attention_mask=None)
+    length = x.shape[1]
+    out, _ = layer(
+        x,
+        position_embeddings=rotary(length, str(x.device), x.dtype),
+        attention_mask=window_mask(length, getattr(layer, "window", None), x.device),
+    )
     (out.float() * torch.linspace(-1, 1, out.shape[-1], device=x.device)).sum().backward()
     assert x.grad is not None
     return out.detach(), x.grad
+
+
+def window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """What the decoder hands to a sliding-window layer: bool [1, 1, T, T]; None where causal is enough."""
+    if window is None:
+        return None
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)[None, None]
 
 
 def seconds(call: Callable[[], object], repeats: int, cuda: bool) -> float:
@@ -87,93 +102,80 @@ def seconds(call: Callable[[], object], repeats: int, cuda: bool) -> float:
     return statistics.median(times)
 
 
-def error(found: Tensor, wanted: Tensor) -> float:
-    """Relative error in the Frobenius norm."""
-    return float((found.float() - wanted.float()).norm() / wanted.float().norm())
+def on_cuda(name: str) -> Row:
+    """One line of the published table, in bfloat16 at [8, 2048]; errors against the torch backend."""
+    layer = make_layer(name, "cuda", torch.bfloat16)
+    x = torch.randn(8, 2048, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    row = {"mixer": name, "kernel": "scaled_dot_product_attention"}
+    if isinstance(layer, Mixer):
+        set_backend("torch")
+        wanted = forward_backward(layer, x[:2])
+        gradients = {n: p.grad.clone() for n, p in layer.named_parameters() if p.grad is not None}
+        on_torch = seconds(partial(forward_backward, layer, x), 3, cuda=True)
+        set_backend("fla")
+        found = forward_backward(layer, x[:2])
+        row["kernel"] = list(kernels_used().values())[-1]
+        weights = {
+            n: relative_error(p.grad, gradients[n]) for n, p in layer.named_parameters() if p.grad is not None
+        }
+        worst = max(weights, key=lambda n: weights[n])
+        row |= {
+            "output_error": f"{relative_error(found[0], wanted[0]):.1e}",
+            "input_gradient_error": f"{relative_error(found[1], wanted[1]):.1e}",
+            "worst_weight_gradient_error": f"{weights[worst]:.1e} ({worst})",
+        }
+    layer.zero_grad(set_to_none=True)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    taken = seconds(partial(forward_backward, layer, x), 20, cuda=True)
+    row["forward_backward_ms"] = f"{1000 * taken:.2f}"
+    row["peak_memory_MiB"] = f"{(torch.cuda.max_memory_allocated() - held) / 2**20:.0f}"
+    if isinstance(layer, Mixer):
+        row["torch_backend_ms"] = f"{1000 * on_torch:.2f}"
+    set_backend("auto")
+    return row
 
 
-def on_cuda(names: Sequence[str]) -> list[Row]:
-    """The published table."""
-    rows = []
-    for name in names:
-        layer = make_layer(name, "cuda", torch.bfloat16)
-        x = torch.randn(8, 2048, HIDDEN, device="cuda", dtype=torch.bfloat16)
-        row = {"mixer": name, "kernel": "scaled_dot_product_attention"}
-        if isinstance(layer, Mixer):
-            set_backend("fla")
-            found = forward_backward(layer, x[:2])
-            gradients = {n: p.grad.clone() for n, p in layer.named_parameters() if p.grad is not None}
-            row["kernel"] = list(kernels_used().values())[-1]
-            set_backend("torch")
-            wanted = forward_backward(layer, x[:2])
-            worst = max(
-                error(gradients[n], p.grad) for n, p in layer.named_parameters() if p.grad is not None
-            )
-            row |= {
-                "output_error": f"{error(found[0], wanted[0]):.1e}",
-                "input_gradient_error": f"{error(found[1], wanted[1]):.1e}",
-                "worst_weight_gradient_error": f"{worst:.1e}",
-            }
-            set_backend("fla")
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
-        taken = seconds(partial(forward_backward, layer, x), 20, cuda=True)
-        row["forward_backward_ms"] = f"{1000 * taken:.2f}"
-        row["peak_memory_MiB"] = f"{(torch.cuda.max_memory_allocated() - held) / 2**20:.0f}"
-        rows.append(row)
-        set_backend("auto")
-    return rows
-
-
-def on_cpu(names: Sequence[str], lengths: Sequence[int], repeats: int) -> list[Row]:
+def on_cpu(name: str, lengths: Sequence[int], repeats: int) -> Row:
     """Milliseconds per 1,000 tokens by length: constant where the cost is linear."""
-    rows = []
-    for name in names:
-        layer = make_layer(name, "cpu", torch.float32)
-        row = {"mixer": name}
-        for length in lengths:
-            x = torch.randn(1, length, HIDDEN)
-            taken = seconds(partial(forward_backward, layer, x), repeats, cuda=False)
-            row[f"ms_per_1000_tokens_at_{length}"] = f"{1e6 * taken / length:.0f}"
-        rows.append(row)
-    return rows
+    layer = make_layer(name, "cpu", torch.float32)
+    row = {"mixer": name}
+    for length in lengths:
+        x = torch.randn(1, length, HIDDEN)
+        taken = seconds(partial(forward_backward, layer, x), repeats, cuda=False)
+        row[f"ms_per_1000_tokens_at_{length}"] = f"{1e6 * taken / length:.0f}"
+    return row
 
 
-def chunked_against_stepping(length: int, repeats: int) -> list[Row]:
+def chunked_against_stepping(decay: str, delta: bool, length: int, repeats: int) -> Row:
     """Forward and backward of the recurrence alone, [1, T, 9, 64] float32."""
-    rows = []
-    for decay in ("none", "scalar", "channel"):
-        for delta in (False, True):
-            shape = (1, length, HEADS, HEAD_DIM)
-            q, k, v = (functional.normalize(torch.randn(shape), dim=-1).requires_grad_() for _ in range(3))
-            logits = {"none": None, "scalar": torch.randn(shape[:3]), "channel": torch.randn(shape)}[decay]
-            gate = None if logits is None else functional.logsigmoid(logits + 4).detach().requires_grad_()
-            beta = torch.rand(shape[:3]).requires_grad_() if delta else None
-
-            chunked = seconds(partial(_recur, recurrence, q, k, v, gate, beta), repeats, cuda=False)
-            stepped = seconds(partial(_recur, stepwise, q, k, v, gate, beta), 1, cuda=False)
-            rows.append(
-                {
-                    "decay": decay,
-                    "rule": "delta" if delta else "additive",
-                    "chunked_ms": f"{1000 * chunked:.0f}",
-                    "stepped_ms": f"{1000 * stepped:.0f}",
-                    "times_faster": f"{stepped / chunked:.1f}",
-                }
-            )
-    return rows
+    case = recurrence_inputs(decay, delta, 1, length)
+    chunked = seconds(partial(_recur, recurrence, case), repeats, cuda=False)
+    stepped = seconds(partial(_recur, stepwise, case), 1, cuda=False)
+    return {
+        "decay": decay,
+        "rule": "delta" if delta else "additive",
+        "chunked_ms": f"{1000 * chunked:.0f}",
+        "stepped_ms": f"{1000 * stepped:.0f}",
+        "times_faster": f"{stepped / chunked:.1f}",
+    }
 
 
-def _recur(
-    op: Callable[..., tuple[Tensor, Tensor]],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor | None,
-    beta: Tensor | None,
-) -> None:
-    o, _ = op(q, k, v, log_decay=gate, beta=beta, scale=1.0, initial_state=None, cu_seqlens=None)
+def recurrence_inputs(decay: str, delta: bool, rows: int, length: int) -> dict[str, Tensor | None]:
+    """q, k, v, log_decay and beta of one transition, [rows, length, 9, 64], all with gradients."""
+    shape = (rows, length, HEADS, HEAD_DIM)
+    case: dict[str, Tensor | None] = {
+        name: functional.normalize(torch.randn(shape), dim=-1).requires_grad_() for name in ("q", "k", "v")
+    }
+    logits = {"none": None, "scalar": torch.randn(shape[:3]), "channel": torch.randn(shape)}[decay]
+    case["log_decay"] = None if logits is None else functional.logsigmoid(logits + 4).requires_grad_()
+    case["beta"] = torch.rand(shape[:3]).requires_grad_() if delta else None
+    return case
+
+
+def _recur(op: Callable[..., tuple[Tensor, Tensor]], case: dict[str, Tensor | None]) -> None:
+    o, _ = op(**case, scale=1.0, initial_state=None, cu_seqlens=None)
     o.sum().backward()
 
 
@@ -194,8 +196,38 @@ def to_csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
+def run_mixers(
+    device: Literal["cpu", "cuda"], out: Path | None, *, names: Sequence[str] = (), repeats: int = 3
+) -> dict[str, list[Row]]:
+    """Measure mixers (all by default), print, and write `<table>.csv` and `<table>.md` under `out`.
+
+    Each line is written as soon as it is known. On a CPU torch is held to one thread.
+    """
+    tables: dict[str, list[Row]] = {}
+
+    def add(table: str, row: Row) -> None:
+        tables.setdefault(table, []).append(row)
+        print(f"{table}: " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        if out is not None:
+            write_text(out / f"{table}.csv", to_csv(tables[table]))
+            write_text(out / f"{table}.md", markdown(tables[table]))
+
+    if device == "cuda":
+        for name in names or MIXERS:
+            add("mixers_cuda", on_cuda(name))
+        return tables
+    torch.set_num_threads(1)
+    for name in names or RECURRENT:
+        add("mixers_cpu", on_cpu(name, LENGTHS, repeats))
+    if not names:
+        for decay in ("none", "scalar", "channel"):
+            for delta in (False, True):
+                add("chunked_against_stepping_cpu", chunked_against_stepping(decay, delta, 2048, repeats))
+    return tables
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, and write `<table>.csv` and `<table>.md` under `--out`."""
+    """Parse a command line and measure."""
     parser = argparse.ArgumentParser(prog="python -m evalsuite.models.bench", description=__doc__)
     parser.add_argument("what", choices=["mixers"])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -203,20 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    if options.device == "cuda":
-        names = options.mixer or [name for name in MIXERS if name != "sliding_window"]
-        tables = {"mixers_cuda": on_cuda(names)}
-    else:
-        torch.set_num_threads(1)
-        tables = {
-            "mixers_cpu": on_cpu(options.mixer or RECURRENT, (512, 2048, 8192), options.repeats),
-            "chunked_against_stepping_cpu": chunked_against_stepping(2048, options.repeats),
-        }
-    for name, rows in tables.items():
-        print(f"\n{name}\n{markdown(rows)}")
-        if options.out is not None:
-            write_text(options.out / f"{name}.csv", to_csv(rows))
-            write_text(options.out / f"{name}.md", markdown(rows))
+    run_mixers(options.device, options.out, names=options.mixer or (), repeats=options.repeats)
 
 
 if __name__ == "__main__":

@@ -25,24 +25,40 @@ class Kernel:
 
     name: str
     module: str
-    decay: str | None
-    """Keyword that takes log_decay; None if the kernel has no decay."""
+    keyword: str = ""
+    """Keyword that takes log_decay; empty if the kernel has no decay."""
+    form: Transition = "none"
+    """The decay that the keyword takes; a coarser one is repeated, which is the same algebra."""
 
+
+LINEAR = Kernel(name="chunk_simple_gla", module="fla.ops.simple_gla")
+RETENTION = Kernel(name="chunk_simple_gla", module="fla.ops.simple_gla", keyword="g_gamma", form="head")
+SIMPLE_GLA = Kernel(name="chunk_simple_gla", module="fla.ops.simple_gla", keyword="g", form="scalar")
+GLA = Kernel(name="chunk_gla", module="fla.ops.gla", keyword="g", form="channel")
+DELTA = Kernel(name="chunk_delta_rule", module="fla.ops.delta_rule")
+GATED_DELTA = Kernel(
+    name="chunk_gated_delta_rule", module="fla.ops.gated_delta_rule", keyword="g", form="scalar"
+)
+KDA = Kernel(name="chunk_kda", module="fla.ops.kda", keyword="g", form="channel")
 
 # Which kernel serves which transition: (decay, delta rule?).
 KERNELS: dict[tuple[Transition, bool], Kernel] = {
-    ("none", False): Kernel(name="chunk_simple_gla", module="fla.ops.simple_gla", decay=None),
-    ("head", False): Kernel(name="chunk_simple_gla", module="fla.ops.simple_gla", decay="g_gamma"),
-    ("scalar", False): Kernel(name="chunk_simple_gla", module="fla.ops.simple_gla", decay="g"),
-    ("channel", False): Kernel(name="chunk_gla", module="fla.ops.gla", decay="g"),
-    ("none", True): Kernel(name="chunk_delta_rule", module="fla.ops.delta_rule", decay=None),
-    ("head", True): Kernel(name="chunk_gated_delta_rule", module="fla.ops.gated_delta_rule", decay="g"),
-    ("scalar", True): Kernel(name="chunk_gated_delta_rule", module="fla.ops.gated_delta_rule", decay="g"),
-    ("channel", True): Kernel(name="chunk_kda", module="fla.ops.kda", decay="g"),
+    ("none", False): LINEAR,
+    ("head", False): RETENTION,
+    ("scalar", False): SIMPLE_GLA,
+    ("channel", False): GLA,
+    ("none", True): DELTA,
+    ("head", True): GATED_DELTA,
+    ("scalar", True): GATED_DELTA,
+    ("channel", True): KDA,
 }
 
-FLOAT32_KERNELS: dict[tuple[Transition, bool], Kernel] = {("none", True): KERNELS["scalar", True]}
+FLOAT32_KERNELS: dict[tuple[Transition, bool], Kernel] = {("none", True): GATED_DELTA}
 """chunk_delta_rule refuses float32; the gated kernel with a log decay of zero is the same algebra."""
+
+INSTEAD_ON_HOPPER: dict[Kernel, Kernel] = {SIMPLE_GLA: GLA, GATED_DELTA: KDA}
+"""With triton 3.4 to 3.7.0 on Hopper the kernels with a decay per head and token refuse to compute gradients
+(flash-linear-attention #640); those with a decay per channel have gradient kernels of their own."""
 
 WIDEST_KEY = 256
 """Key widths above this do not fit the kernels' shared memory."""
@@ -70,11 +86,21 @@ def version() -> str:
     return ", ".join(found)
 
 
+@functools.cache
+def refuses_scalar_gradients() -> bool:
+    """Whether this GPU and triton are the pair of `INSTEAD_ON_HOPPER`."""
+    utils = importlib.import_module("fla.utils")
+    return bool(utils.IS_NVIDIA_HOPPER and utils.TRITON_ABOVE_3_4_0 and not utils.TRITON_ABOVE_3_7_1)
+
+
 def kernel_for(transition: Transition, *, delta: bool, dtype: torch.dtype) -> Kernel:
     """The kernel for a transition with q, k and v in `dtype`."""
+    kernel = KERNELS[transition, delta]
     if dtype == torch.float32:
-        return FLOAT32_KERNELS.get((transition, delta), KERNELS[transition, delta])
-    return KERNELS[transition, delta]
+        kernel = FLOAT32_KERNELS.get((transition, delta), kernel)
+    if kernel in INSTEAD_ON_HOPPER and refuses_scalar_gradients():
+        kernel = INSTEAD_ON_HOPPER[kernel]
+    return kernel
 
 
 @functools.cache
@@ -109,16 +135,12 @@ def run(
             "use a smaller feature map or set_backend('torch')"
         )
     arguments: dict[str, Tensor] = {}
-    if log_decay is None and kernel.decay is not None:
-        log_decay = torch.zeros(k.shape[:3], dtype=torch.float32, device=k.device)
-    if log_decay is not None and kernel.decay is not None:
-        if log_decay.dim() == 1 and kernel.decay == "g":
-            log_decay = log_decay.expand(k.shape[:3]).contiguous()
-        if kernel.decay == "g_gamma" and log_decay.requires_grad:
+    if kernel.keyword:
+        if kernel.form == "head" and log_decay is not None and log_decay.requires_grad:
             raise ConfigError(
                 f"fla's {kernel.name} gives a fixed decay per head no gradient; detach log_decay"
             )
-        arguments[kernel.decay] = log_decay.float()
+        arguments[kernel.keyword] = _spread(log_decay, kernel.form, k)
     if beta is not None:
         arguments["beta"] = beta.float()
     # A column of ones makes the width odd, which the kernels refuse; whole blocks of 16 load fastest.
@@ -135,3 +157,13 @@ def run(
     )
     width = v.shape[-1]
     return o[..., :width].to(v.dtype), state[..., :width].float()
+
+
+def _spread(log_decay: Tensor | None, form: Transition, k: Tensor) -> Tensor:
+    """Repeat a decay to the shape that a kernel takes, in float32."""
+    if log_decay is None:
+        log_decay = torch.zeros((), dtype=torch.float32, device=k.device)
+    shape = {"head": k.shape[2:3], "scalar": k.shape[:3], "channel": k.shape}[form]
+    if form == "channel" and log_decay.dim() in (1, 3):
+        log_decay = log_decay.unsqueeze(-1)
+    return log_decay.float().expand(shape).contiguous()

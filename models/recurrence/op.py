@@ -1,6 +1,9 @@
 """The one op that every mixer calls, and the switch between its backends."""
 
 import logging
+import os
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -112,26 +115,22 @@ def recurrence(
     """
     transition = check(q, k, v, log_decay, beta, initial_state, cu_seqlens)
     label = transition + (" decay, delta rule" if beta is not None else " decay, additive")
+    compute: Callable[..., tuple[Tensor, Tensor]]
     if q.shape[1] == 1 and cu_seqlens is None:
-        return stepwise(
-            q, k, v, log_decay=log_decay, beta=beta, scale=scale, initial_state=initial_state, cu_seqlens=None
-        )
-    if using_fla(v):
+        compute = stepwise
+    elif using_fla(v):
         kernel = fla_backend.kernel_for(transition, delta=beta is not None, dtype=v.dtype)
+        if v.dtype == torch.float32 and os.environ.get("TRITON_F32_DEFAULT") != "ieee":
+            _say(
+                "recurrence: fla's kernels multiply float32 in TF32; for full precision set "
+                "TRITON_F32_DEFAULT=ieee before the process starts"
+            )
         _record(label, kernel.name)
-        return fla_backend.run(
-            kernel,
-            q,
-            k,
-            v,
-            log_decay=log_decay,
-            beta=beta,
-            scale=scale,
-            initial_state=initial_state,
-            cu_seqlens=cu_seqlens,
-        )
-    _record(label, "torch chunked")
-    return chunked(
+        compute = partial(fla_backend.run, kernel)
+    else:
+        _record(label, "torch chunked")
+        compute = chunked
+    return compute(
         q,
         k,
         v,

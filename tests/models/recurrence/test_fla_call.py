@@ -18,6 +18,7 @@ NAMES = {
     "chunk_gated_delta_rule": {"g", "beta"},
     "chunk_kda": {"g", "beta"},
 }
+PER_CHANNEL = ("chunk_gla", "chunk_kda")
 
 
 def stand_in(kernel: fla_backend.Kernel) -> Any:
@@ -31,8 +32,8 @@ def stand_in(kernel: fla_backend.Kernel) -> Any:
         assert all(x.dtype == torch.float32 and x.is_contiguous() for x in given.values())
         if "beta" in NAMES[kernel.name]:
             assert "beta" in given
-        if kernel.name == "chunk_gated_delta_rule":
-            assert given["g"].shape == q.shape[:3]
+        if "g" in given:
+            assert given["g"].shape == (q.shape if kernel.name in PER_CHANNEL else q.shape[:3])
         if kernel.name == "chunk_delta_rule":
             assert q.dtype != torch.float32
         return chunked(
@@ -49,12 +50,14 @@ def stand_in(kernel: fla_backend.Kernel) -> Any:
     return call
 
 
+@pytest.mark.parametrize("refuses", [False, True], ids=["", "hopper-old-triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("decay", "delta"), CASES)
 def test_every_transition_has_a_kernel_that_fits(
-    monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, dtype: torch.dtype, refuses: bool
 ) -> None:
     monkeypatch.setattr(fla_backend, "_function", stand_in)
+    monkeypatch.setattr(fla_backend, "refuses_scalar_gradients", lambda: refuses)
     shapes = {"head": (2,), "scalar": (1, 20, 2), "channel": (1, 20, 2, 8)}
     q, k = (torch.nn.functional.normalize(torch.randn(1, 20, 2, 8), dim=-1).to(dtype) for _ in range(2))
     terms: dict[str, Any] = {
@@ -66,6 +69,7 @@ def test_every_transition_has_a_kernel_that_fits(
     }
     v = torch.randn(1, 20, 2, 65).to(dtype)
     kernel = fla_backend.kernel_for(decay, delta=delta, dtype=dtype)
+    assert not (refuses and kernel in fla_backend.INSTEAD_ON_HOPPER)
     found, state = fla_backend.run(kernel, q, k, v, **terms)
     wanted, last = recurrence(q, k, v, **terms)
     assert (found.dtype, state.dtype) == (dtype, torch.float32)

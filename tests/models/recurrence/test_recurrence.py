@@ -1,5 +1,7 @@
 """The chunked recurrence against the recurrence as the papers write it, for every transition."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch.nn import functional
 
 from evalsuite.foundation import ConfigError, MissingDependencyError
 from evalsuite.models.recurrence import matrix, recurrence, set_backend, stepwise
+from evalsuite.models.recurrence.agreement import draw, errors
 
 DECAYS = ("none", "head", "scalar", "channel")
 CASES = [(decay, delta) for decay in DECAYS for delta in (False, True)]
@@ -138,3 +141,20 @@ def test_fla_is_never_replaced_in_silence() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(MissingDependencyError, match="no CUDA device"):
             set_backend("fla")
+
+
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+def test_agreement_sees_what_is_wrong(decay: str, delta: bool) -> None:
+    case = draw(decay, delta, dtype=torch.float32, width=8, length=20, packed=True, device="cpu")  # type: ignore[arg-type]
+    right = errors(stepwise, *case)
+    assert {"o", "state", "dq", "dk", "dv", "dinitial_state"} <= set(right)
+    assert ("dbeta" in right) == delta
+    assert max(right.values()) < 1e-5
+
+    def wrong(q: Tensor, k: Tensor, v: Tensor, **terms: Any) -> tuple[Tensor, Tensor]:
+        return stepwise(q, k.detach(), v, **terms)
+
+    with pytest.raises(AssertionError):
+        errors(wrong, *case)
+    scaled = errors(lambda q, k, v, **terms: stepwise(q, 1.1 * k, v, **terms), *case)
+    assert min(scaled[name] for name in ("o", "state", "dk")) > 0.01
