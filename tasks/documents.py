@@ -59,7 +59,7 @@ def documents(
     if limit is not None and limit < 1:
         raise ConfigError(f"limit = {limit}: must be at least 1")
     if benchmark.generated is not None:
-        rows = _generate(benchmark, limit, seed, context, count_tokens)
+        rows = _generate(benchmark, limit, seed, context, count_tokens, data_dir)
         return identified(((row, None) for row in rows), context)
     if context is not None:
         raise ConfigError(f"{benchmark.name}: takes no context length (found {context})")
