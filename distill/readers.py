@@ -5,6 +5,7 @@ position is small and JSON, so that a killed run reads on where it stopped.
 """
 
 import glob
+import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -248,7 +249,21 @@ def to_example(row: dict[str, Any], source: DataSource, name: str, chat_template
         example = Example(((prompt, False), (completion, True)))
     else:
         example = Example(((_text(row, source.text, name), True),))
-    return example if len(example.text) >= source.min_characters else None
+    if len(example.text) < source.min_characters or not _in_part(example.text, source.part):
+        return None
+    return example
+
+
+HELD_OUT = 100
+"""One document in so many is held out."""
+
+
+def _in_part(text: str, part: str) -> bool:
+    """Whether a document belongs to the part of a source: its content decides, so that no order matters."""
+    if part == "all":
+        return True
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") % HELD_OUT == 0) == (part == "held_out")
 
 
 def _column(row: dict[str, Any], column: str, name: str) -> Any:

@@ -91,6 +91,8 @@ class DataSource(Strict):
     """pocket: processes that write texts ahead; 0: none, the reading thread does it."""
     repeat: bool = True
     """Start again, in another order, when the documents are used up."""
+    part: Literal["all", "train", "held_out"] = "all"
+    """local, hub: all documents, or all but a hundredth of them, or that hundredth, by a hash of the text."""
 
     @model_validator(mode="after")
     def _complete(self) -> "DataSource":

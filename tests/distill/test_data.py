@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from evalsuite.distill.batches import StageData, check_data, read_ahead
+from evalsuite.distill.readers import open_reader
 from evalsuite.distill.recipe import DataSource
 from evalsuite.foundation import DataError
 
@@ -198,3 +199,21 @@ def test_a_source_names_what_it_lacks():
         DataSource(kind="pocket", prompt="a")
     with pytest.raises(ValueError, match="needs 'dataset'"):
         DataSource(kind="hub")
+
+
+def test_the_held_out_part_is_disjoint_from_the_rest_and_neither_depends_on_order(tmp_path):
+    rows = [{"text": f"document {i} of the house"} for i in range(2000)]
+
+    def read(part: str, rows: list[dict[str, str]]) -> set[str]:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        source = DataSource(kind="local", files=[str(path)], part=part)
+        found, following = open_reader(source, "rows").window({})
+        assert following is None
+        return {example.text for example in found}
+
+    everything, train, held_out = (read(part, rows) for part in ("all", "train", "held_out"))
+    assert train | held_out == everything
+    assert not train & held_out
+    assert 5 <= len(held_out) <= 40
+    assert read("held_out", rows[::-1]) == held_out
