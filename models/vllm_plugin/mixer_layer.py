@@ -1,0 +1,155 @@
+"""One layer for every recurrent mixer: the mixer itself, its state in vLLM's pages."""
+
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.compilation.breakable_cudagraph import eager_break_during_capture
+from vllm.config import VllmConfig
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_reduce,
+)
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.mamba.abstract import MambaBase
+from vllm.utils.torch_utils import direct_register_custom_op
+from vllm.v1.attention.backend import AttentionBackend
+from vllm.v1.attention.backends.mamba_attn import (
+    BaseMambaAttentionMetadata,
+    BaseMambaAttentionMetadataBuilder,
+)
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.mixers import Mixer
+from evalsuite.models.vllm_plugin import MIXER_OP
+from evalsuite.models.vllm_plugin.sharding import load_share, local_mixer
+from evalsuite.models.vllm_plugin.state import PagedSlot, state_views
+
+
+class MixerLayer(nn.Module, MambaBase):
+    """A rank's share of a recurrent mixer.
+
+    Args:
+        whole: the mixer of the checkpoint, on the meta device.
+        rope: vLLM's rotary embedding, whose table of angles is read; None if the mixer does not rotate.
+        page: bytes of a state, the same for all layers of a student.
+        prefix: the layer's name in vLLM.
+    """
+
+    def __init__(
+        self, whole: Mixer, rope: nn.Module | None, page: int, vllm_config: VllmConfig, prefix: str
+    ) -> None:
+        super().__init__()
+        self.ranks = get_tensor_model_parallel_world_size()
+        self.mixer = local_mixer(whole, self.ranks).requires_grad_(False).eval()
+        self.load = partial(load_share, self.mixer, whole, get_tensor_model_parallel_rank())
+        """Takes the checkpoint's tensors of this layer, by their names inside it."""
+        if rope is not None and rope.rotary_dim != whole.head_dim:
+            raise ConfigError(
+                f"{prefix}: a rotary embedding of {rope.rotary_dim} of {whole.head_dim} channels"
+            )
+        self.rope = rope
+        self.page = page
+        self.dtype: torch.dtype = vllm_config.model_config.dtype
+        self.prefix = prefix
+        self.kv_cache: tuple[Tensor, ...] = (torch.tensor([]),)
+        layers = vllm_config.compilation_config.static_forward_context
+        if prefix in layers:
+            raise ValueError(f"two layers of the name {prefix}")
+        layers[prefix] = self
+
+    @property
+    def mamba_type(self) -> MambaAttentionBackendEnum:
+        return MambaAttentionBackendEnum.CUSTOM
+
+    def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.page,),)
+
+    def get_state_dtype(self) -> tuple[torch.dtype, ...]:
+        return (torch.int8,)
+
+    def forward(self, positions: Tensor, hidden_states: Tensor) -> Tensor:
+        """Mix tokens: [tokens, hidden] → [tokens, hidden]."""
+        output = torch.empty_like(hidden_states)
+        getattr(torch.ops.vllm, MIXER_OP)(positions, hidden_states, output, self.prefix)
+        return tensor_model_parallel_all_reduce(output) if self.ranks > 1 else output
+
+    def mix(self, positions: Tensor, x: Tensor, output: Tensor, metadata: Any) -> None:
+        """Write this rank's part of the mixture of x [tokens, hidden] into `output`.
+
+        Tokens lie as vLLM orders them: first one token each of the sequences that are being written, then
+        the packed pieces of prompts, then padding.
+        """
+        if metadata is None:
+            # vLLM measures memory before it makes pages; one long prompt takes as much as any batch.
+            output.copy_(self._run(x.unsqueeze(0), positions.unsqueeze(0), None, None).squeeze(0))
+            return
+        states = state_views(self.kv_cache[0], self.mixer, self.dtype)
+        done = 0
+        if metadata.num_decodes:
+            # In a full CUDA graph there are more rows than sequences; vLLM points the rest at an unused slot.
+            # Nothing here may wait for the device: shapes are known, and slots are only indices.
+            rows = metadata.state_indices_tensor_d[:, 0].long()
+            done = rows.shape[0]
+            slot = PagedSlot(states, rows)
+            mixed = self._run(x[:done].unsqueeze(1), positions[:done].unsqueeze(1), slot, None)
+            output[:done] = mixed.squeeze(1)
+        if metadata.num_prefills:
+            piece = slice(done, done + metadata.num_prefill_tokens)
+            slot = PagedSlot(states, metadata.state_indices_tensor_p.long(), metadata.has_initial_states_p)
+            bounds = metadata.query_start_loc_p.long()
+            output[piece] = self._run(x[piece].unsqueeze(0), positions[piece].unsqueeze(0), slot, bounds)[0]
+            done = piece.stop
+        output[done:] = 0
+
+    def _run(self, x: Tensor, positions: Tensor, slot: PagedSlot | None, bounds: Tensor | None) -> Tensor:
+        """Call the mixer as a student's decoder does: x [B, T, hidden], positions [B, T]."""
+        angles = None
+        if self.rope is not None:
+            halves = self.rope.cos_sin_cache[positions].chunk(2, -1)
+            angles = tuple(torch.cat([half, half], -1) for half in halves)
+        cache = None if slot is None else SimpleNamespace(layers={self.mixer.layer_idx: slot})
+        mixed: Tensor = self.mixer(x, position_embeddings=angles, past_key_values=cache, cu_seqlens=bounds)[0]
+        return mixed
+
+
+class StateBackend(AttentionBackend):
+    """Tells vLLM how a batch's slots are described to a `MixerLayer`."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "EVALSUITE_STATE"
+
+    @staticmethod
+    def get_builder_cls() -> type["StateMetadataBuilder"]:
+        return StateMetadataBuilder
+
+    @classmethod
+    def is_ssm(cls) -> bool:
+        return True
+
+
+@dataclass
+class StateMetadata(BaseMambaAttentionMetadata):
+    """Which tokens belong to whom, and where their states lie."""
+
+
+class StateMetadataBuilder(BaseMambaAttentionMetadataBuilder[StateMetadata]):
+    metadata_cls = StateMetadata
+    needs_causal_conv1d_metadata = False
+
+
+@eager_break_during_capture
+def _mix(positions: Tensor, hidden_states: Tensor, output: Tensor, layer_name: str) -> None:
+    context = get_forward_context()
+    layer = context.no_compile_layers[layer_name]
+    metadata = context.attn_metadata
+    layer.mix(positions, hidden_states, output, metadata[layer_name] if metadata is not None else None)
+
+
+direct_register_custom_op(op_name=MIXER_OP, op_func=_mix, mutates_args=["output"])

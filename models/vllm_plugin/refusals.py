@@ -1,0 +1,82 @@
+"""What a student cannot be served with, refused before vLLM starts its workers."""
+
+from typing import Any
+
+from transformers import AutoConfig
+
+from evalsuite.foundation import ConfigError, MissingDependencyError
+from evalsuite.models.mixers import MIXERS, Mixer
+from evalsuite.models.student import StudentConfig
+from evalsuite.models.vllm_plugin.sharding import check_heads
+from evalsuite.models.vllm_plugin.skeleton import attention_geometry, skeleton
+
+
+class ServedChecks:
+    """The hook by which vLLM lets an architecture look at the whole configuration.
+
+    Registered under the architecture's name; vLLM calls the two methods of its own `VerifyAndUpdateConfig`,
+    which this does not inherit so that it can be imported, and tested, without vLLM.
+    """
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: Any) -> None:
+        """Raise ConfigError for what cannot be served; the message names the option and what to do."""
+        parallel = vllm_config.parallel_config
+        refused = {
+            "speculative decoding": vllm_config.speculative_config is not None,
+            "LoRA": vllm_config.lora_config is not None,
+            "quantization": vllm_config.quant_config is not None,
+            "pipeline_parallel_size > 1": parallel.pipeline_parallel_size > 1,
+            "decode_context_parallel_size > 1": getattr(parallel, "decode_context_parallel_size", 1) > 1,
+            "prefill_context_parallel_size > 1": getattr(parallel, "prefill_context_parallel_size", 1) > 1,
+            "disable_hybrid_kv_cache_manager": bool(
+                getattr(vllm_config.scheduler_config, "disable_hybrid_kv_cache_manager", False)
+            ),
+        }
+        if found := [what for what, asked in refused.items() if asked]:
+            raise ConfigError(f"students cannot be served with {' or '.join(found)}; leave it out")
+        check_student(vllm_config.model_config.hf_config, parallel.tensor_parallel_size)
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: Any) -> None:
+        """Name the layers as vLLM counts them."""
+        config = model_config.hf_config
+        config.layer_types = [layer_type(mixer) for mixer in config.mixers]
+
+
+def layer_type(mixer: str) -> str:
+    """vLLM's word for a layer; it knows two spellings.
+
+    A sliding window counts as full attention: the layer itself says how much of it is kept.
+    """
+    return "linear_attention" if issubclass(MIXERS[mixer], Mixer) else "full_attention"
+
+
+def refuse_students(problem: str) -> None:
+    """Make reading a student's config in this process raise MissingDependencyError(problem)."""
+
+    class RefusedConfig(StudentConfig):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            raise MissingDependencyError(problem)
+
+    AutoConfig.register(StudentConfig.model_type, RefusedConfig, exist_ok=True)
+
+
+def check_student(config: Any, ranks: int) -> None:
+    """Raise ConfigError for a mixer, activation or number of ranks that the served model has no way to run."""
+    activation = getattr(config.base, "hidden_act", "silu")
+    if activation != "silu":
+        raise ConfigError(
+            f"vLLM's MLP of Llama-style models knows silu, not '{activation}'; use --engine torch"
+        )
+    layers = skeleton(config)
+    for mixer, geometry in zip(layers, attention_geometry(config, layers), strict=True):
+        if isinstance(mixer, Mixer):
+            check_heads(mixer.name, mixer.geometry, mixer.kv_heads, ranks)
+        elif geometry is not None and (
+            geometry.heads % ranks or (geometry.kv_heads % ranks and ranks % geometry.kv_heads)
+        ):
+            raise ConfigError(
+                f"tensor_parallel_size = {ranks}: softmax layers have {geometry.heads} heads on "
+                f"{geometry.kv_heads} key and value heads, which do not divide"
+            )
