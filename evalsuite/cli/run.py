@@ -25,6 +25,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--teacher", metavar="PATH", help="what the others are measured against")
     parser.add_argument("--out", type=Path, required=True, help="run folder; the same command resumes")
     parser.add_argument("--limit", type=int, metavar="N", help="a seeded sample of N documents per benchmark")
+    parser.add_argument(
+        "--skip-missing", action="store_true", help="leave out benchmarks whose data is not here, by name"
+    )
     parser.add_argument("--engine", default="torch", choices=("torch", "vllm"), help="default: %(default)s")
     parser.add_argument("--dry-run", action="store_true", help="print documents, tokens and time, and stop")
     phase = parser.add_mutually_exclusive_group()
@@ -62,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         trust_remote_code=arguments.trust_remote_code,
         phases=arguments.phases or PHASES,
         dry_run=arguments.dry_run,
+        skip_missing=arguments.skip_missing,
         quiet=arguments.quiet,
     )
     print(summary)

@@ -1,7 +1,7 @@
 """What a run asks: a suite resolved against its benchmarks, its data, and the tokenizers of those asked."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -9,12 +9,14 @@ from typing import Any
 
 from evalsuite.evaluator.checkpoints import Subject
 from evalsuite.evaluator.layout import Asked, Cell, Index
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import ConfigError, DataError, MissingDependencyError
 from evalsuite.foundation.strict import parse
 from evalsuite.models.engine.requests import Sampling
+from evalsuite.protocols import sandbox
 from evalsuite.reports.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan
 from evalsuite.tasks.benchmark import Benchmark
-from evalsuite.tasks.documents import Document, documents
+from evalsuite.tasks.documents import Document, documents, sampled, whole
+from evalsuite.tasks.resources import provide
 from evalsuite.tasks.suite import Entry, Suite, load_suite, resolve, sampling_of
 
 SHORT = 256
@@ -46,6 +48,11 @@ class Asking:
                 for entry, benchmark in self.entries
             ],
         }
+
+    def without(self, names: Collection[str]) -> "Asking":
+        """The same but for these benchmarks."""
+        kept = tuple(pair for pair in self.entries if pair[1].name not in names)
+        return replace(self, entries=kept)
 
     def sampling(self, benchmark: Benchmark) -> dict[str, Any]:
         """How answers to a benchmark are written."""
@@ -118,30 +125,84 @@ def _template(suite: Suite, subjects: Sequence[Subject]) -> bool:
     return not lacking
 
 
+@dataclass(frozen=True)
+class Gathered:
+    """What there is to ask about."""
+
+    documents: dict[str, list[Document]]
+    """By benchmark; those of all contexts together."""
+    partial: dict[str, tuple[int, int]]
+    """Benchmarks whose data holds only part of what was published: documents there, documents published."""
+    left_out: dict[str, str]
+    """Benchmarks that are not asked, and why."""
+
+
 def gather(
-    asking: Asking, subjects: Sequence[Subject], data_dir: Path | str | None
-) -> dict[str, list[Document]]:
-    """Return the documents of every benchmark, those of all contexts together.
+    asking: Asking, subjects: Sequence[Subject], data_dir: Path | str | None, *, skip_missing: bool = False
+) -> Gathered:
+    """Return the documents of every benchmark.
 
     Lengths in tokens are counted with the tokenizer of the first checkpoint (the teacher, if there is
-    one): every checkpoint is asked the same documents.
+    one): every checkpoint is asked the same documents. A benchmark that runs code which models write is
+    left out unless the user allows that.
+
+    Args:
+        asking: the resolved suite.
+        subjects: who is asked.
+        data_dir: as `evaluate` takes it.
+        skip_missing: leave out benchmarks whose data is not to be had, instead of raising.
+
+    Raises:
+        DataError, MissingDependencyError: data or resources that are not there.
+        ConfigError: nothing is left to ask.
     """
     count = counter(subjects[0].tokenizer)
-    found: dict[str, list[Document]] = {}
+    gathered = Gathered({}, {}, {})
     for entry, benchmark in asking.entries:
-        found[benchmark.name] = [
-            document
-            for context in entry.contexts or (None,)
-            for document in documents(
-                benchmark,
-                data_dir=data_dir,
-                limit=entry.limit,
-                seed=asking.suite.seed,
-                context=context,
-                count_tokens=count,
-            )
-        ]
-    return found
+        if benchmark.generation is not None and benchmark.generation.executes and not sandbox.allowed():
+            gathered.left_out[benchmark.name] = sandbox.WHY
+            continue
+        try:
+            for resource in benchmark.resources:
+                provide(resource, data_dir)
+            _gather_one(gathered, asking, entry, benchmark, data_dir, count)
+        except (DataError, MissingDependencyError) as error:
+            if not skip_missing:
+                raise
+            gathered.left_out[benchmark.name] = str(error)
+    if not gathered.documents:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in gathered.left_out.items())
+        raise ConfigError(f"suite {asking.suite.name}: nothing is left to ask ({reasons})")
+    return gathered
+
+
+def _gather_one(
+    gathered: Gathered,
+    asking: Asking,
+    entry: Entry,
+    benchmark: Benchmark,
+    data_dir: Path | str | None,
+    count: Callable[[str], int],
+) -> None:
+    if benchmark.generated is None:
+        parts = whole(benchmark, data_dir=data_dir)
+        there = sum(map(len, parts))
+        if benchmark.published is not None and there < benchmark.published:
+            gathered.partial[benchmark.name] = there, benchmark.published
+        gathered.documents[benchmark.name] = sampled(parts, entry.limit, asking.suite.seed)
+        return
+    gathered.documents[benchmark.name] = [
+        document
+        for context in entry.contexts or (None,)
+        for document in documents(
+            benchmark,
+            data_dir=data_dir,
+            limit=entry.limit,
+            seed=asking.suite.seed,
+            context=context,
+            count_tokens=count,
+        )
+    ]
 
 
 def counter(tokenizer: Any) -> Callable[[str], int]:

@@ -39,7 +39,7 @@ class Estimate(Summary):
             f"{self.checkpoints} checkpoints: {self.checkpoints * requests:,} requests, "
             f"at most {work:.2g} FLOP"
         )
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notices()])
 
 
 def estimate(
@@ -50,16 +50,20 @@ def estimate(
     limit: int | None,
     *,
     trust_remote_code: bool = False,
+    skip_missing: bool = False,
 ) -> Estimate:
     """Render everything in memory and count. Raises as `evaluate` does."""
     subjects = describe(checkpoints, teacher, trust_remote_code=trust_remote_code)
     asking = resolve_suite(suite, subjects, limit=limit)
-    found = gather(asking, subjects, data_dir)
+    gathered = gather(asking, subjects, data_dir, skip_missing=skip_missing)
+    asking, found = asking.without(gathered.left_out), gathered.documents
     encoder = Encoder(subjects[0].tokenizer)
     result = Estimate(
         run=Path(),
         checkpoints=len(subjects),
         parameters=sum(subject.parameters or 0 for subject in subjects),
+        partial=gathered.partial,
+        left_out=gathered.left_out,
     )
     for cell in asking.cells({name: len(documents) for name, documents in found.items()}):
         questions = render_cell(asking, cell, found[cell.benchmark], encoder, shortest(subjects), data_dir)

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from evalsuite.evaluator.environment import fingerprints
+from evalsuite.evaluator.asking import benchmarks_of
+from evalsuite.evaluator.environment import fingerprints, read
 from evalsuite.evaluator.layout import Asked, Cell, Index, read_questions
 from evalsuite.evaluator.render import Harness, harness_of
 from evalsuite.foundation import progress
@@ -14,6 +15,7 @@ from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.question import Judgement, Question
 from evalsuite.reports.reading import recorded_keys
 from evalsuite.reports.records import Record, append_records
+from evalsuite.tasks.resources import provide
 
 BATCH = 200
 """Records that are written at once."""
@@ -27,10 +29,12 @@ def judge(run: Path, index: Index, *, quiet: bool = False) -> int:
 
     Raises:
         DataError: answers, documents or records that are not sound.
+        MissingDependencyError: a resource that a metric reads is not there.
         RunFolderError: the records cannot be written; none is half-written.
     """
     store = AnswerStore(Path(run) / "answers")
     known = fingerprints(run)
+    benchmarks, data = benchmarks_of(index), read(run).get("data")
     missing = 0
     total = sum(cell.documents * len(cell.seeds) for cell in index.cells) * len(index.checkpoints)
     with progress(total=total, what="judge", unit="doc", quiet=quiet) as bar:
@@ -42,6 +46,8 @@ def judge(run: Path, index: Index, *, quiet: bool = False) -> int:
             missing += cell.documents * len(cell.seeds) * len(index.checkpoints) - len(cases)
             if not pending:
                 continue
+            for resource in benchmarks[cell.benchmark].resources:
+                provide(resource, data)
             harness = harness_of(run, index, cell)
             for start in range(0, len(pending), BATCH):
                 batch = pending[start : start + BATCH]

@@ -6,7 +6,7 @@ from typing import Any
 
 from evalsuite.evaluator.asking import Asking, benchmarks_of, gather, index_of, plan_of
 from evalsuite.evaluator.checkpoints import Subject
-from evalsuite.evaluator.environment import note
+from evalsuite.evaluator.environment import note, read
 from evalsuite.evaluator.layout import (
     Cell,
     Index,
@@ -39,6 +39,7 @@ def render(
     subjects: Sequence[Subject],
     data_dir: Data,
     *,
+    skip_missing: bool = False,
     quiet: bool = False,
 ) -> Index:
     """Write plan, documents and questions of a run; what is there already is kept.
@@ -47,10 +48,17 @@ def render(
         RunFolderError: the folder holds a run that asks something else.
         ConfigError, DataError: as benchmarks and documents do.
     """
-    before = _before(run, asking)
+    # What an earlier start left out stays out: a run asks one thing.
+    started = index_path(run).is_file()
+    if started:
+        asking = asking.without(read(run).get("left_out", {}))
+    before = _before(run, asking) if started else None
+    facts: dict[str, Any] = {}
     if before is None:
         # Whatever questions lie here were left by a start that never wrote its index.
-        found = gather(asking, subjects, data_dir)
+        gathered = gather(asking, subjects, data_dir, skip_missing=skip_missing)
+        asking, found = asking.without(gathered.left_out), gathered.documents
+        facts = {"left_out": gathered.left_out, "partial": gathered.partial}
         for name, documents in found.items():
             write_documents(documents_path(run, name), documents)
         cells = asking.cells({name: len(documents) for name, documents in found.items()})
@@ -64,7 +72,8 @@ def render(
         ]
         if missing:
             _render_for(run, asking, asked, missing, found, data_dir, quiet=quiet)
-    note(run, data=where_from(data_dir), documents={name: _identity(each) for name, each in found.items()})
+    identities = {name: _identity(each) for name, each in found.items()}
+    note(run, data=where_from(data_dir), documents=identities, **facts)
     write_plan(run, plan)
     index = index_of(asking, subjects, cells)
     if before is not None:
@@ -77,10 +86,8 @@ def render(
     return index
 
 
-def _before(run: Path, asking: Asking) -> Index | None:
-    """The index of an earlier start of this run, if there was one."""
-    if not index_path(run).is_file():
-        return None
+def _before(run: Path, asking: Asking) -> Index:
+    """The index of an earlier start of this run, which must ask the same."""
     index = read_index(run)
     where = _difference(index.asked, asking.record)
     if where is not None or index.suite != asking.suite.name:
@@ -183,7 +190,7 @@ def render_cell(
     harness = build(benchmark, cell.protocol, documents, shots, examples, asking.suite.seed)
     if isinstance(harness, LogLikelihoodBenchmark):
         return harness.questions(encoder, max_length)
-    return harness.questions(encoder, template=asking.template)
+    return harness.questions(encoder, template=asking.template, max_length=max_length)
 
 
 def build(

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from evalsuite.evaluator import environment
 from evalsuite.evaluator.summary import Summary
 from evalsuite.foundation import ConfigError, locked, nearest
 
@@ -24,6 +25,7 @@ def evaluate(
     trust_remote_code: bool = False,
     phases: Sequence[str] = PHASES,
     dry_run: bool = False,
+    skip_missing: bool = False,
     quiet: bool = False,
 ) -> Summary:
     """Ask checkpoints everything a suite holds, and record what they answer.
@@ -43,6 +45,7 @@ def evaluate(
         phases: some of ``render``, ``answer``, ``judge``. Answering alone needs the run folder, the
             checkpoints and `evalsuite.models`; judging alone needs the run folder.
         dry_run: count what would be asked and write nothing.
+        skip_missing: leave out benchmarks whose data is not to be had, and say which.
         quiet: no progress bars.
 
     Raises:
@@ -58,18 +61,30 @@ def evaluate(
     if dry_run:
         from evalsuite.evaluator.dry import estimate
 
-        return estimate(suite, checkpoints, teacher, data_dir, limit, trust_remote_code=trust_remote_code)
+        return estimate(
+            suite,
+            checkpoints,
+            teacher,
+            data_dir,
+            limit,
+            trust_remote_code=trust_remote_code,
+            skip_missing=skip_missing,
+        )
     summary = Summary(run=out)
     with locked(out / ".lock", wait=False):
         for phase in (phase for phase in PHASES if phase in phases):
             started = time.monotonic()
             if phase == "render":
-                _render(suite, checkpoints, out, teacher, data_dir, limit, trust_remote_code, quiet)
+                _render(
+                    suite, checkpoints, out, teacher, data_dir, limit, trust_remote_code, skip_missing, quiet
+                )
             elif phase == "answer":
                 _answer(summary, checkpoints, out, teacher, engine, device, dtype, trust_remote_code, quiet)
             else:
                 _judge(summary, out, quiet)
             summary.seconds[phase] = time.monotonic() - started
+    facts = environment.read(out)
+    summary.partial, summary.left_out = facts.get("partial", {}), facts.get("left_out", {})
     return summary
 
 
@@ -81,6 +96,7 @@ def _render(
     data_dir: Path | str | None,
     limit: int | None,
     trust_remote_code: bool,
+    skip_missing: bool,
     quiet: bool,
 ) -> None:
     from evalsuite.evaluator.asking import resolve_suite
@@ -88,7 +104,8 @@ def _render(
     from evalsuite.evaluator.render import render
 
     subjects = describe(checkpoints, teacher, trust_remote_code=trust_remote_code)
-    render(out, resolve_suite(suite, subjects, limit=limit), subjects, data_dir, quiet=quiet)
+    asking = resolve_suite(suite, subjects, limit=limit)
+    render(out, asking, subjects, data_dir, skip_missing=skip_missing, quiet=quiet)
 
 
 def _answer(

@@ -1,5 +1,6 @@
 """What a run comes to, in a few lines."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,18 @@ class Summary:
     """The table of `evalsuite.reports.scores.score_table`, once judged."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time per phase."""
+    partial: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Benchmarks of which the data holds only a part: documents there, documents published."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Benchmarks that are not asked, and why."""
+
+    def notices(self) -> list[str]:
+        """What a reader of the scores must know about the data."""
+        lines = [
+            f"{name}: {there:,} of {published:,} documents are here"
+            for name, (there, published) in self.partial.items()
+        ]
+        return lines + [f"{name} is left out: {reason}" for name, reason in self.left_out.items()]
 
     def __str__(self) -> str:
         lines = [] if self.scores is None or self.scores.empty else [_table(self.scores), ""]
@@ -26,6 +39,7 @@ class Summary:
             lines.append(f"computed answers: {counts}")
         if self.missing:
             lines.append(f"{self.missing:,} answers are missing; the same command goes on")
+        lines += self.notices()
         spent = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.seconds.items())
         return "\n".join([*lines, f"{spent}; the run is in {self.run}"])
 

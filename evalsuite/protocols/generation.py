@@ -16,6 +16,7 @@ from evalsuite.protocols.encode import Encoder
 from evalsuite.protocols.outcome import outcome_of
 from evalsuite.protocols.question import Judgement, Question, one_in
 from evalsuite.protocols.quiet import quiet_harness
+from evalsuite.protocols.truncate import cut_middle
 from evalsuite.tasks.benchmark import Benchmark, Generation
 from evalsuite.tasks.documents import Document
 
@@ -97,11 +98,6 @@ class GenerationBenchmark:
 
     def _limit(self, adapter: Any) -> None:
         """Let EvalScope run code in our sandbox instead of its own, which has no limits or needs Docker."""
-        if not sandbox.allowed():
-            raise ConfigError(
-                f"{self._benchmark.name}: runs code that models write; set {sandbox.ALLOW}=1 to allow it"
-            )
-
         def run(code: str, **_: Any) -> dict[str, Any]:
             done = sandbox.run_limited(code)
             return {"status": "success" if done.passed else "error", "error": done.message}
@@ -181,17 +177,52 @@ class GenerationBenchmark:
             )
         return [(message.role, message.text) for message in replay.asked[0]]
 
-    def questions(self, encoder: Encoder, *, template: bool) -> list[Question]:
+    def text(self, number: int, tokenizer: Any | None, *, template: bool, max_length: int | None = None) -> str:
+        """The text that a model continues; see `prompt_text`.
+
+        Args:
+            number: of the document.
+            tokenizer: of the model; None where nothing is known of it.
+            template: put a chat prompt through the tokenizer's chat template.
+            max_length: positions that the model reads, for benchmarks that cut what is longer.
+
+        Raises:
+            ConfigError: such a model cannot be given the question, however much of it is cut.
+        """
+        messages = self.messages(number)
+        chat = template and self._how.prompt == "chat"
+        # A prompt of ours is whole as it is: only a chat template may stand around it.
+        prompt = self._how.prompt if chat or self._how.judge is None else "literal"
+
+        def wrap(text: str) -> str:
+            made = [*messages[:-1], (messages[-1][0], text)]
+            return prompt_text(made, prompt, tokenizer if chat else None)
+
+        text = messages[-1][1]
+        if self._how.truncate is not None and tokenizer is not None and max_length is not None:
+            # The benchmark's own limit, not a suite's: the prompt is then the same in every suite.
+            room = max_length - self._how.sampling.max_new_tokens
+            text = cut_middle(text, room, tokenizer, wrap)
+        return wrap(text)
+
+    def questions(
+        self, encoder: Encoder, *, template: bool, max_length: int | None = None
+    ) -> list[Question]:
         """Render every document for one tokenizer.
 
         Args:
             encoder: of the tokenizer.
             template: put chat prompts through the tokenizer's chat template; see `prompt_text`.
+            max_length: positions that the models read; only benchmarks that say so are cut by it.
+
+        Raises:
+            DataError: the tokenizer cannot encode what generated documents ask for.
         """
         chat = template and self._how.prompt == "chat"
+        self._check_needles(encoder)
         with quiet_harness():
             texts = [
-                prompt_text(self.messages(number), self._how.prompt, encoder.tokenizer if chat else None)
+                self.text(number, encoder.tokenizer, template=template, max_length=max_length)
                 for number in range(len(self._documents))
             ]
         # A chat template writes the special tokens itself.
@@ -206,10 +237,29 @@ class GenerationBenchmark:
             for document, text in zip(self._documents, texts, strict=True)
         ]
 
+    def _check_needles(self, encoder: Encoder) -> None:
+        """Refuse a tokenizer in whose tokens an answer of a generated document cannot be written."""
+        if self._benchmark.generated is None:
+            return
+        answers = [str(each) for document in self._documents for each in document.row.get("answers", ())]
+        for answer, tokens in encoder.encode_bare(answers).items():
+            read = str(encoder.tokenizer.decode(tokens, skip_special_tokens=True))
+            if answer not in read:
+                raise DataError(
+                    f"{self._benchmark.name}: the tokenizer cannot encode the answer {answer!r}: it reads "
+                    f"{read!r}; leave this benchmark out for models with this tokenizer"
+                )
+
     def judge(self, number: int, answer: GenerateAnswer) -> Judgement:
-        """Judge one written answer with EvalScope's extraction and metrics."""
+        """Judge one written answer with EvalScope's extraction and metrics.
+
+        Raises:
+            ConfigError: this runs code that the model wrote, and the user has not allowed it.
+        """
         from evalsuite.protocols.replay import Replay
 
+        if self._how.executes and not sandbox.allowed():
+            raise ConfigError(f"{self._benchmark.name}: {sandbox.WHY}")
         sample = self._samples[number]
         chance = self._how.chance if self._how.chance is not None else self._benchmark.chance
         if chance == "per_document":
@@ -256,12 +306,14 @@ def prompt_text(messages: Sequence[Message], prompt: str, tokenizer: Any | None)
 
 
 class _Rows:
-    """Rows in the columns that EvalScope expects, by the benchmark's Jinja expressions."""
+    """Rows in the columns that EvalScope expects, by the benchmark's Jinja expressions and template."""
 
     def __init__(self, how: Generation) -> None:
+        from jinja2 import StrictUndefined
         from jinja2.sandbox import SandboxedEnvironment
 
-        environment = SandboxedEnvironment()
+        environment = SandboxedEnvironment(keep_trailing_newline=True, undefined=StrictUndefined)
+        self._template = None if how.template is None else environment.from_string(how.template)
         self._fields = {
             name: environment.compile_expression(expression, undefined_to_none=False)
             for name, expression in how.fields.items()
@@ -270,4 +322,5 @@ class _Rows:
     def convert(self, row: Mapping[str, Any]) -> dict[str, Any]:
         # Some of EvalScope's benchmarks write into the row.
         own = deepcopy(dict(row))
-        return own | {name: expression(**own) for name, expression in self._fields.items()}
+        made = own | {name: expression(**own) for name, expression in self._fields.items()}
+        return made if self._template is None else made | {"prompt": self._template.render(**made)}

@@ -13,6 +13,9 @@ from tempfile import TemporaryDirectory
 ALLOW = "EVALSUITE_RUN_CODE"
 """Environment variable that, set to 1, lets benchmarks run code that models write."""
 
+WHY = f"it runs code that models write; set {ALLOW}=1 to allow that"
+"""Why a benchmark that needs this is left out."""
+
 SECONDS = 5.0
 MEMORY = 1 << 30
 FILE = 1 << 20

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -202,6 +204,36 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_written(crew: Any, t
     (tmp_path / "data").mkdir()
     with pytest.raises(DataError, match=r"ARC-Easy/test.parquet: no such file"):
         evaluate(suite, ["a"], run, data_dir=tmp_path / "data", quiet=True)
+
+
+def parquet(folder: Path, name: str, rows: list[dict]) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def test_what_is_partly_there_or_missing_is_named(crew: Any, tmp_path: Path) -> None:
+    rows = [{"goal": f"goal {n}", "sol1": "do", "sol2": "do not", "label": n % 2} for n in range(5)]
+    parquet(tmp_path / "data", "baber__piqa/default/validation.parquet", rows)
+    parquet(tmp_path / "data", "openai__openai_humaneval/openai_humaneval/test.parquet", [{"task_id": "1"}])
+    suite = tmp_path / "s.yaml"
+    suite.write_text("name: s\ntitle: S\nlimit: 3\nbenchmarks: [arc_easy, piqa, humaneval]\n")
+    run, data = tmp_path / "run", tmp_path / "data"
+    with pytest.raises(DataError, match=r"ARC-Easy/test.parquet: no such file"):
+        evaluate(suite, ["a"], run, data_dir=data, quiet=True)
+    for _ in range(2):  # The second call resumes, and still knows.
+        summary = evaluate(suite, ["a"], run, data_dir=data, skip_missing=True, quiet=True)
+        assert summary.partial == {"piqa": [5, 1838]}
+        assert set(summary.left_out) == {"arc_easy", "humaneval"}
+        assert "piqa: 5 of 1,838 documents are here" in str(summary)
+        assert "humaneval is left out: it runs code that models write" in str(summary)
+    assert [each.name for each in read_plan(run).benchmarks] == ["piqa"]
+    assert "arc_easy is left out" in str(
+        evaluate(suite, ["a"], run, data_dir=data, skip_missing=True, dry_run=True)
+    )
+    suite.write_text("name: s\ntitle: S\nbenchmarks: [humaneval]\n")
+    with pytest.raises(ConfigError, match="nothing is left to ask"):
+        evaluate(suite, ["a"], tmp_path / "other", data_dir=data, quiet=True)
 
 
 def test_chat_templates_are_used_for_all_or_for_none(

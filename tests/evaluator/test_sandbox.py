@@ -64,7 +64,7 @@ def test_humaneval_runs_only_where_it_is_asked_for(monkeypatch: Any) -> None:
     found = identified([(ROW, None)])
     monkeypatch.delenv(ALLOW, raising=False)
     with pytest.raises(ConfigError, match=f"runs code that models write.*{ALLOW}=1"):
-        GenerationBenchmark(load_benchmark("humaneval"), found)
+        GenerationBenchmark(load_benchmark("humaneval"), found).judge(0, written("    return 2 * x\n"))
     monkeypatch.setenv(ALLOW, "1")
     humaneval = GenerationBenchmark(load_benchmark("humaneval"), found)
     right = humaneval.judge(0, written("```python\ndef double(x):\n    return x + x\n```"))
