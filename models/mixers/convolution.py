@@ -99,16 +99,19 @@ class ShortConvolution(nn.Module):
             at += part.shape[-1]
             activation = "silu" if at <= self.activated else None
             out.append(causal_conv1d(part, taps, activation=activation, cu_seqlens=cu_seqlens)[0])
+        if cu_seqlens is not None:
+            return out, torch.cat([self._packed_tail(part, cu_seqlens) for part in parts], 1)
         return out, torch.cat([part[:, 1 - self.taps :] for part in parts], -1).transpose(1, 2)
 
     def _with_history(self, x: Tensor, state: Tensor | None, token_mask: Tensor | None) -> Tensor:
         """[B, taps − 1 + T, C]: the inputs with what came before the first real token of each row."""
+        if state is not None and token_mask is None:
+            return torch.cat([state.to(x.dtype).transpose(1, 2), x], 1)
         history = functional.pad(x, [0, 0, self.taps - 1, 0])
         if state is None:
             return history
-        start = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
-        if token_mask is not None:
-            start = token_mask.long().argmax(1)
+        assert token_mask is not None
+        start = token_mask.long().argmax(1)
         at = start.unsqueeze(1) + torch.arange(self.taps - 1, device=x.device)
         past = state.to(x.dtype).transpose(1, 2)
         return history.scatter(1, at.unsqueeze(-1).expand_as(past), past)
@@ -123,6 +126,8 @@ class ShortConvolution(nn.Module):
         return history.gather(1, at.unsqueeze(-1).expand(-1, -1, history.shape[-1])).transpose(1, 2)
 
     def _torch(self, history: Tensor, weight: Tensor, length: int, cu_seqlens: Tensor | None) -> Tensor:
+        if length == 1 and cu_seqlens is None:
+            return self._activate((history * weight.T).sum(1, keepdim=True))
         y = history[:, self.taps - 1 :] * weight[:, -1]
         position = None if cu_seqlens is None else positions(cu_seqlens, length)
         for lag in range(1, self.taps):
@@ -131,6 +136,9 @@ class ShortConvolution(nn.Module):
             if position is not None:
                 shifted = shifted * (position >= lag).unsqueeze(-1)
             y = y + shifted
+        return self._activate(y)
+
+    def _activate(self, y: Tensor) -> Tensor:
         if not self.activated:
             return y
         if self.activated == y.shape[-1]:

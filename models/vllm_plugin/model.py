@@ -21,7 +21,7 @@ from evalsuite.models.vllm_plugin.softmax_layer import SoftmaxLayer
 
 
 class StudentForCausalLM(LlamaForCausalLM, HasInnerState, IsHybrid):
-    """A student in vLLM: embeddings, norms, MLPs and head are vLLM's Llama, `self_attn` is chosen per layer."""
+    """A student in vLLM: vLLM's Llama, whose `self_attn` is chosen per layer."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         config = vllm_config.model_config.hf_config

@@ -63,7 +63,7 @@ def refuse_students(problem: str) -> None:
 
 
 def check_student(config: Any, ranks: int) -> None:
-    """Raise ConfigError for a mixer, activation or number of ranks that the served model has no way to run."""
+    """Raise ConfigError for a mixer, activation or number of ranks that the served model cannot run."""
     activation = getattr(config.base, "hidden_act", "silu")
     if activation != "silu":
         raise ConfigError(

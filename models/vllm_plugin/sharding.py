@@ -80,8 +80,8 @@ def load_share(local: Mixer, whole: Mixer, rank: int, tensors: Mapping[str, Tens
     missing, unknown = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
     if missing or unknown:
         raise CheckpointError(
-            f"layer {whole.layer_idx}, {whole.name}: missing {missing}, unknown {unknown}; the weights do not "
-            "belong to this config"
+            f"layer {whole.layer_idx}, {whole.name}: missing {missing}, unknown {unknown}; the weights do "
+            "not belong to this config"
         )
     with torch.no_grad():
         for name, place in wanted.items():

@@ -48,7 +48,7 @@ def state_views(pages: Tensor, mixer: Mixer, dtype: torch.dtype) -> State:
 
 @dataclass(frozen=True, slots=True)
 class PagedSlot:
-    """The states of one batch in one layer, behind the interface through which a mixer reads and writes them."""
+    """The states of one batch in one layer, behind the interface that a mixer reads and writes them by."""
 
     views: State
     rows: Tensor
