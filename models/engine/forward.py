@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.engine.attention import Attention, Masks
+from evalsuite.models.engine.norms import Norms
 from evalsuite.models.engine.states import ForkedCache, State, on_device, padded
 
 
@@ -35,6 +36,7 @@ class Decoder:
         self.vocabulary = int(self.head.weight.shape[0])
         self._widths = int(config.hidden_size), int(getattr(config, "intermediate_size", 0) or 0)
         self._attention = Attention(model)
+        self._norms = Norms(self.body)
         self._takes_token_mask = "token_mask" in inspect.signature(self.body.forward).parameters
         self._check(model)
 
@@ -113,7 +115,7 @@ class Decoder:
     ) -> Tensor:
         """Run the decoder on tokens [R, T] at positions [R, T]; return hidden states [R, T, width]."""
         extra = {"token_mask": token_mask} if self._takes_token_mask and token_mask is not None else {}
-        with self._attention.with_masks(masks):
+        with self._attention.with_masks(masks), self._norms.fused():
             return self.body(
                 input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True, **extra
             ).last_hidden_state

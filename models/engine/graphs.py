@@ -37,7 +37,10 @@ class _Graphs:
 
     def step(self, rows: int, length: int) -> None:
         """Take one step of at least `rows` rows and `length` keys; what is beyond them is not looked at."""
-        size = rounded_rows(rows, self.rows.slots.rows), rounded_length(length, self.rows.slots.capacity)
+        capacity = self.rows.slots.capacity
+        # Without keys there is nothing that grows with the length.
+        longest = rounded_length(length, capacity) if self.rows.decoder.token_bytes else capacity
+        size = rounded_rows(rows, self.rows.slots.rows), longest
         if not self.capturable:
             self.rows.step(rows, length)
         elif size not in self.graphs:

@@ -29,6 +29,10 @@ from evalsuite.models.recurrence import fla_backend, using_fla
 from evalsuite.models.student import StudentForCausalLM
 
 
+NUMERICS = "2"
+"""Goes up when answers change by rounding: those of another number are not reused."""
+
+
 class TorchEngine:
     """Answers requests with a loaded checkpoint.
 
@@ -61,6 +65,7 @@ class TorchEngine:
     def fingerprint(self) -> str:
         """See `Engine.fingerprint`."""
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        versions["numerics"] = NUMERICS
         if isinstance(self.checkpoint.model, StudentForCausalLM):
             on_fla = using_fla(torch.empty(0, dtype=self.decoder.dtype, device=self.decoder.device))
             versions["recurrence"] = fla_backend.version() if on_fla else "torch"

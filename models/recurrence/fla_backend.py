@@ -145,17 +145,20 @@ def run(
         arguments["beta"] = beta.float()
     # A column of ones makes the width odd, which the kernels refuse; whole blocks of 16 load fastest.
     spare = -v.shape[-1] % 16
+    start = None if initial_state is None else initial_state.float()
+    if spare:  # Padding by nothing would still copy.
+        v, start = functional.pad(v, [0, spare]), None if start is None else functional.pad(start, [0, spare])
     o, state = _function(kernel)(
         q,
         k,
-        functional.pad(v, [0, spare]) if spare else v,
+        v,
         scale=scale,
-        initial_state=None if initial_state is None else functional.pad(initial_state.float(), [0, spare]),
+        initial_state=start,
         output_final_state=True,
         cu_seqlens=cu_seqlens,
         **arguments,
     )
-    width = v.shape[-1]
+    width = v.shape[-1] - spare
     return o[..., :width].to(v.dtype), state[..., :width].float()
 
 

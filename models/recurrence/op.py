@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError, MissingDependencyError
-from evalsuite.models.recurrence import fla_backend
+from evalsuite.models.recurrence import fla_backend, inference
 from evalsuite.models.recurrence.chunked import chunked, power_of_two, scores_inside
 from evalsuite.models.recurrence.shapes import Transition, check, state_dtype
 from evalsuite.models.recurrence.stepwise import stepwise
@@ -95,8 +95,8 @@ def recurrence(
 ) -> tuple[Tensor, Tensor]:
     """Compute S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t.
 
-    Decay acts before the correction (arXiv 2603.26556, Eq. 4). A single token is always stepped in
-    torch: there is nothing to chunk.
+    Decay acts before the correction (arXiv 2603.26556, Eq. 4). A single token is stepped in torch where a
+    gradient may be wanted: there is nothing to chunk.
 
     Args:
         q: queries [B, T, H, K]; k: keys [B, T, H, K]; v: values [B, T, H, V]; one dtype.
@@ -116,17 +116,23 @@ def recurrence(
     transition = check(q, k, v, log_decay, beta, initial_state, cu_seqlens)
     label = transition + (" decay, delta rule" if beta is not None else " decay, additive")
     compute: Callable[..., tuple[Tensor, Tensor]]
-    if q.shape[1] == 1 and cu_seqlens is None:
+    single = q.shape[1] == 1 and cu_seqlens is None
+    if single and (torch.is_grad_enabled() or k.shape[-1] > fla_backend.WIDEST_KEY or not using_fla(v)):
         compute = stepwise
     elif using_fla(v):
-        kernel = fla_backend.kernel_for(transition, delta=beta is not None, dtype=v.dtype)
+        delta = beta is not None
+        if torch.is_grad_enabled():
+            kernel = fla_backend.kernel_for(transition, delta=delta, dtype=v.dtype)
+            compute = partial(fla_backend.run, kernel)
+        else:
+            kernel = inference.kernel_for(transition, delta=delta, dtype=v.dtype, length=q.shape[1])
+            compute = partial(inference.run, kernel)
         if v.dtype == torch.float32 and os.environ.get("TRITON_F32_DEFAULT") != "ieee":
             _say(
                 "recurrence: fla's kernels multiply float32 in TF32; for full precision set "
                 "TRITON_F32_DEFAULT=ieee before the process starts"
             )
         _record(label, kernel.name)
-        compute = partial(fla_backend.run, kernel)
     else:
         _record(label, "torch chunked")
         compute = chunked
