@@ -105,13 +105,15 @@ class StudentModel(StudentPreTrainedModel):
             past_key_values = self.new_cache()
         if token_mask is None and attention_mask is not None and attention_mask.dim() == 2:
             token_mask = attention_mask[:, -length:].bool()
+        # Positions that are merely counted hold no packed documents, which the mask would look for.
+        given = position_ids
         if position_ids is None:
             if cu_seqlens is None:
                 seen = 0 if past_key_values is None else past_key_values.get_seq_length()
                 position_ids = torch.arange(seen, seen + length, device=embeddings.device).unsqueeze(0)
             else:
                 position_ids = positions(cu_seqlens, length).unsqueeze(0)
-        masks = self._masks(embeddings, attention_mask, position_ids, past_key_values, cu_seqlens)
+        masks = self._masks(embeddings, attention_mask, given, past_key_values, cu_seqlens)
         rotary = self.rotary_emb(embeddings, position_ids)
         hidden, states = embeddings, []
         for layer in self.layers:
@@ -142,7 +144,7 @@ class StudentModel(StudentPreTrainedModel):
         self,
         embeddings: Tensor,
         attention_mask: Tensor | None,
-        position_ids: Tensor,
+        position_ids: Tensor | None,
         past_key_values: Any,
         cu_seqlens: Tensor | None,
     ) -> dict[int | None, Any]:
