@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.distill.batches import Batch
+from evalsuite.distill.end_to_end import run_teacher
 from evalsuite.distill.language_model import LanguageModel
 from evalsuite.distill.objectives import matrix_mixing, vector_distance
 from evalsuite.distill.recipe import Stage
@@ -49,7 +50,7 @@ def align(
         *(set(range(len(s.model.layers))) - kept for s, kept in zip(students, softmax, strict=True))
     )
     with torch.no_grad(), _watch(teacher, wanted, compare):
-        teacher.model(input_ids=batch.inputs, position_ids=batch.positions, use_cache=False)
+        run_teacher(teacher, batch)
     return losses
 
 

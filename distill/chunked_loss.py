@@ -3,7 +3,7 @@
 The language-model heads of teacher and student are applied chunk by chunk of tokens; each chunk's loss
 and its gradient with respect to the student's logits are computed at once and multiplied back through
 the head, so that only [chunk, vocabulary] exists. All of it happens in the forward pass; the backward
-pass scales what is stored.
+pass scales what is stored. On CUDA one kernel does what lies between the products (`kernels`).
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from evalsuite.models.recurrence import using_fla
+
 DEFAULT_CHUNK_BYTES = 1 << 29
 """Size of one chunk of logits, in bytes of the accumulating type."""
+KERNEL_CHUNK = 8192
+"""Tokens of one chunk where a kernel reads the logits as they come, so that two bf16 tensors are all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +88,17 @@ class _ChunkedLoss(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=accumulate) if need_weight else None
         ce = torch.zeros((), dtype=accumulate, device=hidden.device)
         kl = torch.zeros_like(ce)
+        kernel = _kernel_serves(hidden, form)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, hidden.shape[0], chunk):
                 piece = slice(start, start + chunk)
                 rows = hidden[piece].to(compute)
+                logits = rows @ head.T
                 teacher_logits = None
                 if teacher_head is not None and teacher_hidden is not None:
-                    teacher_logits = (teacher_hidden[piece].to(compute) @ teacher_head.T).to(accumulate)
-                ce_part, kl_part, gradient = _loss_and_gradient(
-                    (rows @ head.T).to(accumulate),
+                    teacher_logits = teacher_hidden[piece].to(compute) @ teacher_head.T
+                ce_part, kl_part, gradient = (_by_kernel if kernel else _loss_and_gradient)(
+                    logits,
                     teacher_logits,
                     None if labels is None else labels[piece],
                     token_weights[piece].to(accumulate),
@@ -120,13 +126,41 @@ class _ChunkedLoss(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None, None, None
 
 
+def _kernel_serves(hidden: Tensor, form: KdForm) -> bool:
+    """Whether the Triton kernel computes this form here; the rarer forms stay in torch."""
+    usual = form.direction == "forward" and form.top_k is None and (form.temperature == 1 or form.ce == 0)
+    return usual and hidden.is_cuda and using_fla(hidden)
+
+
+def _by_kernel(
+    logits: Tensor, teacher_logits: Tensor | None, labels: Tensor | None, weights: Tensor, form: KdForm
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `_loss_and_gradient` computes, by one kernel; `logits` becomes the gradient."""
+    from evalsuite.distill.kernels import row_losses
+
+    ce, kl = row_losses(
+        logits,
+        teacher_logits,
+        labels,
+        weights,
+        ce=form.ce if labels is not None else 0.0,
+        kl=form.kl if teacher_logits is not None else 0.0,
+        temperature=form.temperature,
+    )
+    return ce, kl, logits
+
+
 def _loss_and_gradient(
     logits: Tensor, teacher_logits: Tensor | None, labels: Tensor | None, weights: Tensor, form: KdForm
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weighted sums of CE and KL over one chunk, and the gradient of ce·CE + kl·KL by the logits [C, V].
 
-    `logits` and `teacher_logits` are overwritten.
+    `logits` and `teacher_logits` are overwritten where they are fp32 at least, in which all is computed.
     """
+    accumulate = torch.promote_types(logits.dtype, torch.float32)
+    logits = logits.to(accumulate)
+    if teacher_logits is not None:
+        teacher_logits = teacher_logits.to(accumulate)
     ce = kl = logits.new_zeros(())
     plain = form.direction == "forward" and form.top_k is None
     if teacher_logits is not None and form.kl and not plain:
@@ -195,7 +229,9 @@ def chunked_loss(
     Returns:
         The loss (with gradients for `hidden` and `weight`), and the two weighted sums on their own.
     """
-    if chunk is None:
+    if chunk is None and _kernel_serves(hidden, form):
+        chunk = KERNEL_CHUNK
+    elif chunk is None:
         size = torch.promote_types(hidden.dtype, torch.float32).itemsize
         chunk = max(256, DEFAULT_CHUNK_BYTES // (size * weight.shape[0]))
     result: tuple[Tensor, Tensor, Tensor] = _ChunkedLoss.apply(

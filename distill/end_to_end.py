@@ -40,8 +40,7 @@ def end_to_end(
     teacher_hidden = teacher_head = None
     if teacher is not None and form.kl:
         with torch.no_grad():
-            output = teacher.model(input_ids=batch.inputs, position_ids=batch.positions, use_cache=False)
-            teacher_hidden = _kept(output.last_hidden_state, batch)
+            teacher_hidden = _kept(run_teacher(teacher, batch), batch)
             teacher_head = head_weight(teacher)
     labels = batch.labels.flatten() if batch.kept is None else batch.labels.flatten()[batch.kept]
     token_weights = torch.full(labels.shape, 1 / counted, device=labels.device)
@@ -60,6 +59,28 @@ def end_to_end(
         loss.backward()
         losses.append(torch.stack([loss.detach(), ce, kl]))
     return torch.stack(losses)
+
+
+def run_teacher(teacher: LanguageModel, batch: Batch) -> Tensor:
+    """Last hidden states [B, T, D] of the teacher."""
+    core, config = teacher.model, teacher.config
+    window = getattr(config, "sliding_window", None)
+    plain = batch.positions is None and (window is None or window >= batch.inputs.shape[1])
+    if config._attn_implementation != "sdpa" or not plain:
+        output = core(input_ids=batch.inputs, position_ids=batch.positions, use_cache=False)
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+    # The decoder's own forward asks the GPU whether the positions hold packed documents, and waits for the
+    # answer; without a mask its layers are causal, which is all that plain rows need.
+    hidden = core.embed_tokens(batch.inputs)
+    positions = torch.arange(batch.inputs.shape[1], device=hidden.device)[None]
+    rotary = core.rotary_emb(hidden, positions)
+    for layer in core.layers:
+        hidden = layer(
+            hidden, attention_mask=None, position_ids=positions, use_cache=False, position_embeddings=rotary
+        )
+    last: Tensor = core.norm(hidden)
+    return last
 
 
 def decode(model: LanguageModel, batch: Batch) -> Tensor:

@@ -1,10 +1,11 @@
-"""Optimizers over fp32 master weights, and gradients in one flat buffer."""
+"""fp32 master weights, the optimizers that update them, and their gradients in one flat buffer."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from evalsuite.distill.language_model import LanguageModel
 from evalsuite.distill.recipe import Stage
 from evalsuite.distill.schedules import lr_factor
 
@@ -57,6 +58,41 @@ def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], stage: Stage,
     return factor
 
 
+class Masters:
+    """The fp32 weights of a student whose forward and backward passes run on a copy in `dtype`.
+
+    The copy is what the checkpoint will hold, so that a student is trained as it is going to be used, and
+    nothing is cast twice in a step. In fp32 the model is its own master. Buffers (the rotary frequencies)
+    are left alone: their angles would be wrong by radians in bf16.
+    """
+
+    def __init__(self, model: LanguageModel, dtype: torch.dtype) -> None:
+        self.weights = dict(model.named_parameters())
+        self._copies: dict[str, nn.Parameter] = {}
+        if dtype != torch.float32:
+            self._copies = self.weights
+            self.weights = {
+                name: nn.Parameter(parameter.detach().float().clone())
+                for name, parameter in self._copies.items()
+            }
+            for parameter in self._copies.values():
+                parameter.data = parameter.data.to(dtype)
+
+    @property
+    def separate(self) -> bool:
+        """Whether the model is a copy of the masters."""
+        return bool(self._copies)
+
+    @torch.no_grad()
+    def publish(self, names: Iterable[str]) -> None:
+        """Round the masters `names` into the model."""
+        if self.separate:
+            chosen = list(names)
+            torch._foreach_copy_(
+                [self._copies[name] for name in chosen], [self.weights[name] for name in chosen]
+            )
+
+
 class FlatGradients:
     """All gradients of a student as views of one buffer: one operation to clear, sum over GPUs or measure.
 
@@ -83,6 +119,14 @@ class FlatGradients:
     def clear(self) -> None:
         """Set all gradients to zero."""
         self.buffer.zero_()
+
+    @torch.no_grad()
+    def collect(self, copies: Sequence[nn.Parameter]) -> None:
+        """Add the gradients that a backward pass left at the masters' `copies`, and remove them there."""
+        given = [torch.zeros_like(copy) if copy.grad is None else copy.grad for copy in copies]
+        self.buffer.add_(torch.cat([gradient.reshape(-1) for gradient in given]))
+        for copy in copies:
+            copy.grad = None
 
     def clip(self, largest: float | None) -> Tensor:
         """Scale each part down to the norm `largest`; return the norm of all parts together before that."""

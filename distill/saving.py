@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from evalsuite.distill.language_model import LanguageModel
 from evalsuite.distill.recipe import Recipe, write_recipe
@@ -93,19 +93,23 @@ def _difference(old: Any, new: Any, where: str = "") -> str:
 def save_state(
     out: Path,
     at: Progress,
-    models: Mapping[str, LanguageModel],
+    weights: Mapping[str, Mapping[str, nn.Parameter]],
     optimizers: Mapping[str, Sequence[torch.optim.Optimizer]],
 ) -> None:
     """Write all that a resume needs; the state before stays whole until this one is.
+
+    Args:
+        weights: label of each student → its master weights by name.
+        optimizers: label → the optimizers over them.
 
     Raises:
         RunFolderError: the disk is full or the folder cannot be written.
     """
     tensors: dict[str, Tensor] = {"random": torch.get_rng_state()}
-    for label, model in models.items():
-        for name, parameter in model.named_parameters():
+    for label, masters in weights.items():
+        for name, parameter in masters.items():
             tensors[f"{label}/model/{name}"] = parameter.data
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        names = {id(parameter): name for name, parameter in masters.items()}
         for optimizer in optimizers.get(label, ()):
             for owner, values in optimizer.state.items():
                 for key, value in values.items():
@@ -164,11 +168,11 @@ def _sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def restore_model(model: LanguageModel, label: str, tensors: Mapping[str, Tensor]) -> None:
-    """Copy a student's parameters back from a saved state."""
+def restore_weights(weights: Mapping[str, nn.Parameter], label: str, tensors: Mapping[str, Tensor]) -> None:
+    """Copy a student's master weights back from a saved state."""
     prefix = f"{label}/model/"
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in weights.items():
             if prefix + name not in tensors:
                 raise CheckpointError(
                     f"the training state holds no '{name}' of {label}; start in a new folder"
@@ -177,13 +181,13 @@ def restore_model(model: LanguageModel, label: str, tensors: Mapping[str, Tensor
 
 
 def restore_optimizers(
-    model: LanguageModel,
+    weights: Mapping[str, nn.Parameter],
     label: str,
     optimizers: Sequence[torch.optim.Optimizer],
     tensors: Mapping[str, Tensor],
 ) -> None:
     """Copy the moments of a student's optimizers back from a saved state."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in weights.items()}
     moments: dict[str, dict[str, Tensor]] = {}
     prefix = f"{label}/optimizer/"
     for key, tensor in tensors.items():

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from evalsuite.distill.fused import fuse
 from evalsuite.distill.language_model import LanguageModel
 from evalsuite.distill.recipe import Architecture, Recipe
 from evalsuite.foundation import CheckpointError, ConfigError, MissingDependencyError
@@ -22,7 +23,12 @@ class Cast:
     students: dict[str, LanguageModel]
     tokenizer: Any
     precision: str
-    """`bf16` (autocast over fp32 master weights) or `fp32`."""
+    """`bf16` (a copy of fp32 master weights runs) or `fp32`."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which teacher and students run."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
     def writer(self, out: Path) -> Any:
         """A TensorBoard writer in the run's folder."""
@@ -58,6 +64,7 @@ def assemble(recipe: Recipe, device: torch.device) -> Cast:
     if recipe.architecture is not None:
         tokenizer = architecture_tokenizer(recipe.architecture)
         random = from_architecture(recipe.architecture, len(tokenizer), tokenizer, recipe.seed)
+        fuse(random)
         return Cast(None, None, {recipe.labels[0]: random.to(device).train()}, tokenizer, precision)
     from evalsuite.models import build_student, load_checkpoint
 
@@ -82,12 +89,17 @@ def assemble(recipe: Recipe, device: torch.device) -> Cast:
                 f"student '{start}' has a vocabulary of {model.config.vocab_size}, the teacher "
                 f"'{recipe.teacher}' one of {loaded.model.config.vocab_size}: their tokens differ"
             )
+        fuse(model)
         students[label] = model.to(device).train()
     teacher: Any = None
     if loaded is not None:
         teacher = loaded.model
-        teacher = teacher.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
-        teacher.eval().requires_grad_(False)
+        teacher.to(device).eval().requires_grad_(False)
+        if precision == "bf16":
+            # Parameters only: rotary frequencies in bf16 would turn far positions by radians.
+            for parameter in teacher.parameters():
+                parameter.data = parameter.data.bfloat16()
+        fuse(teacher)
         _check_head(teacher)
     return Cast(teacher, None if loaded is None else loaded.weights_id, students, tokenizer, precision)
 

@@ -9,22 +9,16 @@ Students are trained together so that they see identical data and the teacher ru
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from evalsuite.distill.alignment import align
-from evalsuite.distill.batches import StageData, StepData, check_data, read_ahead
-from evalsuite.distill.end_to_end import end_to_end
-from evalsuite.distill.language_model import LanguageModel
+from evalsuite.distill.batches import StageData, check_data, read_ahead
 from evalsuite.distill.lineage import lineage
-from evalsuite.distill.optimizers import FlatGradients, build_optimizers, set_learning_rate
 from evalsuite.distill.parallel import Parallel
 from evalsuite.distill.recipe import Recipe, Stage
 from evalsuite.distill.responses import with_responses
@@ -32,44 +26,15 @@ from evalsuite.distill.saving import (
     Progress,
     claim,
     load_state,
-    restore_model,
     restore_optimizers,
+    restore_weights,
     save_checkpoint,
     save_state,
 )
 from evalsuite.distill.setup import Cast, assemble, with_mixers
-from evalsuite.distill.stages import is_mixer, softmax_layers, trained_parameters
+from evalsuite.distill.step import Stepper, Trainee
 from evalsuite.distill.watch import Watch, cut_metrics
 from evalsuite.foundation import locked
-
-
-@dataclass
-class Trainee:
-    """A student in training: what of it trains in the current stage, and how."""
-
-    label: str
-    model: LanguageModel
-    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
-    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
-    gradients: FlatGradients | None = None
-
-    def enter(self, stage: Stage) -> None:
-        """Prepare for a stage: choose parameters, make optimizers and gradients."""
-        self.leave()
-        self.parameters = trained_parameters(self.model, stage.trains)
-        softmax = softmax_layers(self.model)
-        self.optimizers = build_optimizers(self.parameters, stage, lambda name: is_mixer(name, softmax))
-        parts: dict[str, list[nn.Parameter]] = {}
-        for name, parameter in self.parameters.items():
-            # model.layers.<number>: alignment trains, and clips, every layer on its own.
-            parts.setdefault(".".join(name.split(".")[:3]) if stage.aligns else "", []).append(parameter)
-        self.gradients = FlatGradients(list(parts.values()))
-
-    def leave(self) -> None:
-        """Free what a stage needed."""
-        for parameter in self.model.parameters():
-            parameter.grad = None
-        self.optimizers, self.gradients = [], None
 
 
 def distill(
@@ -127,14 +92,15 @@ class Run:
     ) -> None:
         self.recipe, self.readable, self.out = recipe, readable, out
         self.cast, self.parallel, self.quiet = cast, parallel, quiet
-        self.trainees = [Trainee(label, model) for label, model in cast.students.items()]
+        self.trainees = [Trainee(label, model, cast.dtype) for label, model in cast.students.items()]
         self.at = Progress()
         self.saved: dict[str, Tensor] = {}
         found = load_state(out)
         if found is not None:
             self.at, self.saved = found
             for trainee in self.trainees:
-                restore_model(trainee.model, trainee.label, self.saved)
+                restore_weights(trainee.masters.weights, trainee.label, self.saved)
+                trainee.masters.publish(trainee.masters.weights)
             torch.set_rng_state(self.saved["random"])
         if parallel.main:
             cut_metrics(out, self.at.total)
@@ -152,7 +118,7 @@ class Run:
         recipe, at, parallel = self.recipe, self.at, self.parallel
         for trainee in self.trainees:
             trainee.enter(stage)
-            restore_optimizers(trainee.model, trainee.label, trainee.optimizers, self.saved)
+            restore_optimizers(trainee.masters.weights, trainee.label, trainee.optimizers, self.saved)
         self.saved = {}
         self._prepare_teacher(stage)
         steps = StageData(
@@ -164,6 +130,7 @@ class Run:
             world=parallel.world,
             pin=parallel.device.type == "cuda",
         )
+        stepper = Stepper(self.cast.teacher, self.trainees, stage, parallel)
         watch = Watch(
             self.out,
             stage,
@@ -179,7 +146,7 @@ class Run:
         last_save = time.monotonic()
         with watch:
             for data in read_ahead(islice(steps, stage.steps - at.step)):
-                losses, norms, factor = self._step(stage, data)
+                losses, norms, factor = stepper.step(data, at.step)
                 at.step += 1
                 at.data = data.state
                 at.tokens[stage.name] = at.tokens.get(stage.name, 0) + data.tokens
@@ -201,40 +168,6 @@ class Run:
                 self._checkpoint(trainee, self._way(trainee, stage))
         self._save_state()
 
-    def _step(self, stage: Stage, data: StepData) -> tuple[Tensor, Tensor, float]:
-        """One optimizer step of every student: losses [students, columns], gradient norms, lr factor."""
-        students = [trainee.model for trainee in self.trainees]
-        for trainee in self.trainees:
-            assert trainee.gradients is not None
-            trainee.gradients.clear()
-        losses = torch.zeros(len(students), 1 if stage.aligns else 3, device=self.parallel.device)
-        with self._autocast():
-            for batch in data.micro_batches:
-                batch = batch.to(self.parallel.device)
-                if stage.aligns:
-                    assert self.cast.teacher is not None
-                    counted = batch.inputs.numel() if batch.kept is None else batch.kept.numel()
-                    losses += align(self.cast.teacher, students, batch, stage, counted / data.counted)[
-                        :, None
-                    ]
-                else:
-                    losses += end_to_end(self.cast.teacher, students, batch, stage, data.counted)
-        self.parallel.sum(losses)
-        norms = []
-        factor = 1.0
-        for trainee in self.trainees:
-            assert trainee.gradients is not None
-            self.parallel.sum(trainee.gradients.buffer)
-            norms.append(trainee.gradients.clip(stage.clip))
-            factor = set_learning_rate(trainee.optimizers, stage, self.at.step)
-            for optimizer in trainee.optimizers:
-                optimizer.step()
-        return losses, torch.stack(norms), factor
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        enabled = self.cast.precision == "bf16"
-        return torch.autocast(self.parallel.device.type, dtype=torch.bfloat16, enabled=enabled)
-
     def _prepare_teacher(self, stage: Stage) -> None:
         """Attention matrices exist only in the eager form; everything else takes the fast one."""
         if self.cast.teacher is not None:
@@ -254,7 +187,7 @@ class Run:
             save_state(
                 self.out,
                 self.at,
-                {trainee.label: trainee.model for trainee in self.trainees},
+                {trainee.label: trainee.masters.weights for trainee in self.trainees},
                 {trainee.label: trainee.optimizers for trainee in self.trainees},
             )
         self.parallel.wait()
@@ -289,7 +222,7 @@ class Run:
                     device=self.parallel.device_name,
                     precision=self.cast.precision,
                 ),
-                torch.bfloat16 if self.cast.precision == "bf16" else torch.float32,
+                self.cast.dtype,
             )
         self.parallel.wait()
 

@@ -5,7 +5,7 @@ import torch
 
 from evalsuite.distill.recipe import Stage
 from evalsuite.distill.stages import SETS, trained_parameters
-from evalsuite.distill.trainer import Trainee
+from evalsuite.distill.step import Trainee
 from evalsuite.foundation import ConfigError
 from evalsuite.models import build_student
 
