@@ -5,7 +5,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from transformers import (
 from transformers.utils import logging as logging_of_transformers
 
 from evalsuite.foundation import CheckpointError, EvalsuiteError
+from evalsuite.models.gguf_files import parsed_once
 from evalsuite.models.identity import weights_id
 from evalsuite.models.weights import stored_tensors
 
@@ -109,10 +110,11 @@ def load_checkpoint(
         extra["quantization_config"] = GgufConfig(dequantize=True)
         wanted = torch.float32 if wanted == "auto" else wanted
     name = weights_id(place.path)
-    tokenizer = _load(AutoTokenizer, place, trust_remote_code)
-    model, report = _load(
-        AutoModelForCausalLM, place, trust_remote_code, dtype=wanted, output_loading_info=True, **extra
-    )
+    with parsed_once() if place.gguf else nullcontext():
+        tokenizer = _load(AutoTokenizer, place, trust_remote_code)
+        model, report = _load(
+            AutoModelForCausalLM, place, trust_remote_code, dtype=wanted, output_loading_info=True, **extra
+        )
     lost = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if lost:
         raise CheckpointError(
@@ -147,8 +149,10 @@ def without_progress_bars() -> Iterator[None]:
 def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) -> CheckpointInfo:
     """Describe a checkpoint without loading its weights. Raises CheckpointError as `load_checkpoint`."""
     place = _find(str(path))
-    config = _load(AutoConfig, place, trust_remote_code)
-    tokenizer = _load(AutoTokenizer, place, trust_remote_code)
+    with parsed_once() if place.gguf else nullcontext():
+        config = _load(AutoConfig, place, trust_remote_code)
+        tokenizer = _load(AutoTokenizer, place, trust_remote_code)
+        parameters = _parameters(place)
     _check_tokenizer(place.source, tokenizer, config.vocab_size)
     return CheckpointInfo(
         label=_label(place),
@@ -156,7 +160,7 @@ def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) ->
         config=config,
         tokenizer=tokenizer,
         weights_id=weights_id(place.path),
-        parameters=_parameters(place),
+        parameters=parameters,
         lineage=_lineage(place),
     )
 

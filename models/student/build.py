@@ -53,8 +53,9 @@ def build_student(
     with torch.random.fork_rng(devices), torch.device(parameter.device):
         torch.manual_seed(seed)
         student = StudentForCausalLM(config)
-        # PreTrainedModel.to wraps Module.to in a way that its types do not survive.
-        torch.nn.Module.to(student, parameter.dtype)
+    # Not `student.to(dtype)`: rotary frequencies are a buffer, and in bfloat16 they would turn by wrong angles.
+    for mine in student.parameters():
+        mine.data = mine.data.to(parameter.dtype)
     copy_teacher(student, teacher, init)
     student.config.dtype = parameter.dtype
     if teacher.generation_config is not None:

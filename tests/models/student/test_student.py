@@ -49,6 +49,16 @@ def test_softmax_student_is_its_teacher_exactly(
     assert torch.equal(student.generate(ids(), **settings), teacher.generate(ids(), **settings))
 
 
+@torch.no_grad()
+def test_a_bfloat16_student_keeps_exact_rotary_frequencies(make_teacher: Make, tmp_path: Path) -> None:
+    make_teacher().save_pretrained(tmp_path)
+    teacher = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    student = build_student(teacher, "softmax").eval()
+    assert student.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert {parameter.dtype for parameter in student.parameters()} == {torch.bfloat16}
+    assert torch.equal(student(ids(2, 50)).logits, teacher.eval()(ids(2, 50)).logits)
+
+
 @pytest.mark.parametrize(("family", "changes"), TEACHERS)
 @torch.no_grad()
 def test_kept_layers_and_copied_projections(make_teacher: Make, family: str, changes: dict[str, Any]) -> None:
