@@ -98,6 +98,7 @@ class GenerationBenchmark:
 
     def _limit(self, adapter: Any) -> None:
         """Let EvalScope run code in our sandbox instead of its own, which has no limits or needs Docker."""
+
         def run(code: str, **_: Any) -> dict[str, Any]:
             done = sandbox.run_limited(code)
             return {"status": "success" if done.passed else "error", "error": done.message}
@@ -139,9 +140,11 @@ class GenerationBenchmark:
         return MemoryDataset([self._sample(adapter, document) for document in kept])
 
     def _sample(self, adapter: Any, document: Document) -> Any:
+        from jinja2 import TemplateError
+
         try:
             made = adapter.record_to_sample(self._rows.convert(document.row))
-        except (KeyError, ValueError, TypeError, IndexError) as error:
+        except (KeyError, ValueError, TypeError, IndexError, TemplateError) as error:
             raise DataError(
                 f"{self._benchmark.name}: EvalScope's {self._how.dataset} cannot read document "
                 f"{document.doc_id} ({error!r})"
@@ -177,12 +180,14 @@ class GenerationBenchmark:
             )
         return [(message.role, message.text) for message in replay.asked[0]]
 
-    def text(self, number: int, tokenizer: Any | None, *, template: bool, max_length: int | None = None) -> str:
+    def text(
+        self, number: int, encoder: Encoder | None, *, template: bool, max_length: int | None = None
+    ) -> str:
         """The text that a model continues; see `prompt_text`.
 
         Args:
             number: of the document.
-            tokenizer: of the model; None where nothing is known of it.
+            encoder: of the model's tokenizer; None where nothing is known of it.
             template: put a chat prompt through the tokenizer's chat template.
             max_length: positions that the model reads, for benchmarks that cut what is longer.
 
@@ -190,6 +195,7 @@ class GenerationBenchmark:
             ConfigError: such a model cannot be given the question, however much of it is cut.
         """
         messages = self.messages(number)
+        tokenizer = encoder.tokenizer if encoder is not None else None
         chat = template and self._how.prompt == "chat"
         # A prompt of ours is whole as it is: only a chat template may stand around it.
         prompt = self._how.prompt if chat or self._how.judge is None else "literal"
@@ -199,15 +205,13 @@ class GenerationBenchmark:
             return prompt_text(made, prompt, tokenizer if chat else None)
 
         text = messages[-1][1]
-        if self._how.truncate is not None and tokenizer is not None and max_length is not None:
+        if self._how.truncate is not None and encoder is not None and max_length is not None:
             # The benchmark's own limit, not a suite's: the prompt is then the same in every suite.
             room = max_length - self._how.sampling.max_new_tokens
-            text = cut_middle(text, room, tokenizer, wrap)
+            text = cut_middle(text, room, encoder.encode_bare if chat else encoder.encode, tokenizer, wrap)
         return wrap(text)
 
-    def questions(
-        self, encoder: Encoder, *, template: bool, max_length: int | None = None
-    ) -> list[Question]:
+    def questions(self, encoder: Encoder, *, template: bool, max_length: int | None = None) -> list[Question]:
         """Render every document for one tokenizer.
 
         Args:
@@ -222,7 +226,7 @@ class GenerationBenchmark:
         self._check_needles(encoder)
         with quiet_harness():
             texts = [
-                self.text(number, encoder.tokenizer, template=template, max_length=max_length)
+                self.text(number, encoder, template=template, max_length=max_length)
                 for number in range(len(self._documents))
             ]
         # A chat template writes the special tokens itself.
@@ -312,8 +316,9 @@ class _Rows:
         from jinja2 import StrictUndefined
         from jinja2.sandbox import SandboxedEnvironment
 
-        environment = SandboxedEnvironment(keep_trailing_newline=True, undefined=StrictUndefined)
-        self._template = None if how.template is None else environment.from_string(how.template)
+        strict = SandboxedEnvironment(keep_trailing_newline=True, undefined=StrictUndefined)
+        self._template = None if how.template is None else strict.from_string(how.template)
+        environment = SandboxedEnvironment()
         self._fields = {
             name: environment.compile_expression(expression, undefined_to_none=False)
             for name, expression in how.fields.items()

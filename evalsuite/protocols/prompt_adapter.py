@@ -12,6 +12,7 @@ from evalscope.api.metric import Score
 from evalscope.api.registry import register_benchmark
 
 from evalsuite.foundation import ConfigError, nearest
+from evalsuite.protocols import longbench
 from evalsuite.protocols.judges import JUDGES
 
 NAME = "evalsuite_prompt"
@@ -35,6 +36,8 @@ class PromptAdapter(DefaultDataAdapter):
         name = str(self.extra_params["judge"])
         if name not in JUDGES:
             raise ConfigError(f"unknown judge '{name}'{nearest(name, JUDGES)}")
+        # A package that judging needs is missed now, not after a night of answering.
+        longbench.require(name)
         self._judge = JUDGES[name]
 
     def record_to_sample(self, record: dict[str, Any]) -> Sample:
