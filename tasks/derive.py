@@ -6,6 +6,7 @@ from typing import Any
 
 from evalsuite.foundation import DataError
 from evalsuite.tasks.data import DataSource
+from evalsuite.tasks.sized.pairs import json_prompt
 
 Row = dict[str, Any]
 Derive = Callable[..., list[Row]]
@@ -82,7 +83,23 @@ def pages(rows: list[Row], data: DataSource) -> list[Row]:
     return [{"page": page} for page in found if page.strip()]
 
 
-DERIVE: dict[str, Derive] = {"statements": statements, "pages": pages}
+def json_pairs(rows: list[Row], data: DataSource) -> list[Row]:
+    """Lost in the middle: the published pairs of keys and values as questions, in their order.
+
+    Returns:
+        Rows {"prompt", "answers", "position"}; the position is how many pairs stand before the one asked for.
+    """
+    found = []
+    for row in rows:
+        records = [(str(key), str(value)) for key, value in row["ordered_kv_records"]]
+        position = [key for key, _ in records].index(row["key"])
+        found.append(
+            {"prompt": json_prompt(records, row["key"]), "answers": [row["value"]], "position": position}
+        )
+    return found
+
+
+DERIVE: dict[str, Derive] = {"statements": statements, "pages": pages, "json_pairs": json_pairs}
 """By the name that a benchmark's source gives as `derive`: (rows, data source, its options) to rows."""
 
 NEEDS: dict[str, tuple[tuple[str, str | None, str], ...]] = {

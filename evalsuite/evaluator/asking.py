@@ -156,7 +156,6 @@ def gather(
         DataError, MissingDependencyError: data or resources that are not there.
         ConfigError: nothing is left to ask.
     """
-    count = counter(subjects[0].tokenizer)
     gathered = Gathered({}, {}, {})
     for entry, benchmark in asking.entries:
         if benchmark.generation is not None and benchmark.generation.executes and not sandbox.allowed():
@@ -165,7 +164,7 @@ def gather(
         try:
             for resource in benchmark.resources:
                 provide(resource, data_dir)
-            _gather_one(gathered, asking, entry, benchmark, data_dir, count)
+            _gather_one(gathered, asking, entry, benchmark, data_dir, subjects[0].tokenizer)
         except (DataError, MissingDependencyError) as error:
             if not skip_missing:
                 raise
@@ -182,7 +181,7 @@ def _gather_one(
     entry: Entry,
     benchmark: Benchmark,
     data_dir: Path | str | None,
-    count: Callable[[str], int],
+    tokenizer: Any,
 ) -> None:
     if benchmark.generated is None:
         parts = whole(benchmark, data_dir=data_dir)
@@ -200,22 +199,24 @@ def _gather_one(
             limit=entry.limit,
             seed=asking.suite.seed,
             context=context,
-            count_tokens=count,
+            count_tokens=counter(tokenizer, benchmark),
         )
     ]
 
 
-def counter(tokenizer: Any) -> Callable[[str], int]:
-    """Return a function that counts the tokens of a text, special tokens not counted.
+def counter(tokenizer: Any, benchmark: Benchmark) -> Callable[[str], int]:
+    """Return what counts tokens for a benchmark's generator.
 
-    Generators count the same filler again and again: short texts are counted once.
+    Some generators count whole prompts, with the special tokens that a model will be given (`sized`);
+    others count pieces, and the same filler again and again: short texts are counted once.
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
+    special = benchmark.generated is not None and benchmark.generated.generator == "sized"
 
     def count(text: str) -> int:
         if fast is None:
-            return len(tokenizer.encode(text, add_special_tokens=False))
-        return len(fast.encode(text, add_special_tokens=False).ids)
+            return len(tokenizer.encode(text, add_special_tokens=special))
+        return len(fast.encode(text, add_special_tokens=special).ids)
 
     remembered = lru_cache(maxsize=1 << 16)(count)
     return lambda text: remembered(text) if len(text) <= SHORT else count(text)

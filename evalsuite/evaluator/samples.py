@@ -6,7 +6,8 @@ from typing import Any
 from evalsuite.evaluator.asking import counter
 from evalsuite.evaluator.render import build
 from evalsuite.foundation import ConfigError
-from evalsuite.protocols.generation import GenerationBenchmark, prompt_text
+from evalsuite.protocols.encode import Encoder
+from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.tasks.benchmark import Benchmark, load_benchmark
 from evalsuite.tasks.documents import documents, shot_rows
@@ -36,7 +37,7 @@ def samples(
         data_dir=data_dir,
         limit=count,
         context=benchmark.contexts[0] if benchmark.contexts else None,
-        count_tokens=counter(tokenizer) if tokenizer is not None else None,
+        count_tokens=counter(tokenizer, benchmark) if tokenizer is not None else None,
     )
     parts = []
     for protocol in benchmark.protocols:
@@ -73,7 +74,7 @@ def _ranked(harness: LogLikelihoodBenchmark, number: int) -> str:
 
 def _written(harness: GenerationBenchmark, number: int, benchmark: Benchmark, tokenizer: Any) -> str:
     assert benchmark.generation is not None
-    template = tokenizer if tokenizer is not None and tokenizer.chat_template else None
-    text = prompt_text(harness.messages(number), benchmark.generation.prompt, template)
+    encoder = Encoder(tokenizer) if tokenizer is not None else None
+    text = harness.text(number, encoder, template=tokenizer is not None and bool(tokenizer.chat_template))
     stop = ", ".join(repr(each) for each in benchmark.generation.sampling.stop) or "the end token"
     return f"{text}\n  ▸ up to {benchmark.generation.sampling.max_new_tokens} tokens, until {stop}"

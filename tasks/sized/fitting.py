@@ -1,4 +1,4 @@
-"""Filling a prompt up to a stated length: prompt and answer's reserve fit it, one more unit of filler does not."""
+"""Filling a prompt up to a stated length: it fits, and with one more unit of filler it would not."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ PROBE = 16
 
 
 def fill(prompt: Callable[[int], str], count: CountTokens, room: int, *, least: int, most: int | None) -> int:
-    """Return the largest number of units with which a prompt has at most `room` tokens, -1 if `least` has more.
+    """Return the most units with which a prompt has at most `room` tokens, -1 if `least` has more.
 
     Long prompts are counted three or four times: their length grows almost evenly with the units, so the
     end is found by interpolation.

@@ -19,6 +19,4 @@ def words(*kinds: str) -> tuple[str, ...]:
             "RULER's keys and word lists come from wonderwords; `pip install wonderwords==3.0.1`"
         ) from error
     drawn = RandomWord()
-    return tuple(
-        sorted({word for kind in kinds for word in drawn.filter(include_categories=[kind])})
-    )
+    return tuple(sorted({word for kind in kinds for word in drawn.filter(include_categories=[kind])}))
