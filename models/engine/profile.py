@@ -1,0 +1,70 @@
+"""What bounds a piece of work: the host or the device, and which kernels."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where the time of one run went.
+
+    Args:
+        seconds: wall-clock time, without the profiler.
+        device_seconds: time in which the device computed, kernels summed; on a CPU that of torch's operators.
+        kernels: number of kernels (operators).
+        largest: the ones that took longest, as (name, share of `device_seconds`).
+        tokenization: seconds spent before the engine got its requests.
+    """
+
+    seconds: float
+    device_seconds: float
+    kernels: int
+    largest: tuple[tuple[str, float], ...]
+    tokenization: float = 0.0
+
+    def __str__(self) -> str:
+        busy = self.device_seconds / self.seconds
+        by = "the device" if busy > 0.8 else "the host, which launches too slowly for the device"
+        if self.tokenization > self.seconds / 2:
+            by = "tokenization"
+        largest = ", ".join(f"{name} {share:.0%}" for name, share in self.largest)
+        return (
+            f"{self.seconds:.2f} s, of it tokenization {self.tokenization:.2f} s; device busy {busy:.0%} "
+            f"with {self.kernels:,} kernels of {1e6 * self.device_seconds / max(1, self.kernels):.1f} µs; "
+            f"bound by {by}. Longest: {largest}"
+        )
+
+
+def bounds(work: Callable[[], object], *, tokenization: float = 0.0, most: int = 6) -> Bounds:
+    """Run `work` twice, once timed and once profiled (kernels are recorded, the host's work is not)."""
+    on_gpu = torch.cuda.is_available()
+    start = time.perf_counter()
+    work()
+    if on_gpu:
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as recorded:
+        work()
+        if on_gpu:
+            torch.cuda.synchronize()
+    found = []
+    for event in recorded.key_averages():
+        if not on_gpu:
+            found.append((event.key, event.self_cpu_time_total, event.count))
+        elif event.device_type == DeviceType.CUDA:
+            found.append((event.key, event.self_device_time_total, event.count))
+    found.sort(key=lambda each: -each[1])
+    total = sum(each[1] for each in found) or 1.0
+    largest = tuple((_short(name), spent / total) for name, spent, _ in found[:most])
+    return Bounds(seconds, total / 1e6, sum(each[2] for each in found), largest, tokenization)
+
+
+def _short(name: str) -> str:
+    """The name of a kernel without its return type, template arguments and namespaces."""
+    name = name.removeprefix("void ").split("<")[0].split("(")[0]
+    return name.split("::")[-1][:40]
