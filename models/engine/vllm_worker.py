@@ -1,10 +1,11 @@
-"""Runs in vLLM's own environment, which has nothing of ours: answers requests over pipes, one JSON line each.
+"""Runs in vLLM's own environment: loads models and answers requests over pipes, one JSON line each.
 
-    python vllm_worker.py '{"model": …, "dtype": …, "max_length": …}'
-
-Prints {"ready": {versions}} once, then for each line read one line {"answers": […]} or {"error": text}.
+Prints {"vllm": version} once. Then for each line read it prints one: to {"verb": "start", "model": …} it
+answers {"ready": {versions}}, to {"verb": "score" | "generate", "rows": […]} {"answers": […]}, and
+{"error": text} if that failed.
 """
 
+import gc
 import importlib.metadata
 import json
 import os
@@ -16,45 +17,73 @@ def main() -> None:
     # vLLM and the processes it starts write logs to standard output; the pipe is kept from them.
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    settings = json.loads(sys.argv[1])
+
+    def say(reply: dict[str, Any]) -> None:
+        print(json.dumps(reply), file=pipe, flush=True)
+
     try:
-        engine, versions = start(settings)
+        import vllm
     except Exception as error:
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=pipe, flush=True)
+        say({"error": f"{type(error).__name__}: {error}"})
         return
-    print(json.dumps({"ready": versions}), file=pipe, flush=True)
+    say({"vllm": vllm.__version__})
+    engine = None
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answers = score(engine, request) if request["verb"] == "score" else generate(engine, request)
-            print(json.dumps({"answers": answers}), file=pipe, flush=True)
+            if request["verb"] == "start":
+                # The old model goes first: two might not fit.
+                engine = None
+                gc.collect()
+                engine, versions = start(request)
+                say({"ready": versions})
+            else:
+                answer = score if request["verb"] == "score" else generate
+                say({"answers": answer(engine, request)})
         except Exception as error:
-            print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=pipe, flush=True)
+            say({"error": f"{type(error).__name__}: {error}"})
 
 
 def start(settings: dict[str, Any]) -> tuple[Any, dict[str, str]]:
     import vllm
     from vllm.platforms import current_platform
 
-    memory = {}
-    if current_platform.is_cpu():
+    arguments = {
+        # Cached prefixes make answers depend on the order of requests (vLLM #42019).
+        "enable_prefix_caching": False,
+        "seed": 0,
+        **settings["arguments"],
+    }
+    if current_platform.is_cpu() and "kv_cache_memory_bytes" not in arguments:
         # On a CPU vLLM plans with nearly all of the memory and refuses to start if others use some.
         import psutil
 
         free = psutil.virtual_memory()
-        memory = {"gpu_memory_utilization": round(0.4 * free.available / free.total, 2)}
+        arguments["gpu_memory_utilization"] = round(0.4 * free.available / free.total, 2)
+    if current_platform.is_cpu() and arguments.get("tensor_parallel_size", 1) == 1:
+        # This process does nothing else: two more, each importing vLLM again, would only start slowly.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        if settings["student"]:
+            # Compiling takes longer than most evaluations, and leaves a student's mixers as they are.
+            arguments.setdefault("enforce_eager", True)
     engine = vllm.LLM(
         model=settings["model"],
         dtype=settings["dtype"],
         max_model_len=settings["max_length"],
-        # Cached prefixes make answers depend on the order of requests (vLLM #42019).
-        enable_prefix_caching=False,
-        seed=0,
-        **memory,
+        **arguments,
     )
     packages = ("torch", "transformers")
     versions = {package: importlib.metadata.version(package) for package in packages}
+    if settings["student"]:
+        versions["recurrence"] = recurrence(current_platform.is_cuda())
     return engine, {"vllm": vllm.__version__, "device": current_platform.device_type, **versions}
+
+
+def recurrence(on_gpu: bool) -> str:
+    """What computes a student's recurrences, as the in-process engine names it in its fingerprint."""
+    from evalsuite.models.recurrence import fla_backend
+
+    return fla_backend.version() if on_gpu and not fla_backend.why_missing() else "torch"
 
 
 def score(engine: Any, request: dict[str, Any]) -> list[dict[str, Any]]:

@@ -119,8 +119,12 @@ def test_an_environment_without_vllm_is_named(tmp_path: Path) -> None:
 def test_what_vllm_cannot_load_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="GGUF"):
         VllmEngine(info_of("model.gguf"), python=sys.executable)
-    with pytest.raises(ConfigError, match="student"):
-        VllmEngine(info_of(str(tmp_path), model_type="evalsuite_student"), python=sys.executable)
+    with pytest.raises(ConfigError, match="speculative_config: speculative decoding"):
+        VllmEngine(
+            info_of(str(tmp_path)),
+            python=sys.executable,
+            arguments={"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+        )
 
 
 def fake_python(folder: Path, body: str) -> str:
@@ -131,17 +135,26 @@ def fake_python(folder: Path, body: str) -> str:
     return str(script)
 
 
-READY = 'print(json.dumps({"ready": {"vllm": "%s", "device": "cpu", "torch": "2"}}), flush=True)\n'
+FOUND = 'print(json.dumps({"vllm": "%s"}), flush=True)\n'
+READY = (
+    FOUND % "0.32.0"
+    + 'assert json.loads(sys.stdin.readline())["verb"] == "start"\n'
+    + 'print(json.dumps({"ready": {"vllm": "0.32.0", "device": "cpu"}}), flush=True)\n'
+)
 
 
-def test_another_version_is_refused(tmp_path: Path) -> None:
-    engine = VllmEngine(info_of(str(tmp_path)), python=fake_python(tmp_path, READY % "0.9.1"))
-    with pytest.raises(MissingDependencyError, match=r"0\.9\.1"):
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [("0.9.1", r"0\.9\.1 is too old.*pip install 'vllm>=0\.32"), ("0.40.0", "newer than what was tested")],
+)
+def test_another_version_is_refused_before_a_model_loads(tmp_path: Path, version: str, message: str) -> None:
+    engine = VllmEngine(info_of(str(tmp_path)), python=fake_python(tmp_path, FOUND % version))
+    with pytest.raises(MissingDependencyError, match=message):
         _ = engine.fingerprint
 
 
 def test_a_worker_that_dies_shows_its_log(tmp_path: Path) -> None:
-    body = READY % "0.32.0" + 'sys.stdin.readline(); sys.stderr.write("out of everything"); sys.exit(7)'
+    body = READY + 'sys.stdin.readline(); sys.stderr.write("out of everything"); sys.exit(7)'
     engine = VllmEngine(info_of(str(tmp_path)), python=fake_python(tmp_path, body))
     with pytest.raises(EvalsuiteError, match=r"exit code 7(.|\n)*out of everything"):
         list(engine.score([ScoreRequest((5,), ((6,),))]))
@@ -152,7 +165,7 @@ def test_answers_end_by_the_rules_of_every_engine(tmp_path: Path, tokenizer: Any
     cat = tokenizer.encode(" cat")[0]
     rows = [[5, 6, 2], [5, 6, 7, 8], [5, cat, 7]]
     body = (
-        READY % "0.32.0"
+        READY
         + f"rows = {rows!r}\n"
         + "asked = json.loads(sys.stdin.readline())\n"
         + 'assert [row["limit"] for row in asked["rows"]] == [4, 4, 9]\n'
