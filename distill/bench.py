@@ -1,8 +1,9 @@
-"""How fast a stage trains: `python -m evalsuite.distill.bench`.
+"""How fast a stage trains: `evalsuite bench distill`, or `python -m evalsuite.distill.bench`.
 
 Times the trainer's own steps on random tokens, beside the naive knowledge-distillation step (teacher and
 student produce all logits, which are then compared in fp32), in one process and one run, so that the
-ratios mean something on any device.
+ratios mean something on any device. First the fast step is compared with plain fp32 torch, and last the
+profiler says where the time of a step goes. Under `torchrun` every GPU takes `--rows` rows.
 """
 
 import argparse
@@ -10,22 +11,18 @@ import gc
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional
 
-from evalsuite.distill.alignment import align
-from evalsuite.distill.batches import Batch
-from evalsuite.distill.end_to_end import end_to_end
+from evalsuite.distill.bench_check import check
+from evalsuite.distill.bench_profile import profile, profile_table
+from evalsuite.distill.bench_steps import Bench, Timing
 from evalsuite.distill.lineage import versions
-from evalsuite.distill.optimizers import set_learning_rate
-from evalsuite.distill.recipe import Stage
-from evalsuite.distill.trainer import Trainee
-from evalsuite.foundation import write_json
+from evalsuite.distill.parallel import Parallel
+from evalsuite.foundation import write_json, write_text
 
 SMOLLM2_135M = {
     "vocab_size": 49152,
@@ -46,186 +43,142 @@ TINY = {
 }
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 FOUR = ("linear_attention", "retnet", "gla", "gated_deltanet")
+PARTS = ("check", "naive", "kd", "align", "four", "losses", "profile")
 
 
-@dataclass(frozen=True)
-class Timing:
-    """One line of the table; `tokens_per_second` counts each student's tokens."""
-
-    what: str
-    students: int
-    rows: int
-    micro_batch: int
-    length: int
-    tokens_per_second: float
-    peak_gigabytes: float | None
-    loss: float
-
-
-class Bench:
-    """Teacher and students of one shape on one device."""
-
-    def __init__(
-        self, shape: dict[str, Any], device: torch.device, *, rows: int, length: int, steps: int
-    ) -> None:
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        self.device, self.rows, self.length, self.steps = device, rows, length, steps
-        torch.manual_seed(0)
-        master: Any = LlamaForCausalLM(LlamaConfig(**shape))
-        self.master = master.to(device).eval().requires_grad_(False)
-        self.bf16 = device.type == "cuda"
-        self.teacher: Any = LlamaForCausalLM(LlamaConfig(**shape)).eval().requires_grad_(False)
-        self.teacher.load_state_dict(self.master.state_dict())
-        self.teacher = self.teacher.to(device, torch.bfloat16 if self.bf16 else torch.float32)
-        tokens = torch.randint(0, shape["vocab_size"], (rows, length + 1), device=device)
-        self.inputs, self.labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-    def _student(self, mixer: str, stage: Stage) -> Trainee:
-        from evalsuite.models import build_student
-
-        trainee = Trainee(mixer, build_student(self.master, mixer).train())
-        trainee.enter(stage)
-        return trainee
-
-    def _stage(self, objective: str) -> Stage:
-        tokens = self.rows * self.length * 1000
-        sizes = {"tokens": tokens, "length": self.length, "batch": self.rows, "lr": 1e-4}
-        return Stage.model_validate({"name": "bench", "objective": objective, "data": "random", **sizes})
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
-
-    def _batches(self, micro_batch: int) -> Iterator[Batch]:
-        for start in range(0, self.rows, micro_batch):
-            yield Batch(self.inputs[start : start + micro_batch], self.labels[start : start + micro_batch])
-
-    def trainer_step(self, objective: str, mixers: Sequence[str], micro_batch: int) -> Timing:
-        """The trainer's step: shared teacher forward, chunked loss or layer-by-layer alignment."""
-        stage = self._stage(objective)
-        trainees = [self._student(mixer, stage) for mixer in mixers]
-        models = [trainee.model for trainee in trainees]
-        counted = self.rows * self.length
-
-        def step(number: int) -> float:
-            for trainee in trainees:
-                assert trainee.gradients is not None
-                trainee.gradients.clear()
-            losses = torch.zeros((), device=self.device)
-            with self._autocast():
-                for batch in self._batches(micro_batch):
-                    if stage.aligns:
-                        losses += align(self.teacher, models, batch, stage, micro_batch / self.rows)[0]
-                    else:
-                        losses += end_to_end(self.teacher, models, batch, stage, counted)[0, 0]
-            for trainee in trainees:
-                assert trainee.gradients is not None
-                trainee.gradients.clip(stage.clip)
-                set_learning_rate(trainee.optimizers, stage, number)
-                for optimizer in trainee.optimizers:
-                    optimizer.step()
-            return losses.item()
-
-        what = f"{objective} {' + '.join(mixers)}"
-        return self._time(what, len(mixers), micro_batch, step)
-
-    def naive_step(self, mixer: str) -> Timing:
-        """Both models' logits of all tokens at once, in fp32, through torch's own losses and AdamW."""
-        trainee = self._student(mixer, self._stage("kd"))
-        trainee.leave()
-        student: Any = trainee.model
-        optimizer = torch.optim.AdamW(student.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
-
-        def step(number: int) -> float:
-            optimizer.zero_grad()
-            with self._autocast():
-                with torch.no_grad():
-                    target = self.teacher(input_ids=self.inputs, use_cache=False).logits
-                logits = student(input_ids=self.inputs, use_cache=False).logits
-            loss = functional.kl_div(
-                logits.float().log_softmax(-1),
-                target.float().log_softmax(-1),
-                log_target=True,
-                reduction="sum",
-            ) / (self.rows * self.length)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
-            optimizer.step()
-            return loss.item()
-
-        return self._time(f"naive kd {mixer}", 1, self.rows, step)
-
-    def _time(self, what: str, students: int, micro_batch: int, step: Callable[[int], float]) -> Timing:
-        for number in range(3):
-            step(number)
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-        started = time.perf_counter()
-        for number in range(self.steps):
-            loss = step(3 + number)
-        seconds = time.perf_counter() - started
-        peak = torch.cuda.max_memory_allocated() / 1e9 if self.device.type == "cuda" else None
-        rate = self.steps * self.rows * self.length / seconds
-        return Timing(what, students, self.rows, micro_batch, self.length, rate, peak, loss)
+def measurements(bench: Bench, mixer: str, parts: Sequence[str]) -> Iterator[Callable[[], Timing]]:
+    """What is timed, one call each."""
+    rows = bench.rows
+    if "naive" in parts:
+        yield lambda: bench.naive_step(mixer, autocast=True)
+        if bench.bf16:
+            yield lambda: bench.naive_step(mixer, autocast=False)
+    if "kd" in parts:
+        for at_once in sorted({rows, max(1, rows // 2), max(1, rows // 4)}, reverse=True):
+            yield lambda at_once=at_once: bench.trainer_step("kd", [mixer], at_once)
+    if "align" in parts:
+        yield lambda: bench.trainer_step("attention_output", [mixer], rows)
+    if "four" in parts:
+        for one in FOUR:
+            if one != mixer or "align" not in parts:
+                yield lambda one=one: bench.trainer_step("attention_output", [one], rows)
+        yield lambda: bench.trainer_step("attention_output", FOUR, rows)
 
 
 def table(timings: Sequence[Timing]) -> str:
     """The timings as Markdown."""
     lines = [
-        "| step | rows × length | rows at a time | tokens/s per student | peak GB | loss |",
-        "|---|---|---|---|---|---|",
+        "| step | GPUs | rows × length | at a time | tokens/s per student | peak GB | reserved GB | MFU |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for at in timings:
         peak = "–" if at.peak_gigabytes is None else f"{at.peak_gigabytes:.1f}"
+        reserved = "–" if at.reserved_gigabytes is None else f"{at.reserved_gigabytes:.1f}"
+        mfu = "–" if at.mfu is None else f"{at.mfu:.1%}"
         lines.append(
-            f"| {at.what} | {at.rows} × {at.length} | {at.micro_batch} | {at.tokens_per_second:,.0f} "
-            f"| {peak} | {at.loss:.4f} |"
+            f"| {at.what} | {at.gpus} | {at.rows} × {at.length} | {at.micro_batch} "
+            f"| {at.tokens_per_second:,.0f} | {peak} | {reserved} | {mfu} |"
         )
     return "\n".join(lines)
 
 
+def ratios(timings: Sequence[Timing]) -> list[str]:
+    """What the timings say of each other: against the faster naive step, and of shared teacher forwards."""
+    lines = []
+    naive = [at for at in timings if at.what.startswith("naive")]
+    ours = [at for at in timings if at.what.startswith("kd ") and at.students == 1]
+    if naive and ours:
+        best = max(naive, key=lambda at: at.tokens_per_second)
+        for at in ours:
+            faster = at.tokens_per_second / best.tokens_per_second
+            line = f"kd, {at.micro_batch} rows at a time: {faster:.2f} × naive"
+            if at.peak_gigabytes is not None and best.peak_gigabytes:
+                line += f", {at.peak_gigabytes / best.peak_gigabytes:.2f} of its memory"
+            lines.append(line)
+    aligning = [at for at in timings if at.what.startswith("attention")]
+    alone = {at.what.split()[-1]: at for at in aligning if at.students == 1}
+    for at in timings:
+        if at.students > 1 and all(mixer in alone for mixer in FOUR):
+            separately = sum(1 / alone[mixer].tokens_per_second for mixer in FOUR)
+            lines.append(
+                f"{at.students} students from one teacher forward: "
+                f"{separately * at.tokens_per_second:.2f} × as fast as one after the other"
+            )
+    return lines
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the measurements and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m evalsuite.distill.bench", description=__doc__)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rows", type=int, default=16)
+    """Run the measurements and print the tables."""
+    parser = argparse.ArgumentParser(
+        prog="evalsuite bench distill", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: CUDA if there is one")
+    parser.add_argument("--rows", type=int, default=16, help="sequences a step on each GPU")
     parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=10, help="steps that are timed")
     parser.add_argument("--mixer", default="gated_deltanet")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="default: everything")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--tiny", action="store_true", help="a shape that a CPU can time")
     parser.add_argument("--out", type=Path, help="folder for table.md and timings.json")
     given = parser.parse_args(arguments)
-    device = torch.device(given.device)
+    parallel = Parallel(given.device)
     bench = Bench(
-        TINY if given.tiny else SMOLLM2_135M, device, rows=given.rows, length=given.length, steps=given.steps
+        TINY if given.tiny else SMOLLM2_135M,
+        parallel,
+        rows=given.rows,
+        length=given.length,
+        steps=given.steps,
+        graphs=not given.eager,
     )
-    quarter = max(1, given.rows // 4)
-    measurements: list[Callable[[], Timing]] = [
-        lambda: bench.naive_step(given.mixer),
-        lambda: bench.trainer_step("kd", [given.mixer], given.rows),
-        lambda: bench.trainer_step("kd", [given.mixer], quarter),
-        *(lambda mixer=mixer: bench.trainer_step("attention_output", [mixer], given.rows) for mixer in FOUR),
-        lambda: bench.trainer_step("attention_output", FOUR, given.rows),
-    ]
+    name = torch.cuda.get_device_name(parallel.device) if bench.bf16 else "CPU"
+    written: dict[str, Any] = {"device": name, "versions": versions(), "timings": []}
     timings: list[Timing] = []
-    for measure in measurements:
+
+    def keep(what: str, value: Any) -> None:
+        written[what] = value
+        if parallel.main:
+            last = value[-1] if what == "timings" else value
+            print(profile_table(value) if what == "profile" else json.dumps({what: last}), flush=True)
+            if given.out is not None:
+                write_json(given.out / "timings.json", written)
+
+    if "check" in given.only and parallel.world == 1:
+        keep("check", check(bench, given.mixer))
+    if "losses" in given.only:
+        rows = given.rows - given.rows % (2 * parallel.world) or 2 * parallel.world
+        keep("losses", [round(loss, 6) for loss in bench.losses(given.mixer, rows, given.steps)])
+    for measure in measurements(bench, given.mixer, given.only):
+        started = time.monotonic()
         timings.append(measure())
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        print(json.dumps(asdict(timings[-1])), flush=True)
+        _forget(bench)
+        keep("timings", [asdict(at) for at in timings])
+        if parallel.main:
+            print(f"  ({time.monotonic() - started:.0f} s)", flush=True)
+    if "profile" in given.only and bench.bf16 and parallel.world == 1:
+        keep("profile", _profiled(bench, given.mixer))
+    if parallel.main:
+        text = "\n".join([table(timings), "", *ratios(timings)])
         if given.out is not None:
-            name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-            write_json(
-                given.out / "timings.json",
-                {"device": name, "versions": versions(), "timings": [asdict(at) for at in timings]},
-            )
-    text = table(timings)
-    if given.out is not None:
-        (given.out / "table.md").write_text(text + "\n")
-    print(text)
+            profiled = [profile_table(written["profile"])] if "profile" in written else []
+            write_text(given.out / "table.md", "\n\n".join([text, *profiled]) + "\n")
+        print(text)
+
+
+def _profiled(bench: Bench, mixer: str) -> dict[str, Any]:
+    """The KD step under the profiler, run as it is, since a graph's replay hides which kernels are whose."""
+    bench.graphs = False
+    stepper = bench.stepper("kd", [mixer])
+    data = bench.step_data(bench.rows, seed=0, rows=bench.rows)
+    for number in range(2):
+        stepper.step(data, number)
+    return profile(lambda: stepper.step(data, 5))
+
+
+def _forget(bench: Bench) -> None:
+    gc.collect()
+    if bench.bf16:
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
