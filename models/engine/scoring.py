@@ -11,6 +11,7 @@ from torch.nn.functional import log_softmax
 from evalsuite.models.engine.batching import batches
 from evalsuite.models.engine.forward import Decoder
 from evalsuite.models.engine.memory import Sizes
+from evalsuite.models.engine.prefixes import families
 from evalsuite.models.engine.requests import ScoreAnswer, ScoreRequest
 from evalsuite.models.engine.states import State, on_device
 
@@ -31,11 +32,40 @@ class _Targets:
         self.slot.extend([slot] * len(tokens))
 
 
-def read_cost(request: ScoreRequest) -> tuple[int, int]:
-    """Tokens of the request's own row, and tokens of the rows forked from it (see `ScoredBatch`)."""
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests (their numbers) that run together; all contexts begin with the same `shared` tokens."""
+
+    numbers: list[int]
+    shared: int = 0
+
+    def halves(self) -> "list[Batch]":
+        """The batch in two."""
+        half = len(self.numbers) // 2
+        return [Batch(self.numbers[:half], self.shared), Batch(self.numbers[half:], self.shared)]
+
+
+def plan(requests: Sequence[ScoreRequest], numbers: Sequence[int], sizes: Sizes) -> list[Batch]:
+    """Put requests into batches, those with a common beginning together and the most tokens first."""
+    found: list[tuple[int, Batch]] = []
+    for shared, family in families([requests[number].context for number in numbers]):
+        members = [numbers[place] for place in family]
+        costs = [_cost(requests[number], shared) for number in members]
+        own, more = [cost[0] for cost in costs], [cost[1] for cost in costs]
+        for batch in batches(own, budget=sizes.tokens, floor=sizes.floor, extra=more):
+            tokens = shared + max(own[place] for place in batch) * len(batch)
+            found.append((tokens, Batch([members[place] for place in batch], shared)))
+    return [batch for _, batch in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _cost(request: ScoreRequest, shared: int) -> tuple[int, int]:
+    """Tokens of the request's own row, and of what comes with it: forked rows, copies of what is shared."""
+    own = len(request.context) - shared
+    # Of the shared tokens only keys and values are copied, a part of what a token needs while it is read.
+    copied = shared // 4
     if len(request.continuations) == 1:
-        return len(request.context) + len(request.continuations[0]) - 1, 0
-    return len(request.context), sum(len(tokens) - 1 for tokens in request.continuations)
+        return own + len(request.continuations[0]) - 1, copied
+    return own, copied + sum(len(tokens) - 1 for tokens in request.continuations)
 
 
 class ScoredBatch:
@@ -50,10 +80,13 @@ class ScoredBatch:
         decoder: the model.
         requests: each with a non-empty context and non-empty continuations.
         sizes: how many continuation tokens and logits are held at once.
+        shared: tokens with which all contexts begin, fewer than the shortest has; they are read once.
     """
 
-    def __init__(self, decoder: Decoder, requests: Sequence[ScoreRequest], sizes: Sizes) -> None:
-        self.requests = requests
+    def __init__(
+        self, decoder: Decoder, requests: Sequence[ScoreRequest], sizes: Sizes, shared: int = 0
+    ) -> None:
+        self.requests, self._shared = requests, shared
         self._parts: list[tuple[list[int], Tensor, Tensor]] = []
         self._decoder, self._sizes = decoder, sizes
         first = 0
@@ -71,15 +104,19 @@ class ScoredBatch:
         rows: list[tuple[int, ...]] = []
         children: list[tuple[int, int]] = []
         for i, request in enumerate(self.requests):
+            own = request.context[self._shared :]
             if len(request.continuations) == 1:
-                rows.append(request.context + request.continuations[0][:-1])
+                rows.append(own + request.continuations[0][:-1])
             else:
-                rows.append(request.context)
+                rows.append(own)
                 children += [(i, j) for j, tokens in enumerate(request.continuations) if len(tokens) > 1]
-        hidden, state = self._decoder.read(rows, keep=bool(children))
+        parent = None
+        if self._shared:
+            _, parent = self._decoder.read([self.requests[0].context[: self._shared]], keep=True)
+        hidden, state = self._decoder.read(rows, parent=parent, parents=[0] * len(rows), keep=bool(children))
         targets = _Targets()
         for i, request in enumerate(self.requests):
-            last = i * hidden.shape[1] + len(request.context) - 1
+            last = i * hidden.shape[1] + len(request.context) - self._shared - 1
             if len(request.continuations) == 1:
                 tokens = request.continuations[0]
                 targets.add(range(last, last + len(tokens)), tokens, self._slots[i])

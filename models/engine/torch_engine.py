@@ -10,7 +10,6 @@ import transformers
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.checkpoints import Checkpoint
-from evalsuite.models.engine.batching import batches
 from evalsuite.models.engine.decode import LENGTH_STEP, Session
 from evalsuite.models.engine.forward import Decoder
 from evalsuite.models.engine.graphs import eager, graphed
@@ -22,7 +21,7 @@ from evalsuite.models.engine.requests import (
     ScoreAnswer,
     ScoreRequest,
 )
-from evalsuite.models.engine.scoring import ScoredBatch, read_cost
+from evalsuite.models.engine.scoring import ScoredBatch, plan
 from evalsuite.models.engine.stops import eos_ids
 from evalsuite.models.identity import fingerprint
 from evalsuite.models.recurrence import fla_backend, using_fla
@@ -87,30 +86,27 @@ class TorchEngine:
                 yield index, ScoreAnswer.failed(refusal)
             else:
                 runnable.append(index)
-        costs = [read_cost(requests[index]) for index in runnable]
-        limits = self.sizes
-        own, forked = [cost[0] for cost in costs], [cost[1] for cost in costs]
-        waiting = batches(own, budget=limits.tokens, floor=limits.floor, extra=forked)
+        waiting = plan(requests, runnable, self.sizes)
         started: deque[tuple[list[int], ScoredBatch]] = deque()
         while waiting:
-            batch = [runnable[number] for number in waiting[0]]
+            batch = waiting[0]
             scored = shortage = None
             try:
-                scored = ScoredBatch(self.decoder, [requests[i] for i in batch], limits)
+                asked = [requests[number] for number in batch.numbers]
+                scored = ScoredBatch(self.decoder, asked, self.sizes, batch.shared)
             except torch.OutOfMemoryError as error:
                 shortage = error.with_traceback(None)
             if scored is None:
                 # What was started before is answered first: it must not be lost, and it holds memory.
                 while started:
                     yield from _collected(*started.popleft())
-                if len(batch) == 1 and shortage is not None:
+                if len(batch.numbers) == 1 and shortage is not None:
                     raise shortage
-                half = len(batch) // 2
-                waiting[:1] = [waiting[0][:half], waiting[0][half:]]
+                waiting[:1] = batch.halves()
                 _free()
                 continue
             del waiting[0]
-            started.append((batch, scored))
+            started.append((batch.numbers, scored))
             while len(started) > self.ahead:
                 yield from _collected(*started.popleft())
         while started:

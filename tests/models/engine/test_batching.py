@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalsuite.models.engine.batching import batches
+from evalsuite.models.engine.prefixes import FEWEST, SHORTEST, families
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=60)
 
@@ -29,3 +30,15 @@ def test_longest_first() -> None:
 
 def test_extra_tokens_count_but_are_not_padded() -> None:
     assert batches([10, 10, 10], budget=60, extra=[20, 20, 20]) == [[0, 1], [2]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 1), min_size=1, max_size=90)), max_size=30))
+def test_families_share_what_they_say(drawn: list[tuple[int, list[int]]]) -> None:
+    contexts = [[7] * 63 + [kind] * kind + own for kind, own in drawn]
+    found = families(contexts)
+    assert sorted(number for _, numbers in found for number in numbers) == list(range(len(contexts)))
+    for shared, numbers in found:
+        first = contexts[numbers[0]]
+        assert all(contexts[number][:shared] == first[:shared] for number in numbers)
+        assert all(len(contexts[number]) > shared for number in numbers)
+        assert shared == 0 or (shared >= SHORTEST and len(numbers) >= FEWEST)

@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from evalsuite.models.engine.forward import Decoder
 from evalsuite.models.engine.requests import ScoreRequest
 from evalsuite.models.engine.torch_engine import TorchEngine
 
@@ -52,6 +54,29 @@ def test_equals_plain_forward(engine: TorchEngine) -> None:
         ):
             assert logprob == pytest.approx(expected, abs=TOLERANCE)
             assert greedy == flag
+
+
+def test_shared_beginnings_are_read_once(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(3)
+    shots = [tuple(draw.randrange(4, 400) for _ in range(80)) for _ in range(2)]
+    requests = [
+        replace(request, context=shots[number % 2] + request.context)
+        for number, request in enumerate(some_requests(12, seed=4, longest=20))
+    ] + some_requests(4, seed=5)
+    read: list[int] = []
+    plain = Decoder.read
+
+    def counted(self: Decoder, rows: Any, **how: Any) -> Any:
+        read.append(sum(map(len, rows)))
+        return plain(self, rows, **how)
+
+    monkeypatch.setattr(Decoder, "read", counted)
+    answers = dict(engine.score(requests))
+    own = sum(len(each.context) + sum(map(len, each.continuations)) for each in requests)
+    assert sum(read) <= own - 10 * 80
+    for index, request in enumerate(requests):
+        expected = reference(engine, request)
+        assert answers[index].logprobs == pytest.approx([value for value, _ in expected], abs=TOLERANCE)
 
 
 def test_greedy_flag_is_true_for_the_models_own_words(engine: TorchEngine) -> None:
@@ -120,11 +145,11 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(
     sizes: list[int] = []
     real = torch_engine.ScoredBatch
 
-    def short_of_memory(decoder: Any, requests: Any, limits: Any) -> Any:
+    def short_of_memory(decoder: Any, requests: Any, limits: Any, shared: int) -> Any:
         sizes.append(len(requests))
         if len(requests) > 3:
             raise torch.OutOfMemoryError("pretended")
-        return real(decoder, requests, limits)
+        return real(decoder, requests, limits, shared)
 
     monkeypatch.setattr(torch_engine, "ScoredBatch", short_of_memory)
     requests = some_requests(14, seed=3)
