@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from evalsuite.distill.bench_check import check
+from evalsuite.distill.bench_check import check, failures
 from evalsuite.distill.bench_profile import profile, profile_table
 from evalsuite.distill.bench_steps import Bench, Timing
 from evalsuite.distill.lineage import versions
@@ -134,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = torch.cuda.get_device_name(parallel.device) if bench.bf16 else "CPU"
     written: dict[str, Any] = {"device": name, "versions": versions(), "timings": []}
     timings: list[Timing] = []
+    wrong: list[str] = []
 
     def keep(what: str, value: Any) -> None:
         written[what] = value
@@ -145,6 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     if "check" in given.only and parallel.world == 1:
         keep("check", check(bench, given.mixer))
+        wrong = failures(written["check"])
+        _forget(bench)
     if "losses" in given.only:
         rows = given.rows - given.rows % (2 * parallel.world) or 2 * parallel.world
         keep("losses", [round(loss, 6) for loss in bench.losses(given.mixer, rows, given.steps)])
@@ -163,6 +166,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             profiled = [profile_table(written["profile"])] if "profile" in written else []
             write_text(given.out / "table.md", "\n\n".join([text, *profiled]) + "\n")
         print(text)
+    if wrong:
+        raise SystemExit(
+            "\n".join(["the fast step is not the exact one, and no figure above counts:", *wrong])
+        )
 
 
 def _profiled(bench: Bench, mixer: str) -> dict[str, Any]:

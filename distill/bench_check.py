@@ -9,6 +9,7 @@ from evalsuite.distill.batches import Batch
 from evalsuite.distill.bench_steps import Bench
 from evalsuite.distill.chunked_loss import KdForm, chunked_loss
 from evalsuite.distill.end_to_end import end_to_end
+from evalsuite.distill.recipe import Loss
 from evalsuite.models.recurrence import set_backend
 
 LAYER_BOUND = 2e-2
@@ -24,21 +25,19 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 
 def check(bench: Bench, mixer: str) -> dict[str, dict[str, float]]:
-    """Relative errors of one mixer, of the loss kernel and of a whole KD step at the bench's length.
+    """Relative errors of one mixer, of the loss kernel and of a whole KD step at the bench's length."""
+    return {"layer": _layer(bench, mixer), "loss": _loss(bench), "step": _step(bench, mixer)}
 
-    Raises:
-        FloatingPointError: one of them is above its bound, or not a number.
-    """
-    found = {
-        "layer": _layer(bench, mixer),
-        "loss": _loss(bench),
-        "step": _step(bench, mixer),
-    }
-    for what, bound in (("layer", LAYER_BOUND), ("loss", LOSS_BOUND), ("step", STEP_BOUND)):
-        for name, error in found[what].items():
-            if not error < bound:
-                raise FloatingPointError(f"{what}: {name} is off by {error:.2e}, more than {bound}")
-    return found
+
+def failures(found: dict[str, dict[str, float]]) -> list[str]:
+    """What is above its bound, or not a number; empty if the fast step may be timed."""
+    bounds = {"layer": LAYER_BOUND, "loss": LOSS_BOUND, "step": STEP_BOUND}
+    return [
+        f"{what}, {name}: off by {error:.2e}, more than {bounds[what]}"
+        for what, errors in found.items()
+        for name, error in errors.items()
+        if not error < bounds[what]
+    ]
 
 
 def _layer(bench: Bench, mixer: str) -> dict[str, float]:
@@ -97,8 +96,13 @@ def _loss(bench: Bench) -> dict[str, float]:
 
 
 def _step(bench: Bench, mixer: str) -> dict[str, float]:
-    """Loss and gradient of a whole KD step on two rows."""
+    """Loss and gradient of a whole step on two rows.
+
+    With cross-entropy beside the KL: random weights make teacher and student so alike that the KL's own
+    gradient is a difference of nearly equal numbers, in which bf16 keeps no digits to compare.
+    """
     stage = bench.stage("kd")
+    stage = stage.model_copy(update={"loss": Loss(ce=1.0, kl=1.0)})
     inputs, labels = bench.tokens(3, 2)
     results = []
     for dtype, backend in ((bench.dtype, "auto"), (torch.float32, "torch")):
