@@ -73,6 +73,8 @@ class VllmEngine:
         self.info = info
         self.dtype = dtype
         self._given = process
+        self.cached_tokens = 0
+        """Prompt tokens that `generate` found in vLLM's prefix cache so far."""
         self._model_length = max_length or info.config.get_text_config().max_position_embeddings
         self.max_length = self._model_length - 1
         self._python = None if process is not None else find_python(python)
@@ -100,10 +102,15 @@ class VllmEngine:
             process.close()
             raise
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of vLLM and what it computes with, and its `device`. Starts vLLM."""
+        return self._running[1]
+
     @cached_property
     def fingerprint(self) -> str:
         """See `Engine.fingerprint`. Starts vLLM, which knows its versions."""
-        versions = dict(self._running[1])
+        versions = dict(self.versions)
         engine = f"vllm/{versions.pop('device')}"
         if self.arguments:
             engine += f" {canonical_json(self.arguments)}"
@@ -161,6 +168,7 @@ class VllmEngine:
             ]
             found = self._running[0].ask("generate", rows)
             for index, ending, answer in zip(chunk, endings, found, strict=True):
+                self.cached_tokens += answer.get("cached", 0)
                 # One rule for all engines says where an answer ends and what its text is.
                 ended = ending.extend(answer["tokens"])
                 yield index, ended or GenerateAnswer.failed("vLLM stopped without a reason")

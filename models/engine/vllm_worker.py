@@ -109,7 +109,7 @@ def score(engine: Any, request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def generate(engine: Any, request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Tokens written after each prompt, those that ended it included."""
+    """Tokens written after each prompt, those that ended it included; and how many were not read again."""
     from vllm import SamplingParams
 
     samplings = [
@@ -126,7 +126,10 @@ def generate(engine: Any, request: dict[str, Any]) -> list[dict[str, Any]]:
     ]
     prompts = [{"prompt_token_ids": row["tokens"]} for row in request["rows"]]
     outputs = engine.generate(prompts, samplings, use_tqdm=False)
-    return [{"tokens": list(output.outputs[0].token_ids)} for output in outputs]
+    return [
+        {"tokens": list(output.outputs[0].token_ids), "cached": output.num_cached_tokens or 0}
+        for output in outputs
+    ]
 
 
 if __name__ == "__main__":

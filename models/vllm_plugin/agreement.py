@@ -1,0 +1,272 @@
+"""Does vLLM answer as the in-process engine does? The same prompts to both, for every kind of student.
+
+    python -m evalsuite.models.vllm_plugin.agreement --out reports/published/vllm
+
+needs EVALSUITE_VLLM_PYTHON or --vllm-python. Rows are written as they are found; run again, the command goes
+on where it was. With `--teacher FOLDER --mixer gated_deltanet` it takes a hybrid of another teacher.
+"""
+
+import argparse
+import gc
+import json
+import platform
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from evalsuite.foundation import append_jsonl, progress, read_jsonl, write_text
+from evalsuite.models.checkpoints import describe_checkpoint, load_checkpoint
+from evalsuite.models.engine.requests import GenerateAnswer, GenerateRequest, ScoreAnswer, ScoreRequest
+from evalsuite.models.engine.torch_engine import TorchEngine
+from evalsuite.models.engine.vllm_engine import VllmEngine
+from evalsuite.models.engine.vllm_process import VllmProcess, find_python
+from evalsuite.models.vllm_plugin.examples import (
+    LONGEST,
+    WRITTEN,
+    Student,
+    every_student,
+    hybrid,
+    prompts,
+    questions,
+    save,
+)
+
+MAX_LENGTH = LONGEST + WRITTEN + 8
+
+REGIMES: dict[str, dict[str, Any]] = {
+    "all at once": {},
+    "chunks of 64": {"max_num_batched_tokens": 64, "max_num_seqs": 32},
+    "prefix cache": {"enable_prefix_caching": True},
+    "little cache": {"num_gpu_blocks_override": 40},
+}
+"""Ways to serve, as arguments of vLLM. In 40 blocks a handful of sequences fit; the others wait for slots."""
+
+ROOM = {"kv_cache_memory_bytes": 1 << 30}
+"""Cache in the other regimes; vLLM would take half of the machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What one student gave in one regime."""
+
+    student: str
+    regime: str
+    dtype: str
+    prompts: int
+    equal: int
+    gaps: tuple[float, ...]
+    """Log-probability between the two likeliest tokens at each first divergence."""
+    questions: int
+    deviation: float
+    """Largest difference of a continuation's log-likelihood, nats."""
+    written: int
+    distinct: int
+    """How many different tokens were written: a model that repeats one proves little."""
+    cached: int
+    """Prompt tokens that came out of vLLM's prefix cache."""
+    versions: str
+
+
+class Reference:
+    """What the in-process engine answers."""
+
+    def __init__(
+        self, folder: Path, asked: Sequence[GenerateRequest], scored: Sequence[ScoreRequest], dtype: str
+    ) -> None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.engine = TorchEngine(
+            load_checkpoint(folder, dtype=dtype, device=device), max_length=MAX_LENGTH - 1
+        )
+        self.asked, self.scored, self.dtype = asked, scored, dtype
+        self.written: dict[int, GenerateAnswer] = dict(self.engine.generate(asked))
+        self.scores: dict[int, ScoreAnswer] = dict(self.engine.score(scored))
+
+    def compare(self, student: str, regime: str, vllm: VllmEngine) -> Row:
+        """Ask vLLM the same. With a prefix cache everything is asked twice, and the second time counts."""
+        theirs = dict(vllm.generate(self.asked))
+        if vllm.arguments.get("enable_prefix_caching"):
+            theirs = dict(vllm.generate(self.asked))
+        scores = dict(vllm.score(self.scored))
+        parted = [i for i in range(len(self.asked)) if theirs[i].tokens != self.written[i].tokens]
+        deviations = [
+            abs(ours - other)
+            for i in range(len(self.scored))
+            for ours, other in zip(self.scores[i].logprobs, scores[i].logprobs, strict=True)
+        ]
+        tokens = [token for answer in self.written.values() for token in answer.tokens]
+        versions = {
+            **vllm.versions,
+            "our torch": torch.__version__,
+            "our transformers": transformers.__version__,
+        }
+        return Row(
+            student=student,
+            regime=regime,
+            dtype=self.dtype,
+            prompts=len(self.asked),
+            equal=len(self.asked) - len(parted),
+            gaps=tuple(
+                self.gap(self.asked[i].prompt, self.written[i].tokens, theirs[i].tokens) for i in parted
+            ),
+            questions=len(self.scored),
+            deviation=max(deviations),
+            written=len(tokens),
+            distinct=len(set(tokens)),
+            cached=vllm.cached_tokens,
+            versions=", ".join(f"{name} {version}" for name, version in versions.items()),
+        )
+
+    @torch.no_grad()
+    def gap(self, prompt: tuple[int, ...], ours: tuple[int, ...], theirs: tuple[int, ...]) -> float:
+        """How far apart the two likeliest tokens are, by our model, where two answers part."""
+        common = next(
+            (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+            min(len(ours), len(theirs)),
+        )
+        model = self.engine.checkpoint.model
+        tokens = torch.tensor([prompt + ours[:common]], device=model.device)
+        top = model(tokens).logits[0, -1].double().log_softmax(-1).topk(2).values
+        return float(top[0] - top[1])
+
+
+def measure(
+    students: Sequence[Student],
+    build: Callable[[Student, Path], Path],
+    process: VllmProcess,
+    *,
+    regimes: Sequence[str],
+    count: int,
+    dtype: str = "float32",
+    arguments: dict[str, Any] | None = None,
+    known: frozenset[tuple[str, str]] = frozenset(),
+) -> Iterator[Row]:
+    """Compare students one after another in one running vLLM.
+
+    Args:
+        build: saves a student under a folder and returns the checkpoint's folder.
+        count: how many prompts; a fifth as many questions are scored.
+        arguments: of vLLM, in every regime.
+        known: pairs of student and regime that are left out.
+    """
+    for student in students:
+        wanted = [regime for regime in regimes if (student.name, regime) not in known]
+        if not wanted:
+            continue
+        with tempfile.TemporaryDirectory() as place:
+            folder = build(student, Path(place))
+            info = describe_checkpoint(folder)
+            reference = Reference(
+                folder,
+                prompts(count, info.config.vocab_size),
+                questions(count // 5, info.config.vocab_size),
+                dtype,
+            )
+            for regime in wanted:
+                engine = VllmEngine(
+                    info,
+                    dtype=dtype,
+                    max_length=MAX_LENGTH,
+                    arguments={**ROOM, **REGIMES[regime], **(arguments or {})},
+                    process=process,
+                )
+                yield reference.compare(student.name, regime, engine)
+            del reference
+            gc.collect()
+
+
+def table(rows: Sequence[Row], command: str) -> str:
+    """The rows as a page."""
+    regimes = "; ".join(f"{name} {json.dumps({**ROOM, **given})}" for name, given in REGIMES.items())
+    lines = [
+        "# Students in vLLM against the in-process engine",
+        "",
+        f"    {command}",
+        "",
+        f"{_processor()}, {date.today():%d %B %Y}. Prompts of 1 to {LONGEST:,} random tokens, asked "
+        f"together; up to {WRITTEN} tokens written greedily. A first divergence is a near-tie if the two "
+        f"likeliest tokens are less than 1e-3 apart. Regimes: {regimes}.",
+        "",
+        *sorted({f"Versions: {row.versions}." for row in rows}),
+        "",
+        "| student | regime | dtype | equal | largest gap at a divergence | log-likelihood off by | "
+        "distinct tokens of all written | from the prefix cache |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        cells = (
+            row.student,
+            row.regime,
+            row.dtype,
+            f"{row.equal} of {row.prompts}",
+            f"{max(row.gaps):.1e}" if row.gaps else "–",
+            f"{row.deviation:.1e}",
+            f"{row.distinct} of {row.written}",
+            row.cached or "–",
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _processor() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    try:
+        models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    except OSError:
+        models = []
+    name = models[0].split(":")[1].strip() if models else platform.processor() or platform.machine()
+    return f"{len(models) or 'some'} cores of {name}"
+
+
+def main() -> None:
+    """Measure what is not measured yet, and write the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for agreement.jsonl and README.md")
+    parser.add_argument("--vllm-python", help="Python of the environment that has vLLM")
+    parser.add_argument("--teacher", default="pocket", help="default: %(default)s")
+    parser.add_argument("--mixer", help="only a hybrid of this mixer")
+    parser.add_argument("--regime", nargs="+", choices=REGIMES, default=list(REGIMES))
+    parser.add_argument("--prompts", type=int, default=200, help="default: %(default)s")
+    parser.add_argument("--dtype", default="float32", help="default: %(default)s")
+    parser.add_argument("--arguments", type=json.loads, default={}, help="more of vLLM's, as JSON")
+    chosen = parser.parse_args()
+    found = chosen.out / "agreement.jsonl"
+    rows = [Row(**{**row, "gaps": tuple(row["gaps"])}) for row in read_jsonl(found)] if found.exists() else []
+    teacher = load_checkpoint(chosen.teacher, dtype=chosen.dtype)
+    layers = teacher.model.config.num_hidden_layers
+    students = [hybrid(chosen.mixer, layers)] if chosen.mixer else every_student(layers)
+    if chosen.teacher != "pocket":
+        students = [Student(f"{teacher.label}: {student.name}", student.mixers) for student in students]
+    process = VllmProcess(find_python(chosen.vllm_python), students=True)
+    try:
+        with progress(total=len(students) * len(chosen.regime), what="agreement") as bar:
+            for row in measure(
+                students,
+                lambda student, place: save(student, teacher.model, teacher.tokenizer, place),
+                process,
+                regimes=chosen.regime,
+                count=chosen.prompts,
+                dtype=chosen.dtype,
+                arguments=chosen.arguments,
+                known=frozenset((row.student, row.regime) for row in rows if row.dtype == chosen.dtype),
+            ):
+                append_jsonl(found, [asdict(row)])
+                rows.append(row)
+                bar.update(1)
+    finally:
+        process.close()
+    command = "python -m evalsuite.models.vllm_plugin.agreement --out reports/published/vllm"
+    write_text(chosen.out / "README.md", table(rows, command))
+    print(f"wrote {chosen.out / 'README.md'}")
+
+
+if __name__ == "__main__":
+    main()
