@@ -36,6 +36,8 @@ class Entry(Strict):
     shots: dict[ProtocolName, int] = Field(default_factory=dict)
     metrics: dict[ProtocolName, str] = Field(default_factory=dict)
     """The metric that tables show, where it is not the benchmark's own choice."""
+    sampling: SamplingOverride | None = None
+    """Instead of the suite's."""
 
 
 class Suite(Strict):
@@ -149,6 +151,7 @@ def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, 
         limit=entry.limit if entry.limit is not None else suite.limit,
         shots=shots,
         metrics=metrics,
+        sampling=entry.sampling,
     )
     return filled, _with_metrics(benchmark, metrics)
 
@@ -162,11 +165,12 @@ def _with_metrics(benchmark: Benchmark, metrics: dict[ProtocolName, str]) -> Ben
     return benchmark.model_copy(update=changed)
 
 
-def sampling_of(suite: Suite, benchmark: Benchmark) -> SamplingSpec:
+def sampling_of(suite: Suite, entry: Entry, benchmark: Benchmark) -> SamplingSpec:
     """Return the sampling of a benchmark's generation under a suite."""
     assert benchmark.generation is not None
     own = benchmark.generation.sampling
-    asked = {key: value for key, value in suite.sampling.model_dump().items() if value is not None}
+    given = entry.sampling if entry.sampling is not None else suite.sampling
+    asked = {key: value for key, value in given.model_dump().items() if value is not None}
     if "max_new_tokens" in asked:
         asked["max_new_tokens"] = min(asked["max_new_tokens"], own.max_new_tokens)
     return own.model_copy(update=asked)

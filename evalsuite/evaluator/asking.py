@@ -14,7 +14,7 @@ from evalsuite.foundation.strict import parse
 from evalsuite.models.engine.requests import Sampling
 from evalsuite.protocols import sandbox
 from evalsuite.reports.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan
-from evalsuite.tasks.benchmark import Benchmark
+from evalsuite.tasks.benchmark import Benchmark, SamplingSpec
 from evalsuite.tasks.documents import Document, documents, sampled, whole
 from evalsuite.tasks.resources import provide
 from evalsuite.tasks.suite import Entry, Suite, load_suite, resolve, sampling_of
@@ -56,11 +56,15 @@ class Asking:
 
     def sampling(self, benchmark: Benchmark) -> dict[str, Any]:
         """How answers to a benchmark are written."""
-        return sampling_of(self.suite, benchmark).model_dump(mode="json")
+        return self._sampling(benchmark).model_dump(mode="json")
 
     def seeds(self, benchmark: Benchmark) -> tuple[int, ...]:
         """The seeds of a benchmark's answers: greedy ones are written once."""
-        return self.suite.seeds if sampling_of(self.suite, benchmark).temperature > 0 else (0,)
+        return self.suite.seeds if self._sampling(benchmark).temperature > 0 else (0,)
+
+    def _sampling(self, benchmark: Benchmark) -> SamplingSpec:
+        entry = next(entry for entry, other in self.entries if other.name == benchmark.name)
+        return sampling_of(self.suite, entry, benchmark)
 
     def cells(self, counts: Mapping[str, int]) -> tuple[Cell, ...]:
         """Every benchmark under each of its protocols.

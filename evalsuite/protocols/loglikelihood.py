@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evalsuite.foundation import ConfigError, DataError, content_hash
+from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
 from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.models.engine.requests import ScoreAnswer
 from evalsuite.protocols.encode import Encoder, grouped
@@ -70,6 +70,12 @@ class LogLikelihoodBenchmark:
             )
         rows = [self._documents[number].row | {_NUMBER: number} for number in numbers]
         task = _build(self._task_file(subject), rows, examples if shots else [], shots, self._benchmark.name)
+        known = [str(each["metric"]) for each in task.config.metric_list or []]
+        if self._how.metric not in known:
+            raise ConfigError(
+                f"{self._benchmark.name}: no metric '{self._how.metric}' in "
+                f"{self._how.task}{nearest(self._how.metric, known)}"
+            )
         docs = list(task.eval_docs)
         if len(docs) != len(numbers):
             raise DataError(

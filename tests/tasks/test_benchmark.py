@@ -115,10 +115,10 @@ def test_a_suites_limit_shots_and_sampling_reach_its_benchmarks() -> None:
             "pocket_facts",
         ],
     )
-    (first, arc_easy), (second, _), (_, facts) = resolve(asked)
+    (first, arc_easy), (second, _), (third, facts) = resolve(asked)
     assert (first.limit, second.limit) == (5, 7)
     assert second.shots == {"generation": 2}
-    assert sampling_of(asked, arc_easy).max_new_tokens == 256
-    assert sampling_of(asked, facts).max_new_tokens == 8
-    assert sampling_of(asked, facts).temperature == 0.7
+    assert sampling_of(asked, first, arc_easy).max_new_tokens == 256
+    assert sampling_of(asked, third, facts).max_new_tokens == 8
+    assert sampling_of(asked, third, facts).temperature == 0.7
     assert isinstance(facts, Benchmark)
