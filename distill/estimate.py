@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from evalsuite.distill.recipe import Recipe, Stage
-from evalsuite.distill.setup import with_mixers
+from evalsuite.distill.setup import with_mixers, with_selection
 from evalsuite.foundation import ConfigError, nearest
 
 SHAPES = Path(__file__).with_name("shapes.yaml")
@@ -143,7 +143,7 @@ def dry_run(recipe: Recipe, *, mixers: Sequence[str] | None = None, device: str 
     Raises:
         ConfigError: the teacher's configuration cannot be found without a network.
     """
-    recipe = with_mixers(recipe, mixers)
+    recipe = with_selection(with_mixers(recipe, mixers))
     shape = recipe_shape(recipe)
     gpu = _on_gpu(device)
     precision = "bf16" if recipe.precision == "bf16" or (recipe.precision == "auto" and gpu) else "fp32"

@@ -49,6 +49,7 @@ def lineage(
         else {"path": recipe.teacher, "weights_id": teacher_weights},
         "recipe": {"name": recipe.name, "hash": recipe.hash, "source": recipe.source},
         "seed": recipe.seed,
+        "selection": None if recipe.student.selection is None else recipe.student.selection.model_dump(),
         "stages": [_stage(stage, tokens[stage.name]) for stage in recipe.stages if stage.name in tokens],
         "tokens": sum(tokens.values()),
         "complete": all(

@@ -229,12 +229,24 @@ class Stage(Strict):
 STAGE_FIELDS = frozenset(Stage.model_fields)
 
 
+class SelectedBy(Strict):
+    """Where a list of softmax layers comes from, for the lineage."""
+
+    selector: str
+    teacher: str | None = None
+    """weights_id of the teacher that the layers were chosen in; another one is refused."""
+    mixer: str | None = None
+    """The mixer that probed; the student may use another."""
+
+
 class Student(Strict):
     """What is built from the teacher, once per mixer."""
 
     mixers: list[str] = Field(default_factory=lambda: ["gated_deltanet"], min_length=1)
     softmax_layers: list[int] | str = Field(default_factory=list)
     """Layers (from 0) that keep softmax attention, or the file that `evalsuite select` wrote."""
+    selection: SelectedBy | None = None
+    """Filled in from that file."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Mixer name → its options."""
     init: Literal["qkvo", "qkv", "vo", "random"] = "qkvo"

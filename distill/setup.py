@@ -10,8 +10,9 @@ import torch
 
 from evalsuite.distill.fused import fuse
 from evalsuite.distill.language_model import LanguageModel
-from evalsuite.distill.recipe import Architecture, Recipe
+from evalsuite.distill.recipe import Architecture, Recipe, SelectedBy
 from evalsuite.foundation import CheckpointError, ConfigError, MissingDependencyError
+from evalsuite.foundation.strict import parse
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ def assemble(recipe: Recipe, device: torch.device) -> Cast:
     from evalsuite.models import build_student, load_checkpoint
 
     loaded = None if recipe.teacher is None else load_checkpoint(recipe.teacher, dtype="float32")
+    if loaded is not None:
+        _check_selection(recipe, loaded.weights_id)
     students: dict[str, LanguageModel] = {}
     tokenizer = None if loaded is None else loaded.tokenizer
     for label, mixer in zip(recipe.labels, recipe.student.mixers, strict=True):
@@ -110,24 +113,47 @@ def layer_mixers(recipe: Recipe, mixer: str, layers: int) -> list[str]:
     Raises:
         ConfigError: a layer that does not exist, or a selection file that is missing or of another kind.
     """
-    softmax = recipe.student.softmax_layers
-    if isinstance(softmax, str):
-        softmax = _selected_layers(Path(softmax))
+    softmax = with_selection(recipe).student.softmax_layers
     beyond = [layer for layer in softmax if not 0 <= layer < layers]
     if beyond:
         raise ConfigError(f"student.softmax_layers: the teacher has layers 0 to {layers - 1}, not {beyond}")
     return ["softmax" if layer in softmax else mixer for layer in range(layers)]
 
 
-def _selected_layers(path: Path) -> list[int]:
+def with_selection(recipe: Recipe) -> Recipe:
+    """The recipe with the layers of its selection file in place of the file's name, and their origin.
+
+    So a run belongs to the layers, not to a file that may change under its name.
+
+    Raises:
+        ConfigError: the file is missing or no selection.
+    """
+    name = recipe.student.softmax_layers
+    if not isinstance(name, str):
+        return recipe
     try:
-        value = json.loads(path.read_text())
-        layers = value["layers"] if isinstance(value, dict) else value
-        return [int(layer) for layer in layers]
+        value = json.loads(Path(name).read_text())
+        found = value if isinstance(value, dict) else {"layers": value}
+        layers = sorted(int(layer) for layer in found["layers"])
     except FileNotFoundError:
-        raise ConfigError(f"student.softmax_layers: {path}: no such file") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"student.softmax_layers: {path} holds no list 'layers' ({error})") from None
+        raise ConfigError(f"student.softmax_layers: {name}: no such file") from None
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"student.softmax_layers: {name} holds no list 'layers' ({error})") from None
+    by = None
+    if "selector" in found:
+        origin = {key: found.get(key) for key in ("selector", "teacher", "mixer")}
+        by = parse(origin, SelectedBy, name)
+    student = recipe.student.model_copy(update={"softmax_layers": layers, "selection": by})
+    return recipe.model_copy(update={"student": student})
+
+
+def _check_selection(recipe: Recipe, weights: str) -> None:
+    by = recipe.student.selection
+    if by is not None and by.teacher not in (None, weights):
+        raise ConfigError(
+            f"student.softmax_layers were chosen by {by.selector} in another teacher (weights {by.teacher}); "
+            f"'{recipe.teacher}' has weights {weights}. To use them all the same, give the list itself"
+        )
 
 
 def _check_head(teacher: LanguageModel) -> None:

@@ -31,7 +31,7 @@ from evalsuite.distill.saving import (
     save_checkpoint,
     save_state,
 )
-from evalsuite.distill.setup import Cast, assemble, with_mixers
+from evalsuite.distill.setup import Cast, assemble, with_mixers, with_selection
 from evalsuite.distill.step import Stepper, Trainee
 from evalsuite.distill.watch import Watch, cut_metrics
 from evalsuite.foundation import locked
@@ -61,7 +61,7 @@ def distill(
         TrainingError: a loss became NaN or diverged.
         KeyboardInterrupt: after SIGINT or SIGTERM, once the state is saved.
     """
-    recipe = with_mixers(recipe, mixers)
+    recipe = with_selection(with_mixers(recipe, mixers))
     out = Path(out)
     parallel = Parallel(device)
     if parallel.main:

@@ -10,9 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from evalsuite.distill.batches import Batch
 from evalsuite.distill.parallel import Parallel
 from evalsuite.distill.recipe import Recipe, Stage
 from evalsuite.distill.responses import with_responses
@@ -170,16 +167,9 @@ class Ground:
 
     @cached_property
     def held_out(self) -> HeldOut:
-        """The held-out slice, with the tokens that the recipe's knowledge distillation counts."""
-        return HeldOut(self.teacher, self._batches(self.kd), self.kd.loss.temperature)
-
-    @cached_property
-    def text(self) -> HeldOut:
-        """The held-out slice as plain text: every token counts."""
-        return HeldOut(self.teacher, self._batches(self.kd.model_copy(update={"mask": "full"})))
-
-    def _batches(self, stage: Stage) -> list[Batch]:
-        return held_out_batches(self.readable, stage, self.tokenizer, self.options.held_out, self.device)
+        """The held-out slice of the knowledge distillation's data, with the tokens that count there."""
+        batches = held_out_batches(self.readable, self.kd, self.tokenizer, self.options.held_out, self.device)
+        return HeldOut(self.teacher, batches, self.kd.loss.temperature)
 
     @property
     def positions(self) -> int:

@@ -50,9 +50,7 @@ def held_out_batches(
     """
     micro = max(1, min(count, MICRO_TOKENS // stage.length))
     count = -(-count // micro) * micro
-    reading = stage.model_copy(
-        update={"batch": count, "micro_batch": micro, "tokens": count * stage.length}
-    )
+    reading = stage.model_copy(update={"batch": count, "micro_batch": micro, "tokens": count * stage.length})
     step = next(StageData(_with_part(recipe, "held_out"), reading, tokenizer))
     if step.counted == 0:
         raise DataError(f"stage '{stage.name}': no token of the held-out slice counts")
@@ -76,7 +74,9 @@ class HeldOut:
     @property
     def counted(self) -> int:
         """Tokens that count."""
-        return sum(batch.labels.numel() if batch.kept is None else batch.kept.numel() for batch in self.batches)
+        return sum(
+            batch.labels.numel() if batch.kept is None else batch.kept.numel() for batch in self.batches
+        )
 
     @torch.no_grad()
     def losses(self, student: Any) -> tuple[float, float]:
@@ -142,9 +142,7 @@ def _watched(model: Any) -> Iterator[list[Tensor]]:
     def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0])
 
-    hooks = [
-        layer.post_attention_layernorm.register_forward_pre_hook(before) for layer in model.model.layers
-    ]
+    hooks = [layer.post_attention_layernorm.register_forward_pre_hook(before) for layer in model.model.layers]
     try:
         yield seen
     finally:

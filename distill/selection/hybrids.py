@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
 from evalsuite.distill.stages import trained_parameters
@@ -67,16 +66,12 @@ def with_own_parameters(student: StudentForCausalLM, train: str) -> StudentForCa
 
     See `stages.trained_parameters` for the sets; `requires_grad` is set accordingly.
     """
-    chosen = {id(parameter) for parameter in trained_parameters(student, train).values()}
+    chosen = trained_parameters(student, train)
+    own = {id(parameter) for parameter in chosen.values()}
     shared: dict[int, Any] = {
-        id(parameter): parameter for parameter in student.parameters() if id(parameter) not in chosen
+        id(parameter): parameter for parameter in student.parameters() if id(parameter) not in own
     }
     made = copy.deepcopy(student, shared)
-    trained_parameters(made, train)
+    for parameter in chosen.values():
+        parameter.requires_grad_(False)
     return made
-
-
-def same_device(student: StudentForCausalLM, device: torch.device) -> StudentForCausalLM:
-    """The student on `device`, ready for training code (no dropout is used anywhere)."""
-    nn.Module.to(student, device)
-    return student

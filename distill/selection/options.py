@@ -28,7 +28,7 @@ class Options(Strict):
     """Which of the recipe's stages make the trunk (the code published with KL-guided selection stops after
     alignment, its Algorithm 1 does not)."""
     tokens: Tokens | None = None
-    """Of knowledge distillation per one-swap student; by default a tenth of the recipe's last kd stage."""
+    """Of knowledge distillation per one-swap student; by default a tenth of the recipe's first kd stage."""
     align_tokens: Annotated[int, Field(ge=0)] | Tokens | None = None
     """Of alignment before it, done once for all; by default a tenth of the recipe's first alignment stage."""
     batch: int | None = Field(default=None, gt=0)
@@ -92,12 +92,12 @@ def alignment_stage(recipe: Recipe, options: Options) -> Stage | None:
 
 
 def kd_stage(recipe: Recipe, options: Options) -> Stage:
-    """The brief second stage: the recipe's last knowledge-distillation stage, cut down.
+    """The brief second stage: the recipe's first knowledge-distillation stage, cut down.
 
     Raises:
         ConfigError: the recipe has none, or the budget does not pay for one step.
     """
-    own = next((stage for stage in reversed(recipe.stages) if stage.objective == "kd"), None)
+    own = next((stage for stage in recipe.stages if stage.objective == "kd"), None)
     if own is None or not own.loss.kl:
         raise ConfigError(
             f"recipe '{recipe.name}' has no stage with objective kd, whose data and rates this selector takes"

@@ -1,7 +1,5 @@
 """`act_mse` and `lm_ppl`: what plain text tells about a bypassed layer."""
 
-from math import exp
-
 from evalsuite.distill.selection.bypass import bypassed
 from evalsuite.distill.selection.ground import Ground
 from evalsuite.distill.selection.outcome import Outcome
@@ -10,7 +8,7 @@ from evalsuite.distill.selection.sets import top_layers
 
 def act_mse(ground: Ground, k: int) -> Outcome:
     """Layers by the mean squared change of the final hidden states when each is bypassed (Table 3)."""
-    text = ground.text
+    text = ground.held_out
     whole = text.final_hidden(ground.teacher)
     scores = []
     for layer in range(ground.layers):
@@ -28,12 +26,12 @@ def act_mse(ground: Ground, k: int) -> Outcome:
 
 def lm_ppl(ground: Ground, k: int) -> Outcome:
     """Layers by the increase in perplexity on held-out text when each is bypassed (Table 3)."""
-    text = ground.text
-    whole = exp(text.losses(ground.teacher)[0])
+    text = ground.held_out
+    whole = text.perplexity(ground.teacher)
     scores = []
     for layer in range(ground.layers):
         with bypassed(ground.teacher, layer):
-            scores.append(exp(text.losses(ground.teacher)[0]) - whole)
+            scores.append(text.perplexity(ground.teacher) - whole)
     return Outcome(
         layers=top_layers(scores, k),
         scores=tuple(scores),
