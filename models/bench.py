@@ -1,11 +1,13 @@
 """What each mixer costs: `python -m evalsuite.models.bench mixers --device cpu|cuda [--out FOLDER]`.
 
 One layer of the shape of SmolLM2-135M (hidden 576, 9 query heads on 3 key heads of 64), forward and backward.
-On CUDA in bfloat16 at [8, 2048], with the kernel that ran and its error against the torch backend. On a CPU
-in float32 on one thread over lengths 512 to 8192, and the chunked recurrence against stepping token by token.
+On CUDA in bfloat16 at [8, 2048], with the kernel that ran, its error against the torch backend, and the
+layer's error on either backend against float32. On a CPU in float32 on one thread over lengths 512 to 8192,
+and the chunked recurrence against stepping token by token.
 """
 
 import argparse
+import copy
 import csv
 import io
 import statistics
@@ -22,8 +24,9 @@ from transformers import AutoModel, LlamaConfig
 
 from evalsuite.foundation import write_text
 from evalsuite.models.mixers import MIXERS, Mixer, make_mixer
-from evalsuite.models.recurrence import kernels_used, recurrence, set_backend, stepwise
-from evalsuite.models.recurrence.agreement import relative_error
+from evalsuite.models.recurrence import fla_backend, recurrence, set_backend, stepwise
+from evalsuite.models.recurrence.agreement import errors, relative_error
+from evalsuite.models.recurrence.shapes import transition_of
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 576, 9, 3, 64
 LENGTHS = (512, 1024, 2048, 4096, 8192)
@@ -103,27 +106,16 @@ def seconds(call: Callable[[], object], repeats: int, cuda: bool) -> float:
 
 
 def on_cuda(name: str) -> Row:
-    """One line of the published table, in bfloat16 at [8, 2048]; errors against the torch backend."""
+    """One line of the published table, in bfloat16 at [8, 2048]."""
     layer = make_layer(name, "cuda", torch.bfloat16)
     x = torch.randn(8, 2048, HIDDEN, device="cuda", dtype=torch.bfloat16)
     row = {"mixer": name, "kernel": "scaled_dot_product_attention"}
+    torch_ms = ""
     if isinstance(layer, Mixer):
+        row |= kernel_errors(layer, x[:2]) | layer_errors(layer, x[:2])
         set_backend("torch")
-        wanted = forward_backward(layer, x[:2])
-        gradients = {n: p.grad.clone() for n, p in layer.named_parameters() if p.grad is not None}
-        on_torch = seconds(partial(forward_backward, layer, x), 3, cuda=True)
+        torch_ms = f"{1000 * seconds(partial(forward_backward, layer, x), 3, cuda=True):.2f}"
         set_backend("fla")
-        found = forward_backward(layer, x[:2])
-        row["kernel"] = list(kernels_used().values())[-1]
-        weights = {
-            n: relative_error(p.grad, gradients[n]) for n, p in layer.named_parameters() if p.grad is not None
-        }
-        worst = max(weights, key=lambda n: weights[n])
-        row |= {
-            "output_error": f"{relative_error(found[0], wanted[0]):.1e}",
-            "input_gradient_error": f"{relative_error(found[1], wanted[1]):.1e}",
-            "worst_weight_gradient_error": f"{weights[worst]:.1e} ({worst})",
-        }
     layer.zero_grad(set_to_none=True)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -131,9 +123,53 @@ def on_cuda(name: str) -> Row:
     taken = seconds(partial(forward_backward, layer, x), 20, cuda=True)
     row["forward_backward_ms"] = f"{1000 * taken:.2f}"
     row["peak_memory_MiB"] = f"{(torch.cuda.max_memory_allocated() - held) / 2**20:.0f}"
-    if isinstance(layer, Mixer):
-        row["torch_backend_ms"] = f"{1000 * on_torch:.2f}"
+    row["forward_backward_ms_torch"] = torch_ms
     set_backend("auto")
+    return row
+
+
+def kernel_errors(layer: Mixer, x: Tensor) -> Row:
+    """The kernel under a mixer against the torch backend, on the terms that the mixer hands to it."""
+    with torch.no_grad():
+        terms, _ = layer.terms(x, rotary(x.shape[1], str(x.device), x.dtype), None, None, None)
+    given = {"q": terms.q, "k": terms.k, "v": terms.v, "log_decay": terms.log_decay, "beta": terms.beta}
+    transition = transition_of(terms.k, terms.log_decay)
+    kernel = fla_backend.kernel_for(transition, delta=terms.beta is not None, dtype=terms.v.dtype)
+    fixed = [name for name, value in given.items() if value is None or value.dim() == 1]
+    others = {"scale": layer.scale, "initial_state": None, "cu_seqlens": None}
+    others |= {name: given.pop(name) for name in fixed}
+    state = torch.zeros(x.shape[0], *layer.state_shapes()["recurrent"], device=x.device)
+    weights = torch.randn_like(terms.v, dtype=torch.float32), state
+    found = errors(
+        partial(fla_backend.run, kernel), {n: t for n, t in given.items() if t is not None}, others, weights
+    )
+    gradients = {name: value for name, value in found.items() if name not in ("o", "state")}
+    worst = max(gradients, key=lambda name: gradients[name])
+    return {
+        "kernel": kernel.name,
+        "kernel_output_error": f"{found['o']:.1e}",
+        "kernel_worst_gradient_error": f"{gradients[worst]:.1e} ({worst})",
+    }
+
+
+def layer_errors(layer: Mixer, x: Tensor) -> Row:
+    """The layer in bfloat16, on either backend, against itself in float32."""
+    set_backend("torch")
+    exact = copy.deepcopy(layer).float()
+    wanted, _ = forward_backward(exact, x.float())
+    gradients = {name: p.grad for name, p in exact.named_parameters() if p.grad is not None}
+    row = {}
+    for backend in ("fla", "torch"):
+        set_backend(backend)
+        found, _ = forward_backward(layer, x)
+        worst = {
+            name: relative_error(p.grad, gradients[name])
+            for name, p in layer.named_parameters()
+            if p.grad is not None
+        }
+        name = max(worst, key=lambda name: worst[name])
+        row[f"layer_error_{backend}"] = f"{relative_error(found, wanted):.1e}"
+        row[f"worst_weight_gradient_error_{backend}"] = f"{worst[name]:.1e} ({name})"
     return row
 
 
@@ -196,46 +232,64 @@ def to_csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
+class Tables:
+    """Rows by table. Each row is printed and its table written (CSV and Markdown) as soon as it is known."""
+
+    def __init__(self, out: Path | None) -> None:
+        self.out = out
+        self.rows: dict[str, list[Row]] = {}
+
+    def add(self, table: str, row: Row) -> None:
+        rows = self.rows.setdefault(table, [])
+        rows.append(row)
+        print(f"{table}: " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        if self.out is not None:
+            write_text(self.out / f"{table}.csv", to_csv(rows))
+            write_text(self.out / f"{table}.md", markdown(rows))
+
+
 def run_mixers(
     device: Literal["cpu", "cuda"], out: Path | None, *, names: Sequence[str] = (), repeats: int = 3
 ) -> dict[str, list[Row]]:
     """Measure mixers (all by default), print, and write `<table>.csv` and `<table>.md` under `out`.
 
-    Each line is written as soon as it is known. On a CPU torch is held to one thread.
+    On a CPU torch is held to one thread.
     """
-    tables: dict[str, list[Row]] = {}
-
-    def add(table: str, row: Row) -> None:
-        tables.setdefault(table, []).append(row)
-        print(f"{table}: " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-        if out is not None:
-            write_text(out / f"{table}.csv", to_csv(tables[table]))
-            write_text(out / f"{table}.md", markdown(tables[table]))
-
+    tables = Tables(out)
     if device == "cuda":
         for name in names or MIXERS:
-            add("mixers_cuda", on_cuda(name))
-        return tables
+            tables.add("mixers_cuda", on_cuda(name))
+        return tables.rows
     torch.set_num_threads(1)
     for name in names or RECURRENT:
-        add("mixers_cpu", on_cpu(name, LENGTHS, repeats))
+        tables.add("mixers_cpu", on_cpu(name, LENGTHS, repeats))
     if not names:
         for decay in ("none", "scalar", "channel"):
             for delta in (False, True):
-                add("chunked_against_stepping_cpu", chunked_against_stepping(decay, delta, 2048, repeats))
-    return tables
+                row = chunked_against_stepping(decay, delta, 2048, repeats)
+                tables.add("chunked_against_stepping_cpu", row)
+    return tables.rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse a command line and measure."""
     parser = argparse.ArgumentParser(prog="python -m evalsuite.models.bench", description=__doc__)
-    parser.add_argument("what", choices=["mixers"])
+    parser.add_argument("what", choices=["mixers", "naive"], help="naive: see models/bench_naive.py")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--mixer", action="append", choices=sorted(MIXERS), help="only this one (repeatable)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    run_mixers(options.device, options.out, names=options.mixer or (), repeats=options.repeats)
+    if options.what == "mixers":
+        run_mixers(options.device, options.out, names=options.mixer or (), repeats=options.repeats)
+        return
+    # Imported here: it measures with this module's functions.
+    from evalsuite.models.bench_naive import FUNCTIONS, against_naive
+
+    torch.set_num_threads(1)
+    tables = Tables(options.out)
+    for each in FUNCTIONS:
+        tables.add("against_fla_naive_cpu", against_naive(*each, repeats=options.repeats))
 
 
 if __name__ == "__main__":

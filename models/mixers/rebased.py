@@ -22,9 +22,15 @@ class ReBasedOptions(MixerOptions):
     qk_norm: Literal["l2", "none"] = "none"
     feature_dim: int = 16
     """Width of q and k before squaring; the state's key width is feature_dim · (feature_dim + 1) / 2."""
+    floor: float = 0.25
+    """The least that outputs are divided by; each token weighs about one. The paper has 1e-6, with which the
+    first tokens of a text are divided by rounding errors where their query and key are orthogonal: as a sum
+    over features in bfloat16, a weight of zero is anything within ±0.02."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 0 < self.floor <= 1:
+            raise ConfigError(f"floor = {self.floor}: must be above 0 and at most 1")
         if not 1 <= self.feature_dim <= 22:
             raise ConfigError(f"feature_dim = {self.feature_dim}: must be 1 to 22 (a state of 253 rows)")
 
@@ -74,4 +80,4 @@ class ReBased(Mixer):
         return small[..., first] * small[..., second] * weight
 
     def denominator(self, total: Tensor) -> Tensor | None:
-        return total.clamp_min(1e-4)
+        return total.clamp_min(self.options.floor)

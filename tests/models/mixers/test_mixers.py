@@ -1,5 +1,6 @@
 """The properties that every recurrent mixer must have, whatever its gates and feature map."""
 
+import copy
 import itertools
 from types import SimpleNamespace
 from typing import Any
@@ -281,3 +282,12 @@ def test_other_bad_input_is_named() -> None:
         ConfigError, match=r"layer 0: gla was given a recurrent state of shape \(1, 2, 8, 9\)"
     ):
         run(mixer, tokens(1, 4)[0], cache=cache)
+
+
+def test_rebased_divides_by_no_rounding_error() -> None:
+    """In bfloat16 a first token whose query and key are orthogonal still comes out as in float32."""
+    exact = make("rebased", 64).float()
+    coarse = copy.deepcopy(exact).bfloat16()
+    x = torch.randn(64, 3, 24, generator=torch.Generator().manual_seed(0)).bfloat16()
+    wanted, found = run(exact, x.float()), run(coarse, x).float()
+    assert (found - wanted).norm(dim=-1).amax() < 0.2 * wanted.norm(dim=-1).mean()
