@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import ConfigError, nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,28 @@ def _linear(attention: nn.Module, name: str, layer: int) -> nn.Linear:
     return found
 
 
-def expand_heads(weight: Tensor, geometry: Geometry) -> Tensor:
-    """Repeat the rows of a key or value projection by whole heads, so that query head h finds the head of
-    its group: [kv_heads · head_dim, …] → [heads · head_dim, …].
+KV_EXPANSIONS = ("heads", "head_size_32", "rows")
+"""How key and value heads are repeated; all but the first repeat defects of published code."""
 
-    Repeating single rows instead scrambles every head of a grouped-query teacher.
+
+def expand_heads(weight: Tensor, geometry: Geometry, how: str = "heads") -> Tensor:
+    """Repeat the rows of a key or value projection, so that query head h finds the head of its group:
+    [kv_heads · head_dim, …] → [heads · head_dim, …].
+
+    Args:
+        how: `heads` repeats whole heads, which is right. `head_size_32` takes 32 rows for a head, as the
+            code of arXiv 2504.14366 does: with heads of 64, two of three query heads of SmolLM2-135M start
+            from halves of the wrong one. `rows` repeats single rows, as fla-org/hybrid-distillation does:
+            every head of a grouped-query teacher is scrambled. Both are there to measure what they cost.
+
+    Raises:
+        ConfigError: an unknown expansion, or rows that do not divide into heads of 32.
     """
+    if how not in KV_EXPANSIONS:
+        raise ConfigError(f"kv_expansion = '{how}'{nearest(how, KV_EXPANSIONS)}")
+    size = {"heads": geometry.head_dim, "head_size_32": 32, "rows": 1}[how]
+    if weight.shape[0] % size:
+        raise ConfigError(f"kv_expansion = '{how}': {weight.shape[0]} rows do not divide into heads of 32")
     tail = weight.shape[1:]
-    by_head = weight.reshape(geometry.kv_heads, geometry.head_dim, *tail)
-    return by_head.repeat_interleave(geometry.groups, 0).reshape(-1, *tail)
+    blocks = weight.reshape(-1, size, *tail)
+    return blocks.repeat_interleave(geometry.groups, 0).reshape(-1, *tail)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.mixers.base import Mixer, Terms, projection, retention, start_constant, wide, write_size
+from evalsuite.models.mixers.base import Mixer, Terms
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.parts import projection, retention, start_constant, wide, write_size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.base import Mixer, Terms, retention, wide
+from evalsuite.models.mixers.base import Mixer, Terms
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.parts import retention, wide
 
 
 @dataclass(frozen=True, kw_only=True)

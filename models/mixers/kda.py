@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, Terms, projection, retention, start_constant, wide
+from evalsuite.models.mixers.base import Mixer, Terms
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, inverse_softplus, write_strength
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.parts import projection, retention, start_constant, wide
 
 
 @dataclass(frozen=True, kw_only=True)

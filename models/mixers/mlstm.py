@@ -16,8 +16,9 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.base import Mixer, Terms, retention, wide
+from evalsuite.models.mixers.base import Mixer, Terms
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.parts import retention, wide
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, Terms, wide, write_size
+from evalsuite.models.mixers.base import Mixer, Terms
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.parts import wide, write_size
 
 
 @dataclass(frozen=True, kw_only=True)

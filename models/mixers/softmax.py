@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.base import rotate
+from evalsuite.models.mixers.parts import rotate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from evalsuite.models.engine.norms import Norms, fused
-from evalsuite.models.mixers.base import RMSNorm
+from evalsuite.models.mixers.parts import RMSNorm
 
 DEVICES = ("cpu", "cuda")
 
