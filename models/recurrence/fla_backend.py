@@ -60,6 +60,8 @@ INSTEAD_ON_HOPPER: dict[Kernel, Kernel] = {SIMPLE_GLA: GLA, GATED_DELTA: KDA}
 """With triton 3.4 to 3.7.0 on Hopper the kernels with a decay per head and token refuse to compute gradients
 (flash-linear-attention #640); those with a decay per channel have gradient kernels of their own."""
 
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
 WIDEST_KEY = 256
 """Key widths above this do not fit the kernels' shared memory."""
 
@@ -125,10 +127,16 @@ def run(
     """Call `kernel`; arguments and results as `evalsuite.models.recurrence.recurrence`.
 
     Raises:
-        ConfigError: q, k and v differ in dtype, or the keys are wider than the kernels allow.
+        ConfigError: q, k and v differ in dtype or are of one that the kernels lack, the keys are too wide, or
+            a decay per head wants a gradient.
     """
     if not q.dtype == k.dtype == v.dtype:
         raise ConfigError(f"fla kernels need one dtype; q is {q.dtype}, k is {k.dtype}, v is {v.dtype}")
+    if q.dtype not in DTYPES:
+        raise ConfigError(
+            f"fla's {kernel.name} computes in bfloat16, float16 or float32, not {q.dtype}; "
+            "use set_backend('torch')"
+        )
     if k.shape[-1] > WIDEST_KEY:
         raise ConfigError(
             f"fla's {kernel.name} takes keys up to {WIDEST_KEY} wide, not {k.shape[-1]}; "

@@ -127,7 +127,8 @@ def recurrence(
         else:
             kernel = inference.kernel_for(transition, delta=delta, dtype=v.dtype, length=q.shape[1])
             compute = partial(inference.run, kernel)
-        if v.dtype == torch.float32 and os.environ.get("TRITON_F32_DEFAULT") != "ieee":
+        in_chunks = kernel.name.startswith("chunk_")
+        if in_chunks and v.dtype == torch.float32 and os.environ.get("TRITON_F32_DEFAULT") != "ieee":
             _say(
                 "recurrence: fla's kernels multiply float32 in TF32; for full precision set "
                 "TRITON_F32_DEFAULT=ieee before the process starts"

@@ -83,6 +83,8 @@ def test_what_the_kernels_cannot_do_is_refused() -> None:
     kernel = fla_backend.kernel_for("none", delta=False, dtype=torch.float32)
     with pytest.raises(ConfigError, match="one dtype"):
         fla_backend.run(kernel, x, x, x.bfloat16(), **plain)
+    with pytest.raises(ConfigError, match=r"not torch.float64; use set_backend\('torch'\)"):
+        fla_backend.run(kernel, x.double(), x.double(), x.double(), **plain)
     wide = torch.zeros(1, 2, 1, 300)
     with pytest.raises(ConfigError, match="keys up to 256 wide, not 300"):
         fla_backend.run(kernel, wide, wide, x, **plain)

@@ -1,5 +1,7 @@
 """The chunked recurrence against the recurrence as the papers write it, for every transition."""
 
+import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.foundation import ConfigError, MissingDependencyError
-from evalsuite.models.recurrence import matrix, recurrence, set_backend, stepwise
+from evalsuite.models.recurrence import fla_backend, matrix, op, recurrence, set_backend, stepwise
 from evalsuite.models.recurrence.agreement import draw, errors
 
 DECAYS = ("none", "head", "scalar", "channel")
@@ -141,6 +143,26 @@ def test_fla_is_never_replaced_in_silence() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(MissingDependencyError, match="no CUDA device"):
             set_backend("fla")
+
+
+def test_backend_on_cuda_is_said_once_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(op, "_said", set())
+    on_cuda: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
+    monkeypatch.setattr(fla_backend, "why_missing", lambda: "the package fla is not installed")
+    with caplog.at_level(logging.WARNING, "evalsuite"):
+        assert not op.using_fla(on_cuda)
+        assert not op.using_fla(on_cuda)
+    assert len(caplog.messages) == 1
+    assert "torch backend on cuda (the package fla is not installed)" in caplog.messages[0]
+    monkeypatch.setattr(fla_backend, "why_missing", lambda: "")
+    monkeypatch.setattr(fla_backend, "version", lambda: "flash-linear-attention 0.6.0")
+    assert op.using_fla(on_cuda)
+    assert op.backend_note()[0] == "recurrence: fla backend (flash-linear-attention 0.6.0)"
+    monkeypatch.setattr(op, "_chosen", "fla")
+    with pytest.raises(MissingDependencyError, match="need CUDA tensors, not cpu"):
+        recurrence(**inputs("none", False))
 
 
 @pytest.mark.parametrize(("decay", "delta"), CASES)

@@ -1,5 +1,6 @@
 """A student is its teacher with other mixers, and a Hugging Face model."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from evalsuite.foundation import ConfigError, EvalsuiteError
+from evalsuite.foundation import CheckpointError, ConfigError, EvalsuiteError
 from evalsuite.models import MIXERS, StudentConfig, StudentForCausalLM, build_student
 from evalsuite.models.mixers import Mixer
 
@@ -189,6 +190,14 @@ def test_bad_configs_are_refused(make_teacher: Make, change: dict[str, Any], mes
     config = {"teacher": make_teacher().config.to_dict(), "mixers": ["gla", "gla"], **change}
     with pytest.raises(EvalsuiteError, match=message):
         StudentConfig(**config)
+
+
+def test_a_checkpoint_of_a_newer_schema_is_refused(make_teacher: Make, tmp_path: Path) -> None:
+    build_student(make_teacher(), "gla").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "schema": config["schema"] + 1}))
+    with pytest.raises(CheckpointError, match=r"schema 2 is newer than .* knows \(1\); update it"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_misuse_is_refused(make_teacher: Make) -> None:
