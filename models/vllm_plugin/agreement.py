@@ -10,6 +10,7 @@ import argparse
 import gc
 import json
 import platform
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -51,6 +52,10 @@ ROOM = {"kv_cache_memory_bytes": 1 << 30}
 """Cache in the other regimes; vLLM would take half of the machine."""
 
 
+NEAR = 1e-3
+"""Two log-probabilities that are closer than this may change places."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """What one student gave in one regime."""
@@ -71,6 +76,12 @@ class Row:
     cached: int
     """Prompt tokens that came out of vLLM's prefix cache."""
     versions: str
+
+    @property
+    def holds(self) -> bool:
+        """99 in 100 answers equal, every divergence a near-tie, log-likelihoods as close."""
+        near = all(gap < NEAR for gap in self.gaps) and self.deviation < NEAR
+        return near and self.equal >= 0.99 * self.prompts
 
 
 class Reference:
@@ -190,7 +201,7 @@ def table(rows: Sequence[Row], command: str) -> str:
         "",
         f"{_processor()}, {date.today():%d %B %Y}. Prompts of 1 to {LONGEST:,} random tokens, asked "
         f"together; up to {WRITTEN} tokens written greedily. A first divergence is a near-tie if the two "
-        f"likeliest tokens are less than 1e-3 apart. Regimes: {regimes}.",
+        f"likeliest tokens are less than {NEAR:g} apart. Regimes: {regimes}.",
         "",
         *sorted({f"Versions: {row.versions}." for row in rows}),
         "",
@@ -224,8 +235,8 @@ def _processor() -> str:
     return f"{len(models) or 'some'} cores of {name}"
 
 
-def main() -> None:
-    """Measure what is not measured yet, and write the table."""
+def main() -> int:
+    """Measure what is not measured yet and write the table; 1 if a row does not hold."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -266,7 +277,13 @@ def main() -> None:
     command = "python -m evalsuite.models.vllm_plugin.agreement --out reports/published/vllm"
     write_text(chosen.out / "README.md", table(rows, command))
     print(f"wrote {chosen.out / 'README.md'}")
+    broken = [row for row in rows if not row.holds]
+    for row in broken:
+        print(
+            f"does not hold: {row.student}, {row.regime}: {row.equal} of {row.prompts}, {row.deviation:.1e}"
+        )
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

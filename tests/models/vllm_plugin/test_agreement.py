@@ -1,0 +1,93 @@
+"""In a real vLLM: the answers of the in-process engine, and refusals before a model loads.
+
+Needs EVALSUITE_VLLM_PYTHON. The whole table (every mixer, 200 prompts) is
+`python -m evalsuite.models.vllm_plugin.agreement --out DIR`.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalsuite.foundation import EvalsuiteError
+from evalsuite.models import load_checkpoint
+from evalsuite.models.checkpoints import Checkpoint, describe_checkpoint
+from evalsuite.models.engine.vllm_engine import VllmEngine
+from evalsuite.models.engine.vllm_process import VllmProcess, find_python
+from evalsuite.models.vllm_plugin.agreement import REGIMES, Row, measure
+from evalsuite.models.vllm_plugin.examples import Student, every_student, hybrid, save
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(
+        not os.environ.get("EVALSUITE_VLLM_PYTHON"),
+        reason="EVALSUITE_VLLM_PYTHON is not set: students in vLLM",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def teacher() -> Checkpoint:
+    return load_checkpoint("pocket", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[VllmProcess]:
+    started = VllmProcess(find_python(), students=True)
+    yield started
+    started.close()
+
+
+def test_students_answer_as_in_process(teacher: Checkpoint, process: VllmProcess) -> None:
+    """A delta-rule hybrid, a normalised and rotated pure student, and four kinds of layer in one student."""
+    students = [hybrid("gated_deltanet", 4), Student("pure", ("linear_attention",) * 4), every_student(4)[-1]]
+    rows: list[Row] = list(
+        measure(
+            students,
+            lambda student, place: save(student, teacher.model, teacher.tokenizer, place),
+            process,
+            regimes=list(REGIMES),
+            count=40,
+        )
+    )
+    assert len(rows) == len(students) * len(REGIMES)
+    for row in rows:
+        assert row.holds, row
+        assert row.distinct > 10
+        assert (row.cached > 0) == (row.regime == "prefix cache")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}},
+            "students cannot be served with speculative decoding",
+        ),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size = 3: gla has 4 heads"),
+    ],
+)
+def test_vllm_itself_refuses(
+    arguments: dict[str, Any], message: str, teacher: Checkpoint, process: VllmProcess, tmp_path: Path
+) -> None:
+    """As `vllm serve` would, which our engine's own checks do not stand before."""
+    save(Student("gla", ("gla",) * 4), teacher.model, teacher.tokenizer, tmp_path)
+    settings = {"model": str(tmp_path), "dtype": "float32", "max_length": 64, "student": True}
+    with pytest.raises(EvalsuiteError, match=message):
+        process.start({**settings, "arguments": arguments})
+
+
+def test_missing_weights_are_named(teacher: Checkpoint, process: VllmProcess, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = save(Student("gla", ("gla",) * 4), teacher.model, teacher.tokenizer, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.2.self_attn.decay.up.bias"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    engine = VllmEngine(describe_checkpoint(folder), dtype="float32", max_length=64, process=process)
+    with pytest.raises(EvalsuiteError, match=r"layer 2, gla: missing \['decay.up.bias'\]"):
+        _ = engine.fingerprint
