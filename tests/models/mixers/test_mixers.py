@@ -45,10 +45,9 @@ def make(name: str, head_dim: int = 64, **options: Any) -> Mixer:
     return mixer.requires_grad_(False)
 
 
-def tokens(rows: int, length: int) -> tuple[Tensor, Any]:
+def tokens(rows: int, length: int) -> Tensor:
     torch.manual_seed(2)
-    x = torch.randn(rows, length, 24, dtype=torch.float64)
-    return x, SimpleNamespace()
+    return torch.randn(rows, length, 24, dtype=torch.float64)
 
 
 def rotary(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -83,7 +82,7 @@ def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-9) -> None:
 @both_widths
 def test_chunked_is_step_by_step_and_split_is_whole(name: str, head_dim: int) -> None:
     mixer = make(name, head_dim)
-    x, _ = tokens(2, 70)
+    x = tokens(2, 70)
     whole, cache = run(mixer, x, cache=(kept := new_cache())), new_cache()
     parts = [run(mixer, x[:, :9], cache=cache)]
     parts += [run(mixer, x[:, t : t + 1], first=t, cache=cache) for t in range(9, 14)]
@@ -98,7 +97,7 @@ def test_chunked_is_step_by_step_and_split_is_whole(name: str, head_dim: int) ->
 @both_widths
 def test_packed_is_alone(name: str, head_dim: int) -> None:
     mixer = make(name, head_dim)
-    x, _ = tokens(1, 70)
+    x = tokens(1, 70)
     bounds = [0, 2, 2, 67, 70]
     places = torch.cat([torch.arange(b - a) for a, b in itertools.pairwise(bounds)])
     packed = run(mixer, x, positions=places.unsqueeze(0), cu_seqlens=torch.tensor(bounds))
@@ -110,7 +109,7 @@ def test_packed_is_alone(name: str, head_dim: int) -> None:
 def test_packed_sequences_go_on_from_their_states(name: str) -> None:
     """Three sequences read in two packed calls (one of them starts in the second) are each alone."""
     mixer = make(name, 64)
-    x, _ = tokens(3, 70)
+    x = tokens(3, 70)
     lengths, rest = (2, 40, 0), (5, 1, 9)
     cache = new_cache()
     for first, counts in (((0, 0, 0), lengths), (lengths, rest)):
@@ -138,7 +137,7 @@ def test_packed_sequences_go_on_from_their_states(name: str) -> None:
 def test_padded_is_alone(name: str, head_dim: int, side: str) -> None:
     """Outputs of real tokens, the state after them, and what is computed from that state."""
     mixer = make(name, head_dim)
-    x, _ = tokens(2, 12)
+    x = tokens(2, 12)
     real = torch.ones(2, 8, dtype=torch.bool)
     pads = slice(0, 3) if side == "left" else slice(5, 8)
     real[1, pads] = False
@@ -162,7 +161,7 @@ def test_padded_is_alone(name: str, head_dim: int, side: str) -> None:
 @both_widths
 def test_matrix_times_values_is_the_mixture(name: str, head_dim: int) -> None:
     mixer = make(name, head_dim)
-    x, _ = tokens(2, 20)
+    x = tokens(2, 20)
     places = rotary(torch.arange(20).expand(2, -1), head_dim)
     real = torch.ones(2, 20, dtype=torch.bool)
     real[1, 15:] = False
@@ -182,7 +181,7 @@ def test_matrix_times_values_is_the_mixture(name: str, head_dim: int) -> None:
 @both_widths
 def test_causal(name: str, head_dim: int) -> None:
     mixer = make(name, head_dim)
-    x, _ = tokens(1, 70)
+    x = tokens(1, 70)
     changed = x.clone()
     changed[:, 66:] += 1.0
     before, after = run(mixer, x), run(mixer, changed)
@@ -193,7 +192,7 @@ def test_causal(name: str, head_dim: int) -> None:
 @every_mixer
 def test_gradients_against_finite_differences(name: str) -> None:
     mixer = make(name, 4, **({"feature_dim": 3} if name == "rebased" else {})).requires_grad_(True)
-    x = tokens(1, 5)[0].requires_grad_()
+    x = tokens(1, 5).requires_grad_()
     parameters = list(mixer.parameters())
     assert torch.autograd.gradcheck(lambda x, *_: run(mixer, x), (x, *parameters), fast_mode=True)
 
@@ -212,7 +211,7 @@ def test_gradients_against_finite_differences(name: str) -> None:
 )
 def test_options_keep_the_properties(options: dict[str, Any]) -> None:
     mixer = make("gated_deltanet", 8, **options)
-    x, _ = tokens(1, 10)
+    x = tokens(1, 10)
     whole, cache = run(mixer, x), new_cache()
     close(
         torch.cat([run(mixer, x[:, :6], cache=cache), run(mixer, x[:, 6:], first=6, cache=cache)], 1), whole
@@ -281,7 +280,7 @@ def test_other_bad_input_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"layer 0: gla was given a recurrent state of shape \(1, 2, 8, 9\)"
     ):
-        run(mixer, tokens(1, 4)[0], cache=cache)
+        run(mixer, tokens(1, 4), cache=cache)
 
 
 def test_rebased_divides_by_no_rounding_error() -> None:

@@ -15,6 +15,7 @@ from evalsuite.models import MIXERS, StudentConfig, StudentForCausalLM, build_st
 from evalsuite.models.mixers import Mixer
 
 Make = Callable[..., PreTrainedModel]
+both_widths = pytest.mark.parametrize("head_dim", [64, 128])
 HYBRID = ["gla", "softmax", "gated_deltanet"]
 TEACHERS = [
     ("llama", {"tie_word_embeddings": True}),
@@ -96,9 +97,10 @@ def test_init_copies_what_it_says(make_teacher: Make, init: str, copied: str) ->
 
 
 @pytest.mark.parametrize("name", sorted(MIXERS))
+@both_widths
 @torch.no_grad()
-def test_saved_and_loaded_is_the_same(make_teacher: Make, tmp_path: Path, name: str) -> None:
-    teacher = make_teacher("qwen3", layers=1, head_dim=16, tie_word_embeddings=True)
+def test_saved_and_loaded_is_the_same(make_teacher: Make, tmp_path: Path, name: str, head_dim: int) -> None:
+    teacher = make_teacher("qwen3", layers=1, head_dim=head_dim, tie_word_embeddings=True)
     student = build_student(
         teacher, name, options={"sliding_window": {"window": 4}} if "sliding" in name else {}
     )
@@ -112,9 +114,10 @@ def test_saved_and_loaded_is_the_same(make_teacher: Make, tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("name", [*sorted(MIXERS), "hybrid"])
+@both_widths
 @torch.no_grad()
-def test_cached_generation_is_uncached(make_teacher: Make, name: str) -> None:
-    teacher = make_teacher(layers=3)
+def test_cached_generation_is_uncached(make_teacher: Make, name: str, head_dim: int) -> None:
+    teacher = make_teacher(layers=3, head_dim=head_dim)
     mixers = ["gla", "sliding_window", "softmax"] if name == "hybrid" else name
     options = {"sliding_window": {"window": 4}} if "sliding_window" in mixers else {}
     student = build_student(teacher, mixers, options=options).double()
