@@ -70,6 +70,8 @@ def _longbench(
     name: str, metric: longbench.Metric, row: Mapping[str, Any], response: str, *, line: bool = False
 ) -> Verdict:
     read = longbench.first_line(response) if line else response
+    # The indentation of code counts.
+    read = read if name == "code_sim" else read.strip()
     references = [str(answer) for answer in row["answers"]]
     return Verdict({name: longbench.best(metric, read, references)}, read.strip(), " | ".join(references))
 

@@ -1,0 +1,125 @@
+"""Recall: RULER's templates and metrics are lm-eval's; reading sets; tokenizers that cannot write needles."""
+
+import importlib
+import re
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from evalsuite.evaluator.asking import counter
+from evalsuite.evaluator.render import build
+from evalsuite.foundation import ConfigError, DataError
+from evalsuite.models.engine.requests import GenerateAnswer
+from evalsuite.protocols.encode import Encoder
+from evalsuite.protocols.generation import GenerationBenchmark
+from evalsuite.protocols.judges import JUDGES
+from evalsuite.tasks.benchmark import load_benchmark
+from evalsuite.tasks.documents import documents, identified
+from evalsuite.tasks.sized import chains, counting, passages
+
+
+def theirs(name: str) -> Any:
+    return pytest.importorskip(f"lm_eval.tasks.ruler.{name}", exc_type=ImportError)
+
+
+def plain(template: str) -> str:
+    """A template without the names of its blanks, and without the space at its end."""
+    return re.sub(r"\{[a-z_]+\}", "{}", template).rstrip()
+
+
+def test_templates_are_those_of_lm_eval() -> None:
+    assert plain(theirs("vt_utils").TEMPLATE) == plain(chains.TEMPLATE)
+    assert plain(theirs("cwe_utils").TEMPLATE) == plain(counting.LIST)
+    assert plain(theirs("fwe_utils").TEMPLATE) == plain(counting.CODED)
+    assert plain(f"{theirs('qa_utils').TEMPLATE} Answer:") == plain(passages.TEMPLATE)
+
+
+@pytest.mark.parametrize(
+    "response", ["", " Oslo", "oslo, 1234567 and Bergen", "1234567\x07", "12345678\nOSLO", "\tBERGEN "]
+)
+@pytest.mark.parametrize("answers", [["Oslo"], ["Oslo", "1234567"], ["Bergen", "Bergen", "1234567"]])
+def test_matches_are_those_of_lm_eval(response: str, answers: list[str]) -> None:
+    metrics = theirs("common_utils")
+    doc = {"max_length": 4096, "outputs": answers}
+    row = {"answers": answers}
+    assert JUDGES["all_found"](row, response).values == {
+        "accuracy": metrics.process_results(doc, [response])["4096"]
+    }
+    found = JUDGES["any_found"](row, response).values
+    # lm-eval 0.4.13 gives the share of the references; RULER asks whether there is one.
+    assert found["share"] == metrics.process_results_part(doc, [response])["4096"]
+    assert found["accuracy"] == float(found["share"] > 0)
+
+
+@pytest.mark.parametrize("name", ["fda", "swde", "squad_completion"])
+def test_reading_sets_are_asked_and_judged_as_in_based(name: str) -> None:
+    row = {
+        "doc_id": "1",
+        "text": "\n Device: XY-200 (510k).\nMaker: Aven Inc. \nPredicate: ",
+        "value": " K12.345 (B) ",
+    }
+    benchmark = load_benchmark(name)
+    made = build(benchmark, "generation", identified([(row, None)]))
+    assert isinstance(made, GenerationBenchmark)
+    task = importlib.import_module(f"lm_eval.tasks.{name}.task")
+    kind = getattr(task, {"fda": "FDA", "swde": "SWDE", "squad_completion": "SQUADCompletion"}[name])
+    reference = kind.__new__(kind)
+    assert made.messages(0) == [("user", reference.doc_to_text(row))]
+    for response in (" k12.345 (b)", " K12x345 (B)", "", " it is K12.345 (B), I think"):
+        judged = made.judge(0, GenerateAnswer((1,), response, "stop"))
+        assert judged.values == reference.process_results(row, [response])
+        assert judged.detail["target"] == "K12.345 (B)"
+    assert benchmark.generation is not None
+    assert (benchmark.generation.sampling.max_new_tokens, benchmark.generation.sampling.stop) == (48, ("\n",))
+    with pytest.raises(DataError, match=r"'text'.* is undefined"):
+        build(benchmark, "generation", identified([({"value": "x"}, None)]))
+
+
+def test_recall_is_read_from_the_first_word() -> None:
+    row = {"answers": ["copper"]}
+    assert JUDGES["first_word"](row, " copper\nanchor").values == {"accuracy": 1.0}
+    assert JUDGES["first_word"](row, " copperplate").values == {"accuracy": 0.0}
+    assert JUDGES["first_word"](row, "  ").extracted == ""
+
+
+def words_only(*, bos: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer that knows the words of one template and nothing else."""
+    known = {"<unk>": 0, "<s>": 1, "</s>": 2, "The": 3, "grass": 4}
+    tokenizer = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if bos:
+        from tokenizers.processors import TemplateProcessing
+
+        tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+
+
+def test_a_tokenizer_that_cannot_write_a_needle_is_refused() -> None:
+    benchmark = load_benchmark("niah_single_1")
+    tokenizer = words_only()
+    found = documents(benchmark, limit=1, context=512, count_tokens=counter(tokenizer, benchmark))
+    made = build(benchmark, "generation", found)
+    assert isinstance(made, GenerationBenchmark)
+    with pytest.raises(DataError, match=r"niah_single_1: the tokenizer cannot encode the answer '\d{7}'"):
+        made.questions(Encoder(tokenizer), template=False)
+
+
+def test_lengths_count_the_token_that_begins_every_prompt(tokenizer: Any) -> None:
+    benchmark = load_benchmark("niah_single_1")
+    bare, begun = (counter(words_only(bos=bos), benchmark) for bos in (False, True))
+    assert begun("The grass") == bare("The grass") + 1
+    pocket = load_benchmark("pocket_niah_single_1")
+    assert counter(words_only(bos=True), pocket)("The grass") == 2
+    assert counter(tokenizer, benchmark)("1234567") == len(tokenizer("1234567").input_ids)
+
+
+def test_sized_benchmarks_need_a_tokenizer_and_a_context() -> None:
+    benchmark = load_benchmark("ruler_vt")
+    with pytest.raises(ConfigError, match="vt: needs a checkpoint"):
+        documents(benchmark, limit=1, context=4096)
+    with pytest.raises(ConfigError, match="it takes one such as 4096"):
+        documents(benchmark, limit=1, count_tokens=len)
