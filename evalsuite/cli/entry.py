@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 
 import evalsuite
-from evalsuite.cli import compare, demo, distill, gate, prepare, run, show
+from evalsuite.cli import bench, compare, demo, distill, doctor, gate, prepare, run, select, show
 from evalsuite.cli.parser import Parser
 from evalsuite.foundation import EvalsuiteError, RunFolderError
 
@@ -19,7 +19,7 @@ INTERRUPTED = 130
 CRASHED = 70
 BROKEN_PIPE = 74
 
-VERBS = (demo, distill, prepare, run, compare, gate, show)
+VERBS = (demo, distill, select, prepare, run, compare, gate, bench, doctor, show)
 
 
 def build_parser() -> Parser:

@@ -16,7 +16,7 @@ from evalsuite.models.recurrence import fla_backend
 from evalsuite.models.recurrence.fla_backend import Kernel
 from evalsuite.models.recurrence.shapes import Transition
 
-SHORT = 64
+SHORT = 128
 """Most tokens that are read one by one."""
 
 _SIMPLE, _DELTA = "fused_recurrent_simple_gla", "fused_recurrent_gated_delta_rule"

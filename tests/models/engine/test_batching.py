@@ -32,7 +32,9 @@ def test_extra_tokens_count_but_are_not_padded() -> None:
     assert batches([10, 10, 10], budget=60, extra=[20, 20, 20]) == [[0, 1], [2]]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 1), min_size=1, max_size=90)), max_size=30))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 1), min_size=1, max_size=90)), max_size=30)
+)
 def test_families_share_what_they_say(drawn: list[tuple[int, list[int]]]) -> None:
     contexts = [[7] * 63 + [kind] * kind + own for kind, own in drawn]
     found = families(contexts)

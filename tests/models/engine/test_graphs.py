@@ -31,12 +31,13 @@ def test_few_sizes() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("kind", ["llama", "gated_deltanet+softmax+gla", "sliding_window+gla+softmax"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_gpu_equals_cpu(
-    build: Callable[..., Any], kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    build: Callable[..., Any], kind: str, dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
-    # fla's kernels compute in TF32 where this compares float32; they are held to the torch backend elsewhere.
-    monkeypatch.setattr(op, "_chosen", "torch")
+    # Contexts of at most 60 tokens: fla's kernels then go token by token, in full float32.
+    monkeypatch.setattr(op, "_chosen", backend)
     here, there = build(kind), build(kind)
     there.model = there.model.to("cuda", dtype)
     cpu, gpu = TorchEngine(here), TorchEngine(there)
@@ -46,7 +47,7 @@ def test_gpu_equals_cpu(
         return tuple(draw.randrange(4, 400) for _ in range(draw.randint(low, high)))
 
     scored = [
-        ScoreRequest(ids(1, 90), tuple(ids(1, 9) for _ in range(draw.choice([1, 4])))) for _ in range(40)
+        ScoreRequest(ids(1, 60), tuple(ids(1, 9) for _ in range(draw.choice([1, 4])))) for _ in range(40)
     ]
     expected, found = dict(cpu.score(scored)), dict(gpu.score(scored))
     tolerance = 2e-3 if dtype == torch.float32 else 1.5

@@ -33,7 +33,7 @@ def draw(decay: str, delta: bool, length: int, *, device: str = "cpu") -> dict[s
 
 
 @pytest.mark.parametrize(("decay", "delta"), CASES)
-@pytest.mark.parametrize("length", [1, 64, 65])
+@pytest.mark.parametrize("length", [1, inference.SHORT, inference.SHORT + 1])
 def test_rows_become_sequences_of_one_row(
     monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, length: int
 ) -> None:
@@ -67,9 +67,13 @@ def test_rows_become_sequences_of_one_row(
 def test_kernels_are_the_recurrence(
     monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, dtype: torch.dtype
 ) -> None:
+    from triton.runtime.autotuner import Autotuner
+
+    # Which of the variants is fastest does not matter here, and compiling all takes minutes.
+    monkeypatch.setattr(Autotuner, "prune_configs", lambda self, *_: self.configs[:1])
     monkeypatch.setenv("TRITON_F32_DEFAULT", "ieee")
     set_backend("auto")
-    for length in (1, 7, 64, 130):
+    for length in (1, 7, 64, inference.SHORT + 2):
         terms = draw(decay, delta, length, device="cuda")
         terms |= {name: terms[name].to(dtype) for name in ("q", "k", "v")}
         with torch.inference_mode():
