@@ -5,15 +5,19 @@ doctor.json       {"schema": 1, "checkpoints": [{"label", "weights_id", "checks"
                   largest deviation in nats; changed is the share of answers that changed (both or null)
 efficiency.jsonl  {"schema": 1, "weights_id", "context", "batch", "prefill_tokens_per_second",
                   "decode_tokens_per_second", "state_bytes", "peak_bytes", "device"} per line
-selection.json    {"schema": 1, "selector", "layers", "scores", "history": [{"tokens", "layers"}], …}: what
-                  `evalsuite select` writes (one such object, or a list); see `Selection`
+selection.json    how softmax layers were chosen, one object (or a list of them, one per selector):
+                  {"schema": 1, "selector", "layers", "mixer", "teacher", "measure", "scores",
+                  "history": [{"step", "tokens", "layers"}], "stop": {"step", "tokens", "planned", "why"},
+                  "quality": [{"layers", "what", "score", "low", "high"}], "tokens", "seconds",
+                  "details"};
+                  `schema`, `selector` and `layers` are needed, see `Selection` for the rest
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from evalsuite.foundation import DataError, read_json, read_jsonl
 from evalsuite.foundation.strict import Strict, StrictModel, parse
@@ -70,77 +74,74 @@ class Step(Strict):
     """The layers that a selector held at one point of its search."""
 
     tokens: int = Field(ge=0)
-    """Tokens that each candidate was trained on so far; 0 for a search that trains nothing."""
+    """Trained on so far, over all probes together."""
     layers: tuple[int, ...]
-    step: int | None = None
-    """Optimizer steps so far, or the number of layers decided in a search by depth."""
-    scores: tuple[float | None, ...] = ()
-    """Importance of each layer at this point; higher is kept first."""
+    step: int | None = Field(default=None, ge=0)
 
 
-class Stability(Strict):
-    """How steady the chosen set was over the last window of snapshots (KL-guided selection, Appendix B)."""
+class Stop(Strict):
+    """Where a search ended."""
 
-    stopped: bool
-    """Whether the early-stop rule ended the pass; false if the budget did."""
-    step: int
-    steps: int
-    """Optimizer steps done, and those of the whole budget."""
-    window: int
-    jaccard: float
-    """Mean pairwise Jaccard similarity of the window's sets."""
-    backbone: int
-    """Layers in all sets of the window."""
-    union: int
-    """Layers in any set of the window."""
-    saved_tokens: int
-    """Student tokens of the budget that were not spent, over all candidates."""
-    saved_share: float = Field(ge=0, le=1)
+    tokens: int = Field(ge=0)
+    step: int | None = Field(default=None, ge=0)
+    planned: int | None = Field(default=None, ge=0)
+    """Tokens that the whole search would have taken."""
+    why: Literal["stable", "budget"] = "stable"
+    """`stable`: stopped early, as its choice no longer changed; `budget`: it ran to its end."""
 
 
-class HybridQuality(Strict):
-    """How good the hybrid with this many softmax layers is, as the selector itself measures it."""
+class Quality(Strict):
+    """How good a student with one set of softmax layers is."""
 
-    layers: int
-    value: float
-
-
-class SelectedFrom(Strict):
-    """The teacher that layers were chosen in."""
-
-    path: str
-    weights_id: str
+    layers: tuple[int, ...]
+    what: str
+    """What `score` is: ``S-NIAH-1 at 2k, written``. Higher is better."""
+    score: float = Field(ge=0, le=1)
+    """A fraction, with the ends of its 95 % interval where they are known."""
+    low: float | None = Field(default=None, ge=0, le=1)
+    high: float | None = Field(default=None, ge=0, le=1)
 
 
 class Selection(Strict):
-    """`selection.json`: how softmax layers were chosen."""
+    """`selection.json`: how softmax layers were chosen. Layers count from 0."""
 
     schema_: Literal[1] = Field(alias="schema")
-    selector: str
+    selector: str = Field(min_length=1)
     layers: tuple[int, ...]
-    scores: tuple[float | None, ...] = ()
-    """Importance of each layer; higher is kept first."""
-    measure: str = ""
-    """What a score is, with its unit."""
-    history: tuple[Step, ...] = ()
-    budget: int | None = None
-    teacher: SelectedFrom | None = None
+    """The layers that stay softmax."""
     mixer: str | None = None
-    """What stood in the other layers while choosing: the probe. None where no student was needed."""
-    recipe: str | None = None
-    stability: Stability | None = None
-    quality: tuple[HybridQuality, ...] = ()
-    """By number of softmax layers, before the chosen hybrid is distilled."""
-    quality_measure: str = ""
-    cost: dict[str, float] = Field(default_factory=dict)
-    """Such as student_tokens, teacher_tokens, separate_student_tokens, seconds."""
-    notes: tuple[str, ...] = ()
-    options: dict[str, Any] = Field(default_factory=dict)
+    """What the other layers became while probing."""
+    teacher: str | None = None
+    """weights_id of the teacher whose layers these are."""
+    measure: str = "importance"
+    """What `scores` are: ``KL divergence won back, nats``."""
+    scores: tuple[float | None, ...] = ()
+    """One per layer of the teacher; higher is kept first. None: not rated."""
+    history: tuple[Step, ...] = ()
+    """In the order of the search; the last one is what was chosen."""
+    stop: Stop | None = None
+    quality: tuple[Quality, ...] = ()
+    """Students with this selector's layers, at one number of softmax layers or several."""
+    tokens: int | None = Field(default=None, ge=0)
+    """What the selection cost, in tokens trained on and in seconds."""
+    seconds: float | None = Field(default=None, ge=0)
     details: dict[str, Any] = Field(default_factory=dict)
-    """What else the selector wants known, such as raw measurements by layer."""
-    device: str = ""
-    versions: dict[str, str] = Field(default_factory=dict)
-    created: str = ""
+    """What else the selector wrote down: settings, notes, costs, raw measurements; shown nowhere."""
+
+    @model_validator(mode="after")
+    def _layers_are_the_teachers(self) -> "Selection":
+        sets = (self.layers, *(each.layers for each in (*self.history, *self.quality)))
+        for layers in sets:
+            if len(set(layers)) < len(layers) or min(layers, default=0) < 0:
+                raise ValueError(f"layers {list(layers)}: each counts from 0 and stands once")
+            if self.scores and max(layers, default=0) >= len(self.scores):
+                raise ValueError(f"layers {list(layers)}: there are scores of {len(self.scores)} layers")
+        along = [step.tokens for step in self.history]
+        if along != sorted(along):
+            raise ValueError("'history' is in the order of the search: its tokens never fall")
+        if self.history and set(self.history[-1].layers) != set(self.layers):
+            raise ValueError("the last layers of 'history' are not 'layers'")
+        return self
 
 
 def read_doctor(runs: Sequence[Path]) -> list[Examined]:
@@ -160,6 +161,11 @@ def read_costs(runs: Sequence[Path]) -> list[Cost]:
         path = Path(run) / "efficiency.jsonl"
         found += [_parse(row, Cost, f"{path}, line {i}") for i, row in enumerate(read_jsonl(path), 1)]
     return found
+
+
+def read_selection(path: Path) -> Selection:
+    """One selection, from any file. Raises DataError or ConfigError for a file of another form."""
+    return _parse(read_json(path), Selection, path)
 
 
 def read_selections(runs: Sequence[Path]) -> list[Selection]:

@@ -77,7 +77,8 @@ class Lineage:
         counts = Counter(self.mixers)
         if len(counts) == 1:
             return MIXER_TITLES.get(self.mixers[0], self.mixers[0])
-        return " + ".join(f"{count} × {MIXER_TITLES.get(name, name)}" for name, count in counts.items())
+        softmax_first = sorted(counts.items(), key=lambda item: item[0] != "softmax")
+        return " + ".join(f"{count} × {MIXER_TITLES.get(name, name)}" for name, count in softmax_first)
 
 
 def lineage_of(checkpoint: CheckpointPlan) -> Lineage:

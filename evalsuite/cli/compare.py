@@ -1,9 +1,10 @@
 """`evalsuite compare`: the leaderboards of runs, or of checkpoints that are evaluated first."""
 
 import argparse
+import sys
 from pathlib import Path
 
-from evalsuite.cli.options import add_data_option, add_model_options, add_quiet
+from evalsuite.cli.options import add_model_options, add_quiet
 from evalsuite.cli.parser import command
 
 
@@ -15,6 +16,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="write the leaderboards (HTML, CSV, Markdown, JSON) of runs or checkpoints",
         example=(
             "  evalsuite compare runs/first runs/second --out report\n"
+            "  evalsuite compare runs/first --policy gate.yaml --data data --out report\n"
+            "  evalsuite compare runs/first --published --out docs/leaderboard\n"
             "  evalsuite compare ./student-a ./student-b --suite quick --teacher ./teacher --out report"
         ),
     )
@@ -22,14 +25,25 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--suite", help="what checkpoints are asked (only with checkpoints)")
     parser.add_argument("--teacher", help="with runs: the label of the teacher; with checkpoints: its path")
     parser.add_argument("--out", type=Path, required=True, help="folder for the report")
+    parser.add_argument("--policy", type=Path, help="judge the students by it and show the verdict")
     parser.add_argument(
         "--questions",
         action="store_true",
         help="show question texts in the drill-down, from the documents that the runs keep",
     )
+    parser.add_argument(
+        "--published",
+        action="store_true",
+        help="for a page that is put online: no question texts, no absolute paths",
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="a seeded sample of N documents per benchmark")
     add_model_options(parser)
-    add_data_option(parser)
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="frozen data, as written by `evalsuite prepare`: question texts are joined from it, and "
+        "checkpoints are evaluated on it (these by default on EVALSUITE_DATA, else the hub)",
+    )
     add_quiet(parser)
     parser.set_defaults(call=run)
 
@@ -38,8 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate what is missing when checkpoints are given, then report."""
     from evalsuite.cli.report import print_leaderboard
     from evalsuite.foundation import ConfigError
-    from evalsuite.reports import compare
+    from evalsuite.reports import compare, load_policy
 
+    if arguments.published and arguments.questions:
+        raise ConfigError("--published leaves question texts out: give either it or --questions")
+    policy = None if arguments.policy is None else load_policy(arguments.policy)
     runs = [Path(name) for name in arguments.inputs if (Path(name) / "plan.yaml").is_file()]
     checkpoints = [name for name in arguments.inputs if Path(name) not in runs]
     if runs and checkpoints:
@@ -67,9 +84,19 @@ def run(arguments: argparse.Namespace) -> int:
         )
         teacher = None
     questions = None
-    if arguments.questions:
-        from evalsuite.evaluator.questions import questions_of
+    if (arguments.questions or arguments.data is not None) and not arguments.published:
+        from evalsuite.evaluator.questions import Questions
 
-        questions = questions_of(runs)
-    print_leaderboard(compare(runs, arguments.out, teacher=teacher, questions=questions))
+        questions = Questions(runs, arguments.data)
+    comparison = compare(
+        runs,
+        arguments.out,
+        teacher=teacher,
+        questions=questions,
+        published=arguments.published,
+        policy=policy,
+    )
+    print_leaderboard(comparison)
+    for benchmark, why in (questions.missing if questions is not None else {}).items():
+        print(f"{benchmark}: {why}", file=sys.stderr)
     return 0

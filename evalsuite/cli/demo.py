@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.cli.report import print_leaderboard
     from evalsuite.distill import distill, load_recipe
     from evalsuite.evaluator import evaluate
-    from evalsuite.evaluator.questions import questions_of
+    from evalsuite.evaluator.questions import Questions
     from evalsuite.reports import compare
 
     started = time.monotonic()
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         quiet=arguments.quiet,
     )
     evaluated = time.monotonic()
-    comparison = compare([out], out / "report", questions=questions_of([out]))
+    comparison = compare([out], out / "report", questions=Questions([out]))
     ended = time.monotonic()
     print_leaderboard(comparison)
     print(

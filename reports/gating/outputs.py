@@ -3,8 +3,10 @@
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from evalsuite.foundation import write_json, write_text
 from evalsuite.reports.gating.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED
 from evalsuite.reports.gating.verdict import Decision, Verdict
 from evalsuite.reports.markdown import escape, table
@@ -13,6 +15,14 @@ SCHEMA = 1
 SIGNS = {PASS: "✅", REGRESSION: "❌", INCONCLUSIVE: "❔", UNMEASURED: "⚠️"}
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 cannot hold, even escaped."""
+
+
+def write_verdict(verdict: Verdict, out: Path) -> tuple[Path, ...]:
+    """Write junit.xml, gate.md and gate.json to a folder and return their paths."""
+    write_text(out / "junit.xml", junit_xml(verdict))
+    write_text(out / "gate.md", markdown(verdict))
+    write_json(out / "gate.json", verdict_json(verdict))
+    return out / "junit.xml", out / "gate.md", out / "gate.json"
 
 
 def junit_xml(verdict: Verdict) -> str:

@@ -4,9 +4,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from evalsuite.foundation import ConfigError, nearest, write_json, write_text
+from evalsuite.foundation import ConfigError, nearest
 from evalsuite.reports import words
 from evalsuite.reports.gating.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED, Ruling, rule
 from evalsuite.reports.gating.measure import Bench, Measured, Unmeasured
@@ -63,21 +62,26 @@ class Decision:
     def sentence(self) -> str:
         """What was found, by how much it misses, how sure that is."""
         if self.outcome == UNMEASURED or self.point is None:
+            return self.finding
+        return ": ".join(part for part in (f"{self.found}, {self.demand} demanded", self.finding) if part)
+
+    @property
+    def finding(self) -> str:
+        """By how much it misses and how sure that is, or what would decide it; empty for a pass."""
+        if self.outcome == UNMEASURED or self.point is None:
             return f"could not be measured: {self.why}"
-        text = f"{self.found}, {self.demand} demanded"
         if self.outcome == REGRESSION:
             miss = self._amount(abs(self.point - self.threshold), "points")
-            text += f": misses it by {miss}, proven (p {_p(self.p_worse)} after Holm's correction)"
-        elif self.outcome == INCONCLUSIVE:
-            text += f": not decided by {words.count(self.documents or 0)} documents"
-            text += " (all lines taken together)" if self._outside else ""
-            text += "; "
-            text += (
+            return f"misses it by {miss}, proven (p {_p(self.p_worse)} after Holm's correction)"
+        if self.outcome == INCONCLUSIVE:
+            together = " (all lines taken together)" if self._outside else ""
+            more = (
                 f"about {words.count(self.documents_needed)} would decide it"
                 if self.documents_needed is not None
                 else "it stands on the threshold, and no number of documents would decide it"
             )
-        return text
+            return f"not decided by {words.count(self.documents or 0)} documents{together}; {more}"
+        return ""
 
     @property
     def _outside(self) -> bool:
@@ -127,15 +131,12 @@ class Verdict:
             return ""
         return f" ({self.tolerated} inconclusive, tolerated by the policy)"
 
-    def summary(self) -> dict[str, Any]:
-        """What the page shows: exit_code, word, sentence."""
+    @property
+    def sentence(self) -> str:
+        """How many lines ended how: ``1 pass, 2 proven regression.``"""
         counts = {name: sum(d.outcome == name for d in self.decisions) for name in EXIT}
         said = [f"{number} {WORDS[EXIT[name]]}" for name, number in counts.items() if number]
-        return {
-            "exit_code": self.exit_code,
-            "word": self.word,
-            "sentence": f"{', '.join(said)}{self._tolerance}.",
-        }
+        return f"{', '.join(said)}{self._tolerance}."
 
 
 def gate(
@@ -159,9 +160,20 @@ def gate(
         ConfigError: the policy names a checkpoint that no run has.
         RunFolderError, DataError: as `load_panel`.
     """
-    from evalsuite.reports.gating.outputs import junit_xml, markdown, verdict_json
+    from evalsuite.reports.gating.outputs import markdown, write_verdict
 
-    panel = load_panel(list(runs), teacher)
+    verdict = judge(load_panel(list(runs), teacher), policy)
+    if out is not None:
+        write_verdict(verdict, Path(out))
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        with open(summary, "a", encoding="utf-8") as file:
+            file.write(markdown(verdict))
+    return verdict
+
+
+def judge(panel: Panel, policy: Policy) -> Verdict:
+    """Judge answers by a policy; as `gate`, but nothing is written."""
     bench = Bench(panel)
     tasks = [
         (line, protocol, subject)
@@ -190,17 +202,7 @@ def gate(
             for line in policy.lines
             for protocol in _protocols(panel, line)
         ]
-    verdict = _verdict(decisions, policy, panel.warnings)
-    if out is not None:
-        out = Path(out)
-        write_text(out / "junit.xml", junit_xml(verdict))
-        write_text(out / "gate.md", markdown(verdict))
-        write_json(out / "gate.json", verdict_json(verdict))
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if summary:
-        with open(summary, "a", encoding="utf-8") as file:
-            file.write(markdown(verdict))
-    return verdict
+    return _verdict(decisions, policy, panel.warnings)
 
 
 def _judged(panel: Panel, labels: Sequence[str]) -> list[int]:

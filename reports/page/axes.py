@@ -42,3 +42,13 @@ def log_axis(values: Sequence[float], most: int = 6) -> Axis:
     if len(distinct) > most:
         ticks = [distinct[round(i * (len(distinct) - 1) / (most - 1))] for i in range(most)]
     return Axis(distinct[0] / 1.2, distinct[-1] * 1.2, tuple(dict.fromkeys(ticks)), log=True)
+
+
+def exact_axis(values: Sequence[float], most: int = 8) -> Axis:
+    """A linear axis around few whole `values`, such as numbers of layers, with ticks on them alone."""
+    distinct = sorted(set(values))
+    margin = max(0.06 * (distinct[-1] - distinct[0]), 0.5)
+    ticks = distinct
+    if len(distinct) > most:
+        ticks = [distinct[round(i * (len(distinct) - 1) / (most - 1))] for i in range(most)]
+    return Axis(distinct[0] - margin, distinct[-1] + margin, tuple(dict.fromkeys(ticks)))

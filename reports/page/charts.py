@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby
+from statistics import fmean
 
 from markupsafe import Markup
 
-from evalsuite.reports.page.axes import Axis
+from evalsuite.reports.page.axes import Axis, nice_axis
 from evalsuite.reports.page.marks import element, figure
 
 RANK_ROW = 34
@@ -57,6 +58,7 @@ def curves(
     x_words: Sequence[str],
     y_suffix: str = "",
     reference: float | None = None,
+    marker: float | None = None,
 ) -> Markup:
     """Curves with whiskers; each series has its own colour and dash.
 
@@ -67,6 +69,7 @@ def curves(
         x_words: a text per tick of the x axis.
         y_suffix: follows the numbers of the y axis.
         reference: a dashed horizontal line, such as the teacher's.
+        marker: a dashed vertical line, such as where a search stopped.
     """
     parts = []
     for tick in plot.y_axis.ticks:
@@ -77,6 +80,9 @@ def curves(
     if reference is not None:
         y = plot.y(reference)
         parts.append(element("line", kind="ref", x1=0, x2="100%", y1=y, y2=y))
+    if marker is not None:
+        x = plot.x(marker)
+        parts.append(element("line", kind="ref", x1=x, x2=x, y1=0, y2=plot.height))
     for tick, word in zip(plot.x_axis.ticks, x_words, strict=True):
         x, bottom = plot.x(tick), plot.height
         parts.append(element("line", kind="stub", x1=x, x2=x, y1=bottom, y2=bottom + 5))
@@ -87,17 +93,27 @@ def curves(
 
 def _curve(curve: Curve, index: int, plot: Plot) -> Markup:
     points = sorted(curve.points, key=lambda point: point.x)
-    parts = [
-        element("line", kind="stem", x1=plot.x(a.x), y1=plot.y(a.y), x2=plot.x(b.x), y2=plot.y(b.y))
-        for a, b in pairwise(points)
-    ]
+    # Several points at one place, such as seeds, are met in their middle.
+    middles = [(x, fmean(p.y for p in group)) for x, group in groupby(points, key=lambda point: point.x)]
+    # One line in a stretched frame of its own, so that its dashes run on through every point.
+    line = element(
+        "polyline",
+        kind="stem",
+        points=" ".join(f"{plot.x_axis.at(x)},{plot.y(y)}" for x, y in middles),
+        fill="none",
+        vector_effect="non-scaling-stroke",
+    )
+    frame = {"viewBox": f"0 0 100 {plot.height}", "preserveAspectRatio": "none", "overflow": "visible"}
+    parts = [element("svg", line, width="100%", height=plot.height, **frame)]
     for point in points:
         x = plot.x(point.x)
         inside = [element("title", point.label or curve.name)]
         if point.low is not None and point.high is not None:
             low, high = plot.y(point.low), plot.y(point.high)
             inside.append(element("line", kind="whisker", x1=x, x2=x, y1=low, y2=high))
-        inside.append(element("circle", kind="disc", cx=x, cy=plot.y(point.y), r=4.5))
+        # Many points in a row would hide their line; they keep their tooltips.
+        kind = "disc" if len(points) <= 24 else "disc quiet"
+        inside.append(element("circle", kind=kind, cx=x, cy=plot.y(point.y), r=4.5))
         parts.append(element("g", Markup("").join(inside)))
     return element("g", Markup("").join(parts), kind=f"series s{index % 8}")
 
@@ -136,21 +152,28 @@ def layer_strip(layers: int, kept: Sequence[int], label: str) -> Markup:
     return figure("layers", 18, label, parts)
 
 
-def bars(values: Sequence[float | None], kept: Sequence[int], label: str, height: int = 90) -> Markup:
-    """One bar per layer, from 0; those of kept layers stand out. None leaves a gap."""
+def bars(values: Sequence[float | None], kept: Sequence[int], label: str, height: int = 200) -> Markup:
+    """One bar per layer, from 0, over a numbered axis; those of kept layers stand out. None leaves a gap."""
     known = [value for value in values if value is not None]
-    top, bottom = max([0.0, *known]), min([0.0, *known])
-    reach = (top - bottom) or 1.0
-    zero = round(height * top / reach, 1)
-    width = 100 / max(1, len(values))
-    parts = [element("line", kind="stub", x1=0, x2="100%", y1=zero, y2=zero)]
+    axis = nice_axis(known, include=[0.0], steps=3)
+    plot = Plot(Axis(0, max(1, len(values)), ()), axis, height)
+    parts = []
+    for tick in axis.ticks:
+        y = plot.y(tick)
+        parts.append(element("line", kind="stub" if tick == 0 else "grid", x1=0, x2="100%", y1=y, y2=y))
+        parts.append(element("text", f"{tick:,.6g}", kind="tick", x=-8, y=y + 4, text_anchor="end"))
+    zero, width = plot.y(0), 100 / max(1, len(values))
+    every = 1 if len(values) <= 12 else 2 if len(values) <= 18 else 5
     for layer, value in enumerate(values):
+        if layer % every == 0:
+            x = f"{(layer + 0.41) * width:.3f}%"
+            parts.append(element("text", str(layer), kind="tick", x=x, y=height + 18, text_anchor="middle"))
         if value is None:
             continue
-        size = round(max(abs(value) / reach * height, 0.5), 1)
+        top = plot.y(value)
+        size = max(round(abs(top - zero), 1), 1)
         at = {"x": f"{layer * width:.3f}%", "width": f"{width * 0.82:.3f}%"}
-        y = round(zero - size if value >= 0 else zero, 1)
-        title = element("title", f"layer {layer}: {value:.4g}")
+        title = element("title", f"layer {layer}: {value:.4g}{', kept' if layer in kept else ''}")
         kind = "kept" if layer in kept else "linear"
-        parts.append(element("rect", title, kind=kind, **at, y=y, height=size))
-    return figure("layers", height, label, parts)
+        parts.append(element("rect", title, kind=kind, **at, y=min(top, zero), height=size))
+    return figure("layers", height + 24, label, parts)

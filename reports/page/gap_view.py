@@ -65,6 +65,7 @@ class RankView:
     """Label and score by rank."""
     right: tuple[tuple[str, str], ...]
     inversions: tuple[str, ...]
+    """A sentence each, those that are proven first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +222,6 @@ def _ranks(report: Report) -> RankView | None:
             f"{label_of[i.ranked_above]} is {100 * i.difference_ranked:.1f} points above "
             f"{label_of[i.written_above]} when ranked, {100 * i.difference_written:.1f} below when written"
             f"{' (both proven)' if i.proven else ''}."
-            for i in agreement.inversions
+            for i in sorted(agreement.inversions, key=lambda inversion: not inversion.proven)
         ),
     )

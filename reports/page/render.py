@@ -4,7 +4,7 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,18 @@ from markupsafe import Markup
 
 import evalsuite
 from evalsuite.reports import words
-from evalsuite.reports.page import detail_view, gap_view, recovery_view, samples, scale_view
+from evalsuite.reports.gating.verdict import Verdict
+from evalsuite.reports.page import (
+    cost_view,
+    detail_view,
+    gap_view,
+    gate_view,
+    heat_view,
+    layer_view,
+    recovery_view,
+    samples,
+    scaling_view,
+)
 from evalsuite.reports.report import Report
 
 FOLDER = Path(__file__).parent
@@ -22,7 +33,11 @@ SAMPLE_BYTES = 700_000
 
 
 def render_page(
-    report: Report, questions: samples.Questions | None = None, verdict: Mapping[str, Any] | None = None
+    report: Report,
+    questions: samples.Questions | None = None,
+    verdict: Verdict | None = None,
+    *,
+    published: bool = False,
 ) -> str:
     """The page.
 
@@ -31,6 +46,7 @@ def render_page(
         questions: gives the text of questions for the drill-down; None leaves them out, as a page that is
             published must.
         verdict: a gate's decision, shown above everything.
+        published: whether the page says that it is meant for others.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER / "templates"),
@@ -47,20 +63,22 @@ def render_page(
         meta=detail_view.meta(report),
         tiles=detail_view.tiles(report),
         verdict=verdict,
+        gate=gate_view.gate_lines(verdict),
         warnings=report.warnings,
         protocols=report.protocols,
         protocol_words=words.PROTOCOL_WORDS,
         views=recovery_view.recovery_views(report),
         scopes=_scopes(report),
         gap=gap_view.gap_view(report),
-        needles=scale_view.needle_views(report),
-        longbench=scale_view.longbench_view(report),
+        needles=heat_view.needle_views(report),
+        longbench=heat_view.longbench_view(report),
         published=detail_view.published_view(report),
-        scaling=scale_view.scaling_views(report),
-        layers=scale_view.layer_rows(report),
-        selectors=scale_view.selector_views(report),
-        costs=scale_view.cost_rows(report),
-        decode=scale_view.decode_view(report),
+        scaling=scaling_view.scaling_views(report),
+        layers=layer_view.layer_rows(report),
+        layer_charts=layer_view.layer_charts(report),
+        selectors=layer_view.selector_views(report),
+        costs=cost_view.cost_rows(report),
+        cost_charts=cost_view.cost_charts(report),
         pairs=detail_view.pair_lines(report),
         replicates=detail_view.replicate_sentences(report),
         lineages=detail_view.lineages(report),
@@ -81,6 +99,7 @@ def render_page(
         ),
         titles=_json({benchmark.name: benchmark.title for benchmark in report.benchmarks}),
         has_questions=questions is not None,
+        is_published=published,
         style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
         script=Markup((FOLDER / "script.js").read_text(encoding="utf-8")),
     )

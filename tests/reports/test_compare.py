@@ -211,8 +211,56 @@ def test_scaling_layers_and_cost_appear_when_they_are_there(dice: SimpleNamespac
     (run / "selection.json").write_text(json.dumps(selection))
     page = compare([run], tmp_path / "more").page.read_text()
     assert "Decode speed by context" in page
-    assert "ga_s2: layers 7" in page
-    assert "Jaccard similarity of 0.00" in page
+    assert "keeps 1 layers: 7." in page
+    assert "Importance by layer" in page
+    assert "how steady the choice was" not in page
+
+
+def test_a_policy_puts_its_verdict_on_the_page_and_beside_it(small_run: Path, tmp_path: Path) -> None:
+    policy = policy_from_options(min_recovery=0.9, max_gap=5)
+    made = compare([small_run], tmp_path / "out", policy=policy)
+    alone = gate([small_run], policy, out=tmp_path / "gate")
+    assert made.verdict == alone
+    assert made.verdict.exit_code == 1
+    for name in ("junit.xml", "gate.md", "gate.json"):
+        assert (tmp_path / "out" / name).read_text() == (tmp_path / "gate" / name).read_text()
+        assert tmp_path / "out" / name in made.files
+    page = made.page.read_text()
+    assert 'id="gate"' in page
+    assert page.count('<span class="outcome') == len(alone.decisions) == 6
+    failing = next(d for d in alone.decisions if d.outcome == "regression" and d.metric == "recovery")
+    assert failing.finding.replace("'", "&#39;").replace("<", "&lt;") in page
+    assert all(f"<code>{document}</code>" in page for document in failing.look_at)
+    assert "## Gate: proven regression" in (tmp_path / "out" / "report.md").read_text()
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["gate"]["exit_code"] == 1
+    assert "gate: proven regression" in made.text
+    assert 'id="gate"' not in compare([small_run], tmp_path / "plain").page.read_text()
+
+
+def test_a_published_page_keeps_paths_of_this_machine_to_itself(
+    dice: SimpleNamespace, tmp_path: Path
+) -> None:
+    lineage = {"teacher": {"path": "/home/me/teacher", "weights_id": "0"}, "recipe": "C:\\\\me\\r.yaml"}
+    answerers = [
+        dice.Answerer("t", lambda b, p, c: 0.8, "teacher"),
+        dice.Answerer("s", lambda b, p, c: 0.6, lineage=lineage),
+    ]
+    run = dice.make_run(tmp_path / "run", [dice.Asked("f", "F", "knowledge", 40)], answerers)
+    plan = (run / "plan.yaml").read_text().replace("path: students/s", "path: /home/me/students/s")
+    (run / "plan.yaml").write_text(plan)
+    (run / "environment.json").write_text(json.dumps({"data": "/home/me/data", "python": "3.11"}))
+    public, private = tmp_path / "public", tmp_path / "private"
+    compare([run], private)
+    compare([run], public, published=True)
+    for name in ("index.html", "report.json"):
+        assert "/home/me" in (private / name).read_text()
+        written = (public / name).read_text()
+        assert "/home/me" not in written
+        assert str(tmp_path) not in written
+        assert "teacher" in written
+    assert "This page is made to be published" in (public / "index.html").read_text()
+    assert json.loads((public / "report.json").read_text())["published"] is True
+    assert (public / "leaderboard.csv").read_text() == (private / "leaderboard.csv").read_text()
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary.read_text() == text
     written = json.loads((tmp_path / "gate" / "gate.json").read_text())
     assert (written["exit_code"], len(written["decisions"])) == (1, 4)
-    assert verdict.summary()["sentence"].startswith("1 pass, 2 proven regression")
+    assert verdict.sentence.startswith("1 pass, 2 proven regression")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""`evalsuite compare` on finished runs: published pages, question texts, verdicts."""
+
+import base64
+import gzip
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from evalsuite.cli.entry import main
+from evalsuite.tasks.benchmark import load_benchmark
+from evalsuite.tasks.documents import documents
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "reports" / "fixtures"
+
+
+def shown(page: Path) -> list[dict[str, Any]]:
+    """Every document of the drill-down."""
+    packed = re.search(r'id="documents">([^<]*)<', page.read_text()).group(1)
+    cells = json.loads(gzip.decompress(base64.b64decode(packed))).values()
+    return [row for cell in cells for row in cell["documents"]]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Frozen ARC-Easy: 240 questions of ours in its columns."""
+    letters = ["A", "B", "C", "D"]
+    rows = [
+        {
+            "id": f"q{i}",
+            "question": f"Which is number {i}? {'Think. ' * (200 if i % 2 else 1)}",
+            "choices": {"text": [f"it is {letter}{i}" for letter in letters], "label": letters},
+            "answerKey": letters[i % 4],
+        }
+        for i in range(240)
+    ]
+    path = tmp_path / "data" / "allenai__ai2_arc" / "ARC-Easy" / "test.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def run(tmp_path: Path, data: Path) -> Path:
+    """The failing fixture, its facts asked as ARC-Easy, so that its documents are in the data."""
+    run = tmp_path / "run"
+    shutil.copytree(FIXTURES / "failing", run)
+    plan = (run / "plan.yaml").read_text().replace("name: facts", "name: arc_easy")
+    (run / "plan.yaml").write_text(plan)
+    known = [each.doc_id for each in documents(load_benchmark("arc_easy"), data_dir=data)]
+    names: dict[str, str] = {}
+    for journal in sorted((run / "records").glob("facts.*")):
+        rows = [json.loads(line) for line in journal.read_text().splitlines()]
+        for row in rows:
+            row["benchmark"] = "arc_easy"
+            row["doc_id"] = names.setdefault(row["doc_id"], known[len(names) % len(known)])
+        target = journal.with_name(journal.name.replace("facts", "arc_easy"))
+        target.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        journal.unlink()
+    return run
+
+
+def test_question_texts_are_joined_from_local_data(
+    run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["compare", str(run), "--data", str(data), "--out", str(out)]) == 0
+    rows = shown(out / "index.html")
+    texts = [row["question"] for row in rows if "question" in row]
+    assert texts
+    assert max(map(len, texts)) == 1000
+    short = next(text for text in texts if len(text) < 1000)
+    number = re.match(r"Which is number (\d+)\?", short).group(1)
+    assert f"\nC. it is C{number}" in short
+    # The needles are not in any data, and this run keeps no documents: that is said, not hidden.
+    assert re.search(r"needle: \d+ of \d+ questions have no text", capsys.readouterr().err)
+    assert len(texts) == sum(row["id"] in {d.doc_id for d in _arc(data)} for row in rows)
+
+
+def _arc(data: Path) -> list[Any]:
+    return documents(load_benchmark("arc_easy"), data_dir=data)
+
+
+def test_documents_that_a_run_keeps_are_used_where_data_has_none(run: Path, tmp_path: Path) -> None:
+    ids = {json.loads(line)["doc_id"] for line in (run / "records" / "needle.generation.jsonl").open()}
+    (run / "documents").mkdir()
+    kept = [{"doc_id": each, "row": {"prompt": f"needle {each}"}, "context": 256} for each in sorted(ids)]
+    (run / "documents" / "needle.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    assert main(["compare", str(run), "--questions", "--out", str(tmp_path / "out")]) == 0
+    found = {
+        row["id"]: row["question"] for row in shown(tmp_path / "out" / "index.html") if "question" in row
+    }
+    assert found
+    assert all(text == f"needle {each}" for each, text in found.items())
+
+
+def test_a_published_page_has_no_question_text(run: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(["compare", str(run), "--published", "--data", str(data), "--out", str(out)]) == 0
+    page = (out / "index.html").read_text()
+    assert "This page is made to be published" in page
+    assert all("question" not in row for row in shown(out / "index.html"))
+    assert main(["compare", str(run), "--published", "--questions", "--out", str(out)]) == 64
+
+
+def test_a_verdict_is_shown_and_is_not_the_exit_code(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "gate.yaml"
+    policy.write_text("lines: [{metric: recovery, min: 0.9}]")
+    assert main(["compare", str(run), "--policy", str(policy), "--out", str(tmp_path / "out")]) == 0
+    assert "gate: proven regression" in capsys.readouterr().out
+    assert "Gate: proven regression." in (tmp_path / "out" / "index.html").read_text()
+    assert main(["gate", str(run), "--policy", str(policy)]) == 1
+
+
+def test_data_that_is_not_there_is_refused(run: Path, tmp_path: Path) -> None:
+    arguments = ["compare", str(run), "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]
+    assert main(arguments) >= 64
+    assert not (tmp_path / "out").exists()
+
+
+def test_torch_is_not_imported_for_finished_runs(run: Path, data: Path, tmp_path: Path) -> None:
+    arguments = ["compare", str(run), "--data", str(data), "--questions", "--out", str(tmp_path / "out")]
+    code = (
+        f"import sys; from evalsuite.cli.entry import main; assert main({arguments!r}) == 0; "
+        "assert not {'torch', 'transformers', 'lm_eval', 'evalscope', 'datasets'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)

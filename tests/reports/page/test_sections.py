@@ -1,0 +1,233 @@
+"""Every section of the page shows what its source says: read back from the page, not from its code."""
+
+import base64
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evalsuite.foundation import ConfigError
+from evalsuite.reports import compare, load_policy
+from evalsuite.reports.extras import Selection, read_selections
+from evalsuite.reports.panel import load_panel
+from evalsuite.reports.references import linearizing_scores
+from evalsuite.reports.report import Report
+
+
+class Sections(HTMLParser):
+    """Text of every section by its id, tables as rows of cells, names of figures."""
+
+    def __init__(self, page: str) -> None:
+        """Parse a page."""
+        super().__init__()
+        self.text: dict[str, str] = {}
+        self.rows: dict[str, list[list[str]]] = {}
+        self.figures: dict[str, list[str]] = {}
+        self._at: list[str] = []
+        self._in_cell = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Enter a section, a row, a cell; note a figure."""
+        given = dict(attrs)
+        if tag == "section":
+            self._at.append(given.get("id") or "lead")
+        if not self._at:
+            return
+        here = self._at[-1]
+        if tag == "tr":
+            self.rows.setdefault(here, []).append([])
+        if tag in ("td", "th"):
+            self._in_cell = True
+            if here in self.rows:
+                self.rows[here][-1].append("")
+        if tag == "svg" and given.get("role") == "img":
+            self.figures.setdefault(here, []).append(given.get("aria-label") or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        """Leave."""
+        if tag == "section" and self._at:
+            self._at.pop()
+        if tag in ("td", "th"):
+            self._in_cell = False
+
+    def handle_data(self, data: str) -> None:
+        """Collect text."""
+        if not self._at:
+            return
+        here = self._at[-1]
+        self.text[here] = self.text.get(here, "") + data
+        if self._in_cell and self.rows.get(here) and self.rows[here][-1]:
+            self.rows[here][-1][-1] += data.strip()
+
+    def row(self, section: str, label: str) -> list[str]:
+        """The first row of a section whose first cell begins with a label."""
+        return next(row for row in self.rows[section] if row and row[0].startswith(label))
+
+
+@pytest.fixture(scope="module")
+def made(rich_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Sections]:
+    """The report of the rich run and its page."""
+    policy = tmp_path_factory.mktemp("policy") / "gate.yaml"
+    policy.write_text("lines: [{metric: recovery, min: 0.9, protocol: generation}]")
+    comparison = compare([rich_run], tmp_path_factory.mktemp("page"), policy=load_policy(policy))
+    return comparison.report, Sections(comparison.page.read_text())
+
+
+def test_every_section_is_there(made: tuple[Report, Sections]) -> None:
+    _, page = made
+    assert set(page.text) >= {
+        "gate", "recovery", "gap", "needles", "longbench", "published", "scaling", "layers", "cost", "pairs",
+        "lineage", "method",
+    }  # fmt: skip
+
+
+def test_needles_are_scores_by_context(made: tuple[Report, Sections], rich_run: Path) -> None:
+    report, page = made
+    panel = load_panel([rich_run])
+    index = [s.label for s in report.subjects].index("kda-135m")
+    expected = [
+        f"{100 * cell.scores()[cell.present.index(index)].mean():.0f}"
+        for cell in panel.find("niah_single_2", "generation")
+    ]
+    assert len(expected) == 4
+    rows = [row for row in page.rows["needles"] if row[0] == "kda-135m"]
+    assert len(rows) == 3
+    assert rows[1][1:] == expected
+
+
+def test_longbench_is_a_table_of_tasks_with_their_mean(made: tuple[Report, Sections]) -> None:
+    report, page = made
+    head = page.rows["longbench"][0]
+    assert head[:3] == ["model", "NarrativeQA", "Qasper"]
+    assert head[-1] == "mean"
+    index = [s.label for s in report.subjects].index("gla-135m")
+    scores = [
+        r.score.point for r in report.scores if r.subject == index and r.benchmark.startswith("longbench")
+    ]
+    row = page.row("longbench", "gla-135m")
+    assert [float(text) for text in row[1:-1]] == pytest.approx([100 * s for s in scores], abs=0.051)
+    assert float(row[-1]) == pytest.approx(100 * np.mean(scores), abs=0.051)
+
+
+def test_published_figures_stand_beside_ours(made: tuple[Report, Sections]) -> None:
+    _, page = made
+    row = page.row("published", "gla-360m")
+    mine, teacher = linearizing_scores("GLA", "360M"), linearizing_scores("teacher", "360M")
+    names = ("ARC-E", "HellaSwag", "PIQA", "WinoGrande")
+    theirs = 100 * sum(mine[n] for n in names) / sum(teacher[n] for n in names)
+    assert row[3] == f"{theirs:.1f}"
+    assert row[4] == "GLA, 360M"
+    assert "arXiv 2504.14366, Table 5" in page.text["published"]
+
+
+def test_scaling_curves_hold_the_checkpoints_of_one_lineage(made: tuple[Report, Sections]) -> None:
+    report, page = made
+    figures = {label.split(". ")[0]: label for label in page.figures["scaling"]}
+    assert set(figures) == {
+        f"Recovery by {what}, {how}"
+        for what in ("training tokens", "size of the teacher")
+        for how in ("ranked", "written")
+    }
+    tokens = figures["Recovery by training tokens, written"]
+    found = re.findall(r"(gdn-135m[\w-]*): ([\d.]+)", tokens)
+    assert [label for label, _ in found] == ["gdn-135m", "gdn-135m-at-70M", "gdn-135m-at-220M"]
+    index = {s.label: i for i, s in enumerate(report.subjects)}
+    for label, value in found:
+        average = report.average(index[label], "generation")
+        assert float(value) == pytest.approx(100 * average.recovery.point, abs=0.051)
+    sizes = figures["Recovery by size of the teacher, ranked"]
+    assert re.findall(r"(\S+): [\d.]+ \(", sizes) == ["gdn-135m", "gdn-360m", "gla-135m", "gla-360m"]
+
+
+def test_layers_importance_steadiness_and_quality(made: tuple[Report, Sections], rich_run: Path) -> None:
+    _, page = made
+    figures = page.figures["layers"]
+    assert "softmax layers 3, 9, 14, 27" in figures
+    assert "KL divergence won back by one swap, nats per layer by ga_s2; kept: 3, 9, 14, 27" in figures
+    steady = next(label for label in figures if label.startswith("How steady the choice of ga_s2 was"))
+    assert "mean Jaccard similarity is 1.00, the backbone has 4 layers, and 4 layers" in steady
+    assert (
+        "stopped early at step 1,900, 31.9M tokens, 57 % fewer than the 74.5M planned" in page.text["layers"]
+    )
+    probe = next(label for label in figures if label.startswith("S-NIAH-1 at 2k, written, by number"))
+    selection = read_selections([rich_run])[0]
+    scores = [each.score for each in selection.quality if each.what.startswith("S-NIAH")]
+    shown = re.findall(r"ga_s2, (\d+) softmax layers \([\d, ]*\): ([\d.]+)", probe)
+    assert [int(count) for count, _ in shown] == [0, 4, 8, len({*selection.quality[3].layers})]
+    assert [float(value) for _, value in shown] == pytest.approx([100 * s for s in scores], abs=0.051)
+    ours = next(
+        label for label in figures if label.startswith("Recovery by number of softmax layers, written")
+    )
+    labels = re.findall(r"(gdn-\S+): [\d.]+ \(", ours)
+    assert labels == ["gdn-8-ga_s2", "gdn-4-ga_s2", "gdn-135m", "gdn-8-uniform", "gdn-4-uniform", "gdn-135m"]
+
+
+def test_cost_is_the_efficiency_records(made: tuple[Report, Sections], rich_run: Path) -> None:
+    _, page = made
+    lines = [json.loads(line) for line in (rich_run / "efficiency.jsonl").open()]
+    rows = [row for row in page.rows["cost"] if row[0] == "SmolLM2-135M"]
+    assert len(rows) == 4
+    assert rows[3][1:3] == ["64k", "8"]
+    assert rows[3][4] == f"{round(lines[3]['decode_tokens_per_second']):,}"
+    assert rows[3][5] == f"{lines[3]['state_bytes'] / 2**30:.3g} GiB"
+    titles = [label.split(". ")[0] for label in page.figures["cost"]]
+    assert titles == [
+        f"{what} by context"
+        for what in ("Decode speed", "Prefill speed", "Peak memory", "State per sequence")
+    ]
+
+
+def test_the_doctor_and_lineage_are_shown(made: tuple[Report, Sections]) -> None:
+    report, page = made
+    assert "Doctor, 'gdn-135m': chat template: the system prompt is dropped" in page.text["lead"]
+    assert ["gdn-135m", "batch of 8 beside alone", "ok", "same answers"] in page.rows["method"]
+    assert page.text["lineage"].count("linearizing-2025") == 11
+    teacher = report.subjects[0].plan.weights_id
+    assert f"HuggingFaceTB/SmolLM2-135M {teacher}" in page.text["lineage"]
+    assert ["distil", "kd", "420,000,000"] in page.rows["lineage"]
+
+
+def test_a_page_with_everything_is_small_and_points_nowhere(rich_run: Path, tmp_path: Path) -> None:
+    page = compare([rich_run], tmp_path, questions=lambda b, ids: dict.fromkeys(ids, "why? " * 400)).page
+    text = page.read_text()
+    assert page.stat().st_size < 6e6
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", text)
+    packed = re.search(r'id="documents">([^<]*)<', text).group(1)
+    cells = json.loads(gzip.decompress(base64.b64decode(packed))).values()
+    assert max(len(cell["documents"]) for cell in cells) <= 20
+    assert max(len(row["question"]) for cell in cells for row in cell["documents"]) == 1000
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": [3, 3]}, "each counts from 0 and stands once"),
+        ({"layers": [-1]}, "each counts from 0 and stands once"),
+        ({"scores": [0.1, 0.2]}, "there are scores of 2 layers"),
+        ({"scores": [float("nan")] * 8}, "'scores.0' = nan"),
+        ({"history": [{"tokens": 9, "layers": [1]}, {"tokens": 3, "layers": [3]}]}, "its tokens never fall"),
+        ({"history": [{"tokens": 9, "layers": [1]}]}, "the last layers of 'history' are not 'layers'"),
+        ({"quality": [{"layers": [3], "what": "x", "score": 55}]}, "'quality.0.score' = 55"),
+        ({"selecter": "x"}, "did you mean 'selector'"),
+        ({"schema": 2}, "'schema' = 2"),
+    ],
+)
+def test_a_selection_of_another_form_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    value = {"schema": 1, "selector": "ga_s2", "layers": [3], **changes}
+    (tmp_path / "selection.json").write_text(json.dumps(value))
+    with pytest.raises(ConfigError, match=r"selection\.json") as caught:
+        read_selections([tmp_path])
+    assert message in str(caught.value)
+
+
+def test_the_least_selection_is_enough() -> None:
+    found = Selection.model_validate({"schema": 1, "selector": "fixed", "layers": [1, 2]})
+    assert (found.layers, found.scores, found.stop) == ((1, 2), (), None)
