@@ -9,6 +9,7 @@ import copy
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,10 +19,13 @@ from transformers import PreTrainedModel
 from evalsuite.foundation import DataError, MissingDependencyError
 from evalsuite.models import StudentForCausalLM, set_backend
 from evalsuite.models.checkpoints import Checkpoint
-from evalsuite.models.engine.requests import GenerateRequest, Sampling, ScoreRequest
+from evalsuite.models.engine.base import Engine
+from evalsuite.models.engine.requests import GenerateAnswer, GenerateRequest, Sampling, ScoreRequest
 from evalsuite.models.engine.torch_engine import TorchEngine
 
 SCHEMA = 1
+WRITTEN = 24
+"""Tokens in a greedy answer."""
 
 Logits = list[Tensor]
 """Log-probabilities [T, V] of each sequence."""
@@ -50,12 +54,15 @@ class Check:
     skipped: str | None = None
 
 
-def examine(checkpoint: Checkpoint, requests: Sequence[ScoreRequest]) -> dict[str, Any]:
+def examine(
+    checkpoint: Checkpoint, requests: Sequence[ScoreRequest], engine: Engine | None = None
+) -> dict[str, Any]:
     """Ask `requests` in every way and compare.
 
     Args:
         checkpoint: the model, on the device and in the dtype that it is evaluated in.
         requests: documents with several continuations each; a few dozen are enough.
+        engine: another engine that runs the same checkpoint in the same dtype, such as vLLM; it is asked too.
 
     Returns:
         A JSON-able result: `schema`, `label`, `weights_id`, `device`, `dtype`, `documents`, `checks`
@@ -71,6 +78,8 @@ def examine(checkpoint: Checkpoint, requests: Sequence[ScoreRequest]) -> dict[st
         raise DataError("the doctor needs documents with at least two continuations")
     exam = _Exam(checkpoint, requests)
     checks = [exam.run(name, what, ask) for name, what, ask in exam.ways()] + [exam.written()]
+    if engine is not None:
+        checks += exam.elsewhere(engine)
     same = [check for check in checks if check.skipped is None and not check.name.startswith("precision")]
     shares = [check.changed_answers / check.answers for check in checks if check.answers]
     return {
@@ -99,15 +108,48 @@ class _Exam:
         self.expected = self._sums([_targets(x, y) for x, y in self._pairs(self.reference)])
 
     @torch.inference_mode()
-    def written(self, new_tokens: int = 24) -> Check:
+    def written(self) -> Check:
         """Greedy answers written together and one at a time."""
-        engine = TorchEngine(self.checkpoint, max_length=max(map(len, self.sequences)) + new_tokens)
-        asked = [GenerateRequest(request.context, Sampling(new_tokens)) for request in self.requests]
-        together = dict(engine.generate(asked))
+        engine, asked, together = self.prose
         alone = [answer for request in asked for _, answer in engine.generate([request])]
         changed = sum(together[index].tokens != answer.tokens for index, answer in enumerate(alone))
         what = "greedy answers written together, compared with one at a time"
         return Check("generation", what, changed_answers=changed, answers=len(asked))
+
+    @cached_property
+    def prose(self) -> tuple[TorchEngine, list[GenerateRequest], dict[int, GenerateAnswer]]:
+        """The engine, prompts, and the greedy answers that it writes to all of them together."""
+        engine = TorchEngine(self.checkpoint, max_length=max(map(len, self.sequences)) + WRITTEN)
+        asked = [GenerateRequest(request.context, Sampling(WRITTEN)) for request in self.requests]
+        return engine, asked, dict(engine.generate(asked))
+
+    def elsewhere(self, other: Engine) -> list[Check]:
+        """Log-likelihoods and greedy answers of another engine.
+
+        Raises:
+            DataError: it refuses a request that this one answers.
+        """
+        scored = dict(other.score(self.requests))
+        _, asked, here = self.prose
+        there = dict(other.generate(asked))
+        if errors := [answer.error for answer in (*scored.values(), *there.values()) if answer.error]:
+            raise DataError(f"{self.checkpoint.label}: engine {other.name} does not answer: {errors[0]}")
+        sums = [logprob for index in range(len(scored)) for logprob in scored[index].logprobs]
+        return [
+            Check(
+                other.name,
+                f"the engine {other.name}",
+                largest=max(abs(a - b) for a, b in zip(sums, self.expected, strict=True)),
+                changed_answers=self._changed(sums),
+                answers=len(scored),
+            ),
+            Check(
+                f"generation {other.name}",
+                f"greedy answers written by {other.name}, compared with the in-process engine's",
+                changed_answers=sum(here[index].tokens != there[index].tokens for index in here),
+                answers=len(asked),
+            ),
+        ]
 
     def ways(self) -> list[tuple[str, str, Callable[[], Logits | list[float]]]]:
         """Name, description and function of each check."""

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from evalsuite.models import build_student
 from evalsuite.models.checkpoints import Checkpoint
 from evalsuite.models.doctor import examine, report
 from evalsuite.models.engine.requests import ScoreRequest
+from evalsuite.models.engine.torch_engine import TorchEngine
 
 
 class NoTokenizer:
@@ -105,3 +107,33 @@ def test_a_model_of_nan_is_refused() -> None:
 def test_documents_without_a_choice_are_refused() -> None:
     with pytest.raises(DataError, match="two continuations"):
         examine(checkpoint(None), [ScoreRequest((1,), ((2,),))])
+
+
+def test_another_engine_is_asked_too() -> None:
+    """One that answers alike is sound; one that is off by a nat, or refuses, is found."""
+    asked = checkpoint(["gated_deltanet", "softmax"])
+    requests = documents()
+
+    class Other(TorchEngine):
+        name = "other"
+        shift = 0.0
+
+        def score(self, requests: Any) -> Any:
+            for index, answer in super().score(requests):
+                shifted = tuple(value - self.shift * (n == 0) for n, value in enumerate(answer.logprobs))
+                yield index, replace(answer, logprobs=shifted)
+
+    same = Other(asked)
+    checks = {check["name"]: check for check in examine(asked, requests, same)["checks"]}
+    assert checks["other"]["largest"] < 1e-4
+    assert checks["other"]["changed_answers"] == checks["generation other"]["changed_answers"] == 0
+    assert checks["generation other"]["answers"] == len(requests)
+    same.shift = 30.0
+    found = examine(asked, requests, same)
+    checks = {check["name"]: check for check in found["checks"]}
+    assert found["largest"] == checks["other"]["largest"] == pytest.approx(30.0, abs=1e-3)
+    assert checks["other"]["changed_answers"] > 0
+    same.shift = 0.0
+    same.max_length = 10
+    with pytest.raises(DataError, match="engine other does not answer: refused"):
+        examine(asked, requests, same)
