@@ -5,8 +5,8 @@
 Three workloads: "hellaswag" (four continuations of several tokens per context), "mmlu" (a long few-shot
 context and four one-token continuations), "generation" (prompts of different length, a fixed number of
 new tokens). The texts are random words of the tokenizer: only speed is measured, and that the answers of
-both sides agree. Each side runs up to three times after a short warm-up; the table gives the best of them and,
-as "first", the ratio of the first runs, in which kernels are still being chosen for sizes not met before.
+both sides agree. Each side runs up to three times after a short warm-up; the table gives the best of them
+and, as "first", the ratio of the first runs, in which kernels are still chosen for sizes not met before.
 """
 
 import argparse
@@ -45,7 +45,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One line of the table. Rates are requests per second, or written tokens per second, best of the runs."""
+    """One line of the table. Rates are requests or written tokens per second, in the best of the runs."""
 
     model: str
     workload: str

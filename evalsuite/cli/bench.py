@@ -2,11 +2,15 @@
 
 import argparse
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from evalsuite.cli.options import add_model_options
+from evalsuite.cli.options import add_engine_option, add_model_options
 from evalsuite.cli.parser import Parser, command
+
+if TYPE_CHECKING:
+    from evalsuite.models.efficiency import Cost
 
 PARTS = {
     "engine": ("evalsuite.models.bench_engine", ()),
@@ -35,7 +39,10 @@ def add(commands: argparse._SubParsersAction) -> None:
         "distill (training beside a plain loop)",
     )
     parser.add_argument(
-        "rest", nargs=argparse.REMAINDER, metavar="...", help="more checkpoints and options; see `bench engine -h`"
+        "rest",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="more checkpoints and options; see `bench engine -h`, `bench pocket -h`",
     )
     parser.set_defaults(call=run)
 
@@ -64,6 +71,7 @@ def checkpoints(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--out", type=Path, metavar="RUN", help="run folder whose efficiency.jsonl gets the numbers"
     )
+    add_engine_option(parser, "what runs them")
     add_model_options(parser)
     options = parser.parse_args(argv)
 
@@ -73,17 +81,38 @@ def checkpoints(argv: Sequence[str]) -> int:
 
     device, dtype = placement(options.device, options.dtype)
     found: list[tuple[str, Cost]] = []
+    sizes = [(context, batch) for context in options.contexts for batch in options.batch]
     for path in options.checkpoints:
-        checkpoint = load_checkpoint(
-            path, dtype=dtype, device=device, trust_remote_code=options.trust_remote_code
-        )
-        for context in options.contexts:
-            for batch in options.batch:
-                cost = measure(checkpoint, context, batch)
-                found.append((checkpoint.label, cost))
-                if options.out is not None:
-                    keep(options.out / "efficiency.jsonl", cost)
+        if options.engine == "vllm":
+            label, costs = _served(path, dtype, sizes, options.trust_remote_code)
+        else:
+            checkpoint = load_checkpoint(
+                path, dtype=dtype, device=device, trust_remote_code=options.trust_remote_code
+            )
+            label, costs = checkpoint.label, (measure(checkpoint, *size) for size in sizes)
+        for cost in costs:
+            found.append((label, cost))
+            if options.out is not None:
+                keep(options.out / "efficiency.jsonl", cost)
     print(table(found))
     if options.out is not None:
         print(f"written to {options.out / 'efficiency.jsonl'}")
     return 0
+
+
+def _served(
+    path: str, dtype: str, sizes: Sequence[tuple[int, int]], trust_remote_code: bool
+) -> tuple[str, "Iterator[Cost]"]:
+    """Label of a checkpoint, and what it costs in vLLM, measured as it is asked for."""
+    from evalsuite.models.checkpoints import describe_checkpoint
+    from evalsuite.models.engine.vllm_engine import VllmEngine
+    from evalsuite.models.vllm_plugin.cost import measure_served
+
+    info = describe_checkpoint(path, trust_remote_code=trust_remote_code)
+
+    def costs() -> "Iterator[Cost]":
+        with VllmEngine(info, dtype=dtype) as engine:
+            for context, batch in sizes:
+                yield measure_served(info, context, batch, engine)
+
+    return info.label, costs()

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from evalsuite.cli.options import add_data_option, add_model_options
+from evalsuite.cli.options import add_data_option, add_engine_option, add_model_options
 from evalsuite.cli.parser import command
 
 
@@ -13,10 +13,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         commands,
         "doctor",
         help="ask in every way that should not matter (batched, padded, packed, decoded, cast), and compare",
-        example=(
-            "  evalsuite doctor ./student --out runs/first\n"
-            "  evalsuite doctor pocket --documents 16"
-        ),
+        example=("  evalsuite doctor ./student --out runs/first\n  evalsuite doctor pocket --documents 16"),
     )
     parser.add_argument("checkpoint", help="hub id, folder, GGUF file or 'pocket'")
     parser.add_argument(
@@ -27,11 +24,15 @@ def add(commands: argparse._SubParsersAction) -> None:
         "`compare` heeds it",
     )
     parser.add_argument(
-        "--benchmark", nargs="+", metavar="NAME", help="ask these instead (default: pocket_cloze pocket_facts)"
+        "--benchmark",
+        nargs="+",
+        metavar="NAME",
+        help="ask these instead (default: pocket_cloze pocket_facts)",
     )
     parser.add_argument(
         "--documents", type=int, default=48, metavar="N", help="how many are asked (default: %(default)s)"
     )
+    add_engine_option(parser, "vllm: ask vLLM too, and compare")
     add_model_options(parser)
     add_data_option(parser)
     parser.set_defaults(call=run)
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.evaluator.answer import placement
     from evalsuite.evaluator.checkpoints import positions
     from evalsuite.foundation import ConfigError
-    from evalsuite.models.checkpoints import load_checkpoint
+    from evalsuite.models.checkpoints import describe_checkpoint, load_checkpoint
     from evalsuite.models.doctor import examine, report
 
     if arguments.documents < 1:
@@ -65,7 +66,14 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.data,
             positions(checkpoint.model.config),
         )
-    result = examine(checkpoint, requests)
+    if arguments.engine == "vllm":
+        from evalsuite.models.engine.vllm_engine import VllmEngine
+
+        info = describe_checkpoint(arguments.checkpoint, trust_remote_code=arguments.trust_remote_code)
+        with VllmEngine(info, dtype=dtype) as vllm:
+            result = examine(checkpoint, requests, vllm)
+    else:
+        result = examine(checkpoint, requests)
     print(report(result))
     if arguments.out is not None:
         print(f"written to {examination.write(arguments.out, examination.examined(result))}")

@@ -27,8 +27,9 @@ class Tolerance:
 
 
 TOLERANCES = {"float32": Tolerance(1e-3, 0.1), "float64": Tolerance(1e-6, 1e-3)}
-"""By dtype. Half precision rounds each layer to 8 (11) bits: half a nat on one token is no sign of a fault."""
+"""By dtype."""
 HALF = Tolerance(0.5, 3.0)
+"""With 8 (11) bits per activation, half a nat on one token is no sign of a fault."""
 
 
 def requests_of_run(run: Path, tokenizer: Any, count: int) -> list[ScoreRequest]:

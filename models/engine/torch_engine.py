@@ -27,7 +27,6 @@ from evalsuite.models.identity import fingerprint
 from evalsuite.models.recurrence import fla_backend, using_fla
 from evalsuite.models.student import StudentForCausalLM
 
-
 NUMERICS = "2"
 """Goes up when answers change by rounding: those of another number are not reused."""
 

@@ -1,7 +1,7 @@
 """The vLLM engine: vLLM lives in an environment of its own and is reached as a subprocess.
 
-Its pins never meet ours in one resolver. The environment's Python is given by `--vllm-python` or
-`EVALSUITE_VLLM_PYTHON`, or is this one if it happens to have vLLM.
+Its pins never meet ours in one resolver. The environment's Python is given by `EVALSUITE_VLLM_PYTHON`, or is
+this one if it happens to have vLLM.
 """
 
 import math

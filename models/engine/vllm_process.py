@@ -17,7 +17,7 @@ from evalsuite.models.vllm_plugin.versions import INSTALL, version_problem
 
 HOW = (
     f"make an environment for it (python -m venv vllm; vllm/bin/pip install '{INSTALL}') and name its "
-    "Python in EVALSUITE_VLLM_PYTHON or --vllm-python"
+    "Python in EVALSUITE_VLLM_PYTHON"
 )
 
 
@@ -30,7 +30,7 @@ def find_python(python: str | None = None) -> str:
     named = python or os.environ.get("EVALSUITE_VLLM_PYTHON")
     if named:
         if not os.access(named, os.X_OK):
-            raise MissingDependencyError(f"{named}: no such Python (--vllm-python, EVALSUITE_VLLM_PYTHON)")
+            raise MissingDependencyError(f"{named}: no such Python (EVALSUITE_VLLM_PYTHON)")
         return named
     if importlib.util.find_spec("vllm") is None:
         raise MissingDependencyError(f"engine vllm: vLLM is not installed here; {HOW}")

@@ -75,7 +75,8 @@ def test_from_a_run_to_the_comparison(
     assert found.weights_id == read_json(run / "requests" / "index.json")["checkpoints"][0]["weights_id"]
     (cost,) = read_costs([run])
     assert (cost.context, cost.batch) == (32, 2)
-    assert cost.state_bytes == 32 * 2 * 2 * 2 * 16 * 4  # tokens, layers, heads, keys and values, width, float32
+    tokens, layers, heads, width, float32 = 32, 2, 2, 16, 4
+    assert cost.state_bytes == tokens * layers * 2 * heads * width * float32
 
 
 def test_a_run_of_another_tokenizer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
