@@ -1,6 +1,7 @@
 """`evalsuite distill`: a recipe becomes student checkpoints."""
 
 import argparse
+import json
 from pathlib import Path
 
 from evalsuite.cli.options import add_quiet
@@ -28,6 +29,9 @@ def add(commands: argparse._SubParsersAction) -> None:
         dest="overrides",
         help="override recipe fields, e.g. stages.kd.lr=1e-3 seed=2",
     )
+    parser.add_argument(
+        "--layers", metavar="FILE", help="layers that stay softmax, as `evalsuite select` wrote them"
+    )
     parser.add_argument("--out", type=Path, help="folder for the checkpoints; the same command resumes")
     parser.add_argument("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one)")
     parser.add_argument(
@@ -42,7 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.distill import load_recipe
     from evalsuite.foundation import ConfigError
 
-    recipe = load_recipe(arguments.recipe, arguments.overrides)
+    chosen = [] if arguments.layers is None else [f"student.softmax_layers={json.dumps(arguments.layers)}"]
+    recipe = load_recipe(arguments.recipe, [*arguments.overrides, *chosen])
     if arguments.dry_run:
         from evalsuite.distill import dry_run
 

@@ -12,13 +12,14 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser = command(
         commands,
         "show",
-        help="list mixers, recipes, suites and benchmarks, or describe a checkpoint",
+        help="list mixers, recipes, selectors, suites and benchmarks, or describe a checkpoint",
         example="  evalsuite show benchmarks\n  evalsuite show checkpoint runs/demo/students/gla",
     )
     subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     for name, call, text in (
         ("mixers", show_mixers, "the mixers and their options with defaults"),
         ("recipes", show_recipes, "the recipes that ship with evalsuite, and their variants"),
+        ("selectors", show_selectors, "the ways to choose the layers that stay softmax"),
         ("suites", show_suites, "the suites and what they ask"),
         ("benchmarks", show_benchmarks, "the benchmarks with protocols, chance level and licence"),
     ):
@@ -77,6 +78,19 @@ def show_recipes(arguments: argparse.Namespace) -> int:
         print("    stages: " + ", ".join(f"{stage.name} {stage.tokens:,} tokens" for stage in recipe.stages))
         if recipe.variants:
             print("    variants: " + ", ".join(sorted(recipe.variants)))
+    return 0
+
+
+def show_selectors(arguments: argparse.Namespace) -> int:
+    """Print what each selector does, needs and comes from, and the published sets."""
+    from evalsuite.distill.selection import SELECTORS, published
+
+    rows = [(each.name, each.needs, each.summary, each.source) for each in SELECTORS.values()]
+    print(table(("selector", "needs", "how layers are rated", "source"), rows))
+    sets = [
+        (name, f"{s.teacher} ({s.layers})", ", ".join(map(str, s.sets))) for name, s in published().items()
+    ]
+    print("\n" + table(("published set (selector fixed)", "teacher (layers)", "budgets"), sets))
     return 0
 
 
