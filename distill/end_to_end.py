@@ -1,9 +1,10 @@
 """The objectives on the model's output: knowledge distillation and plain next-token training."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evalsuite.distill.batches import Batch
 from evalsuite.distill.chunked_loss import KdForm, chunked_loss
@@ -28,8 +29,39 @@ def kd_form(stage: Stage) -> KdForm:
     )
 
 
+class Objective(nn.Module):
+    """A student together with its loss: one forward pass that sharded training can wrap."""
+
+    def __init__(self, student: LanguageModel) -> None:
+        super().__init__()
+        self.student: Any = student
+
+    def forward(
+        self,
+        batch: Batch,
+        form: KdForm,
+        token_weights: Tensor,
+        teacher_hidden: Tensor | None,
+        teacher_head: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, CE and KL of one micro-batch; see `chunked_loss`."""
+        return chunked_loss(
+            _kept(decode(self.student, batch), batch),
+            head_weight(self.student),
+            token_weights=token_weights,
+            form=form,
+            labels=kept_labels(batch),
+            teacher_hidden=teacher_hidden,
+            teacher_weight=teacher_head,
+        )
+
+
 def end_to_end(
-    teacher: LanguageModel | None, students: Sequence[LanguageModel], batch: Batch, stage: Stage, counted: int
+    teacher: LanguageModel | None,
+    students: Sequence[LanguageModel | Objective],
+    batch: Batch,
+    stage: Stage,
+    counted: int,
 ) -> Tensor:
     """Add the gradients of one micro-batch to every student, and return [students, 3]: loss, CE, KL.
 
@@ -42,23 +74,20 @@ def end_to_end(
         with torch.no_grad():
             teacher_hidden = _kept(run_teacher(teacher, batch), batch)
             teacher_head = head_weight(teacher)
-    labels = batch.labels.flatten() if batch.kept is None else batch.labels.flatten()[batch.kept]
-    token_weights = torch.full(labels.shape, 1 / counted, device=labels.device)
+    weights = torch.full(kept_labels(batch).shape, 1 / counted, device=batch.labels.device)
     losses = []
     for student in students:
-        hidden = _kept(decode(student, batch), batch)
-        loss, ce, kl = chunked_loss(
-            hidden,
-            head_weight(student),
-            token_weights=token_weights,
-            form=form,
-            labels=labels,
-            teacher_hidden=teacher_hidden,
-            teacher_weight=teacher_head,
-        )
+        objective = student if isinstance(student, Objective) else Objective(student)
+        loss, ce, kl = objective(batch, form, weights, teacher_hidden, teacher_head)
         loss.backward()
         losses.append(torch.stack([loss.detach(), ce, kl]))
     return torch.stack(losses)
+
+
+def kept_labels(batch: Batch) -> Tensor:
+    """The labels that count, [N]."""
+    flat = batch.labels.flatten()
+    return flat if batch.kept is None else flat[batch.kept]
 
 
 def run_teacher(teacher: LanguageModel, batch: Batch) -> Tensor:

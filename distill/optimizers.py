@@ -68,6 +68,7 @@ class Masters:
 
     def __init__(self, model: LanguageModel, dtype: torch.dtype) -> None:
         self.weights = dict(model.named_parameters())
+        self._dtype = dtype
         self._copies: dict[str, nn.Parameter] = {}
         if dtype != torch.float32:
             self._copies = self.weights
@@ -91,6 +92,17 @@ class Masters:
             torch._foreach_copy_(
                 [self._copies[name] for name in chosen], [self.weights[name] for name in chosen]
             )
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Make `tensor` (fp32) the master `name`, and round it into the model."""
+        self.weights[name].data = tensor
+        if self.separate:
+            self._copies[name].data = tensor.to(self._dtype)
+
+    def drop(self) -> None:
+        """Free the memory of masters and model, until every one is `put` back."""
+        for parameter in (*self.weights.values(), *self._copies.values()):
+            parameter.data = torch.empty(0, dtype=parameter.dtype)
 
 
 class FlatGradients:

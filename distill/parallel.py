@@ -1,9 +1,15 @@
-"""One process per GPU, each with its share of every batch; gradients are summed."""
+"""One process per GPU, each with its share of every batch; gradients are summed.
+
+This is plain torch.distributed: `accelerate launch` and `torchrun` both start it, and what accelerate's
+own classes would add (wrapping model, optimizer and loader) hides the two sums that a step needs, and the
+one flat buffer that makes them cheap. Models that do not fit are cut by FSDP2, see `sharding`.
+"""
 
 import os
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from evalsuite.foundation import ConfigError
 
@@ -68,3 +74,17 @@ class Parallel:
         """Wait for all processes."""
         if self.world > 1:
             distributed.barrier()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor without its shards, detached; a collective call if it has some."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def cut_like(value: Tensor, pattern: Tensor) -> Tensor:
+    """`value` on the device of `pattern`, and in shards as it is if their shapes agree."""
+    value = value.to(pattern.device)
+    if isinstance(pattern, DTensor) and value.shape == pattern.shape:
+        return distribute_tensor(value, pattern.device_mesh, pattern.placements)
+    return value

@@ -6,15 +6,25 @@ A name may carry variants after a colon: each is a set of overrides that the rec
 (its ablation grid). Overrides from the command line come last and are checked as the file is.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from evalsuite.distill.overrides import apply_override
 from evalsuite.distill.schedules import Schedule
+from evalsuite.distill.settings import (
+    Architecture,
+    DataSource,
+    Distance,
+    Loss,
+    Optimizer,
+    Saving,
+    SelectedBy,
+    Tokens,
+)
 from evalsuite.foundation import ConfigError, content_hash, nearest
 from evalsuite.foundation.strict import Strict, parse, read_yaml
 
@@ -22,137 +32,6 @@ RECIPES = Path(__file__).parent / "recipes"
 
 ObjectiveName = Literal["matrix_mixing", "attention_output", "hidden_state", "kd", "sft"]
 ALIGNMENT_OBJECTIVES = ("matrix_mixing", "attention_output", "hidden_state")
-
-
-def _tokens(value: Any) -> Any:
-    """Read `80M`, `1.5B`, `20k` or a plain number as a count of tokens."""
-    if not isinstance(value, str):
-        return value
-    text = value.strip().replace("_", "").replace(",", "")
-    scale = {"k": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:], 1)
-    try:
-        return round(float(text[:-1] if scale > 1 else text) * scale)
-    except ValueError:
-        raise ValueError("a count of tokens such as 500000, 80M or 1.5B was expected") from None
-
-
-Tokens = Annotated[int, BeforeValidator(_tokens), Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-class DataSource(Strict):
-    """Where examples come from. An example is a text, a prompt with its completion, or chat messages."""
-
-    kind: Literal["pocket", "local", "hub", "responses"]
-    """The pocket world; files on this disk; a hub dataset, streamed; what the teacher writes to prompts."""
-    files: list[str] = Field(default_factory=list)
-    """local: paths or glob patterns of .parquet, .jsonl or .jsonl.zst files; read in sorted order."""
-    dataset: str | None = None
-    """hub: `organisation/name`."""
-    config: str | None = None
-    """hub: the dataset's configuration."""
-    split: str = "train"
-    """hub: the split; pocket: the split of the corpus."""
-    revision: str | None = None
-    """hub: a commit, so that a later run reads the same bytes."""
-    text: str = "text"
-    """Name of the column that holds plain text."""
-    messages: str | None = None
-    """Name of the column that holds a list of {role, content}; read instead of `text`."""
-    prompt: str | None = None
-    """Name of the column of prompts; read with `completion` instead of `text`."""
-    completion: str | None = None
-    """Name of the column of completions."""
-    chat_template: str | None = None
-    """Name of a shipped chat template, or a Jinja template; by default the tokenizer's own."""
-    where: dict[str, str | int | float | list[str]] = Field(default_factory=dict)
-    """Rows to keep: column → a value, a list of values, or a number as the least value."""
-    min_characters: int = Field(default=1, ge=1)
-    """Shorter examples are dropped."""
-    kinds: dict[str, float] = Field(default_factory=dict)
-    """pocket: kind of text → share; default: the world's own mixture."""
-    longest: int | None = Field(default=None, ge=1)
-    """pocket: tokens of the longest haystack."""
-    seed: int = 0
-    """Seed of the order of documents, and of the pocket world's texts."""
-    shuffle: int = Field(default=16384, ge=1)
-    """Documents that are read and shuffled together."""
-    prompts: str | None = None
-    """responses: the source (with completions or messages) whose prompts the teacher answers."""
-    count: int = Field(default=1000, ge=1)
-    """responses: how many prompts."""
-    max_new_tokens: int = Field(default=512, ge=1)
-    """responses: longer answers are dropped."""
-    temperature: float = Field(default=0.0, ge=0)
-    """responses: 0 is greedy."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """responses: nucleus sampling."""
-    workers: int = Field(default=0, ge=0)
-    """pocket: processes that write texts ahead; 0: none, the reading thread does it."""
-    repeat: bool = True
-    """Start again, in another order, when the documents are used up."""
-    part: Literal["all", "train", "held_out"] = "all"
-    """local, hub: all documents, or all but a hundredth of them, or that hundredth, by a hash of the text."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> "DataSource":
-        if self.kind == "local" and not self.files:
-            raise ValueError("a local source needs 'files'")
-        if self.kind == "hub" and not self.dataset:
-            raise ValueError("a hub source needs 'dataset'")
-        if self.kind == "responses" and not self.prompts:
-            raise ValueError("a source of responses needs 'prompts'")
-        if (self.prompt is None) != (self.completion is None):
-            raise ValueError("'prompt' and 'completion' go together")
-        return self
-
-
-class Optimizer(Strict):
-    """AdamW on fp32 master weights, or Muon for matrices with AdamW for everything else."""
-
-    kind: Literal["adamw", "muon"] = "adamw"
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.95
-    epsilon: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.1, ge=0)
-    """Applied to matrices of two or more dimensions, never to norms, biases, gates' vectors or embeddings."""
-    momentum: Fraction = 0.95
-    """muon: momentum of the matrices' update."""
-
-
-class Loss(Strict):
-    """The `kd` objective: ce · CE + kl · KL, each a mean over the tokens that count."""
-
-    ce: float = Field(default=0.0, ge=0)
-    kl: float = Field(default=1.0, ge=0)
-    temperature: float = Field(default=1.0, gt=0)
-    """Of both distributions in the KL, whose gradient is scaled by its square."""
-    direction: Literal["forward", "reverse"] = "forward"
-    """forward: KL(teacher ‖ student); reverse: KL(student ‖ teacher)."""
-    top_k: int | None = Field(default=None, ge=1)
-    """Only the teacher's K likeliest tokens; by default the whole vocabulary."""
-    rest: Literal["renormalise", "bucket"] = "renormalise"
-    """top_k: forget the other tokens, or keep them as one more outcome."""
-    scale: Literal["token_mean", "times_length"] = "token_mean"
-    """times_length repeats a defect of published code, in which `batchmean` made the KL T times too large."""
-
-    @model_validator(mode="after")
-    def _something(self) -> "Loss":
-        if self.ce == 0 and self.kl == 0:
-            raise ValueError("'ce' and 'kl' are both 0, so that nothing would be learnt")
-        return self
-
-
-class Distance(Strict):
-    """How the alignment objectives measure distance."""
-
-    squared: bool | None = None
-    """Squared L2 norm (default of attention_output) or the norm itself (default of hidden_state)."""
-    target: Literal["mixer", "block"] | None = None
-    """Compare the mixer's output (attention_output) or the block's (hidden_state)."""
-    relative: bool = False
-    """Divide by the teacher's own mean square, so that no layer outweighs another."""
-    matrix_norm: Literal["frobenius", "mse"] = "frobenius"
 
 
 class Stage(Strict):
@@ -229,16 +108,6 @@ class Stage(Strict):
 STAGE_FIELDS = frozenset(Stage.model_fields)
 
 
-class SelectedBy(Strict):
-    """Where a list of softmax layers comes from, for the lineage."""
-
-    selector: str
-    teacher: str | None = None
-    """weights_id of the teacher that the layers were chosen in; another one is refused."""
-    mixer: str | None = None
-    """The mixer that probed; the student may use another."""
-
-
 class Student(Strict):
     """What is built from the teacher, once per mixer."""
 
@@ -251,40 +120,13 @@ class Student(Strict):
     """Mixer name → its options."""
     init: Literal["qkvo", "qkv", "vo", "random"] = "qkvo"
     """Which of the teacher's projections the mixers start from."""
+    kv_expansion: Literal["heads", "head_size_32", "rows"] = "heads"
+    """How a grouped-query teacher's key and value heads are copied for every query head: whole (right), or
+    as two defects of published code do it; see `models.mixers.geometry.expand_heads`."""
     checkpoints: dict[str, str] = Field(default_factory=dict)
     """Mixer name → a distilled student to go on from, instead of a fresh one."""
     sizes_of: str | None = None
     """Without a teacher: the model whose sizes a dry run takes."""
-
-
-class Architecture(Strict):
-    """A Llama-style Transformer that starts from random weights (objective `sft`)."""
-
-    tokenizer: str
-    """A folder or hub id, or `pocket` for the pocket world's own."""
-    hidden_size: int = Field(gt=0)
-    layers: int = Field(gt=0)
-    heads: int = Field(gt=0)
-    kv_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
-    intermediate_size: int = Field(gt=0)
-    max_length: int = Field(gt=0)
-    """Longest context, in tokens."""
-    rope_theta: float = Field(default=10000.0, gt=0)
-    tie_embeddings: bool = True
-    initial_std: float = Field(default=0.02, gt=0)
-
-
-class Saving(Strict):
-    """What is written on the way."""
-
-    state_seconds: float = Field(default=300.0, ge=0)
-    """Seconds between saved training states (from which a killed run goes on); 0: after every step."""
-    checkpoint_tokens: Tokens | None = None
-    """Tokens between checkpoints kept for token-scaling studies, besides the one at each stage's end."""
-    stage_checkpoints: bool = True
-    """Keep a checkpoint at the end of each stage but the last (whose is the student itself)."""
-    tensorboard: bool = False
 
 
 class Recipe(Strict):
@@ -305,15 +147,23 @@ class Recipe(Strict):
     seed: int = 0
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16: autocast over fp32 master weights. auto: bf16 on CUDA, fp32 elsewhere."""
+    sharding: Literal["auto", "none", "full"] = "auto"
+    """On several GPUs, whether each holds a whole student (none) or a part of it (full: FSDP2). auto: full
+    from 3B parameters up. Alignment stages are never sharded."""
     saving: Saving = Saving()
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Name → overrides, for the ablations of the source; ask for one with `recipe:name`."""
 
     @property
     def hash(self) -> str:
-        """16 hex digits over all that decides the result (titles, notes, variants and saving do not)."""
-        decisive = self.model_dump(mode="json", exclude={"title", "source", "notes", "variants", "saving"})
-        return content_hash(decisive)
+        """16 hex digits over all that decides the result (titles, notes, variants and saving do not).
+
+        Only what differs from the defaults is hashed, so that a field which a later version adds does not
+        change the hash of a file that says nothing about it; a default, once published, stays. (Up to
+        schema 1 of lineage.json defaults were hashed too: such a hash names its recipe file only together
+        with the version that wrote it.)
+        """
+        return content_hash(without_defaults(self, leave_out=UNDECISIVE))
 
     @property
     def labels(self) -> list[str]:
@@ -350,6 +200,31 @@ class Recipe(Strict):
             if set(self.student.mixers) - set(self.student.checkpoints):
                 raise ValueError("without a 'teacher', every mixer needs an entry in 'student.checkpoints'")
         return self
+
+
+UNDECISIVE = ("title", "source", "notes", "variants", "saving", "sharding")
+"""Fields of a recipe that do not decide what it makes."""
+
+
+def without_defaults(model: BaseModel, leave_out: Collection[str] = ()) -> dict[str, Any]:
+    """What a validated model says beyond its defaults, as plain JSON values."""
+    said: dict[str, Any] = {}
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        if name in leave_out or value == field.get_default(call_default_factory=True):
+            continue
+        said[name] = _plain(value)
+    return said
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return without_defaults(value)
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return value
 
 
 def known_recipes() -> list[str]:

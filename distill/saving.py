@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from evalsuite.distill.language_model import LanguageModel
+from evalsuite.distill.parallel import cut_like, whole
 from evalsuite.distill.recipe import Recipe, write_recipe
 from evalsuite.foundation import (
     CheckpointError,
@@ -93,37 +94,37 @@ def _difference(old: Any, new: Any, where: str = "") -> str:
 def save_state(
     out: Path,
     at: Progress,
-    weights: Mapping[str, Mapping[str, nn.Parameter]],
-    optimizers: Mapping[str, Sequence[torch.optim.Optimizer]],
+    weights: Mapping[str, Mapping[str, Tensor]],
+    moments: Mapping[str, Mapping[str, Tensor]],
+    *,
+    main: bool = True,
 ) -> None:
     """Write all that a resume needs; the state before stays whole until this one is.
 
     Args:
         weights: label of each student → its master weights by name.
-        optimizers: label → the optimizers over them.
+        moments: label → what its optimizers keep, by `<parameter>/<name>`.
+        main: False in processes that only help to put sharded tensors together.
 
     Raises:
         RunFolderError: the disk is full or the folder cannot be written.
     """
     tensors: dict[str, Tensor] = {"random": torch.get_rng_state()}
-    for label, masters in weights.items():
-        for name, parameter in masters.items():
-            tensors[f"{label}/model/{name}"] = parameter.data
-        names = {id(parameter): name for name, parameter in masters.items()}
-        for optimizer in optimizers.get(label, ()):
-            for owner, values in optimizer.state.items():
-                for key, value in values.items():
-                    tensors[f"{label}/optimizer/{names[id(owner)]}/{key}"] = torch.as_tensor(value)
+    for part, given in (("model", weights), ("optimizer", moments)):
+        for label, named in given.items():
+            for name, tensor in named.items():
+                together = whole(tensor)
+                if main:
+                    tensors[f"{label}/{part}/{name}"] = together.cpu().contiguous()
+    if not main:
+        return
     folder = out / "state"
     number = _latest(folder) + 1
     target = folder / f"{number:06d}"
     try:
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
-        save_file(
-            {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
-            target / "tensors.safetensors",
-        )
+        save_file(tensors, target / "tensors.safetensors")
         _sync(target / "tensors.safetensors")
     except (OSError, RuntimeError) as error:
         shutil.rmtree(target, ignore_errors=True)
@@ -186,7 +187,7 @@ def restore_optimizers(
     optimizers: Sequence[torch.optim.Optimizer],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Copy the moments of a student's optimizers back from a saved state."""
+    """Copy the moments of a student's optimizers, which update `weights`, back from a saved state."""
     names = {id(parameter): name for name, parameter in weights.items()}
     moments: dict[str, dict[str, Tensor]] = {}
     prefix = f"{label}/optimizer/"
@@ -200,14 +201,22 @@ def restore_optimizers(
                 values = moments.get(names[id(parameter)])
                 if values is not None:
                     optimizer.state[parameter] = {
-                        key: value.to(parameter.device) for key, value in values.items()
+                        key: cut_like(value, parameter) for key, value in values.items()
                     }
 
 
 def save_checkpoint(
-    folder: Path, model: LanguageModel, tokenizer: Any, lineage: dict[str, Any], dtype: torch.dtype
+    folder: Path,
+    model: LanguageModel,
+    weights: Mapping[str, Tensor],
+    tokenizer: Any,
+    lineage: dict[str, Any],
+    dtype: torch.dtype,
 ) -> None:
     """Write a Hugging Face folder with its lineage; it appears under its name only when whole.
+
+    Args:
+        weights: the model's weights by name, in `dtype`.
 
     Raises:
         RunFolderError: the disk is full or the folder cannot be written.
@@ -216,11 +225,10 @@ def save_checkpoint(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        tensors = _cast(model.state_dict(), dtype)
         stored = model.config.dtype
         model.config.dtype = dtype
         with without_progress_bars():
-            model.save_pretrained(str(partial), state_dict=tensors)
+            model.save_pretrained(str(partial), state_dict=dict(weights))
         model.config.dtype = stored
         tokenizer.save_pretrained(partial)
         for path in partial.rglob("*.safetensors"):
@@ -231,13 +239,3 @@ def save_checkpoint(
     write_json(partial / "lineage.json", lineage)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)
-
-
-def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Cast floating tensors; tied ones stay one tensor, so that they are stored once."""
-    cast: dict[tuple[int, torch.Size], Tensor] = {}
-    for tensor in tensors.values():
-        cast.setdefault(
-            (tensor.data_ptr(), tensor.shape), tensor.to(dtype) if tensor.is_floating_point() else tensor
-        )
-    return {name: cast[tensor.data_ptr(), tensor.shape] for name, tensor in tensors.items()}

@@ -85,7 +85,12 @@ def assemble(recipe: Recipe, device: torch.device) -> Cast:
             layers = layer_mixers(recipe, mixer, loaded.model.config.num_hidden_layers)
             options = {mixer: recipe.student.options[mixer]} if mixer in recipe.student.options else {}
             model = build_student(
-                loaded.model, layers, options=options, init=recipe.student.init, seed=recipe.seed
+                loaded.model,
+                layers,
+                options=options,
+                init=recipe.student.init,
+                seed=recipe.seed,
+                kv_expansion=recipe.student.kv_expansion,
             )
         if loaded is not None and model.config.vocab_size != loaded.model.config.vocab_size:
             raise ConfigError(

@@ -6,14 +6,14 @@ gradients) is therefore captured once as a CUDA graph and replayed.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from evalsuite.distill.alignment import align
 from evalsuite.distill.batches import Batch, StepData
-from evalsuite.distill.end_to_end import end_to_end
+from evalsuite.distill.end_to_end import Objective, end_to_end
 from evalsuite.distill.language_model import LanguageModel
 from evalsuite.distill.optimizers import FlatGradients, Masters, build_optimizers, set_learning_rate
 from evalsuite.distill.parallel import Parallel
@@ -37,16 +37,23 @@ class Trainee:
         self.label, self.model = label, model
         self.masters = Masters(model, dtype)
         self.parameters: dict[str, nn.Parameter] = {}
+        self.optimized: dict[str, nn.Parameter] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         self.gradients: FlatGradients | None = None
+        self.objective = Objective(model)
         self._copies: list[nn.Parameter] = []
+
+    @property
+    def sharded(self) -> bool:
+        """Whether this process holds only a part of the student."""
+        return False
 
     def enter(self, stage: Stage) -> None:
         """Prepare for a stage: choose parameters, make optimizers and gradients."""
         self.leave()
         self.parameters = trained_parameters(self.model, stage.trains)
         softmax = softmax_layers(self.model)
-        masters = {name: self.masters.weights[name] for name in self.parameters}
+        masters = self.optimized = {name: self.masters.weights[name] for name in self.parameters}
         self.optimizers = build_optimizers(masters, stage, lambda name: is_mixer(name, softmax))
         parts: dict[str, list[str]] = {}
         for name in masters:
@@ -55,11 +62,21 @@ class Trainee:
         self.gradients = FlatGradients([[masters[name] for name in part] for part in parts.values()])
         self._copies = [self.parameters[name] for part in parts.values() for name in part]
 
+    def clear(self) -> None:
+        """Set all gradients to zero."""
+        assert self.gradients is not None
+        self.gradients.clear()
+
     def collect(self) -> None:
         """Take over the gradients of a micro-batch."""
         assert self.gradients is not None
         if self.masters.separate:
             self.gradients.collect(self._copies)
+
+    def reduce(self, parallel: Parallel) -> None:
+        """Add up the gradients of all processes."""
+        assert self.gradients is not None
+        parallel.sum(self.gradients.buffer)
 
     def update(self, stage: Stage, step: int) -> tuple[Tensor, float]:
         """One optimizer step: the gradients' norm before clipping, and the schedule's factor."""
@@ -71,11 +88,25 @@ class Trainee:
         self.masters.publish(self.parameters)
         return norm, factor
 
+    def weights(self) -> Mapping[str, Tensor]:
+        """The fp32 weights by name."""
+        return self.masters.weights
+
+    def moments(self) -> dict[str, Tensor]:
+        """What the optimizers keep, by `<parameter>/<name>`."""
+        names = {id(parameter): name for name, parameter in self.optimized.items()}
+        return {
+            f"{names[id(owner)]}/{key}": torch.as_tensor(value)
+            for optimizer in self.optimizers
+            for owner, values in optimizer.state.items()
+            for key, value in values.items()
+        }
+
     def leave(self) -> None:
         """Free what a stage needed."""
         for parameter in (*self.model.parameters(), *self.masters.weights.values()):
             parameter.grad = None
-        self.optimizers, self.gradients, self._copies = [], None, []
+        self.optimized, self.optimizers, self.gradients, self._copies = {}, [], None, []
 
 
 class Stepper:
@@ -97,7 +128,9 @@ class Stepper:
     ) -> None:
         self._teacher, self._trainees, self._stage, self._parallel = teacher, trainees, stage, parallel
         self._losses = torch.zeros(len(trainees), 1 if stage.aligns else 3, device=parallel.device)
-        self._graphs = graphs and parallel.device.type == "cuda"
+        # Sharded weights live at other places in every step.
+        sharded = any(trainee.sharded for trainee in trainees)
+        self._graphs = graphs and parallel.device.type == "cuda" and not sharded
         self._captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Batch]] = {}
         self._seen: dict[tuple[int, ...], int] = {}
 
@@ -109,8 +142,7 @@ class Stepper:
         """
         self._losses.zero_()
         for trainee in self._trainees:
-            assert trainee.gradients is not None
-            trainee.gradients.clear()
+            trainee.clear()
         for batch in data.micro_batches:
             self._micro_batch(batch.to(self._parallel.device), data.counted)
         losses = self._losses.clone()
@@ -118,8 +150,7 @@ class Stepper:
         norms = []
         factor = 1.0
         for trainee in self._trainees:
-            assert trainee.gradients is not None
-            self._parallel.sum(trainee.gradients.buffer)
+            trainee.reduce(self._parallel)
             norm, factor = trainee.update(self._stage, number)
             norms.append(norm)
         return losses, torch.stack(norms), factor
@@ -158,12 +189,13 @@ class Stepper:
 
     def _gradients(self, batch: Batch, counted: int) -> None:
         """Add losses and gradients of one micro-batch to what this step has so far."""
-        students = [trainee.model for trainee in self._trainees]
         if self._stage.aligns:
             assert self._teacher is not None
+            students = [trainee.model for trainee in self._trainees]
             here = batch.inputs.numel() if batch.kept is None else batch.kept.numel()
             self._losses += align(self._teacher, students, batch, self._stage, here / counted)[:, None]
         else:
-            self._losses += end_to_end(self._teacher, students, batch, self._stage, counted)
+            objectives = [trainee.objective for trainee in self._trainees]
+            self._losses += end_to_end(self._teacher, objectives, batch, self._stage, counted)
         for trainee in self._trainees:
             trainee.collect()

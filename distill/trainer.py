@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from evalsuite.distill.batches import StageData, check_data, read_ahead
+from evalsuite.distill.language_model import LanguageModel
 from evalsuite.distill.lineage import lineage
-from evalsuite.distill.parallel import Parallel
+from evalsuite.distill.parallel import Parallel, whole
 from evalsuite.distill.recipe import Recipe, Stage
 from evalsuite.distill.responses import with_responses
 from evalsuite.distill.saving import (
@@ -34,7 +35,7 @@ from evalsuite.distill.saving import (
 from evalsuite.distill.setup import Cast, assemble, with_mixers, with_selection
 from evalsuite.distill.step import Stepper, Trainee
 from evalsuite.distill.watch import Watch, cut_metrics
-from evalsuite.foundation import locked
+from evalsuite.foundation import ConfigError, locked
 
 
 def distill(
@@ -92,7 +93,10 @@ class Run:
     ) -> None:
         self.recipe, self.readable, self.out = recipe, readable, out
         self.cast, self.parallel, self.quiet = cast, parallel, quiet
-        self.trainees = [Trainee(label, model, cast.dtype) for label, model in cast.students.items()]
+        self.trainees = [
+            trainee_class(recipe, model, parallel)(label, model, cast.dtype)
+            for label, model in cast.students.items()
+        ]
         self.at = Progress()
         self.saved: dict[str, Tensor] = {}
         found = load_state(out)
@@ -118,7 +122,7 @@ class Run:
         recipe, at, parallel = self.recipe, self.at, self.parallel
         for trainee in self.trainees:
             trainee.enter(stage)
-            restore_optimizers(trainee.masters.weights, trainee.label, trainee.optimizers, self.saved)
+            restore_optimizers(trainee.optimized, trainee.label, trainee.optimizers, self.saved)
         self.saved = {}
         self._prepare_teacher(stage)
         steps = StageData(
@@ -183,12 +187,13 @@ class Run:
         watch.go()
 
     def _save_state(self) -> None:
-        if self.parallel.main:
+        if self.parallel.main or any(trainee.sharded for trainee in self.trainees):
             save_state(
                 self.out,
                 self.at,
-                {trainee.label: trainee.masters.weights for trainee in self.trainees},
-                {trainee.label: trainee.optimizers for trainee in self.trainees},
+                {trainee.label: trainee.weights() for trainee in self.trainees},
+                {trainee.label: trainee.moments() for trainee in self.trainees},
+                main=self.parallel.main,
             )
         self.parallel.wait()
 
@@ -207,11 +212,15 @@ class Run:
         return self.out / "checkpoints" / trainee.label / f"{stage.name}-{self.at.total}"
 
     def _checkpoint(self, trainee: Trainee, folder: Path) -> None:
+        if self.parallel.main or trainee.sharded:
+            dtype = self.cast.dtype
+            weights = {name: whole(tensor).to(dtype) for name, tensor in trainee.weights().items()}
         if self.parallel.main:
             mixers = getattr(trainee.model.config, "mixers", None)
             save_checkpoint(
                 folder,
                 trainee.model,
+                weights,
                 self.cast.tokenizer,
                 lineage(
                     self.recipe,
@@ -222,9 +231,30 @@ class Run:
                     device=self.parallel.device_name,
                     precision=self.cast.precision,
                 ),
-                self.cast.dtype,
+                dtype,
             )
         self.parallel.wait()
+
+
+SHARDED_FROM = 3_000_000_000
+"""Parameters from which students are sharded over several GPUs unless the recipe says otherwise."""
+
+
+def trainee_class(recipe: Recipe, model: LanguageModel, parallel: Parallel) -> type[Trainee]:
+    """Whether a student is trained whole on every GPU, or in shards.
+
+    Raises:
+        ConfigError: sharding with Muon, whose update needs whole matrices.
+    """
+    size = sum(parameter.numel() for parameter in model.parameters())
+    wanted = recipe.sharding == "full" or (recipe.sharding == "auto" and size >= SHARDED_FROM)
+    if parallel.world == 1 or not wanted:
+        return Trainee
+    if any(stage.optimizer.kind == "muon" and not stage.aligns for stage in recipe.stages):
+        raise ConfigError("sharding: Muon updates whole matrices; use adamw, or --set sharding=none")
+    from evalsuite.distill.sharding import ShardedTrainee
+
+    return ShardedTrainee
 
 
 @contextmanager

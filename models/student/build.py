@@ -23,6 +23,7 @@ def build_student(
     options: dict[str, dict[str, Any]] | None = None,
     init: str = "qkvo",
     seed: int = 0,
+    kv_expansion: str = "heads",
 ) -> StudentForCausalLM:
     """Build a student on the teacher's device and in its dtype.
 
@@ -34,6 +35,7 @@ def build_student(
         options: mixer name → option → value.
         init: `qkvo`, `qkv`, `vo` or `random`.
         seed: of everything drawn at random; the global generators are left as they were.
+        kv_expansion: how keys and values are copied where the student has more heads; see `expand_heads`.
 
     Raises:
         ConfigError: unknown mixer, option or init, a wrong number of mixers, or a teacher whose
@@ -56,7 +58,7 @@ def build_student(
     # Not `student.to(dtype)`: rotary frequencies are a buffer, and in bfloat16 they would turn by wrong angles.
     for mine in student.parameters():
         mine.data = mine.data.to(parameter.dtype)
-    copy_teacher(student, teacher, init)
+    copy_teacher(student, teacher, init, kv_expansion)
     student.config.dtype = parameter.dtype
     if teacher.generation_config is not None:
         student.generation_config = type(teacher.generation_config).from_dict(
@@ -74,7 +76,9 @@ def teacher_dict(teacher: PreTrainedModel) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def copy_teacher(student: StudentForCausalLM, teacher: PreTrainedModel, init: str) -> None:
+def copy_teacher(
+    student: StudentForCausalLM, teacher: PreTrainedModel, init: str, kv_expansion: str = "heads"
+) -> None:
     """Copy the teacher's weights into `student`."""
     weights = {name: value for name, value in teacher.state_dict().items() if ".self_attn." not in name}
     missing, unexpected = student.load_state_dict(weights, strict=False)
@@ -84,7 +88,7 @@ def copy_teacher(student: StudentForCausalLM, teacher: PreTrainedModel, init: st
     for layer, (mine, original) in enumerate(zip(student.model.layers, teacher.model.layers, strict=True)):
         attention = original.self_attn
         if isinstance(mine.self_attn, Mixer):
-            copy_attention(mine.self_attn, attention, init)
+            copy_attention(mine.self_attn, attention, init, kv_expansion)
         else:
             found = mine.self_attn.load_state_dict(attention.state_dict(), strict=True)
             assert not found.missing_keys, f"layer {layer}"
@@ -99,7 +103,7 @@ def write_logits(keys: nn.Linear, name: str) -> Tensor:
     return keys.weight / length.unsqueeze(1) if name == "weight" else keys.bias / length
 
 
-def copy_attention(mixer: Mixer, attention: nn.Module, init: str) -> None:
+def copy_attention(mixer: Mixer, attention: nn.Module, init: str, kv_expansion: str = "heads") -> None:
     """Copy the projections that `init` names, and with q and k the teacher's QK-norms."""
     letters = INITS[init]
     for letter in letters:
@@ -113,7 +117,7 @@ def copy_attention(mixer: Mixer, attention: nn.Module, init: str) -> None:
             if letter == "k" and not mixer.keyed:
                 value = write_logits(source, name)
             wide = letter in "kv" and mixer.kv_heads != mixer.geometry.kv_heads
-            place.copy_(expand_heads(value, mixer.geometry) if wide else value)
+            place.copy_(expand_heads(value, mixer.geometry, kv_expansion) if wide else value)
     for letter in "qk":
         if letter in letters and hasattr(mixer, f"{letter}_norm"):
             getattr(mixer, f"{letter}_norm").weight.copy_(getattr(attention, f"{letter}_norm").weight)

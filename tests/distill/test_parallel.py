@@ -1,15 +1,23 @@
-"""Two processes make the student that one makes."""
+"""Two processes make the student that one makes, each with the whole of it or with its shards."""
 
+import json
 import multiprocessing
 import os
 import socket
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from evalsuite.distill import distill
-from evalsuite.foundation import read_jsonl
+from evalsuite.distill.parallel import Parallel
+from evalsuite.distill.recipe import Saving
+from evalsuite.distill.step import Trainee
+from evalsuite.distill.trainer import trainee_class
+from evalsuite.foundation import ConfigError, read_jsonl
 
 
 def worker(rank: int, port: int, recipe, out) -> None:
@@ -32,30 +40,91 @@ def loopback_works() -> bool:
     return True
 
 
-def losses(out) -> list[float]:
-    return [row["loss"] for row in read_jsonl(out / "metrics.jsonl")]
+needs_loopback = pytest.mark.skipif(not loopback_works(), reason="the loopback interface is down")
 
 
-@pytest.mark.skipif(not loopback_works(), reason="the loopback interface is down")
-def test_two_processes_make_what_one_makes(teacher_folder, tmp_path, small_recipe, stage):
-    options = {"batch": 4, "tokens": 1024, "mask": "completion", "packing": "documents"}
-    stages = [stage("align", "attention_output", **options), stage("kd", "kd", **options)]
-    recipe = small_recipe(teacher_folder, stages=stages)
-    distill(recipe, tmp_path / "one", quiet=True, device="cpu")
+def start(recipe, out: Path) -> list:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("fork")
-    both = [context.Process(target=worker, args=(rank, port, recipe, tmp_path / "two")) for rank in (0, 1)]
+    both = [context.Process(target=worker, args=(rank, port, recipe, out)) for rank in (0, 1)]
     for process in both:
         process.start()
+    return both
+
+
+def finish(both: list) -> list[int | None]:
     for process in both:
         process.join(120)
         process.kill()
         process.join()
-    assert [process.exitcode for process in both] == [0, 0]
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
-    one = load_file(tmp_path / "one" / "gated_deltanet" / "model.safetensors")
-    two = load_file(tmp_path / "two" / "gated_deltanet" / "model.safetensors")
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
+    return [process.exitcode for process in both]
+
+
+def curve(out: Path) -> list[float]:
+    return [row[key] for row in read_jsonl(out / "metrics.jsonl") for key in ("loss", "grad_norm")]
+
+
+@pytest.fixture(scope="module")
+def alone(teacher_folder, small_recipe, stage, tmp_path_factory):
+    """A recipe of both kinds of stages, and what one process makes of it."""
+    torch.set_num_threads(1)
+    options = {"batch": 4, "tokens": 1024, "mask": "completion", "packing": "documents"}
+    recipe = small_recipe(
+        teacher_folder,
+        stages=[
+            stage("align", "attention_output", **options),
+            stage("frozen", "kd", train="no_mlp", micro_batch=1, **options),
+            stage("kd", "kd", **options),
+        ],
+    )
+    out = tmp_path_factory.mktemp("alone") / "out"
+    distill(recipe, out, quiet=True, device="cpu")
+    return recipe, out
+
+
+@needs_loopback
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_two_processes_make_what_one_makes(alone, tmp_path, sharding):
+    recipe, one = alone
+    assert finish(start(recipe.model_copy(update={"sharding": sharding}), tmp_path / "two")) == [0, 0]
+    assert curve(tmp_path / "two") == pytest.approx(curve(one), rel=1e-4)
+    expected = load_file(one / "gated_deltanet" / "model.safetensors")
+    found = load_file(tmp_path / "two" / "gated_deltanet" / "model.safetensors")
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "two" / "gated_deltanet")
+    assert torch.equal(model.lm_head.weight, found["model.embed_tokens.weight"])
+
+
+@needs_loopback
+def test_shards_that_are_killed_go_on_where_they_stood(alone, tmp_path):
+    recipe, one = alone
+    changes = {"sharding": "full", "saving": Saving(state_seconds=0, checkpoint_tokens=256)}
+    recipe, out = recipe.model_copy(update=changes), tmp_path / "out"
+    both = start(recipe, out)
+    latest = out / "state" / "latest.json"
+    while both[0].is_alive() and not (latest.exists() and json.loads(latest.read_text())["number"] >= 12):
+        time.sleep(0.005)
+    for process in both:
+        process.kill()
+    assert finish(both) != [0, 0]
+    assert finish(start(recipe, out)) == [0, 0]
+    assert curve(out) == pytest.approx(curve(one), rel=1e-4)
+    AutoModelForCausalLM.from_pretrained(out / "checkpoints" / "gated_deltanet" / "kd-2560")
+
+
+def test_models_are_sharded_from_three_billion_parameters_up(teacher, small_recipe, monkeypatch, stage):
+    two = Parallel("cpu")
+    two.world = 2
+    recipe = small_recipe("teacher")
+    assert trainee_class(recipe, teacher, two) is Trainee
+    monkeypatch.setattr("evalsuite.distill.trainer.SHARDED_FROM", 1000)
+    assert trainee_class(recipe, teacher, two).__name__ == "ShardedTrainee"
+    assert trainee_class(recipe.model_copy(update={"sharding": "none"}), teacher, two) is Trainee
+    assert trainee_class(recipe, teacher, Parallel("cpu")) is Trainee
+    muon = small_recipe("teacher", stages=[stage("kd", "kd", optimizer={"kind": "muon"})])
+    with pytest.raises(ConfigError, match="Muon updates whole matrices"):
+        trainee_class(muon, teacher, two)
