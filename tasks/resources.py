@@ -1,4 +1,4 @@
-"""What a benchmark's metric reads beside its rows: files of NLTK, found where they are, never fetched unasked.
+"""What a metric reads beside its rows: files of NLTK, found where they are, never fetched unasked.
 
 IFEval counts sentences and words with NLTK's `punkt_tab`. EvalScope would download it while it judges, once
 hours of answers are written; here it is looked for before anything is asked.
@@ -69,14 +69,18 @@ def freeze(name: str, folder: Path) -> list[Path]:
     Raises:
         MissingDependencyError: as `provide`.
     """
-    found = find(name)
+    found = find(name, folder)
+    if found == Path(folder) / FROZEN:
+        return [found / file for file in FILES[name]]
     if found is not None:
         return _copied(found, name, folder)
     import nltk
 
     with TemporaryDirectory(prefix="evalsuite-") as place:
         nltk.download(name, download_dir=place, quiet=True)
-        fetched = Path(place) if all((Path(place) / file).is_file() for file in FILES[name]) else provide(name)
+        fetched = (
+            Path(place) if all((Path(place) / file).is_file() for file in FILES[name]) else provide(name)
+        )
         return _copied(fetched, name, folder)
 
 

