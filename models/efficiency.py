@@ -77,7 +77,7 @@ def measure(checkpoint: Checkpoint, context: int, batch: int = 1) -> Cost:
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     write(NEW_TOKENS)
-    first, all_of = _seconds(lambda: write(1)), _seconds(lambda: write(NEW_TOKENS))
+    first, all_of = quickest(lambda: write(1)), quickest(lambda: write(NEW_TOKENS))
     written = batch * (NEW_TOKENS - 1)
     return Cost(
         weights_id=checkpoint.weights_id,
@@ -92,8 +92,8 @@ def measure(checkpoint: Checkpoint, context: int, batch: int = 1) -> Cost:
     )
 
 
-def _seconds(work: Callable[[], None]) -> float:
-    """The quickest of some runs."""
+def quickest(work: Callable[[], None]) -> float:
+    """Seconds of the quickest of some runs."""
     found: list[float] = []
     while not found or (sum(found) < SECONDS and len(found) < 5):
         gc.collect()

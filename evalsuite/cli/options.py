@@ -18,6 +18,16 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_engine_option(parser: argparse.ArgumentParser, what: str) -> None:
+    """Which engine answers; vLLM has a Python of its own."""
+    parser.add_argument(
+        "--engine",
+        default="torch",
+        choices=("torch", "vllm"),
+        help=f"{what}; vllm runs in the Python that EVALSUITE_VLLM_PYTHON names (default: %(default)s)",
+    )
+
+
 def add_data_option(parser: argparse.ArgumentParser) -> None:
     """Where frozen data lies."""
     parser.add_argument(

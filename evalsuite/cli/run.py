@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from evalsuite.cli.options import add_data_option, add_model_options, add_quiet
+from evalsuite.cli.options import add_data_option, add_engine_option, add_model_options, add_quiet
 from evalsuite.cli.parser import command
 
 
@@ -28,7 +28,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--skip-missing", action="store_true", help="leave out benchmarks whose data is not here, by name"
     )
-    parser.add_argument("--engine", default="torch", choices=("torch", "vllm"), help="default: %(default)s")
+    add_engine_option(parser, "what answers")
     parser.add_argument("--dry-run", action="store_true", help="print documents, tokens and time, and stop")
     phase = parser.add_mutually_exclusive_group()
     for name, text in (

@@ -2,7 +2,7 @@
 
     python -m evalsuite.models.vllm_plugin.agreement --out reports/published/vllm
 
-needs EVALSUITE_VLLM_PYTHON or --vllm-python. Rows are written as they are found; run again, the command goes
+needs EVALSUITE_VLLM_PYTHON. Rows are written as they are found; run again, the command goes
 on where it was. With `--teacher FOLDER --mixer gated_deltanet` it takes a hybrid of another teacher.
 """
 
@@ -241,7 +241,6 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for agreement.jsonl and README.md")
-    parser.add_argument("--vllm-python", help="Python of the environment that has vLLM")
     parser.add_argument("--teacher", default="pocket", help="default: %(default)s")
     parser.add_argument("--mixer", help="only a hybrid of this mixer")
     parser.add_argument("--regime", nargs="+", choices=REGIMES, default=list(REGIMES))
@@ -256,7 +255,7 @@ def main() -> int:
     students = [hybrid(chosen.mixer, layers)] if chosen.mixer else every_student(layers)
     if chosen.teacher != "pocket":
         students = [Student(f"{teacher.label}: {student.name}", student.mixers) for student in students]
-    process = VllmProcess(find_python(chosen.vllm_python), students=True)
+    process = VllmProcess(find_python(), students=True)
     try:
         with progress(total=len(students) * len(chosen.regime), what="agreement") as bar:
             for row in measure(
