@@ -25,6 +25,8 @@ class StudentPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
+    # RetNet's fixed decays: near one, where bfloat16 has no digits left.
+    _keep_in_fp32_modules_strict = ["log_decay"]  # noqa: RUF012 -- transformers' name
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 -- transformers' name
 
     @torch.no_grad()

@@ -61,6 +61,16 @@ def test_a_bfloat16_student_keeps_exact_rotary_frequencies(make_teacher: Make, t
     assert torch.equal(student(ids(2, 50)).logits, teacher.eval()(ids(2, 50)).logits)
 
 
+@torch.no_grad()
+def test_a_bfloat16_student_of_all_mixers_is_saved_and_loaded(make_teacher: Make, tmp_path: Path) -> None:
+    student = build_student(make_teacher(layers=len(MIXERS)).bfloat16(), list(MIXERS))
+    student.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(loaded(ids(2, 50)).logits, student(ids(2, 50)).logits)
+    decay = loaded.model.layers[list(MIXERS).index("retnet")].self_attn.log_decay
+    assert torch.allclose(decay.double().exp(), 1 - torch.logspace(-5, -9, 4, base=2, dtype=torch.float64))
+
+
 @pytest.mark.parametrize(("family", "changes"), TEACHERS)
 @torch.no_grad()
 def test_kept_layers_and_copied_projections(make_teacher: Make, family: str, changes: dict[str, Any]) -> None:
