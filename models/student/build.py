@@ -55,7 +55,7 @@ def build_student(
     with torch.random.fork_rng(devices), torch.device(parameter.device):
         torch.manual_seed(seed)
         student = StudentForCausalLM(config)
-    # Not `student.to(dtype)`: rotary frequencies are a buffer, and in bfloat16 they would turn by wrong angles.
+    # Not `student.to(dtype)`: rotary frequencies are a buffer, and bfloat16 would turn by wrong angles.
     for mine in student.parameters():
         mine.data = mine.data.to(parameter.dtype)
     copy_teacher(student, teacher, init, kv_expansion)
