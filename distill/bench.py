@@ -119,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--mixer", default="gated_deltanet")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="default: everything")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--sharded", action="store_true", help="under torchrun: FSDP2 students")
     parser.add_argument("--tiny", action="store_true", help="a shape that a CPU can time")
     parser.add_argument("--out", type=Path, help="folder for table.md and timings.json")
     given = parser.parse_args(arguments)
@@ -130,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         length=given.length,
         steps=given.steps,
         graphs=not given.eager,
+        sharded=given.sharded,
     )
     name = torch.cuda.get_device_name(parallel.device) if bench.bf16 else "CPU"
     written: dict[str, Any] = {"device": name, "versions": versions(), "timings": []}
@@ -175,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _profiled(bench: Bench, mixer: str) -> dict[str, Any]:
     """The KD step under the profiler, run as it is, since a graph's replay hides which kernels are whose."""
     bench.graphs = False
-    stepper = bench.stepper("kd", [mixer])
+    stepper = bench.stepper(bench.stage("kd"), [mixer])
     data = bench.step_data(bench.rows, seed=0, rows=bench.rows)
     for number in range(2):
         stepper.step(data, number)

@@ -16,6 +16,7 @@ from evalsuite.distill.estimate import Shape, flops_per_token
 from evalsuite.distill.fused import fuse
 from evalsuite.distill.parallel import Parallel
 from evalsuite.distill.recipe import Stage
+from evalsuite.distill.schedules import Schedule
 from evalsuite.distill.step import Stepper, Trainee
 
 PEAK_FLOPS = 790e12
@@ -50,15 +51,30 @@ class Bench:
     Args:
         config: arguments of a LlamaConfig.
         steps: steps that are timed.
+        graphs: capture micro-batches as CUDA graphs, as the trainer does.
+        sharded: FSDP2 instead of whole students on every GPU.
     """
 
     def __init__(
-        self, config: dict[str, Any], parallel: Parallel, *, rows: int, length: int, steps: int, graphs: bool
+        self,
+        config: dict[str, Any],
+        parallel: Parallel,
+        *,
+        rows: int,
+        length: int,
+        steps: int,
+        graphs: bool = True,
+        sharded: bool = False,
     ) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         self.parallel, self.device = parallel, parallel.device
         self.rows, self.length, self.steps, self.graphs = rows, length, steps, graphs
+        self.kind: type[Trainee] = Trainee
+        if sharded:
+            from evalsuite.distill.sharding import ShardedTrainee
+
+            self.kind = ShardedTrainee
         self.bf16 = self.device.type == "cuda"
         self.dtype = torch.bfloat16 if self.bf16 else torch.float32
         torch.manual_seed(0)
@@ -94,7 +110,7 @@ class Bench:
         model: Any = build_student(self.master, mixer).train()
         if fused:
             fuse(model)
-        trainee = Trainee(mixer, model, dtype)
+        trainee = self.kind(mixer, model, dtype)
         trainee.enter(stage)
         return trainee
 
@@ -119,16 +135,15 @@ class Bench:
         ]
         return StepData(batches, rows * self.length, rows * self.length, {})
 
-    def stepper(self, objective: str, mixers: Sequence[str]) -> Stepper:
-        """The trainer's steps, as a run of that objective takes them."""
-        stage = self.stage(objective)
+    def stepper(self, stage: Stage, mixers: Sequence[str]) -> Stepper:
+        """The trainer's steps, as a run of that stage takes them."""
         teacher = self.teacher(self.dtype, fused=True)
         trainees = [self.student(mixer, stage, self.dtype) for mixer in mixers]
         return Stepper(teacher, trainees, stage, self.parallel, graphs=self.graphs)
 
     def trainer_step(self, objective: str, mixers: Sequence[str], micro_batch: int) -> Timing:
         """Time the trainer's step."""
-        stepper = self.stepper(objective, mixers)
+        stepper = self.stepper(self.stage(objective), mixers)
         rows = self.rows * self.parallel.world
         data = self.step_data(micro_batch, seed=0, rows=rows)
         flops = flops_per_token(self.shape, self.stage(objective), 0, len(mixers))
@@ -141,8 +156,9 @@ class Bench:
         )
 
     def losses(self, mixer: str, rows: int, steps: int) -> Iterator[float]:
-        """Losses of the first steps on fresh batches of `rows` rows over all GPUs."""
-        stepper = self.stepper("kd", [mixer])
+        """Losses of the first steps, at full speed, on fresh batches of `rows` rows over all GPUs."""
+        fast = {"lr": 1e-3, "schedule": Schedule(kind="constant", warmup=0.0)}
+        stepper = self.stepper(self.stage("kd").model_copy(update=fast), [mixer])
         for number in range(steps):
             data = self.step_data(max(1, rows // self.parallel.world // 2), seed=number, rows=rows)
             yield float(stepper.step(data, number)[0][0, 0])
