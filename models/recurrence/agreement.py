@@ -74,7 +74,7 @@ def errors(
     """Relative error (Frobenius norm) of `candidate` against the torch backend, by name of the tensor."""
     results = []
     for op in (candidate, chunked):
-        inputs = {name: x.detach().clone().requires_grad_() for name, x in leaves.items()}
+        inputs: dict[str, Any] = {n: x.detach().clone().requires_grad_() for n, x in leaves.items()}
         o, state = op(**inputs, **others)
         ((o.float() * weights[0]).sum() + (state * weights[1]).sum()).backward()
         found: dict[str, Tensor] = {"o": o.detach(), "state": state.detach()}
