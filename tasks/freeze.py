@@ -150,6 +150,8 @@ def _splits(benchmark: Benchmark, *, shots: bool) -> Iterator[_Split]:
                 yield _Split(source.dataset, config, split, benchmark.licence, column)
         for dataset, config, split in NEEDS.get(source.derive or "", ()):
             yield _Split(dataset, config, split, benchmark.licence)
+    for read in benchmark.generated.reads if benchmark.generated is not None else ():
+        yield _Split(read.dataset, read.config, read.split, benchmark.licence)
 
 
 def _configs(source: Source) -> tuple[str | None, ...]:

@@ -194,10 +194,9 @@ def _gather_one(
             gathered.partial[benchmark.name] = there, benchmark.published
         gathered.documents[benchmark.name] = sampled(parts, entry.limit, asking.suite.seed)
         return
-    gathered.documents[benchmark.name] = [
-        document
-        for context in entry.contexts or (None,)
-        for document in documents(
+    gathered.documents[benchmark.name] = []
+    for context in entry.contexts or (None,):
+        found = documents(
             benchmark,
             data_dir=data_dir,
             limit=entry.limit,
@@ -205,7 +204,10 @@ def _gather_one(
             context=context,
             count_tokens=counter(tokenizer, benchmark),
         )
-    ]
+        gathered.documents[benchmark.name] += found
+        # Where there are fewer questions than a generator is asked for, all of them were taken.
+        if len(found) < min(entry.limit or benchmark.generated.count, benchmark.generated.count):
+            gathered.partial[benchmark.name] = len(found), benchmark.generated.count
 
 
 def counter(tokenizer: Any, benchmark: Benchmark) -> Callable[[str], int]:
