@@ -69,6 +69,9 @@ def _read(place: Place, run: Path, notes: Notes) -> pd.DataFrame | None:
     if not path.exists() or path.stat().st_size == 0:
         return None
     frame = read_records(path, [metric, *([units] if units else [])])
+    for name, stated in (("benchmark", place.benchmark.name), ("protocol", place.protocol)):
+        if frame[name].iloc[0] != stated:
+            raise DataError(f"{path}: holds records of {name} '{frame[name].iloc[0]}'")
     value = frame[f"value.{metric}"]
     outside = value.notna() & ~value.between(0, 1)
     if place.plan.direction == "higher" and outside.any():

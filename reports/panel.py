@@ -203,6 +203,12 @@ def _compared(
     if students:
         base &= has[max(students, key=lambda i: int((has[i] & base).sum()))]
     reference = prompts[(teachers or who)[0]]
+    if not base.any():
+        labels = ", ".join(f"'{subjects[i].label}'" for i in who)
+        notes.warnings.append(
+            f"{title}: {labels} answered no document in common under {protocol}; nothing is compared there."
+        )
+        return np.array([], dtype=int), np.array([], dtype=int)
     rows = []
     for i in who:
         alike = (prompts[i] == reference).all(axis=0)

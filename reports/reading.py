@@ -165,7 +165,9 @@ def _is_sound(table: pa.Table, frame: pd.DataFrame, names: Sequence[str], requir
     """Whether all records have this schema, every key, known words, finite numbers, and keys of their own."""
     if any(table[name].null_count for name in _SCALARS if name not in _OPTIONAL):
         return False
-    if not (frame["schema"] == SCHEMA).all() or frame["benchmark"].nunique() != 1:
+    if not (frame["schema"] == SCHEMA).all():
+        return False
+    if frame["benchmark"].nunique() != 1 or frame["protocol"].nunique() != 1:
         return False
     if not set(frame["outcome"].cat.categories) <= set(OUTCOMES):
         return False
@@ -184,7 +186,7 @@ def _is_sound(table: pa.Table, frame: pd.DataFrame, names: Sequence[str], requir
 def _explain(path: Path, required: Sequence[str]) -> None:
     """Read line by line and raise DataError at the first line that is wrong."""
     first_line: dict[tuple[Any, ...], int] = {}
-    benchmark = None
+    benchmark = protocol = None
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -197,6 +199,9 @@ def _explain(path: Path, required: Sequence[str]) -> None:
             benchmark = benchmark or record.benchmark
             if record.benchmark != benchmark:
                 raise DataError(f"{where}: benchmark '{record.benchmark}' in a journal of '{benchmark}'")
+            protocol = protocol or record.protocol
+            if record.protocol != protocol:
+                raise DataError(f"{where}: protocol '{record.protocol}' in a journal of '{protocol}'")
             if record.key in first_line:
                 raise DataError(
                     f"{where}: repeats the key of line {first_line[record.key]} "

@@ -1,0 +1,167 @@
+"""What is dubious is refused before a page exists, or is a warning on the page; never averaged away."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from evalsuite.foundation import EvalsuiteError
+from evalsuite.reports import compare, gate, policy_from_options
+from evalsuite.reports.records import records_path
+
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def run(dice: SimpleNamespace, tmp_path: Path) -> Path:
+    """Teacher and student, sixty facts both ways."""
+    answerers = [
+        dice.Answerer("teacher", lambda b, p, c: 0.8, "teacher"),
+        dice.Answerer("student", lambda b, p, c: 0.7),
+    ]
+    return dice.make_run(tmp_path / "run", [dice.Asked("facts", "Facts", "knowledge", 60)], answerers)
+
+
+def edit(run: Path, change: Callable[[int, Row], Row | None], protocol: str = "loglikelihood") -> None:
+    """Apply `change` to every numbered row; rows for which it gives None vanish."""
+    path = records_path(run, "facts", protocol)
+    rows = [change(i, json.loads(line)) for i, line in enumerate(path.read_text().splitlines(), 1)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
+
+
+def plan(run: Path, change: Callable[[Row], Row]) -> None:
+    """Change the plan."""
+    path = run / "plan.yaml"
+    path.write_text(yaml.safe_dump(change(yaml.safe_load(path.read_text()))))
+
+
+def at(number: int, **changes: Any) -> Callable[[int, Row], Row]:
+    """Change one row."""
+    return lambda i, row: row | changes if i == number else row
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (at(5, schema=2), "line 5: record: 'schema' = 2; this evalsuite reads and writes 1"),
+        (at(5, values={"acc": float("nan")}), "line 5: 'NaN' is not a number"),
+        (at(5, chance=float("nan")), "line 5: 'NaN' is not a number"),
+        (at(5, values={"acc": 71.0}), "line 5: acc = 71; a score is a fraction"),
+        (at(5, values={"exact": 1.0}), "line 5: 'values' lacks acc"),
+        (at(5, protocol="generation"), "line 5: protocol 'generation' in a journal of 'loglikelihood'"),
+    ],
+)
+def test_records_that_are_not_sound_are_refused(run: Path, tmp_path: Path, change: Any, message: str) -> None:
+    edit(run, change)
+    with pytest.raises(EvalsuiteError, match=r"facts\.loglikelihood\.jsonl") as caught:
+        compare([run], tmp_path / "out")
+    assert message in str(caught.value)
+    assert caught.value.exit_code >= 64
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(EvalsuiteError, match=r"facts\.loglikelihood\.jsonl"):
+        gate([run], policy_from_options(min_recovery=0.5))
+
+
+def test_a_journal_under_a_wrong_name_is_refused(run: Path, tmp_path: Path) -> None:
+    edit(run, lambda i, row: row | {"benchmark": "piqa"})
+    with pytest.raises(
+        EvalsuiteError, match=r"facts\.loglikelihood\.jsonl: holds records of benchmark 'piqa'"
+    ):
+        compare([run], tmp_path / "out")
+
+
+def test_a_key_that_stands_twice_is_refused(run: Path, tmp_path: Path) -> None:
+    path = records_path(run, "facts", "generation")
+    lines = path.read_text().splitlines(True)
+    path.write_text("".join([*lines, lines[7]]))
+    with pytest.raises(EvalsuiteError, match=r"line 121: repeats the key of line 8"):
+        compare([run], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def without_teacher(run: Path) -> None:
+    """No record and no plan of a teacher."""
+    for protocol in ("loglikelihood", "generation"):
+        edit(run, lambda i, row: row if row["checkpoint"] == "student" else None, protocol)
+    plan(run, lambda p: p | {"checkpoints": [c for c in p["checkpoints"] if c["role"] == "student"]})
+
+
+def teacher_silent(run: Path) -> None:
+    """The teacher is in the plan and answered nothing when it had to write."""
+    edit(run, lambda i, row: row if row["checkpoint"] == "student" else None, "generation")
+
+
+def teacher_stranger(run: Path) -> None:
+    """The student says that it comes from another teacher."""
+
+    def change(p: Row) -> Row:
+        p["checkpoints"][1]["lineage"] = {"teacher": {"weights_id": "f" * 16, "path": "elsewhere"}}
+        return p
+
+    plan(run, change)
+
+
+def fewer_documents(run: Path) -> None:
+    """The student answered only the first forty."""
+    edit(run, lambda i, row: row if row["checkpoint"] == "teacher" or i <= 100 else None)
+
+
+def other_documents(run: Path) -> None:
+    """The student answered none that the teacher did."""
+    edit(
+        run,
+        lambda i, row: row | {"doc_id": row["doc_id"][::-1] + "0"} if row["checkpoint"] == "student" else row,
+    )
+
+
+def other_words(run: Path) -> None:
+    """Some of the student's questions were put in other words."""
+    edit(run, lambda i, row: row | {"prompt_hash": "other"} if 61 <= i <= 64 else row)
+
+
+def errors(run: Path) -> None:
+    """Some answers could not be had."""
+    edit(run, lambda i, row: row | {"outcome": "error", "values": {}} if 61 <= i <= 64 else row, "generation")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "warning"),
+    [
+        (without_teacher, "No teacher among the checkpoints: scores are shown, recovery and gap cannot be."),
+        (teacher_silent, "the teacher 'teacher' has no comparable answers under generation"),
+        (teacher_stranger, "'student' was distilled from another teacher (ffffffffffffffff)"),
+        (fewer_documents, "compared are the 40 that all answered, of up to 60"),
+        (
+            other_documents,
+            "'teacher', 'student' answered no document in common under loglikelihood",
+        ),
+        (other_words, "'student' was asked 4 documents in other words under loglikelihood"),
+        (errors, "4 generation answers of 'student' ended in an error"),
+    ],
+)
+def test_what_cannot_be_compared_is_a_warning_on_the_page(
+    run: Path, tmp_path: Path, spoil: Callable[[Path], None], warning: str
+) -> None:
+    spoil(run)
+    made = compare([run], tmp_path / "out")
+    assert any(warning in said for said in made.report.warnings), made.report.warnings
+    page = made.page.read_text().replace("&#39;", "'")
+    assert warning in page[page.index('<details class="warnings"') :]
+    assert warning in (tmp_path / "out" / "report.md").read_text().replace("\\", "")
+    assert warning in made.text
+
+
+def test_documents_that_only_one_answered_enter_no_number(run: Path, tmp_path: Path) -> None:
+    fewer_documents(run)
+    report = compare([run], tmp_path / "out").report
+    rows = [json.loads(line) for line in records_path(run, "facts", "loglikelihood").open()]
+    mine = {row["doc_id"]: row["values"]["acc"] for row in rows if row["checkpoint"] == "student"}
+    theirs = {row["doc_id"]: row["values"]["acc"] for row in rows if row["checkpoint"] == "teacher"}
+    assert len(mine) == 40
+    expected = sum(mine.values()) / sum(theirs[document] for document in mine)
+    assert report.average(1, "loglikelihood").recovery.point == pytest.approx(expected)
+    assert expected != pytest.approx(sum(mine.values()) / 40 / (sum(theirs.values()) / 60), abs=1e-4)
