@@ -90,8 +90,9 @@ class FrozenFolder:
     def rows(self, dataset: str, config: str | None, split: str) -> list[dict[str, Any]]:
         """Read one parquet file. Raises DataError if it is missing, torn, empty or changed."""
         path = self.folder / frozen_path(dataset, config, split)
-        if not path.is_file() and dataset in _ALSO:
-            path = self.folder / frozen_path(_ALSO[dataset], config, split)
+        also = self.folder / frozen_path(_ALSO.get(dataset, dataset), config, split)
+        if not path.is_file() and also.is_file():
+            path = also
         if not path.is_file():
             raise DataError(f"{path}: no such file{self._what_is_there(dataset, config, split)}")
         _verify(self.folder, path)
