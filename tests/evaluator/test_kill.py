@@ -1,6 +1,8 @@
 """A run with a real engine that is killed in the middle goes on where it was, and comes to the same."""
 
+import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -81,12 +83,88 @@ def test_a_killed_run_resumes_and_comes_to_the_same(
         cut = before.rfind(b"\n") + 1
         assert (killed / "answers" / name).read_bytes()[:cut] == before[:cut]
 
-    for path in sorted((whole / "records").iterdir()):
-        expected = list(read_jsonl(path))
-        found = list(read_jsonl(killed / "records" / path.name))
-        assert len(found) == len(expected)
-        for mine, theirs in zip(found, expected, strict=True):
-            # Batches differ after a resume, and with them the last digits.
-            logprobs = mine["detail"].pop("logprobs", [])
-            assert logprobs == pytest.approx(theirs["detail"].pop("logprobs", []), abs=1e-4)
-            assert mine == theirs
+    assert_same_records(killed, whole)
+
+
+def assert_same_records(found: Path, expected: Path) -> None:
+    """Every record is there once and equal; batches differ after a resume, and with them the last digits."""
+    files = sorted((expected / "records").iterdir())
+    assert [path.name for path in sorted((found / "records").iterdir())] == [path.name for path in files]
+    for path in files:
+        theirs, mine = list(read_jsonl(path)), list(read_jsonl(found / "records" / path.name))
+        assert len(mine) == len(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            logprobs = one["detail"].pop("logprobs", [])
+            assert logprobs == pytest.approx(other["detail"].pop("logprobs", []), abs=1e-4)
+            assert one == other
+
+
+SMALL = """
+name: small
+title: Small
+limit: 12
+benchmarks:
+  - pocket_facts
+  - {benchmark: pocket_niah_single_2, contexts: [256], limit: 6}
+"""
+
+
+def ask(suite: str, checkpoint: str, out: str) -> None:
+    """One life of a run, in a process of its own."""
+    import torch
+
+    torch.set_num_threads(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    evaluate(suite, [checkpoint], out, quiet=True)
+
+
+def nothing() -> None:
+    """Make the server import what it imports."""
+
+
+@pytest.mark.parametrize(
+    ("text", "kills"), [(SMALL, 3), pytest.param(SUITE, 20, marks=pytest.mark.slow)], ids=["3", "20"]
+)
+def test_kills_at_random_moments(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, kills: int
+) -> None:
+    suite = tmp_path / "killed.yaml"
+    suite.write_text(text)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", path)
+    # A server that has imported everything: lives then begin at once, and kills hit work, not imports.
+    lives = multiprocessing.get_context("forkserver")
+    lives.set_forkserver_preload(["evalsuite.evaluator.run", "lm_eval.api.task", "transformers"])
+
+    def live(out: str) -> multiprocessing.Process:
+        process = lives.Process(target=ask, args=(str(suite), str(tiny), str(tmp_path / out)))
+        process.start()
+        return process
+
+    warm = lives.Process(target=nothing)
+    warm.start()
+    warm.join()
+    start = time.monotonic()
+    whole = live("whole")
+    whole.join()
+    taken = time.monotonic() - start
+    assert whole.exitcode == 0
+    draw = random.Random(kills)
+    folder = 0
+    for _ in range(kills):
+        process = live(f"killed-{folder}")
+        process.join(draw.uniform(0, taken))
+        if process.exitcode is not None:
+            # What ends by itself has ended well, and the next kill is of a run that starts afresh.
+            assert process.exitcode == 0
+            assert_same_records(tmp_path / f"killed-{folder}", tmp_path / "whole")
+            folder += 1
+            process = live(f"killed-{folder}")
+            process.join(draw.uniform(0, taken / 4))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    last = live(f"killed-{folder}")
+    last.join()
+    assert last.exitcode == 0
+    assert_same_records(tmp_path / f"killed-{folder}", tmp_path / "whole")
