@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from evalsuite.distill.language_model import LanguageModel
 from evalsuite.distill.parallel import cut_like, whole
-from evalsuite.distill.recipe import Recipe, write_recipe
+from evalsuite.distill.recipe import UNDECISIVE, Recipe, write_recipe
 from evalsuite.foundation import (
     CheckpointError,
     RunFolderError,
@@ -80,7 +80,7 @@ def _difference(old: Any, new: Any, where: str = "") -> str:
             _difference(old.get(key), new.get(key), f"{where}.{key}" if where else str(key))
             for key in (*new, *(key for key in old if key not in new))
             if old.get(key) != new.get(key)
-            and not (not where and key in ("title", "source", "notes", "saving", "variants"))
+            and not (not where and key in UNDECISIVE)
         ]
         return ", ".join(parts[:3]) + (" …" if len(parts) > 3 else "")
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):

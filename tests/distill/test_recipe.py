@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from evalsuite.distill import known_recipes, load_recipe, write_recipe
-from evalsuite.distill.recipe import RECIPES, Recipe
+from evalsuite.distill.recipe import RECIPES, Recipe, Stage
 from evalsuite.foundation import ConfigError
 
 SIZES = {"data": "text", "length": 512, "batch": 8, "lr": 1e-3}
@@ -122,8 +122,37 @@ def test_the_hash_covers_what_decides_the_result_and_nothing_else(write):
     recipe = load_recipe(write())
     changed = {"seed=1", "stage.kd.lr=2e-3", "student.init=vo", "teacher=other/teacher", "precision=fp32"}
     assert len({load_recipe(write(), [change]).hash for change in changed} | {recipe.hash}) == 6
-    for same in ("title=x", "saving.state_seconds=1", "variants={}"):
+    for same in ("title=x", "saving.state_seconds=1", "variants={}", "sharding=full"):
         assert load_recipe(write(), [same]).hash == recipe.hash
+
+
+@pytest.mark.parametrize(
+    "default",
+    [
+        "seed=0",
+        "stage.clip=1",
+        "stage.optimizer={kind: adamw, beta2: 0.95}",
+        "stage.schedule.kind=wsd",
+        "stage.loss={}",
+        "student.mixers=[gated_deltanet]",
+        "data.text.shuffle=16384",
+    ],
+)
+def test_a_default_that_is_written_out_hashes_as_one_that_is_not(write, default):
+    assert load_recipe(write(), [default]).hash == load_recipe(write()).hash
+
+
+def test_a_field_of_a_later_version_leaves_old_hashes_alone(write):
+    class LaterStage(Stage):
+        patience: int = 3
+
+    class LaterRecipe(Recipe):
+        stages: list[LaterStage]
+        curriculum: str | None = None
+
+    value = {**MINIMAL, "stages": [{**stage, "tokens": 10**6} for stage in MINIMAL["stages"]]}
+    assert LaterRecipe.model_validate(value).hash == Recipe.model_validate(value).hash
+    assert LaterRecipe.model_validate({**value, "curriculum": "x"}).hash != Recipe.model_validate(value).hash
 
 
 def test_a_student_without_teacher_needs_its_checkpoint():
