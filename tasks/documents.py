@@ -81,6 +81,12 @@ def whole(benchmark: Benchmark, *, data_dir: Path | str | None = None) -> list[l
     return found
 
 
+def count_documents(benchmark: Benchmark, *, data_dir: Path | str | None = None) -> int:
+    """Return how many documents its source has. Raises DataError as `whole` does."""
+    data = open_source(data_dir)
+    return sum(len(_read(source, source.split, data, part)) for part, source in benchmark.parts)
+
+
 def sampled(parts: Sequence[Sequence[Document]], limit: int | None, seed: int) -> list[Document]:
     """Return at most `limit` documents, shared out evenly among the parts; None returns all."""
     if limit is None:

@@ -21,9 +21,12 @@ def add(commands: argparse._SubParsersAction) -> None:
         ("recipes", show_recipes, "the recipes that ship with evalsuite, and their variants"),
         ("selectors", show_selectors, "the ways to choose the layers that stay softmax"),
         ("suites", show_suites, "the suites and what they ask"),
-        ("benchmarks", show_benchmarks, "the benchmarks with protocols, chance level and licence"),
+        ("benchmarks", show_benchmarks, "the benchmarks with protocols, documents, chance level and licence"),
     ):
-        subjects.add_parser(name, help=text, description=text).set_defaults(call=call)
+        subject = subjects.add_parser(name, help=text, description=text)
+        subject.set_defaults(call=call)
+        if name in ("suites", "benchmarks"):
+            add_data_option(subject)
     benchmark = subjects.add_parser(
         "benchmark", help="prompts of a benchmark, exactly as a model receives them"
     )
@@ -96,40 +99,22 @@ def show_selectors(arguments: argparse.Namespace) -> int:
 
 def show_suites(arguments: argparse.Namespace) -> int:
     """Print what each suite asks."""
-    from evalsuite.tasks.suite import known_suites, load_suite
+    from evalsuite.cli import catalogue
 
-    rows = []
-    for name in known_suites():
-        suite = load_suite(name)
-        limit = "all" if suite.limit is None else f"{suite.limit:,}"
-        rows.append((name, suite.title, str(len(suite.benchmarks)), limit))
-    print(table(("suite", "title", "benchmarks", "documents each"), rows))
-    return 0
+    return _print_catalogue(*catalogue.suites(arguments.data))
 
 
 def show_benchmarks(arguments: argparse.Namespace) -> int:
-    """Print protocols, category, chance and licence of every benchmark."""
-    from evalsuite.tasks.benchmark import all_benchmarks
+    """Print protocols, documents, chance and licence of every benchmark."""
+    from evalsuite.cli import catalogue
 
-    rows, needs = [], []
-    for benchmark in all_benchmarks():
-        chance = (
-            "-" if benchmark.chance is None else str(benchmark.chance).replace("per_document", "1/choices")
-        )
-        rows.append(
-            (
-                str(benchmark.name),
-                str(benchmark.category),
-                " ".join(benchmark.protocols),
-                chance,
-                benchmark.licence,
-            )
-        )
-        if benchmark.needs:
-            needs.append(f"{benchmark.name} needs {benchmark.needs}")
-    print(table(("benchmark", "category", "protocols", "chance", "licence"), rows))
-    if needs:
-        print("\n" + "\n".join(needs))
+    return _print_catalogue(*catalogue.benchmarks(arguments.data))
+
+
+def _print_catalogue(header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> int:
+    print(table(header, rows))
+    if notes:
+        print("\n" + "\n".join(notes))
     return 0
 
 

@@ -1,0 +1,67 @@
+"""`evalsuite show benchmarks | suites`: what there is, how much of it is here, and what must be prepared."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from evalsuite.cli import main
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "baber__piqa" / "default" / "validation.parquet"
+    path.parent.mkdir(parents=True)
+    rows = [{"goal": f"goal {n}", "sol1": "do", "sol2": "do not", "label": n % 2} for n in range(5)]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return tmp_path
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, str], str]:
+    assert main(["show", *arguments]) == 0
+    out = capsys.readouterr().out
+    return {line.split("  ")[0]: line for line in out.splitlines() if line}, out
+
+
+def test_documents_are_counted_where_the_data_is(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines, out = shown(capsys, "benchmarks", "--data", str(data))
+    assert "5 of 1,838" in lines["piqa"]
+    assert "AFL-3.0" in lines["piqa"]
+    assert "ranked, written" in lines["piqa"]
+    assert "none of 2,376" in lines["arc_easy"]
+    assert "200 x 4 lengths" in lines["pocket_niah_single_1"]
+    assert "written 4-shot" in lines["gsm8k"]
+    assert "in need of `evalsuite prepare`: arc_challenge, arc_easy" in out
+    assert "humaneval needs EVALSUITE_RUN_CODE=1" in out
+
+
+def test_without_data_the_published_numbers_stand(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EVALSUITE_DATA", raising=False)
+    lines, out = shown(capsys, "benchmarks")
+    assert "1,838" in lines["piqa"]
+    assert " of 1,838" not in lines["piqa"]
+    assert "`evalsuite prepare SUITE --data DIR`" in out
+
+
+def test_suites_say_what_they_lack(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVALSUITE_DATA", str(data))
+    lines, out = shown(capsys, "suites")
+    assert "greedy" in lines["quick"]
+    # 500 documents of four sets, 200 of two, 100 at each of two lengths.
+    assert "2,600" in lines["quick"]
+    assert "t 0.7, 3 seeds" in lines["gendistill-2026"]
+    assert "quick: no data here for arc_easy, hellaswag, lambada_openai, gsm8k, ifeval" in out
+
+
+def test_a_prompt_is_shown_as_the_model_receives_it(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "benchmark", "piqa", "--sample", "2", "--data", str(data)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("piqa, loglikelihood, document") == out.count("piqa, generation, document") == 2
+    assert "Question: goal" in out
+    assert "▸' do not'" in out
+    assert "A) do\nB) do not" in out
