@@ -8,6 +8,9 @@ from evalsuite.models.engine.requests import ScoreRequest
 
 Tokens = tuple[int, ...]
 
+CHUNK = 1024
+"""Texts that are encoded at once: a tokenizer keeps offsets and more of each token until it returns."""
+
 
 class Encoder:
     """A tokenizer with lm-eval's rules for special tokens (`HFLM.tok_encode`, lm-eval 0.4.13).
@@ -40,9 +43,13 @@ class Encoder:
         if not texts:
             return {}
         how = {} if special is None else {"add_special_tokens": special}
-        # verbose: a text longer than the model's positions is refused by the engine, by name.
-        encoded = self.tokenizer(texts, return_attention_mask=False, verbose=False, **how)["input_ids"]
-        return {text: tuple(tokens) for text, tokens in zip(texts, encoded, strict=True)}
+        found: dict[str, Tokens] = {}
+        for start in range(0, len(texts), CHUNK):
+            chunk = texts[start : start + CHUNK]
+            # verbose: a text longer than the model's positions is refused by the engine, by name.
+            encoded = self.tokenizer(chunk, return_attention_mask=False, verbose=False, **how)["input_ids"]
+            found.update((text, tuple(tokens)) for text, tokens in zip(chunk, encoded, strict=True))
+        return found
 
     def pairs(self, pairs: Sequence[tuple[str, str]], *, begin: bool = False) -> list[tuple[Tokens, Tokens]]:
         """Tokens of each (context, continuation), as `TemplateLM.loglikelihood` and `_encode_pair` give them.
@@ -59,19 +66,22 @@ class Encoder:
         """
         moved = [_move_spaces(context, continuation) for context, continuation in pairs]
         encode = self._begun if begin else self.encode
-        whole = encode([context + continuation for context, continuation in moved if context])
         alone = encode([context for context, _ in moved if context])
         bare = self.encode_bare([continuation for context, continuation in moved if not context])
         found = []
-        for context, continuation in moved:
-            if context:
-                cut = len(alone[context])
-                encoded = alone[context], whole[context + continuation][cut:]
-            else:
-                encoded = self._after_prefix(bare[continuation])
-            if not encoded[1]:
-                raise DataError(f"the continuation {continuation[:40]!r} has no tokens of its own")
-            found.append(encoded)
+        for start in range(0, len(moved), CHUNK):
+            chunk = moved[start : start + CHUNK]
+            # Of few-shot prompts, all but the last few tokens of each are thrown away at once.
+            whole = encode([context + continuation for context, continuation in chunk if context])
+            for context, continuation in chunk:
+                if context:
+                    cut = len(alone[context])
+                    encoded = alone[context], whole[context + continuation][cut:]
+                else:
+                    encoded = self._after_prefix(bare[continuation])
+                if not encoded[1]:
+                    raise DataError(f"the continuation {continuation[:40]!r} has no tokens of its own")
+                found.append(encoded)
         return found
 
     def _begun(self, texts: Sequence[str]) -> dict[str, Tokens]:
