@@ -121,7 +121,7 @@ def _run_mixer(mixer: nn.Module, seen: dict[str, Any], batch: Batch) -> Tensor:
         output = mixer(hidden_states=hidden, attention_mask=mask, position_embeddings=(cosine, sine))[0]
         return output
     row = hidden.reshape(1, -1, hidden.shape[-1])
-    mask = None if window is None else packed_mask(batch.cu_seqlens, row, window)
+    mask = None if window is None else packed_mask(batch.cu_seqlens, row, window, hidden.shape[1])
     output = mixer(
         hidden_states=row,
         attention_mask=mask,

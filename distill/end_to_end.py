@@ -122,6 +122,7 @@ def decode(model: LanguageModel, batch: Batch) -> Tensor:
         input_ids=batch.inputs.view(1, -1),
         position_ids=batch.positions.view(1, -1),
         cu_seqlens=batch.cu_seqlens,
+        row_length=batch.inputs.shape[1],
         use_cache=False,
     )
     hidden = output.last_hidden_state

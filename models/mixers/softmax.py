@@ -38,11 +38,32 @@ class SoftmaxMixer:
     """Tokens that a query sees; None for all. The decoder builds the attention mask accordingly."""
 
     def forward(
-        self, hidden_states: Tensor, token_mask: Any = None, cu_seqlens: Any = None, **attention: Any
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        token_mask: Any = None,
+        cu_seqlens: Any = None,
+        **attention: Any,
     ) -> tuple[Tensor, Any]:
-        """Attend. `token_mask` and `cu_seqlens` are in the attention mask already."""
-        result: tuple[Tensor, Any] = super().forward(hidden_states=hidden_states, **attention)  # type: ignore[misc]
-        return result
+        """Attend. `token_mask` and `cu_seqlens` are in the attention mask already.
+
+        A mask of several rows over one row of packed sequences says that none crosses the rows: they are
+        attended to side by side.
+        """
+        given = hidden_states.shape
+        rows = 1 if attention_mask is None or cu_seqlens is None else attention_mask.shape[0]
+        if rows > 1:
+            hidden_states = hidden_states.reshape(rows, -1, given[-1])
+            cosine, sine = (part.reshape(rows, -1, part.shape[-1]) for part in position_embeddings)
+            position_embeddings = (cosine, sine)
+        result: tuple[Tensor, Any] = super().forward(  # type: ignore[misc]
+            hidden_states=hidden_states,
+            position_embeddings=position_embeddings,
+            attention_mask=attention_mask,
+            **attention,
+        )
+        return (result[0].reshape(given), result[1]) if rows > 1 else result
 
     def matrix(
         self: Any,

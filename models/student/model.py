@@ -83,6 +83,7 @@ class StudentModel(StudentPreTrainedModel):
         output_hidden_states: bool | None = None,
         token_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        row_length: int | None = None,
     ) -> BaseModelOutputWithPast:
         """Run the layers.
 
@@ -95,6 +96,8 @@ class StudentModel(StudentPreTrainedModel):
                 `attention_mask`.
             cu_seqlens: integer bounds [N + 1] of sequences packed into one row; each is then alone in
                 every layer. Not with a cache.
+            row_length: with `cu_seqlens`, a length whose multiples no packed sequence crosses: softmax layers
+                then look over rows of that length, at a cost of T · row_length instead of T².
 
         Raises:
             ConfigError: packed sequences with a cache or with more than one row.
@@ -115,7 +118,7 @@ class StudentModel(StudentPreTrainedModel):
                 position_ids = torch.arange(seen, seen + length, device=embeddings.device).unsqueeze(0)
             else:
                 position_ids = positions(cu_seqlens, length).unsqueeze(0)
-        masks = self._masks(embeddings, attention_mask, given, past_key_values, cu_seqlens)
+        masks = self._masks(embeddings, attention_mask, given, past_key_values, cu_seqlens, row_length)
         rotary = self.rotary_emb(embeddings, position_ids)
         hidden, states = embeddings, []
         for layer in self.layers:
@@ -149,6 +152,7 @@ class StudentModel(StudentPreTrainedModel):
         position_ids: Tensor | None,
         past_key_values: Any,
         cu_seqlens: Tensor | None,
+        row_length: int | None,
     ) -> dict[int | None, Any]:
         """Attention masks by window, for the softmax layers that there are."""
         masks: dict[int | None, Any] = {}
@@ -157,7 +161,7 @@ class StudentModel(StudentPreTrainedModel):
                 continue
             window = layer.self_attn.window
             if cu_seqlens is not None:
-                masks[window] = packed_mask(cu_seqlens, embeddings, window)
+                masks[window] = packed_mask(cu_seqlens, embeddings, window, row_length)
                 continue
             config = copy.copy(self.config.base)
             config.sliding_window = window
@@ -257,12 +261,21 @@ def check_attention(implementation: str | None, model: StudentModel) -> None:
         )
 
 
-def packed_mask(cu_seqlens: Tensor, embeddings: Tensor, window: int | None) -> Tensor:
-    """The causal mask of packed sequences, true where a token may look: bool [1, 1, T, T]."""
+def packed_mask(
+    cu_seqlens: Tensor, embeddings: Tensor, window: int | None, row_length: int | None = None
+) -> Tensor:
+    """The causal mask of packed sequences, true where a token may look: bool [T / L, 1, L, L].
+
+    Args:
+        embeddings: [1, T, D].
+        row_length: L, whose multiples no sequence crosses; default: T.
+    """
     length = embeddings.shape[1]
     token = torch.arange(length, device=embeddings.device)
     start = token - positions(cu_seqlens, length)
-    seen = (token <= token.unsqueeze(1)) & (token >= start.unsqueeze(1))
+    token, start = token.view(-1, row_length or length), start.view(-1, row_length or length)
+    asked = token.unsqueeze(1)
+    seen = (asked <= token.unsqueeze(2)) & (asked >= start.unsqueeze(2))
     if window is not None:
-        seen = seen & (token > token.unsqueeze(1) - window)
-    return seen[None, None]
+        seen = seen & (asked > token.unsqueeze(2) - window)
+    return seen.unsqueeze(1)

@@ -1,0 +1,38 @@
+"""Packed sequences that never cross a row are attended to row by row, with the same result."""
+
+import torch
+
+from evalsuite.models import build_student
+from evalsuite.models.student.model import packed_mask
+
+
+def test_rows_side_by_side_are_one_long_row(make_teacher):
+    student = build_student(
+        make_teacher(layers=3),
+        ["softmax", "sliding_window", "gla"],
+        options={"sliding_window": {"window": 3}},
+    ).double()
+    tokens = torch.randint(0, 64, (1, 24), generator=torch.Generator().manual_seed(0))
+    bounds = torch.tensor([0, 5, 8, 16, 17, 24], dtype=torch.int32)
+    found = []
+    for row_length in (None, 8):
+        student.zero_grad()
+        hidden = student.model(input_ids=tokens, cu_seqlens=bounds, row_length=row_length).last_hidden_state
+        hidden.square().sum().backward()
+        gradients = {name: p.grad.clone() for name, p in student.named_parameters() if p.grad is not None}
+        found.append((hidden, gradients))
+    (long, long_gradients), (short, short_gradients) = found
+    torch.testing.assert_close(short, long)
+    assert long_gradients.keys() == short_gradients.keys()
+    for name, gradient in long_gradients.items():
+        torch.testing.assert_close(short_gradients[name], gradient)
+
+
+def test_the_mask_of_rows_is_the_block_diagonal_of_the_whole():
+    bounds = torch.tensor([0, 3, 4, 8, 12], dtype=torch.int32)
+    embeddings = torch.zeros(1, 12, 2)
+    for window in (None, 2):
+        whole = packed_mask(bounds, embeddings, window)[0, 0]
+        rows = packed_mask(bounds, embeddings, window, 4)[:, 0]
+        assert rows.shape == (3, 4, 4)
+        assert torch.equal(torch.block_diag(*rows), whole)
