@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evalsuite.reports import compare
+from evalsuite.reports import compare, policy_from_options
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = [
@@ -137,3 +137,55 @@ def test_everything_has_a_name_and_can_be_reached_by_keyboard(page: Any) -> None
     headings = page.evaluate(levels)
     assert headings[0] == 1
     assert all(later - earlier <= 1 for earlier, later in pairwise(headings))
+
+
+CUT = """() => [...document.querySelectorAll('figure.card svg text, table svg text')]
+    .filter((e) => e.getClientRects().length)
+    .filter((e) => {
+        const [own, frame] = [e, e.closest('figure.card, td, th')].map((x) => x.getBoundingClientRect());
+        return own.left < frame.left - 1 || own.right > frame.right + 1;
+    })
+    .map((e) => `${e.textContent} in ${e.closest('section').id}`)"""
+
+
+@pytest.fixture(scope="module")
+def rich_page(rich_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with every section, and a verdict."""
+    policy = policy_from_options(min_recovery=0.9, max_gap=5)
+    return compare([rich_run], tmp_path_factory.mktemp("rich_page"), policy=policy).page
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1440, "dark"), (2560, "light")])
+def test_no_label_is_cut_and_nothing_is_wider_than_the_window(
+    browser: Any, rich_page: Path, width: int, scheme: str
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    trouble: list[str] = []
+    page.on("console", lambda message: trouble.append(message.text))
+    page.on("request", lambda r: None if r.url.startswith(("file:", "data:")) else trouble.append(r.url))
+    page.goto(rich_page.as_uri())
+    assert page.locator("section").count() == 13
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate(CUT) == []
+    page.locator(".heat tr:has-text(\"gla-135m\") button.cell").last.click()
+    page.locator("dialog[open] .doc").first.wait_for()
+    page.keyboard.press("Escape")
+    page.locator("#layers svg.curves circle").first.hover(force=True)
+    context.close()
+    assert trouble == []
+
+
+def test_it_prints(browser: Any, rich_page: Path) -> None:
+    """On paper everything folded is open, nothing runs off the sheet, and there are pages."""
+    page = browser.new_page(viewport={"width": 1040, "height": 720})
+    page.goto(rich_page.as_uri())
+    pdf = page.pdf(prefer_css_page_size=True)
+    assert pdf.startswith(b"%PDF")
+    assert pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") + pdf.count(b"/Type/Page/") > 3
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("details:not([open])").count() == 0
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("details:not([open])").count() > 0
+    page.close()

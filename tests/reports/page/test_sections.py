@@ -126,6 +126,21 @@ def test_published_figures_stand_beside_ours(made: tuple[Report, Sections]) -> N
     assert "arXiv 2504.14366, Table 5" in page.text["published"]
 
 
+def test_printed_scores_are_the_papers_own(made: tuple[Report, Sections]) -> None:
+    """Table 3 of 2504.14366 has needles at 512 to 4k; Table 1 of 2603.26556 the protocol gap."""
+    _, page = made
+    assert (
+        "Printed scores: What Matters in Linearizing Language Models?, arXiv 2504.14366, Table 3, written"
+        in (page.text["published"])
+    )
+    head = next(row for row in page.rows["published"] if "S-NIAH-1 512" in row)
+    assert len(head) == 13
+    row = next(row for row in page.rows["published"] if row[0] == "Gated DeltaNet, 1.7B" and len(row) == 13)
+    assert row[1:5] == ["99.4", "97.8", "81.8", "29.8"]
+    said = "lost 0.2 points when ranked and 20.8 when written on ARC-E, ARC-C, HellaSwag and WinoGrande"
+    assert f"{said}, a gap of 20.6 (When Perplexity Lies, arXiv 2603.26556, Table 1)" in page.text["gap"]
+
+
 def test_scaling_curves_hold_the_checkpoints_of_one_lineage(made: tuple[Report, Sections]) -> None:
     report, page = made
     figures = {label.split(". ")[0]: label for label in page.figures["scaling"]}
