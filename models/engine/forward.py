@@ -1,7 +1,8 @@
 """One call of the decoder: rows of tokens in, hidden states and remembered state out."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,8 @@ class Decoder:
         steps = torch.arange(tokens.shape[1], device=self.device)
         real = steps < lengths[:, None]
         positions = steps.expand(len(rows), -1)
-        ragged = real if len({len(row) for row in rows}) > 1 else None
+        # Pads lie behind the real tokens: they matter only to a state that is kept.
+        ragged = real if keep and len({len(row) for row in rows}) > 1 else None
         if parent is None:
             forked, keys = None, positions
             masks = Masks(positions, keys, None, self.dtype)
@@ -102,7 +104,8 @@ class Decoder:
             real = torch.cat([parent.real[forked], real], 1)
             masks = Masks(positions, keys, real, self.dtype)
         cache = ForkedCache(self.depth, parent, forked, keep)
-        hidden = self.call(tokens, positions, cache, masks, ragged)
+        with _without_cudnn():
+            hidden = self.call(tokens, positions, cache, masks, ragged)
         return hidden, State(cache.states(), lengths, keys, real) if keep else None
 
     def call(
@@ -119,3 +122,14 @@ class Decoder:
             return self.body(
                 input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True, **extra
             ).last_hidden_state
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Leave cuDNN's attention out: it plans for every new shape, which takes longer than the attention."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

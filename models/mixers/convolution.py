@@ -84,8 +84,11 @@ class ShortConvolution(nn.Module):
         A training step on CUDA then neither joins nor pads them; whole parts must be activated or not.
         """
         first = parts[0]
-        plain = state is None and token_mask is None and first.shape[1] >= self.taps > 1
-        if not plain or not using_fla(first):
+        past = self.taps - 1
+        # A row's own past may have to stand in the middle of it (behind pads): that is left to torch.
+        alone = token_mask is None and cu_seqlens is None
+        fused = (state is None or alone) and first.shape[1] >= self.taps > 1
+        if not fused or not using_fla(first):
             joint = torch.cat(list(parts), -1)
             if token_mask is not None:
                 joint = joint * token_mask.unsqueeze(-1)
@@ -93,15 +96,25 @@ class ShortConvolution(nn.Module):
             return y.split([part.shape[-1] for part in parts], -1), tail
         from fla.modules.causal_conv1d import causal_conv1d
 
-        out, at = [], 0
+        out, tails, at = [], [], 0
         for part in parts:
-            taps = self.weight[at : at + part.shape[-1]].to(part.dtype)
-            at += part.shape[-1]
+            channels = slice(at, at + part.shape[-1])
+            at = channels.stop
+            if token_mask is not None:
+                part = part * token_mask.unsqueeze(-1)
+            elif state is not None:
+                part = torch.cat([state[:, channels].to(part.dtype).transpose(1, 2), part], 1)
             activation = "silu" if at <= self.activated else None
-            out.append(causal_conv1d(part, taps, activation=activation, cu_seqlens=cu_seqlens)[0])
-        if cu_seqlens is not None:
-            return out, torch.cat([self._packed_tail(part, cu_seqlens) for part in parts], 1)
-        return out, torch.cat([part[:, 1 - self.taps :] for part in parts], -1).transpose(1, 2)
+            taps = self.weight[channels].to(part.dtype)
+            y = causal_conv1d(part, taps, activation=activation, cu_seqlens=cu_seqlens)[0]
+            out.append(y[:, -first.shape[1] :])
+            if cu_seqlens is not None:
+                tails.append(self._packed_tail(part, cu_seqlens))
+            elif token_mask is not None:
+                tails.append(self._tail(functional.pad(part, [0, 0, past, 0]), token_mask))
+            else:
+                tails.append(part[:, -past:].transpose(1, 2))
+        return out, torch.cat(tails, 1)
 
     def _with_history(self, x: Tensor, state: Tensor | None, token_mask: Tensor | None) -> Tensor:
         """[B, taps − 1 + T, C]: the inputs with what came before the first real token of each row."""
