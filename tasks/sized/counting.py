@@ -43,7 +43,7 @@ def numbered(listed: Sequence[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(listed, 1))
 
 
-def _list(drawn: Sequence[str], often: int, seldom: int, seed: str) -> str:
+def _list(drawn: list[str], often: int, seldom: int, seed: str) -> str:
     """The question over words of which the first `COMMON` stand `often` times, the others `seldom`."""
     listed = [*drawn[:COMMON] * often, *drawn[COMMON:] * seldom]
     random.Random(seed).shuffle(listed)
