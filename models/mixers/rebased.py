@@ -77,7 +77,9 @@ class ReBased(Mixer):
         first, second = torch.triu_indices(width, width, device=x.device)
         # √2 for products that the full outer product has twice; √width keeps the kernel near one.
         weight = torch.where(first == second, 1.0, 2**0.5).to(x.dtype) / width**0.5
-        return small[..., first] * small[..., second] * weight
+        # Picking channels by a product of matrices: the gradient of an index is a slow scatter.
+        pick = torch.eye(width, dtype=small.dtype, device=x.device)
+        return (small @ pick[:, first]) * (small @ pick[:, second]) * weight
 
     def denominator(self, total: Tensor) -> Tensor | None:
         return total.clamp_min(self.options.floor)
