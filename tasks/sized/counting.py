@@ -68,9 +68,16 @@ def draw_list(seed: str, context: int, count: CountTokens) -> dict[str, Any]:
         example += f" {numbered(shown[:COMMON])}\n"
 
     def prompt(units: int) -> str:
+        # 128k tokens may hold more words than there are: then come two in one, as in keys of needles.
+        while len(drawn) < units:
+            pair = f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}"
+            if pair not in taken:
+                taken.add(pair)
+                drawn.append(pair)
         return example + _list(drawn[:units], often, seldom, f"{seed} order")
 
-    units = fill(prompt, count, context - LIST_RESERVE, least=COMMON + 1, most=len(drawn))
+    taken = set(drawn)
+    units = fill(prompt, count, context - LIST_RESERVE, least=COMMON + 1, most=None)
     if units < 0:
         return {}
     return {"prompt": prompt(units), "answers": drawn[:COMMON], "units": units}

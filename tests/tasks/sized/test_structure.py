@@ -12,6 +12,7 @@ from evalsuite.foundation import DataError
 from evalsuite.tasks.sized import needles, rows
 from evalsuite.tasks.sized.counting import frequencies
 from evalsuite.tasks.sized.needles import DEPTHS, FILLER, TASKS, Essays
+from evalsuite.tasks.sized.words import words as words_of
 
 Read = dict[str, list[list[dict[str, Any]]]]
 NEEDLE = re.compile(r"One of the special magic (number|uuid)s for (\S.*?) is: (\S+)\.")
@@ -146,6 +147,8 @@ def test_common_words_are_as_common_as_published(
         assert {word for word, number in counts.items() if number == often} == set(row["answers"])
         assert len(counts) == row["units"]
     (short,) = drawn("cwe", read, context=512, count=1)
+    (long,) = drawn("cwe", read, context=60_000, count=1)
+    assert long["units"] > 8200 > len(words_of("noun", "adjective", "verb"))
     assert short["prompt"].count("numbered list") == 1
 
 
