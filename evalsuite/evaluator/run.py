@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evalsuite.evaluator import environment
 from evalsuite.evaluator.summary import Summary
-from evalsuite.foundation import ConfigError, locked, nearest
+from evalsuite.foundation import ConfigError, locked, nearest, read_jsonl
 
 PHASES = ("render", "answer", "judge")
 
@@ -136,3 +136,15 @@ def _judge(summary: Summary, out: Path, quiet: bool) -> None:
 
     summary.missing = judge(out, read_index(out), quiet=quiet)
     summary.scores = write_scores(out)
+    summary.errors = errors(out)
+
+
+def errors(run: Path) -> dict[str, tuple[int, str]]:
+    """How many records of each checkpoint hold an error, and the first one's reason."""
+    found: dict[str, tuple[int, str]] = {}
+    for path in sorted((run / "records").glob("*.jsonl")):
+        for row in read_jsonl(path):
+            if row["outcome"] == "error":
+                count, reason = found.get(row["checkpoint"], (0, str(row["detail"].get("error"))))
+                found[row["checkpoint"]] = count + 1, reason
+    return found

@@ -21,6 +21,8 @@ class Summary:
     """Wall time per phase."""
     partial: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Benchmarks of which the data holds only a part: documents there, documents published."""
+    errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """Records without a value because asking failed, per checkpoint: how many, and the reason of one."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Benchmarks that are not asked, and why."""
 
@@ -39,6 +41,10 @@ class Summary:
             lines.append(f"computed answers: {counts}")
         if self.missing:
             lines.append(f"{self.missing:,} answers are missing; the same command goes on")
+        lines += [
+            f"{label}: {count:,} documents could not be answered and enter no score, such as: {reason}"
+            for label, (count, reason) in self.errors.items()
+        ]
         lines += self.notices()
         spent = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.seconds.items())
         return "\n".join([*lines, f"{spent}; the run is in {self.run}"])
