@@ -40,8 +40,18 @@ class ServedChecks:
     @staticmethod
     def verify_and_update_model_config(model_config: Any) -> None:
         """Name the layers as vLLM counts them."""
-        config = model_config.hf_config
+        config = student_config(model_config.hf_config)
         config.layer_types = [layer_type(mixer) for mixer in config.mixers]
+
+
+def student_config(config: Any) -> StudentConfig:
+    """The config, if it is a student's; ConfigError if another project uses our architecture's name."""
+    if not isinstance(config, StudentConfig):
+        raise ConfigError(
+            f"a config of model_type '{config.model_type}' names the architecture of evalsuite's students; "
+            "uninstall evalsuite here, or set VLLM_PLUGINS to the plugins that this model needs"
+        )
+    return config
 
 
 def layer_type(mixer: str) -> str:
@@ -64,7 +74,7 @@ def refuse_students(problem: str) -> None:
 
 def check_student(config: Any, ranks: int) -> None:
     """Raise ConfigError for a mixer, activation or number of ranks that the served model cannot run."""
-    activation = getattr(config.base, "hidden_act", "silu")
+    activation = getattr(student_config(config).base, "hidden_act", "silu")
     if activation != "silu":
         raise ConfigError(
             f"vLLM's MLP of Llama-style models knows silu, not '{activation}'; use --engine torch"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, LlamaConfig, PreTrainedModel
 
 from evalsuite.foundation import CheckpointError, ConfigError, MissingDependencyError
 from evalsuite.models import MIXERS, StudentConfig, StudentForCausalLM, build_student
@@ -86,6 +86,13 @@ def test_layers_are_named_as_vllm_counts_them(make_student: Callable[..., Studen
     config = make_student(["gla", "softmax", "sliding_window", "kda"]).config
     ServedChecks.verify_and_update_model_config(SimpleNamespace(hf_config=config))
     assert config.layer_types == ["linear_attention", "full_attention", "full_attention", "linear_attention"]
+
+
+def test_a_model_of_another_project_under_the_same_name() -> None:
+    with pytest.raises(
+        ConfigError, match="model_type 'llama' names the architecture of evalsuite's students"
+    ):
+        ServedChecks.verify_and_update_model_config(SimpleNamespace(hf_config=LlamaConfig()))
 
 
 @pytest.mark.parametrize(
