@@ -12,6 +12,7 @@ from evalsuite.protocols.generation import GenerationBenchmark, prompt_text
 from evalsuite.protocols.outcome import looped, outcome_of
 from evalsuite.tasks.benchmark import Benchmark, load_benchmark
 from evalsuite.tasks.documents import documents, identified
+from evalsuite.tasks.resources import find, provide
 
 ARC = {
     "id": "1",
@@ -91,6 +92,31 @@ def test_needles_count_what_was_found() -> None:
     assert needles.judge(0, written(" 1234567 and oslo")).values == {"accuracy": 1.0}
     assert needles.judge(0, written(" 1234567, I think")).values == {"accuracy": 0.5}
     assert needles.judge(0, written(" nothing")).values == {"accuracy": 0.0}
+
+
+INSTRUCTED = {
+    "key": 1,
+    "prompt": "Write fewer than 3 sentences, with at least 2 words in capital letters.",
+    "instruction_id_list": ["length_constraints:number_sentences", "change_case:capital_word_frequency"],
+    "kwargs": [
+        {"relation": "less than", "num_sentences": 3},
+        {"capital_relation": "at least", "capital_frequency": 2},
+    ],
+}
+
+
+def test_instructions_are_judged_strictly_and_loosely() -> None:
+    if find("punkt_tab") is None:
+        pytest.skip("NLTK's punkt_tab is not here")
+    provide("punkt_tab")
+    ifeval = harness("ifeval", [INSTRUCTED])
+    right = ifeval.judge(0, written("GOOD evening, Dr. Smith. It is LATE."))
+    # Instruction-level scores are no means over documents and are left out.
+    assert right.values == {"prompt_level_strict": 1.0, "prompt_level_loose": 1.0}
+    # Loosely, a first line may be dropped.
+    loose = ifeval.judge(0, written("Sure. Here it is. Look!\nIt is VERY LATE."))
+    assert loose.values == {"prompt_level_strict": 0.0, "prompt_level_loose": 1.0}
+    assert ifeval.judge(0, written("It is late.")).values["prompt_level_loose"] == 0.0
 
 
 def test_a_failed_answer_has_no_values() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from evalsuite.foundation import read_jsonl
 from evalsuite.reports.run_folder import read_plan
 from evalsuite.tasks.freeze import freeze
 
@@ -52,3 +53,10 @@ def test_a_frozen_suite_runs_with_the_network_cut_off(
         len(benchmark.protocols) for benchmark in read_plan(run).benchmarks
     )
     assert "missing" not in done.stdout
+    for name in ("piqa", "winogrande", "arc_easy", "pocket_facts"):
+        ranked, written = (
+            {row["doc_id"] for row in read_jsonl(run / "records" / f"{name}.{protocol}.jsonl")}
+            for protocol in ("loglikelihood", "generation")
+        )
+        assert ranked == written, name
+        assert len(ranked) == 2
