@@ -132,7 +132,8 @@ class _Exam:
         scored = dict(other.score(self.requests))
         _, asked, here = self.prose
         there = dict(other.generate(asked))
-        if errors := [answer.error for answer in (*scored.values(), *there.values()) if answer.error]:
+        said = [answer.error for answer in scored.values()] + [answer.error for answer in there.values()]
+        if errors := [error for error in said if error]:
             raise DataError(f"{self.checkpoint.label}: engine {other.name} does not answer: {errors[0]}")
         sums = [logprob for index in range(len(scored)) for logprob in scored[index].logprobs]
         return [

@@ -40,7 +40,8 @@ def measure_served(info: CheckpointInfo, context: int, batch: int, engine: VllmE
     write(NEW_TOKENS)
     first, all_of = quickest(lambda: write(1)), quickest(lambda: write(NEW_TOKENS))
     versions = engine.versions
-    kind = info.config.dtype if engine.dtype == "auto" else getattr(torch, engine.dtype)
+    stored = str(info.config.dtype).removeprefix("torch.")
+    kind: torch.dtype = getattr(torch, stored if engine.dtype == "auto" else engine.dtype)
     on_gpu = versions["device"] == "cuda" and torch.cuda.is_available()
     name = torch.cuda.get_device_name() if on_gpu else versions["device"].upper()
     return Cost(

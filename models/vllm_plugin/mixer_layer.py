@@ -111,7 +111,8 @@ class MixerLayer(nn.Module, MambaBase):
         """Call the mixer as a student's decoder does: x [B, T, hidden], positions [B, T]."""
         angles = None
         if self.rope is not None:
-            halves = self.rope.cos_sin_cache[positions].chunk(2, -1)
+            table: Tensor = self.rope.get_buffer("cos_sin_cache")
+            halves = table[positions].chunk(2, -1)
             angles = tuple(torch.cat([half, half], -1) for half in halves)
         cache = None if slot is None else SimpleNamespace(layers={self.mixer.layer_idx: slot})
         mixed: Tensor = self.mixer(x, position_embeddings=angles, past_key_values=cache, cu_seqlens=bounds)[0]
