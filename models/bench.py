@@ -134,7 +134,8 @@ def kernel_errors(layer: Mixer, x: Tensor) -> Row:
         terms, _ = layer.terms(x, rotary(x.shape[1], str(x.device), x.dtype), None, None, None)
     given = {"q": terms.q, "k": terms.k, "v": terms.v, "log_decay": terms.log_decay, "beta": terms.beta}
     transition = transition_of(terms.k, terms.log_decay)
-    kernel = fla_backend.kernel_for(transition, delta=terms.beta is not None, dtype=terms.v.dtype)
+    delta, width = terms.beta is not None, terms.k.shape[-1]
+    kernel = fla_backend.kernel_for(transition, delta=delta, dtype=terms.v.dtype, width=width)
     fixed = [name for name, value in given.items() if value is None or value.dim() == 1]
     others = {"scale": layer.scale, "initial_state": None, "cu_seqlens": None}
     others |= {name: given.pop(name) for name in fixed}

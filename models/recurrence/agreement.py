@@ -115,10 +115,10 @@ def worst_errors(
     return worst
 
 
-def kernels_of(decay: Transition, delta: bool, dtype: torch.dtype) -> list[fla_backend.Kernel]:
+def kernels_of(decay: Transition, delta: bool, dtype: torch.dtype, width: int) -> list[fla_backend.Kernel]:
     """The kernel that serves a transition here, and the one that would on Hopper with an older triton."""
-    kernel = fla_backend.kernel_for(decay, delta=delta, dtype=dtype)
-    instead = fla_backend.INSTEAD_ON_HOPPER.get(kernel)
+    kernel = fla_backend.kernel_for(decay, delta=delta, dtype=dtype, width=width)
+    instead = fla_backend.BY_CHANNEL.get(kernel)
     return [kernel] if instead is None else [kernel, instead]
 
 
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         if options.width not in (None, width):
             continue
-        for kernel in kernels_of(decay, rule == "delta", dtype):
+        for kernel in kernels_of(decay, rule == "delta", dtype, width):
             row: dict[str, Any] = {"decay": decay, "rule": rule, "dtype": name, "head_dim": width}
             row["kernel"] = kernel.name
             try:

@@ -40,10 +40,10 @@ def kernel_for(transition: Transition, *, delta: bool, dtype: torch.dtype, lengt
     """The kernel for rows of `length` tokens with q, k and v in `dtype`."""
     if length <= SHORT:
         return TOKEN_BY_TOKEN[transition, delta]
-    # Those that stand in on Hopper do so for their gradients alone.
-    if dtype == torch.float32 and (transition, delta) in fla_backend.FLOAT32_KERNELS:
-        return fla_backend.FLOAT32_KERNELS[transition, delta]
-    return fla_backend.KERNELS[transition, delta]
+    # Kernels that stand in elsewhere do so for their gradients, but this one refuses float32 altogether; with
+    # a log decay of zero the gated one is the same algebra.
+    kernel = fla_backend.KERNELS[transition, delta]
+    return fla_backend.GATED_DELTA if dtype == torch.float32 and kernel == fla_backend.DELTA else kernel
 
 
 def run(

@@ -122,7 +122,7 @@ def recurrence(
     elif using_fla(v):
         delta = beta is not None
         if torch.is_grad_enabled():
-            kernel = fla_backend.kernel_for(transition, delta=delta, dtype=v.dtype)
+            kernel = fla_backend.kernel_for(transition, delta=delta, dtype=v.dtype, width=k.shape[-1])
             compute = partial(fla_backend.run, kernel)
         else:
             kernel = inference.kernel_for(transition, delta=delta, dtype=v.dtype, length=q.shape[1])

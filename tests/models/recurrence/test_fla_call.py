@@ -50,26 +50,30 @@ def stand_in(kernel: fla_backend.Kernel) -> Any:
     return call
 
 
+@pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("refuses", [False, True], ids=["", "hopper-old-triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("decay", "delta"), CASES)
 def test_every_transition_has_a_kernel_that_fits(
-    monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, dtype: torch.dtype, refuses: bool
+    monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, dtype: torch.dtype, refuses: bool, width: int
 ) -> None:
     monkeypatch.setattr(fla_backend, "_function", stand_in)
     monkeypatch.setattr(fla_backend, "refuses_scalar_gradients", lambda: refuses)
-    shapes = {"head": (2,), "scalar": (1, 20, 2), "channel": (1, 20, 2, 8)}
-    q, k = (torch.nn.functional.normalize(torch.randn(1, 20, 2, 8), dim=-1).to(dtype) for _ in range(2))
+    shapes = {"head": (2,), "scalar": (1, 20, 2), "channel": (1, 20, 2, width)}
+    q, k = (torch.nn.functional.normalize(torch.randn(1, 20, 2, width), dim=-1).to(dtype) for _ in range(2))
     terms: dict[str, Any] = {
         "log_decay": -torch.rand(shapes[decay]) if decay != "none" else None,
         "beta": torch.rand(1, 20, 2) if delta else None,
         "scale": 0.5,
-        "initial_state": torch.randn(3, 2, 8, 65),
+        "initial_state": torch.randn(3, 2, width, 65),
         "cu_seqlens": torch.tensor([0, 4, 5, 20]),
     }
     v = torch.randn(1, 20, 2, 65).to(dtype)
-    kernel = fla_backend.kernel_for(decay, delta=delta, dtype=dtype)
-    assert not (refuses and kernel in fla_backend.INSTEAD_ON_HOPPER)
+    kernel = fla_backend.kernel_for(decay, delta=delta, dtype=dtype, width=width)
+    scalar = (fla_backend.SIMPLE_GLA, fla_backend.GATED_DELTA)
+    assert not (refuses and kernel in scalar)
+    if (decay, delta, width) == ("scalar", True, 128):
+        assert kernel == fla_backend.KDA
     found, state = fla_backend.run(kernel, q, k, v, **terms)
     wanted, last = recurrence(q, k, v, **terms)
     assert (found.dtype, state.dtype) == (dtype, torch.float32)
@@ -80,7 +84,7 @@ def test_every_transition_has_a_kernel_that_fits(
 def test_what_the_kernels_cannot_do_is_refused() -> None:
     x = torch.zeros(1, 2, 1, 8)
     plain = {"log_decay": None, "beta": None, "scale": 1.0, "initial_state": None, "cu_seqlens": None}
-    kernel = fla_backend.kernel_for("none", delta=False, dtype=torch.float32)
+    kernel = fla_backend.kernel_for("none", delta=False, dtype=torch.float32, width=8)
     with pytest.raises(ConfigError, match="one dtype"):
         fla_backend.run(kernel, x, x, x.bfloat16(), **plain)
     with pytest.raises(ConfigError, match=r"not torch.float64; use set_backend\('torch'\)"):
@@ -88,6 +92,6 @@ def test_what_the_kernels_cannot_do_is_refused() -> None:
     wide = torch.zeros(1, 2, 1, 300)
     with pytest.raises(ConfigError, match="keys up to 256 wide, not 300"):
         fla_backend.run(kernel, wide, wide, x, **plain)
-    fixed = fla_backend.kernel_for("head", delta=False, dtype=torch.float32)
+    fixed = fla_backend.kernel_for("head", delta=False, dtype=torch.float32, width=8)
     with pytest.raises(ConfigError, match="no gradient"):
         fla_backend.run(fixed, x, x, x, **{**plain, "log_decay": torch.zeros(1, requires_grad=True)})
