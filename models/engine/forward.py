@@ -43,16 +43,21 @@ class Decoder:
 
     @torch.inference_mode()
     def _check(self, model: PreTrainedModel) -> None:
-        """Compare parts with whole on three tokens, and note what a state of one token weighs."""
-        tokens = list(range(min(3, self.vocabulary)))
-        whole = model(input_ids=torch.tensor([tokens], device=self.device), use_cache=False).logits.float()
-        hidden, state = self.read([tokens], keep=True)
+        """Compare parts with whole on a few tokens, and note what a state of one token weighs."""
+        count = min(16, self.vocabulary)
+        tokens = torch.linspace(0, self.vocabulary - 1, count).long()[None].to(self.device)
+        whole = model(input_ids=tokens, use_cache=False).logits.float()
+        plain = self.head(self.body(input_ids=tokens, use_cache=False).last_hidden_state).float()
+        hidden, state = self.read(tokens.tolist(), keep=True)
         parts = self.head(hidden).float()
-        if whole.isfinite().all() and not torch.allclose(whole, parts, atol=0.1, rtol=0.05):
-            raise ConfigError(
-                f"{type(model).__name__}: the head on the decoder's output differs from the model's own "
-                f"logits by {float((whole - parts).abs().max()):.3g}; this engine cannot run it"
-            )
+        if whole.isfinite().all():
+            same = torch.allclose(whole, plain, atol=0.1, rtol=0.05)
+            if not same or not _alike(whole, parts, exact=self.dtype in (torch.float32, torch.float64)):
+                found = float((whole - (parts if same else plain)).abs().max())
+                raise ConfigError(
+                    f"{type(model).__name__}: the head on the decoder's output differs from the model's own "
+                    f"logits by {found:.3g}; this engine cannot run it"
+                )
         assert state is not None
         self.token_bytes = 0
         """Keys and values of one token."""
@@ -60,7 +65,7 @@ class Decoder:
         """Recurrent states of one row, whatever its length."""
         for layer in state.layers:
             for tensor in (layer.keys, layer.values):
-                self.token_bytes += tensor.nbytes // len(tokens) if tensor is not None else 0
+                self.token_bytes += tensor.nbytes // count if tensor is not None else 0
             self.row_bytes += sum(tensor.nbytes for tensor in layer.recurrent.values())
 
     def activation_bytes(self) -> int:
@@ -133,3 +138,15 @@ def _without_cudnn() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def _alike(whole: Tensor, parts: Tensor, *, exact: bool) -> bool:
+    """Whether logits [1, T, V] differ by rounding alone.
+
+    In half precision single positions say nothing: a few activations of thousands, as models have them at
+    first and special tokens, make two orders of the same sum differ by whole nats.
+    """
+    if exact:
+        return torch.allclose(whole, parts, atol=0.1, rtol=0.05)
+    deviation = (whole - parts).abs().mean(-1) / whole.std(-1).clamp(min=1e-6)
+    return float(deviation.median()) < 0.25
