@@ -4,6 +4,8 @@ In plain torch a chunk of logits is read and written about a dozen times; here i
 time from the cache) and written once, as its own gradient.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -118,3 +120,60 @@ def row_losses(
     )
     totals = sums.sum(1)
     return totals[0], totals[1] * temperature**2
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _distances(
+    student, teacher, apart, size, rows,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    place = row[:, None] * WIDTH + column[None, :]
+    inside = (row[:, None] < rows) & (column[None, :] < WIDTH)
+    t = tl.load(teacher + place, mask=inside, other=0.0).to(tl.float32)
+    difference = tl.load(student + place, mask=inside, other=0.0).to(tl.float32) - t
+    tl.store(apart + row, tl.sum(difference * difference, 1), mask=row < rows)
+    tl.store(size + row, tl.sum(t * t, 1), mask=row < rows)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _distance_gradient(student, teacher, factor, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    t = tl.load(teacher + place, mask=inside, other=0.0).to(tl.float32)
+    difference = tl.load(student + place, mask=inside, other=0.0).to(tl.float32) - t
+    tl.store(out + place, (2 * difference * tl.load(factor)).to(out.dtype.element_ty), mask=inside)
+
+
+class _SquaredDistance(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+        student, teacher = student.contiguous(), teacher.contiguous()
+        width = student.shape[-1]
+        rows = student.numel() // width
+        sums = torch.empty(2, rows, dtype=torch.float32, device=student.device)
+        _distances[(triton.cdiv(rows, 4),)](
+            student, teacher, sums[0], sums[1], rows,
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), ROWS=4, num_warps=4,
+        )  # fmt: skip
+        ctx.save_for_backward(student, teacher)
+        apart, size = sums.sum(1)
+        ctx.mark_non_differentiable(size)
+        return apart, size
+
+    @staticmethod
+    def backward(ctx: Any, d_apart: Tensor, _: Tensor) -> Any:
+        student, teacher = ctx.saved_tensors
+        out = torch.empty_like(student)
+        count = student.numel()
+        _distance_gradient[(triton.cdiv(count, BLOCK),)](
+            student, teacher, d_apart, out, count, BLOCK=BLOCK, num_warps=8
+        )
+        return out, None
+
+
+def squared_distance(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ ‖s − t‖² and Σ ‖t‖² over all vectors [..., D]; the first has a gradient for the student."""
+    apart, size = _SquaredDistance.apply(student, teacher)
+    return apart, size

@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from evalsuite.models.mixers.base import Mixer, Terms
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, write_strength
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.parts import PerHead
 
 
 class DeltaNet(Mixer):
@@ -18,7 +19,7 @@ class DeltaNet(Mixer):
     options: DeltaOptions
 
     def build(self) -> None:
-        self.write = nn.Linear(self.geometry.hidden, self.heads, bias=False)
+        self.write = PerHead(self.geometry.hidden, self.heads, bias=False)
 
     def gates(self, x: Tensor, terms: Terms) -> Terms:
         return replace(terms, beta=write_strength(self.write(x), self.options.negative_eigenvalues))

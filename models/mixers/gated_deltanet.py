@@ -10,7 +10,7 @@ from transformers import initialization as init
 
 from evalsuite.models.mixers.base import Mixer, Terms
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.parts import retention, wide
+from evalsuite.models.mixers.parts import PerHead, retention, wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,8 @@ class GatedDeltaNet(Mixer):
     options: DeltaOptions
 
     def build(self) -> None:
-        self.write = nn.Linear(self.geometry.hidden, self.heads, bias=False)
-        self.step = nn.Linear(self.geometry.hidden, self.heads)
+        self.write = PerHead(self.geometry.hidden, self.heads, bias=False)
+        self.step = PerHead(self.geometry.hidden, self.heads)
         self.log_rate = nn.Parameter(torch.empty(self.heads))
 
     def reset_parameters(self) -> None:

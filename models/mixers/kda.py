@@ -12,7 +12,7 @@ from transformers import initialization as init
 from evalsuite.models.mixers.base import Mixer, Terms
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, inverse_softplus, write_strength
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.parts import projection, retention, start_constant, wide
+from evalsuite.models.mixers.parts import PerHead, projection, retention, start_constant, wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class KDA(Mixer):
 
     def build(self) -> None:
         rank = self.head_dim if self.options.decay_rank < 0 else self.options.decay_rank
-        self.write = nn.Linear(self.geometry.hidden, self.heads, bias=False)
+        self.write = PerHead(self.geometry.hidden, self.heads, bias=False)
         self.step = projection(self.geometry.hidden, self.heads * self.head_dim, rank)
         self.log_rate = nn.Parameter(torch.empty(self.heads))
 

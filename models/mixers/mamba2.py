@@ -12,7 +12,7 @@ from transformers import initialization as init
 from evalsuite.models.mixers.base import Mixer, Terms
 from evalsuite.models.mixers.gated_deltanet import inverse_softplus
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.parts import retention, wide
+from evalsuite.models.mixers.parts import PerHead, retention, wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Mamba2(Mixer):
     options: Mamba2Options
 
     def build(self) -> None:
-        self.step = nn.Linear(self.geometry.hidden, self.heads)
+        self.step = PerHead(self.geometry.hidden, self.heads)
         self.log_rate = nn.Parameter(torch.empty(self.heads))
         if self.options.skip == "learned":
             self.skip = nn.Parameter(torch.empty(self.heads))

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.base import Mixer, Terms
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.parts import retention, wide
+from evalsuite.models.mixers.parts import PerHead, retention, wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,8 @@ class MLSTM(Mixer):
     normalized = True
 
     def build(self) -> None:
-        self.forget = nn.Linear(self.geometry.hidden, self.heads)
-        self.input = nn.Linear(self.geometry.hidden, self.heads)
+        self.forget = PerHead(self.geometry.hidden, self.heads)
+        self.input = PerHead(self.geometry.hidden, self.heads)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

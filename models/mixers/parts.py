@@ -24,6 +24,22 @@ class RMSNorm(nn.Module):
         return self.weight.to(x.dtype) * exact.to(x.dtype)
 
 
+class PerHead(nn.Linear):
+    """A projection to one number per head.
+
+    Tensor cores take rows of 8 half-precision numbers; a product nine wide falls back to kernels from before
+    Hopper. On CUDA the weight is therefore widened with zeros, where there are enough tokens to gain by it.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        spare = -self.out_features % 16
+        if not x.is_cuda or not spare or x.numel() < 1024 * self.in_features:
+            return super().forward(x)
+        bias = None if self.bias is None else functional.pad(self.bias, [0, spare])
+        wide_out = functional.linear(x, functional.pad(self.weight, [0, 0, 0, spare]), bias)
+        return wide_out[..., : self.out_features]
+
+
 class LowRank(nn.Module):
     """A projection through a narrow middle, with a bias at the end."""
 
