@@ -1,6 +1,6 @@
 """Before a speed counts: the fast step computes what plain fp32 torch computes."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,10 +12,14 @@ from evalsuite.distill.end_to_end import end_to_end
 from evalsuite.distill.recipe import Loss
 from evalsuite.models.recurrence import set_backend
 
-BOUNDS = {"layer": 2e-2, "layer's weights": 5e-2, "loss": 1e-2, "step": 6e-2}
+BOUNDS = {"layer": 2e-2, "layer's weights": 5e-2, "loss": 1e-2}
 """Largest relative errors, bf16 kernels against fp32 torch: a mixer's output and input gradient, its weights'
-gradients (those of gate biases are sums of 4,096 terms of either sign), the loss kernel, and loss and
-gradient of a whole step through all layers."""
+gradients (those of gate biases are sums of 4,096 terms of either sign), and the loss kernel."""
+STEP_BOUND = 1.25
+"""The error of a whole step's loss and gradient, over that of the same step in bf16 without our kernels and
+fla's: through all layers of random weights bf16 alone is off by a fifth."""
+SMALL = 1e-3
+"""A step's error that needs no comparison."""
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
@@ -27,17 +31,22 @@ def check(bench: Bench, mixer: str) -> dict[str, dict[str, float]]:
     """Relative errors of one mixer, of the loss kernel and of a whole KD step at the bench's length."""
     layer = _layer(bench, mixer)
     whole = {name: layer.pop(name) for name in ("output", "d input")}
-    return {"layer": whole, "layer's weights": layer, "loss": _loss(bench), "step": _step(bench, mixer)}
+    return {"layer": whole, "layer's weights": layer, "loss": _loss(bench), **_step(bench, mixer)}
 
 
 def failures(found: dict[str, dict[str, float]]) -> list[str]:
     """What is above its bound, or not a number; empty if the fast step may be timed."""
-    return [
-        f"{what}, {name}: off by {error:.2e}, more than {BOUNDS[what]}"
-        for what, errors in found.items()
-        for name, error in errors.items()
-        if not error < BOUNDS[what]
+    wrong = [
+        f"{what}, {name}: off by {error:.2e}, more than {bound}"
+        for what, bound in BOUNDS.items()
+        for name, error in found[what].items()
+        if not error < bound
     ]
+    for name, error in found["step"].items():
+        plain = found["step in plain bf16"][name]
+        if not error < max(SMALL, STEP_BOUND * plain):
+            wrong.append(f"step, {name}: off by {error:.2e}, plain bf16 by {plain:.2e}")
+    return wrong
 
 
 def _layer(bench: Bench, mixer: str) -> dict[str, float]:
@@ -95,24 +104,30 @@ def _loss(bench: Bench) -> dict[str, float]:
     return {name: relative_error(fast[name], exact[name]) for name in exact}  # type: ignore[arg-type]
 
 
-def _step(bench: Bench, mixer: str) -> dict[str, float]:
-    """Loss and gradient of a whole step on two rows.
+def _step(bench: Bench, mixer: str) -> dict[str, dict[str, float]]:
+    """Loss and gradient of a whole step on two rows, as the trainer takes it and in plain bf16.
 
     With cross-entropy beside the KL: random weights make teacher and student so alike that the KL's own
-    gradient is a difference of nearly equal numbers, in which bf16 keeps no digits to compare.
+    gradient is a difference of nearly equal numbers.
     """
-    stage = bench.stage("kd")
-    stage = stage.model_copy(update={"loss": Loss(ce=1.0, kl=1.0)})
+    stage = bench.stage("kd").model_copy(update={"loss": Loss(ce=1.0, kl=1.0)})
     inputs, labels = bench.tokens(3, 2)
-    results = []
-    for dtype, backend in ((bench.dtype, "auto"), (torch.float32, "torch")):
-        set_backend(backend)  # type: ignore[arg-type]
+
+    def step(dtype: torch.dtype, backend: Literal["auto", "torch"]) -> tuple[Tensor, Tensor]:
+        set_backend(backend)
         trainee = bench.student(mixer, stage, dtype)
         teacher = bench.teacher(dtype, fused=True)
         loss = end_to_end(teacher, [trainee.model], Batch(inputs, labels), stage, labels.numel())[0, 0]
         trainee.collect()
         assert trainee.gradients is not None
-        results.append((loss, trainee.gradients.buffer.clone()))
+        return loss, trainee.gradients.buffer.clone()
+
+    exact = step(torch.float32, "torch")
+    plain = step(bench.dtype, "torch")
+    fast = step(bench.dtype, "auto")
     set_backend("auto")
-    (loss, gradient), (exact_loss, exact_gradient) = results
-    return {"loss": relative_error(loss, exact_loss), "gradient": relative_error(gradient, exact_gradient)}
+
+    def errors(of: tuple[Tensor, Tensor]) -> dict[str, float]:
+        return {"loss": relative_error(of[0], exact[0]), "gradient": relative_error(of[1], exact[1])}
+
+    return {"step": errors(fast), "step in plain bf16": errors(plain)}
