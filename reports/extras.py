@@ -130,7 +130,7 @@ class Selection(Strict):
 
     @model_validator(mode="after")
     def _layers_are_the_teachers(self) -> "Selection":
-        sets = (self.layers, *(each.layers for each in (*self.history, *self.quality)))
+        sets = [self.layers, *(step.layers for step in self.history), *(each.layers for each in self.quality)]
         for layers in sets:
             if len(set(layers)) < len(layers) or min(layers, default=0) < 0:
                 raise ValueError(f"layers {list(layers)}: each counts from 0 and stands once")

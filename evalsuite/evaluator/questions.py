@@ -75,8 +75,10 @@ class Questions:
         for run in self.runs:
             path = run / "documents" / f"{benchmark}.jsonl"
             if len(found) < len(wanted) and path.is_file():
-                rows = ((row.get("doc_id"), row.get("row")) for row in read_jsonl(path))
-                found |= {key: question_text(row) for key, row in rows if key in wanted - found.keys()}
+                for document in read_jsonl(path):
+                    key, row = document.get("doc_id"), document.get("row")
+                    if isinstance(row, dict) and key in wanted - found.keys():
+                        found[str(key)] = question_text(row)
         if len(found) < len(wanted):
             lacking = f"{len(wanted) - len(found)} of {len(wanted)} questions have no text"
             self.missing[benchmark] = f"{lacking}: {why or 'the run keeps no documents'}"

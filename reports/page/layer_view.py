@@ -114,9 +114,9 @@ def _probes(report: Report) -> list[ChartView]:
             for selection, name in zip(report.selections, _names(report.selections), strict=True)
             if (points := _quality_points(selection, what, name))
         ]
-        points = [point for curve in series for point in curve.points]
-        ends = [end for p in points for end in (p.y, p.low, p.high) if end is not None]
-        plot = Plot(exact_axis([point.x for point in points]), nice_axis(ends))
+        drawn = [point for curve in series for point in curve.points]
+        ends = [end for p in drawn for end in (p.y, p.low, p.high) if end is not None]
+        plot = Plot(exact_axis([point.x for point in drawn]), nice_axis(ends))
         parts = [series[start : start + LOOKS] for start in range(0, len(series), LOOKS)]
         for number, part in enumerate(parts, 1):
             title = f"{what}, by number of softmax layers"

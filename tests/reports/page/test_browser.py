@@ -168,7 +168,7 @@ def test_no_label_is_cut_and_nothing_is_wider_than_the_window(
     assert page.locator("section").count() == 13
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.evaluate(CUT) == []
-    page.locator(".heat tr:has-text(\"gla-135m\") button.cell").last.click()
+    page.locator('.heat tr:has-text("gla-135m") button.cell').last.click()
     page.locator("dialog[open] .doc").first.wait_for()
     page.keyboard.press("Escape")
     page.locator("#layers svg.curves circle").first.hover(force=True)

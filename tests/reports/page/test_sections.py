@@ -243,6 +243,12 @@ def test_a_selection_of_another_form_is_refused(
     assert message in str(caught.value)
 
 
+def test_the_example_of_the_readme_is_a_selection(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "reports" / "README.md").read_text()
+    (tmp_path / "selection.json").write_text(re.search(r"```json\n(.*?)```", text, re.DOTALL).group(1))
+    assert read_selections([tmp_path])[0].layers == (1, 3)
+
+
 def test_the_least_selection_is_enough() -> None:
     found = Selection.model_validate({"schema": 1, "selector": "fixed", "layers": [1, 2]})
     assert (found.layers, found.scores, found.stop) == ((1, 2), (), None)
