@@ -63,9 +63,9 @@ def start(settings: dict[str, Any]) -> tuple[Any, dict[str, str]]:
     if current_platform.is_cpu() and arguments.get("tensor_parallel_size", 1) == 1:
         # This process does nothing else: two more, each importing vLLM again, would only start slowly.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        if settings["student"]:
-            # Compiling takes longer than most evaluations, and leaves a student's mixers as they are.
-            arguments.setdefault("enforce_eager", True)
+    if current_platform.is_cpu():
+        # Compiling takes minutes, longer than what it saves in most evaluations on a CPU.
+        arguments.setdefault("enforce_eager", True)
     engine = vllm.LLM(
         model=settings["model"],
         dtype=settings["dtype"],
@@ -74,6 +74,7 @@ def start(settings: dict[str, Any]) -> tuple[Any, dict[str, str]]:
     )
     packages = ("torch", "transformers")
     versions = {package: importlib.metadata.version(package) for package in packages}
+    versions["graph"] = "eager" if arguments.get("enforce_eager") else "compiled"
     if settings["student"]:
         versions["recurrence"] = recurrence(current_platform.is_cuda())
     return engine, {"vllm": vllm.__version__, "device": current_platform.device_type, **versions}
@@ -121,6 +122,8 @@ def generate(engine: Any, request: dict[str, Any]) -> list[dict[str, Any]]:
             seed=row["seed"],
             stop=row["stop"],
             stop_token_ids=row["stop_tokens"],
+            # Which tokens end an answer is said above; vLLM would add those of the folder's own settings.
+            ignore_eos=True,
         )
         for row in request["rows"]
     ]
