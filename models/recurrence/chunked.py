@@ -118,15 +118,16 @@ def scores_inside(
     rows = q.unsqueeze(0) if beta is None else torch.stack([q, k])
     if total is not None and total.dim() == 4:
         scores = _channel_scores(rows, k, total)
+    elif total is not None:
+        future = torch.ones(size, size, dtype=torch.bool, device=k.device).triu(1)
+        span = total.unsqueeze(-1) - total.unsqueeze(-2)
+        scores = (rows @ k.transpose(-1, -2)) * span.masked_fill(future, -torch.inf).exp()
     else:
-        scores = rows @ k.transpose(-1, -2)
-        if total is not None:
-            future = torch.ones(size, size, dtype=torch.bool, device=k.device).triu(1)
-            span = total.unsqueeze(-1) - total.unsqueeze(-2)
-            scores = scores * span.masked_fill(future, -torch.inf).exp()
+        scores = (rows @ k.transpose(-1, -2)).tril()
     if beta is None:
-        return scores[0].tril(), None
-    return scores[0].tril(), scores[1].tril(-1) * beta.unsqueeze(-1)
+        return scores.squeeze(0), None
+    mine, between = scores.unbind()
+    return mine, between.tril(-1) * beta.unsqueeze(-1)
 
 
 def _channel_scores(rows: Tensor, k: Tensor, total: Tensor) -> Tensor:
