@@ -191,13 +191,11 @@ def measure(
             gc.collect()
 
 
-def table(rows: Sequence[Row], command: str) -> str:
+def table(rows: Sequence[Row]) -> str:
     """The rows as a page."""
     regimes = "; ".join(f"{name} {json.dumps({**ROOM, **given})}" for name, given in REGIMES.items())
     lines = [
         "# Students in vLLM against the in-process engine",
-        "",
-        f"    {command}",
         "",
         f"{_processor()}, {date.today():%d %B %Y}. Prompts of 1 to {LONGEST:,} random tokens, asked "
         f"together; up to {WRITTEN} tokens written greedily. A first divergence is a near-tie if the two "
@@ -240,7 +238,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder for agreement.jsonl and README.md")
+    parser.add_argument("--out", type=Path, required=True, help="folder for agreement.jsonl and agreement.md")
     parser.add_argument("--teacher", default="pocket", help="default: %(default)s")
     parser.add_argument("--mixer", help="only a hybrid of this mixer")
     parser.add_argument("--regime", nargs="+", choices=REGIMES, default=list(REGIMES))
@@ -273,9 +271,8 @@ def main() -> int:
                 bar.update(1)
     finally:
         process.close()
-    command = "python -m evalsuite.models.vllm_plugin.agreement --out reports/published/vllm"
-    write_text(chosen.out / "README.md", table(rows, command))
-    print(f"wrote {chosen.out / 'README.md'}")
+    write_text(chosen.out / "agreement.md", table(rows))
+    print(f"wrote {chosen.out / 'agreement.md'}")
     broken = [row for row in rows if not row.holds]
     for row in broken:
         print(
