@@ -48,7 +48,7 @@ def cost_rows(report: Report) -> list[CostRow]:
 
 
 def cost_charts(report: Report) -> list[ChartView]:
-    """Speed and memory by context, one curve per checkpoint, at the batch size most were measured at."""
+    """Speed and memory by context, one curve per checkpoint, at the batch size and device of most."""
     kinds: list[tuple[str, str, float, Callable[[Cost], float | None]]] = [
         ("Decode speed", "tokens/s; higher is faster", 1, lambda cost: cost.decode_tokens_per_second),
         ("Prefill speed", "tokens/s; higher is faster", 1, lambda cost: cost.prefill_tokens_per_second),
@@ -64,11 +64,11 @@ def _charts(
     found = [(cost, value) for cost in report.costs if (value := value_of(cost)) is not None]
     if not found:
         return []
-    batch = Counter(cost.batch for cost, _ in found).most_common(1)[0][0]
+    batch, device = Counter((cost.batch, cost.device) for cost, _ in found).most_common(1)[0][0]
     labels = {subject.plan.weights_id: subject.label for subject in report.subjects}
     families: dict[str, list[Point]] = {}
     for cost, value in found:
-        if cost.batch == batch:
+        if (cost.batch, cost.device) == (batch, device):
             name = labels.get(cost.weights_id, cost.weights_id)
             said = f"{name} at {words.tokens(cost.context)}: {value / scale:,.4g} {unit.split(';')[0]}"
             families.setdefault(name, []).append(Point(cost.context, value / scale, label=said))
@@ -77,6 +77,7 @@ def _charts(
     if len({point.x for point in points}) < 2:
         return []
     plot = Plot(log_axis([p.x for p in points]), nice_axis([p.y for p in points], include=[0.0]), 200)
+    caption = ", ".join(part for part in (f"batch {batch}", device, unit) if part)
     parts = [series[start : start + LOOKS] for start in range(0, len(series), LOOKS)]
     views = []
     for number, part in enumerate(parts, 1):
@@ -88,7 +89,7 @@ def _charts(
             x_words=[words.tokens(round(tick)) for tick in plot.x_axis.ticks],
         )
         legend = tuple(curve.name for curve in part)
-        views.append(ChartView(whole, f"batch {batch}, {unit}", chart, legend, unit, "context in tokens"))
+        views.append(ChartView(whole, caption, chart, legend, unit, "context in tokens"))
     return views
 
 

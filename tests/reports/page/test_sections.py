@@ -196,6 +196,21 @@ def test_cost_is_the_efficiency_records(made: tuple[Report, Sections], rich_run:
         f"{what} by context"
         for what in ("Decode speed", "Prefill speed", "Peak memory", "State per sequence")
     ]
+    assert "batch 8, NVIDIA H200, tokens/s; higher is faster" in page.text["cost"]
+
+
+def test_speeds_of_two_devices_are_not_one_curve(rich_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for path in rich_run.iterdir():
+        (run / path.name).symlink_to(path)
+    lines = [json.loads(line) for line in (rich_run / "efficiency.jsonl").open()]
+    slow = [line | {"device": "2 CPU threads", "decode_tokens_per_second": 7} for line in lines[:2]]
+    (run / "efficiency.jsonl").unlink()
+    (run / "efficiency.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*slow, *lines]))
+    page = Sections(compare([run], tmp_path / "out").page.read_text())
+    assert sum(row[-1] == "2 CPU threads" for row in page.rows["cost"]) == 2
+    assert ": 7 tokens/s" not in page.figures["cost"][0]
 
 
 def test_the_doctor_and_lineage_are_shown(made: tuple[Report, Sections]) -> None:
