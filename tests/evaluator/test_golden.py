@@ -6,6 +6,7 @@ float32, one sequence at a time. They hold document hashes and numbers, no text.
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +51,24 @@ def test_choices_score_as_in_lm_evals_hflm(name: str, engine: Any) -> None:
     assert row.largest < TOLERANCE
     # Only a document whose two best choices are closer than the difference may come out another way.
     assert all(margin <= 2 * row.largest for _, margin in row.differing)
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_bear_scores_as_in_lm_pub_quiz(engine: Any) -> None:
+    """The numbers are those of lm_pub_quiz's CausalLMEvaluator: whole statements after BOS, summed.
+
+    What a question's statements share is our prompt, whose log-probability theirs include: compared are
+    differences to the first choice.
+    """
+    data = os.environ.get("EVALSUITE_DATA")
+    if not data:
+        pytest.skip("EVALSUITE_DATA is not set")
+    theirs = json.loads((GOLDEN / "bear.json").read_text())["logprobs"]
+    benchmark = load_benchmark("bear")
+    found = [each for each in documents(benchmark, data_dir=data) if each.doc_id in theirs]
+    assert len(found) == len(theirs) == 10
+    ours, _ = score_ours(benchmark, found, engine)
+    for doc_id, mine in ours.items():
+        expected = [each - theirs[doc_id][0] for each in theirs[doc_id]]
+        assert [each - mine[0] for each in mine] == pytest.approx(expected, abs=TOLERANCE)

