@@ -66,5 +66,5 @@ def bounds(work: Callable[[], object], *, tokenization: float = 0.0, most: int =
 
 def _short(name: str) -> str:
     """The name of a kernel without its return type, template arguments and namespaces."""
-    name = name.removeprefix("void ").split("<")[0].split("(")[0]
+    name = name.removeprefix("void ").replace("(anonymous namespace)::", "").split("<")[0].split("(")[0]
     return name.split("::")[-1][:40]
