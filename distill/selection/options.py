@@ -37,6 +37,9 @@ class Options(Strict):
     """Steps between snapshots of the top-K set (Appendix B)."""
     stop: bool = True
     """Stop a knowledge-distillation pass early, once its top-K set has settled."""
+    keep_state: bool = True
+    """Save the one-swap students now and then and at the end, so that a pass can be resumed or gone on with.
+    They take 12 bytes a trained parameter each; without, an interrupted pass starts again."""
     window: int = Field(default=10, gt=1)
     """Snapshots that must agree."""
     similarity: float = Field(default=0.9, gt=0, le=1)

@@ -138,7 +138,7 @@ class OneSwapPass:
                 )
                 over = self._ended(k, score, stop) is not None
                 due = time.monotonic() - last_save >= ground.recipe.saving.state_seconds
-                if over or ground.parallel.any(due):
+                if ground.options.keep_state and (over or ground.parallel.any(due)):
                     self._save(candidates)
                     last_save = time.monotonic()
                 if over:

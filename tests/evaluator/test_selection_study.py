@@ -1,0 +1,75 @@
+"""The study's arithmetic, and its whole way on the pocket teacher."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from evalsuite.evaluator import selection_study as study
+from evalsuite.foundation import ConfigError
+from evalsuite.reports.extras import read_selections
+from evalsuite.reports.statistics.paired import score_interval
+from evalsuite.reports.statistics.wilson import wilson
+
+TINY = ["stage.mixer.tokens=1k", "stage.block.tokens=1k", "stage.kd.tokens=1k", "stage.length=128"]
+BRIEF = ["examples=4", "pairs=8", "held_out=2", "every=1", "tokens=1k", "align_tokens=1k"]
+
+
+def answers(right: str) -> study.Answers:
+    return {("pocket_recall", "loglikelihood", -1, str(i)): mark == "1" for i, mark in enumerate(right)}
+
+
+def test_differences_are_paired_by_document():
+    chosen = {
+        ("uniform", 1): {"selector": "uniform", "layers": [0]},
+        ("kv", 1): {"selector": "kv", "layers": [2]},
+        ("ar", 1): {"selector": "ar", "layers": [0]},
+    }
+    found = {"layers-0": answers("1100000000"), "layers-2": answers("1011110000")}
+    groups = {"recall": study.groups_of("pocket-recall")["recall"]}
+    lines = {line.selector: line for line in study.compared(chosen, found, groups)}
+    assert lines["kv"].score == wilson(5, 10)
+    assert lines["kv"].beyond_uniform == score_interval(4, 1, 10)
+    assert lines["ar"].beyond_uniform is None
+    assert lines["uniform"].beyond_uniform is None
+    rows = list(csv.DictReader(io.StringIO(study.as_csv(list(lines.values())))))
+    assert [row["minus_uniform"] for row in rows] == ["", "0.3000", ""]
+    table = study.as_markdown(list(lines.values()), groups)
+    assert "| kv | 2 | 50.0 (23.7 to 76.3); +30.0 (" in table
+
+
+def test_needles_are_apart_from_recall():
+    groups = study.groups_of("pocket-recall")
+    assert [str(benchmark.name) for benchmark in groups["recall"]] == ["pocket_recall"]
+    assert len(groups["needles"]) == 3
+
+
+def test_the_reference_must_take_part(tmp_path):
+    with pytest.raises(ConfigError, match="must hold 'uniform'"):
+        study.study("pocket", tmp_path, mixer="gla", budgets=[1], selectors=["kv"], suite="pocket-recall")
+
+
+@pytest.mark.slow
+def test_the_whole_way_and_again(tmp_path, monkeypatch):
+    settings = {
+        "mixer": "gated_deltanet",
+        "budgets": [1],
+        "selectors": ["uniform", "fixed"],
+        "suite": "pocket-recall",
+        "overrides": TINY,
+        "options": [*BRIEF, "layers=[3]"],
+        "limit": 2,
+        "quiet": True,
+    }
+    lines = study.study("pocket", tmp_path, **settings)
+    assert {line.layers for line in lines} == {(0,), (3,)}
+    assert {line.group for line in lines} == {"recall", "needles"}
+    assert (tmp_path / "students" / "all-linear" / "lineage.json").exists()
+    (selections,) = [read_selections([tmp_path / "run"])]
+    assert len(selections) == 2
+    assert all(selection.quality for selection in selections)
+    lineage = json.loads((tmp_path / "students" / "layers-3" / "lineage.json").read_text())
+    assert lineage["mixers"] == ["gated_deltanet"] * 3 + ["softmax"]
+    monkeypatch.setattr("evalsuite.distill.trainer.Run.go", None)
+    assert study.study("pocket", tmp_path, **settings) == lines
