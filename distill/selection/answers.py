@@ -105,10 +105,10 @@ class AnswerSet:
             scores = logits.log_softmax(-1).gather(-1, rows.targets[:, None])[:, 0].double()
             right = logits.argmax(-1) == rows.targets
             count = len(rows.numbers)
-            sums = torch.zeros(count, dtype=torch.float64, device=scores.device)
-            sums = sums.index_add(0, rows.owners, scores).tolist()
-            misses = torch.zeros(count, device=scores.device).index_add(0, rows.owners, (~right).float())
-            for number, total, missed in zip(rows.numbers, sums, misses.tolist(), strict=True):
+            empty = torch.zeros(count, dtype=torch.float64, device=scores.device)
+            sums = empty.index_add(0, rows.owners, scores).tolist()
+            misses = empty.index_add(0, rows.owners, (~right).double()).tolist()
+            for number, total, missed in zip(rows.numbers, sums, misses, strict=True):
                 logprobs[number], exact[number] = total, missed == 0
         return Answered(tuple(logprobs), tuple(exact), sum(self.answer_tokens))
 

@@ -42,7 +42,7 @@ def guided(ground: Ground, k: int, *, kind: str) -> Outcome:
     accuracy = [whole["accuracy"] - row["accuracy"] for row in without]
     nats = [whole["nats"] - row["nats"] for row in without]
     able = whole["accuracy"] >= FLOOR
-    notes = ()
+    notes: tuple[str, ...] = ()
     if not able:
         notes = (
             f"the teacher answers {whole['accuracy']:.1%} of {kind}: layers are rated by the answers' "

@@ -34,7 +34,9 @@ class Alone:
 class Candidates(Protocol):
     """What a pass trains and rates."""
 
-    trainees: Sequence[Trainee]
+    @property
+    def trainees(self) -> Sequence[Trainee]:
+        """Those whose weights and moments a state holds."""
 
     def step(self, data: StepData, number: int) -> None:
         """One optimizer step of all."""
