@@ -9,7 +9,7 @@ FEWEST = 3
 """Fewest contexts worth sharing for."""
 
 
-def families(contexts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
+def families(contexts: Sequence[tuple[int, ...]]) -> list[tuple[int, list[int]]]:
     """Split contexts into those that share a beginning, and the rest.
 
     Args:
@@ -23,7 +23,7 @@ def families(contexts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
     rest = []
     for number, context in enumerate(contexts):
         if len(context) > SHORTEST:
-            alike.setdefault(tuple(context[:SHORTEST]), []).append(number)
+            alike.setdefault(context[:SHORTEST], []).append(number)
         else:
             rest.append(number)
     found = []
@@ -36,7 +36,7 @@ def families(contexts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
     return [*found, (0, rest)] if rest else found
 
 
-def common(contexts: Sequence[Sequence[int]]) -> int:
+def common(contexts: Sequence[tuple[int, ...]]) -> int:
     """Number of tokens with which all of them begin."""
     # What the first and the last in order share, all share.
     first, last = min(contexts), max(contexts)

@@ -36,7 +36,7 @@ def test_extra_tokens_count_but_are_not_padded() -> None:
     st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 1), min_size=1, max_size=90)), max_size=30)
 )
 def test_families_share_what_they_say(drawn: list[tuple[int, list[int]]]) -> None:
-    contexts = [[7] * 63 + [kind] * kind + own for kind, own in drawn]
+    contexts = [(*[7] * 63, *[kind] * kind, *own) for kind, own in drawn]
     found = families(contexts)
     assert sorted(number for _, numbers in found for number in numbers) == list(range(len(contexts)))
     for shared, numbers in found:
