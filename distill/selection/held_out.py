@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import exp
 from typing import Any
 
@@ -48,7 +47,11 @@ def held_out_batches(
     Raises:
         DataError: there is no token to measure on.
     """
-    micro = max(1, min(count, MICRO_TOKENS // stage.length))
+    micro = stage.micro_batch or stage.batch
+    if stage.packing == "concat":
+        # Packed documents run as one long row, whose attention grows with its square; plain rows do not.
+        micro = max(micro, MICRO_TOKENS // stage.length)
+    micro = min(count, micro)
     count = -(-count // micro) * micro
     reading = stage.model_copy(update={"batch": count, "micro_batch": micro, "tokens": count * stage.length})
     step = next(StageData(_with_part(recipe, "held_out"), reading, tokenizer))
@@ -63,43 +66,46 @@ def kept(tensor: Tensor, batch: Batch) -> Tensor:
     return flat if batch.kept is None else flat[batch.kept]
 
 
-@dataclass(frozen=True)
 class HeldOut:
-    """Batches on the device, with the teacher that they are compared to."""
+    """Batches on the device, with what the teacher makes of them.
 
-    teacher: Any
-    batches: Sequence[Batch]
-    temperature: float = 1.0
+    The teacher reads them once, here; give it as it is, with no layer bypassed.
+    """
+
+    def __init__(self, teacher: Any, batches: Sequence[Batch], temperature: float = 1.0) -> None:
+        self.teacher, self.batches, self.temperature = teacher, list(batches), temperature
+        with torch.no_grad():
+            self._targets = [kept(decode(teacher, batch), batch) for batch in self.batches]
 
     @property
     def counted(self) -> int:
         """Tokens that count."""
-        return sum(
-            batch.labels.numel() if batch.kept is None else batch.kept.numel() for batch in self.batches
-        )
+        return sum(len(targets) for targets in self._targets)
 
     @torch.no_grad()
-    def losses(self, student: Any) -> tuple[float, float]:
-        """Mean CE and KL(teacher ‖ student) per token, in nats, the latter times temperature² (Eq. 5).
+    def losses(self, model: Any, *, kl: bool = True) -> tuple[float, float]:
+        """Mean CE and KL(teacher ‖ model) per token, in nats, the latter times temperature² (Eq. 5).
 
-        The teacher itself may be given as the student.
+        Args:
+            model: a student, or the teacher with a layer bypassed.
+            kl: without, only CE is computed, and KL is 0.
         """
-        form = KdForm(ce=1.0, kl=1.0, temperature=self.temperature)
+        form = KdForm(ce=1.0, kl=float(kl), temperature=self.temperature)
         sums = torch.zeros(2, dtype=torch.float64)
-        for batch in self.batches:
+        for batch, targets in zip(self.batches, self._targets, strict=True):
             labels = kept(batch.labels, batch)
-            _, ce, kl = chunked_loss(
-                kept(decode(student, batch), batch),
-                head_weight(student),
+            _, ce, divergence = chunked_loss(
+                kept(decode(model, batch), batch),
+                head_weight(model),
                 token_weights=torch.ones(labels.shape, device=labels.device),
                 form=form,
                 labels=labels,
-                teacher_hidden=kept(decode(self.teacher, batch), batch),
-                teacher_weight=head_weight(self.teacher),
+                teacher_hidden=targets if kl else None,
+                teacher_weight=head_weight(self.teacher) if kl else None,
             )
-            sums += torch.stack([ce, kl]).double().cpu()
-        ce, kl = (sums / self.counted).tolist()
-        return ce, kl
+            sums += torch.stack([ce, divergence]).double().cpu()
+        mean_ce, mean_kl = (sums / self.counted).tolist()
+        return mean_ce, mean_kl
 
     def kl(self, student: Any) -> float:
         """Held-out KL(teacher ‖ student), nats per token: −I(ℓ) of Eq. 6."""
@@ -107,7 +113,7 @@ class HeldOut:
 
     def perplexity(self, student: Any) -> float:
         """exp of the mean cross-entropy."""
-        return exp(self.losses(student)[0])
+        return exp(self.losses(student, kl=False)[0])
 
     @torch.no_grad()
     def hidden_distance(self, student: Any) -> float:
