@@ -14,11 +14,11 @@ TOKENS, CHANNELS = 64, 64
 """Tokens and channels that a program holds."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _mixed(
+@triton.jit
+def _mixed(  # type: ignore[no-untyped-def]
     x, weight, row, token, channel, inside, LENGTH, WIDTH,
     TAPS: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """Σ_d w_d x_{t-d} of a tile, float32."""
     total = tl.zeros([TOKENS, CHANNELS], tl.float32)
     for lag in tl.static_range(TAPS):
@@ -33,11 +33,11 @@ def _mixed(
     return total
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _forward(
+@triton.jit
+def _forward(  # type: ignore[no-untyped-def]
     x, weight, out, LENGTH, WIDTH,
     TAPS: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     row = tl.program_id(2).to(tl.int64)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -49,11 +49,11 @@ def _forward(
     tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _backward_taps(
+@triton.jit
+def _backward_taps(  # type: ignore[no-untyped-def]
     x, weight, d_out, d_mixed, partial, LENGTH, WIDTH,
     TAPS: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """Through the SiLU to d_mixed, and this tile's part of the gradient of the taps."""
     row = tl.program_id(2).to(tl.int64)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
@@ -78,11 +78,11 @@ def _backward_taps(
         tl.store(part + channel * TAPS + (TAPS - 1 - lag), total, mask=channel < WIDTH)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _backward_input(
+@triton.jit
+def _backward_input(  # type: ignore[no-untyped-def]
     weight, d_mixed, d_x, LENGTH, WIDTH,
     TAPS: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     row = tl.program_id(2).to(tl.int64)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
