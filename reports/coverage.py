@@ -5,7 +5,8 @@
 Each case throws right-or-wrong answers of a teacher and a student whose true scores and correlation are
 known, asks the very code of the reports for its intervals, and counts how often the truth lies inside. The
 gate is thrown against students that stand on its threshold (false alarms) and at its detectable effect
-(power). With 4,000 simulations a case this takes half an hour on one core.
+(power). One run writes all three files; with 4,000 simulations a case it takes about half an hour on one
+core.
 """
 
 import argparse
@@ -14,23 +15,20 @@ import io
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from math import sqrt
 from pathlib import Path
-from statistics import NormalDist
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import numpy as np
-from scipy.special import ndtr
 
 from evalsuite.foundation import progress, write_text
-from evalsuite.reports.gating.decide import REGRESSION, rule
+from evalsuite.reports.dice import answers, contested
+from evalsuite.reports.gating.decide import REGRESSION, Ruling, rule
 from evalsuite.reports.gating.measure import Measured
 from evalsuite.reports.recovery import centred_recovery, recovery
 from evalsuite.reports.resampled import Resampled
 from evalsuite.reports.statistics.bootstrap import Stratum, percentile_interval
 from evalsuite.reports.statistics.interval import Interval
 from evalsuite.reports.statistics.paired import FEW
-from evalsuite.reports.statistics.power import minimum_detectable_effect
 
 SIMULATIONS = 4000
 DRAWS = 1000
@@ -55,7 +53,7 @@ class Case:
 
 GRID = (
     *itertools.starmap(
-        Case, itertools.product((200, 1000, 10_000), (0.3, 0.6, 0.9), (0.9,), (0.0, 0.5, 0.9))
+        Case, itertools.product((200, 1000, 10_000), (0.3, 0.6, 0.9), (0.9, 1.0), (0.0, 0.5, 0.9))
     ),
     # Students that are almost their teacher, so that few documents disagree.
     Case(200, 0.6, 0.99, 0.99),
@@ -82,8 +80,9 @@ class Coverage:
     """Share of simulations in which fewer than ten documents of a benchmark disagreed."""
     narrowest: float | None
     """Smallest width seen."""
-    holds: bool
-    """93 to 97 %, or above it where few documents disagree, and never without width."""
+    holds: bool | None
+    """93 to 97 %, or above it where mostly few documents disagree, and never without width; None where the
+    coverage is."""
 
 
 @dataclass(slots=True)
@@ -102,43 +101,6 @@ class Tally:
             self.defined += 1
             self.inside += interval.low <= truth <= interval.high
             self.narrowest = min(self.narrowest, interval.width)
-
-
-@lru_cache
-def pattern_chances(truths: tuple[float, ...], correlation: float) -> np.ndarray:
-    """Probability of every pattern of right and wrong, column c being bit c. [2 ** columns]
-
-    An answer is right where √ρ·(what the document is like) + √(1−ρ)·(luck) stays under a cut that gives its
-    true score. Given the document the columns are independent, so one integral over it is exact.
-    """
-    if not 0 <= correlation < 1:
-        raise ValueError(f"a latent correlation lies in 0 … 1, 1 excluded; got {correlation}")
-    # A fine plain grid: near a correlation of 1 the integrand is almost a step, which few nodes would miss.
-    nodes = np.linspace(-8.5, 8.5, 17_001)
-    weights = np.exp(-nodes * nodes / 2)
-    weights = weights / weights.sum()
-    normal = NormalDist()
-    right = [
-        ndtr((normal.inv_cdf(truth) - sqrt(correlation) * nodes) / sqrt(1 - correlation)) for truth in truths
-    ]
-    chances = [
-        weights @ np.prod([p if code >> c & 1 else 1 - p for c, p in enumerate(right)], axis=0)
-        for code in range(1 << len(truths))
-    ]
-    return np.array(chances) / sum(chances)
-
-
-def answers(rng: np.random.Generator, documents: int, truths: Sequence[float], correlation: float) -> Stratum:
-    """Throw one benchmark: a column of right-or-wrong answers per true score, patterns counted."""
-    counts = rng.multinomial(documents, pattern_chances(tuple(truths), correlation))
-    seen = np.flatnonzero(counts)
-    values = (seen[:, None] >> np.arange(len(truths)) & 1).astype(float)
-    return Stratum(values, counts[seen])
-
-
-def contested(stratum: Stratum) -> int:
-    """Documents on which the first two columns differ."""
-    return int(stratum.counts[stratum.values[:, 0] != stratum.values[:, 1]].sum())
 
 
 def simulate(case: Case, simulations: int = SIMULATIONS, seed: int = SEED) -> list[Coverage]:
@@ -195,7 +157,9 @@ def _row(quantity: str, case: Case, tally: Tally, simulations: int) -> Coverage:
     coverage = tally.inside / tally.defined if tally.defined >= simulations / 2 else None
     few = tally.few / simulations
     narrowest = tally.narrowest if tally.defined else None
-    holds = coverage is None or (coverage >= 0.93 and (coverage <= 0.97 or few > 0))
+    holds = None
+    if coverage is not None:
+        holds = coverage >= 0.93 and (coverage <= 0.97 or few >= 0.5) and tally.narrowest > 0
     return Coverage(
         quantity,
         **asdict(case),
@@ -204,8 +168,29 @@ def _row(quantity: str, case: Case, tally: Tally, simulations: int) -> Coverage:
         coverage=coverage,
         few=few,
         narrowest=narrowest,
-        holds=holds and (narrowest is None or narrowest > 0),
+        holds=holds,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class GateCase:
+    """A policy of lines that each judge a benchmark of their own."""
+
+    metric: Literal["recovery", "gap"]
+    lines: int
+    documents: int
+    """Of each benchmark."""
+    accuracy: float
+    """Of the teacher."""
+
+
+GATES = (
+    *(GateCase("recovery", 1, documents, 0.7) for documents in (200, 1000, 10_000)),
+    *(GateCase("recovery", 5, documents, 0.7) for documents in (1000, 200)),
+)
+GATE_KEPT = 0.9
+"""The recovery that gates demand, and (of what is written) that students on a gap's threshold have."""
+GATE_CORRELATION = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,75 +198,89 @@ class GateRow:
     """How often the gate failed a policy of several lines."""
 
     what: str
+    metric: Literal["recovery", "gap"]
     lines: int
     documents: int
+    accuracy: float
     simulations: int
     failed: float
     promise: str
     holds: bool
 
 
-def simulate_gate(
-    lines: int, documents: int, simulations: int = SIMULATIONS, seed: int = SEED
-) -> list[GateRow]:
+def simulate_gate(case: GateCase, simulations: int = SIMULATIONS, seed: int = SEED) -> list[GateRow]:
     """False alarms of a student that stands on every threshold, and power where one line is worse.
 
     Args:
-        lines: demands of recovery, each on a benchmark of its own.
-        documents: of each benchmark.
+        case: the policy.
         simulations: number of gates.
         seed: of the dice.
     """
-    rng = np.random.default_rng([seed, lines, documents])
-    teacher, kept, correlation = 0.7, 0.9, 0.6
-    alarms = sum(
-        _fails(rng, [(teacher, teacher * kept)] * lines, documents, correlation, kept)
-        for _ in range(simulations)
-    )
-    effect = _detectable(rng, lines, documents, teacher, kept, correlation)
-    truths = [(teacher, teacher * (kept - effect)), *[(teacher, teacher * kept)] * (lines - 1)]
-    caught = sum(_fails(rng, truths, documents, correlation, kept) for _ in range(simulations))
+    key = [seed, len(case.metric), case.lines, case.documents, int(100 * case.accuracy)]
+    rng = np.random.default_rng(key)
+    alarms = sum(_fails(rng, case, [0.0] * case.lines) for _ in range(simulations))
+    rng = np.random.default_rng([*key, 1])
+    worse = [_detectable(rng, case), *[0.0] * (case.lines - 1)]
+    caught = sum(_fails(rng, case, worse) for _ in range(simulations))
     false, power = alarms / simulations, caught / simulations
     return [
-        GateRow("false alarms", lines, documents, simulations, false, "at most 5 %", false <= 0.05),
-        GateRow("power", lines, documents, simulations, power, "80 ± 5 %", 0.75 <= power <= 0.85),
+        GateRow(
+            "false alarms",
+            **asdict(case),
+            simulations=simulations,
+            failed=false,
+            promise="at most 5 %",
+            holds=false <= 0.05,
+        ),
+        GateRow(
+            "power",
+            **asdict(case),
+            simulations=simulations,
+            failed=power,
+            promise="80 ± 5 %",
+            holds=0.75 <= power <= 0.85,
+        ),
     ]
 
 
-def _lines(
-    rng: np.random.Generator, truths: Sequence[tuple[float, float]], documents: int, correlation: float
-) -> list[Measured]:
-    found = []
-    for pair in truths:
-        data = Resampled([answers(rng, documents, pair, correlation)], [1.0], rng, draws=GATE_DRAWS)
+def _line(rng: np.random.Generator, case: GateCase, worse: float) -> Measured:
+    """One line as the gate measures it, for a student `worse` beyond the threshold in the line's unit."""
+    teacher = case.accuracy
+    if case.metric == "recovery":
+        truths = (teacher, teacher * (GATE_KEPT - worse))
+        data = Resampled(
+            [answers(rng, case.documents, truths, GATE_CORRELATION)], [1.0], rng, draws=GATE_DRAWS
+        )
         draws = data.ratio_draws(1, 0)
         assert draws is not None  # the teacher is far above zero
-        found.append(Measured(data.ratio(1, 0), draws, documents, ()))
-    return found
+        return Measured(data.ratio(1, 0), draws, case.documents, ())
+    both = (teacher, teacher, teacher, teacher * GATE_KEPT - worse / 100)
+    data = Resampled([answers(rng, case.documents, both, GATE_CORRELATION)], [1.0], rng, draws=GATE_DRAWS)
+    columns = (1, 3), (0, 2)
+    return Measured(100 * data.gap(*columns), 100 * data.gap_draws(*columns), case.documents, ())
 
 
-def _fails(
-    rng: np.random.Generator,
-    truths: Sequence[tuple[float, float]],
-    documents: int,
-    correlation: float,
-    threshold: float,
-) -> bool:
-    measured = _lines(rng, truths, documents, correlation)
-    rulings = rule(measured, [threshold] * len(measured), [True] * len(measured))
-    return any(ruling.outcome == REGRESSION for ruling in rulings)
+def _rulings(rng: np.random.Generator, case: GateCase, worse: Sequence[float]) -> list[Ruling]:
+    """What a gate makes of a student that is `worse` beyond each line's threshold."""
+    measured = [_line(rng, case, each) for each in worse]
+    is_floor = case.metric == "recovery"
+    threshold = GATE_KEPT if is_floor else 100 * case.accuracy * (1 - GATE_KEPT)
+    return rule(measured, [threshold] * len(measured), [is_floor] * len(measured))
 
 
-def _detectable(
-    rng: np.random.Generator, lines: int, documents: int, teacher: float, kept: float, correlation: float
-) -> float:
-    """The minimum detectable effect at this level, from standard errors at the effect itself."""
-    level = 1 - 0.05 / lines
+def _fails(rng: np.random.Generator, case: GateCase, worse: Sequence[float]) -> bool:
+    """Whether a gate proves a regression."""
+    return any(ruling.outcome == REGRESSION for ruling in _rulings(rng, case, worse))
+
+
+def _detectable(rng: np.random.Generator, case: GateCase) -> float:
+    """The minimum detectable effect as the gate states it, of students that are worse by just that."""
     effect = 0.0
     for _ in range(3):
-        pair = (teacher, teacher * (kept - effect))
-        errors = [float(_lines(rng, [pair], documents, correlation)[0].draws.std()) for _ in range(40)]
-        effect = minimum_detectable_effect(float(np.mean(errors)), level=level)
+        stated = [
+            ruling.detectable for _ in range(40) for ruling in _rulings(rng, case, [effect] * case.lines)
+        ]
+        effect = float(np.mean(stated))
     return effect
 
 
@@ -295,27 +294,76 @@ def table(rows: Sequence[Coverage] | Sequence[GateRow]) -> str:
     return buffer.getvalue()
 
 
+Row = TypeVar("Row", Coverage, GateRow)
+
+
+def kept_rows(path: Path, kind: type[Row], simulations: int) -> list[Row]:
+    """What an interrupted run left: rows are thrown from seeds of their own, so each would come out again."""
+    if not path.is_file():
+        return []
+    hints = get_type_hints(kind)
+    rows = [
+        kind(**{name: _read(text, hints[name]) for name, text in row.items()})
+        for row in csv.DictReader(io.StringIO(path.read_text()))
+    ]
+    return [row for row in rows if row.simulations == simulations]
+
+
+def _read(text: str, hint: Any) -> Any:
+    if text == "":
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    return int(text) if hint is int else float(text) if hint in (float, float | None) else text
+
+
+def summary(rows: Sequence[Coverage], gates: Sequence[GateRow]) -> str:
+    """What the tables come to, in Markdown."""
+    known = [row.coverage for row in rows if row.coverage is not None]
+    widths = [row.narrowest for row in rows if row.coverage is not None and row.narrowest is not None]
+    both: list[Coverage | GateRow] = [*rows, *gates]
+    every = [row.holds for row in both if row.holds is not None]
+    lines = [
+        f"{sum(every)} of {len(every)} rows hold; {len(rows) - len(known)} more are undefined.",
+        f"Coverage of 95 % intervals: {100 * min(known):.1f} to {100 * max(known):.1f} % over {len(known)} "
+        f"rows; the narrowest interval is {100 * min(widths):.2f} points wide.",
+    ]
+    for what in ("false alarms", "power"):
+        shares = [100 * row.failed for row in gates if row.what == what]
+        promise = next(row.promise for row in gates if row.what == what)
+        lines.append(f"Gate, {what}: {min(shares):.1f} to {max(shares):.1f} % ({promise}).")
+    lines.append(f"{rows[0].simulations:,} simulations a row; NumPy {np.__version__}.")
+    return "".join(f"- {line}\n" for line in lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the grid and write coverage.csv and gate.csv; 0 if every row holds, else 65."""
+    """Run the grid and write coverage.csv, gate.csv and summary.md; 0 if every row holds, else 65.
+
+    Called again with the same folder it goes on where it was interrupted.
+    """
     parser = argparse.ArgumentParser(prog="python -m evalsuite.reports.coverage", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for coverage.csv and gate.csv")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the three files")
     parser.add_argument(
         "--simulations", type=int, default=SIMULATIONS, help="per case (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
-    rows: list[Coverage] = []
-    for case in progress(GRID, what="coverage"):
+    rows = kept_rows(options.out / "coverage.csv", Coverage, options.simulations)
+    there = {Case(row.documents, row.accuracy, row.kept, row.correlation) for row in rows}
+    for case in progress([case for case in GRID if case not in there], what="coverage"):
         rows += simulate(case, options.simulations)
         write_text(options.out / "coverage.csv", table(rows))
-    gates: list[GateRow] = []
-    for lines, documents in progress(((1, 1000), (5, 1000), (5, 200)), what="gate"):
-        gates += simulate_gate(lines, documents, options.simulations)
+    gates = kept_rows(options.out / "gate.csv", GateRow, options.simulations)
+    decided = {GateCase(row.metric, row.lines, row.documents, row.accuracy) for row in gates}
+    for gate in progress([gate for gate in GATES if gate not in decided], what="gate"):
+        gates += simulate_gate(gate, options.simulations)
         write_text(options.out / "gate.csv", table(gates))
-    every: list[Coverage | GateRow] = [*rows, *gates]
-    failing = [row for row in every if not row.holds]
+    said = summary(rows, gates)
+    write_text(options.out / "summary.md", said)
+    both: list[Coverage | GateRow] = [*rows, *gates]
+    failing = [row for row in both if row.holds is False]
     for row in failing:
         print(row)
-    print(f"{len(every) - len(failing)} of {len(every)} rows hold")
+    print(said, end="")
     return 65 if failing else 0
 
 
