@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evalsuite.distill.chat import chat_renderer
 from evalsuite.distill.packing import Row, tokenize
-from evalsuite.distill.readers import POCKET_WINDOW, open_reader
+from evalsuite.distill.readers import POCKET_WINDOW, Reader, open_reader
 from evalsuite.distill.recipe import Recipe, Stage
 from evalsuite.distill.streams import PocketProvider, SerialProvider, mixed_rows, source_rows
 from evalsuite.foundation import ConfigError, DataError
@@ -87,6 +87,8 @@ class StageData:
         state: what `StepData.state` said after the last step that was done.
         rank, world: this process and how many there are; each takes its share of every batch, so that
             the batches of one GPU and of several are the same.
+        readers: readers of local sources by name, shared among stages: each remembers what it read last,
+            which for the next stage is often what it needs first.
     """
 
     def __init__(
@@ -99,8 +101,10 @@ class StageData:
         rank: int = 0,
         world: int = 1,
         pin: bool = False,
+        readers: dict[str, Reader] | None = None,
     ) -> None:
         self._stage, self._rank, self._world, self._pin = stage, rank, world, pin
+        self._readers = {} if readers is None else readers
         if stage.batch % world:
             raise ConfigError(
                 f"stage '{stage.name}': 'batch' ({stage.batch}) is not a multiple of {world} GPUs"
@@ -133,7 +137,9 @@ class StageData:
         if source.kind == "pocket" and source.workers:
             return PocketProvider(source, POCKET_WINDOW, backend, end, completions=completions)
         render = chat_renderer(tokenizer, source.chat_template) if source.messages is not None else None
-        reader = open_reader(source, name, render)
+        reader = self._readers.get(name) or open_reader(source, name, render)
+        if source.kind == "local":
+            self._readers[name] = reader
         return SerialProvider(
             reader, lambda examples: tokenize(examples, backend, end, completions=completions)
         )
@@ -173,18 +179,23 @@ def end_token(tokenizer: Any) -> int:
     return int(tokenizer.eos_token_id)
 
 
-def check_data(recipe: Recipe, tokenizer: Any) -> None:
+def check_data(recipe: Recipe, tokenizer: Any) -> dict[str, Reader]:
     """Read the first batch of every stage, so that bad data is refused before anything is trained.
+
+    Returns:
+        Readers for `StageData`.
 
     Raises:
         DataError: a missing file or column, no document after filtering, or a mask that leaves no token.
     """
+    readers: dict[str, Reader] = {}
     for stage in recipe.stages:
-        if next(StageData(recipe, stage, tokenizer)).counted == 0:
+        if next(StageData(recipe, stage, tokenizer, readers=readers)).counted == 0:
             raise DataError(
                 f"stage '{stage.name}': with mask '{stage.mask}' no token of the first batch counts; "
                 "the data hold no completions, or their chat template does not fit"
             )
+    return readers
 
 
 def read_ahead(steps: Iterator[StepData], depth: int = 4) -> Iterator[StepData]:

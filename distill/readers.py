@@ -69,6 +69,7 @@ class LocalReader:
 
     def __init__(self, source: DataSource, name: str, size: int, chat_template: "Any") -> None:
         self._source, self._name, self._size, self._template = source, name, size, chat_template
+        self._last: tuple[Position, tuple[list[Example], Position | None]] | None = None
 
     @cached_property
     def files(self) -> list[Path]:
@@ -93,7 +94,12 @@ class LocalReader:
         return found
 
     def window(self, position: Position) -> tuple[list[Example], Position | None]:
-        """See `Reader`."""
+        """See `Reader`. The last window is remembered."""
+        if self._last is None or self._last[0] != position:
+            self._last = ({**position}, self._read(position))
+        return self._last[1]
+
+    def _read(self, position: Position) -> tuple[list[Example], Position | None]:
         file, row = position.get("file", 0), position.get("row", 0)
         examples: list[Example] = []
         while file < len(self.files):

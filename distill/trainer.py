@@ -21,6 +21,7 @@ from evalsuite.distill.batches import StageData, check_data, read_ahead
 from evalsuite.distill.language_model import LanguageModel
 from evalsuite.distill.lineage import lineage
 from evalsuite.distill.parallel import Parallel, whole
+from evalsuite.distill.readers import Reader
 from evalsuite.distill.recipe import Recipe, Stage
 from evalsuite.distill.responses import with_responses
 from evalsuite.distill.saving import (
@@ -77,8 +78,8 @@ def distill(
         parallel.wait()
         readable = with_responses(recipe, out, parallel.device, quiet=quiet)
         cast = assemble(recipe, parallel.device)
-        check_data(readable, cast.tokenizer)
-        Run(recipe, readable, out, cast, parallel, quiet).go()
+        readers = check_data(readable, cast.tokenizer)
+        Run(recipe, readable, out, cast, parallel, quiet, readers).go()
         return folders
 
 
@@ -89,10 +90,17 @@ class Run:
     """
 
     def __init__(
-        self, recipe: Recipe, readable: Recipe, out: Path, cast: Cast, parallel: Parallel, quiet: bool
+        self,
+        recipe: Recipe,
+        readable: Recipe,
+        out: Path,
+        cast: Cast,
+        parallel: Parallel,
+        quiet: bool,
+        readers: dict[str, Reader],
     ) -> None:
         self.recipe, self.readable, self.out = recipe, readable, out
-        self.cast, self.parallel, self.quiet = cast, parallel, quiet
+        self.cast, self.parallel, self.quiet, self.readers = cast, parallel, quiet, readers
         self.trainees = [
             trainee_class(recipe, model, parallel)(label, model, cast.dtype)
             for label, model in cast.students.items()
@@ -133,6 +141,7 @@ class Run:
             rank=parallel.rank,
             world=parallel.world,
             pin=parallel.device.type == "cuda",
+            readers=self.readers,
         )
         stepper = Stepper(self.cast.teacher, self.trainees, stage, parallel)
         watch = Watch(
