@@ -99,7 +99,8 @@ def averaged(ground: Ground, k: int, *, stage: int) -> Outcome:
     scores = tuple(-(a + b) / 2 for a, b in zip(*places, strict=True))
     costs = [part.cost for part in parts]
     # Both directions share one alignment pass, which is all there is to stage 1.
-    shared = costs[0].student_tokens if stage == 1 else 0
+    aligned = alignment_stage(ground.readable, ground.options)
+    shared = 0 if aligned is None else aligned.steps * aligned.batch * aligned.length
     return Outcome(
         layers=top_layers(scores, k),
         scores=scores,

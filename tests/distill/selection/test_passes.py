@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from evalsuite.distill.selection import passes, structural
 from evalsuite.distill.selection.ground import Ground
 from evalsuite.distill.selection.passes import OneSwapPass
-from evalsuite.distill.selection.sets import one_swap_jaccard
+from evalsuite.distill.selection.sets import one_swap_jaccard, ranks, top_layers
 from evalsuite.distill.selection.swaps import Aligned, Distilled
 from evalsuite.foundation import CheckpointError, RunFolderError, read_jsonl
 
@@ -227,3 +227,15 @@ def test_a_torn_state_is_named(ground, tmp_path, monkeypatch):
     journal.write_text("".join(lines[:3]))
     with pytest.raises(CheckpointError, match=r"delete .*kd-add"):
         structural.stage2(new_ground(ground, tmp_path), 1, direction="add")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_averaged_ranks_share_one_alignment(ground, tmp_path, number):
+    ground = new_ground(ground, tmp_path, stop=False)
+    outcome = structural.averaged(ground, 2, stage=number)
+    one = structural.stage1 if number == 1 else structural.stage2
+    add, remove = (one(ground, 2, direction=each) for each in ("add", "remove"))
+    mean = [-(a + b) / 2 for a, b in zip(ranks(add.scores), ranks(remove.scores), strict=True)]
+    assert outcome.scores == tuple(mean)
+    assert outcome.layers == top_layers(mean, 2)
+    assert outcome.cost.student_tokens == add.cost.student_tokens + remove.cost.student_tokens - 512
