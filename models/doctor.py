@@ -324,5 +324,15 @@ def report(result: dict[str, Any]) -> str:
         answers = f"{check['changed_answers']}/{check['answers']}"
         lines.append(f"{check['name']:<20}{check['largest']:>16.2e}{tokens:>18}{answers:>18}")
     share = 100 * result["changed_answers_share"]
-    lines.append(f"Differences between models below {share:.1f} points may be artefacts of how they are run.")
+    if share:
+        lines.append(
+            f"Differences between models below {share:.1f} points may be artefacts of how they are run."
+        )
+    else:
+        # None in n: with 95 % confidence the true share is below three in n.
+        most = 300 / result["documents"]
+        lines.append(
+            f"No answer of {result['documents']} changed: how the model is run explains at most {most:.1f} "
+            "points of a difference between models (95 %)."
+        )
     return "\n".join(lines)
