@@ -146,7 +146,7 @@ class Recipe(Strict):
     stages: list[Stage] = Field(min_length=1)
     seed: int = 0
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """bf16: autocast over fp32 master weights. auto: bf16 on CUDA, fp32 elsewhere."""
+    """bf16: a bf16 copy of fp32 master weights runs. auto: bf16 on CUDA, fp32 elsewhere."""
     sharding: Literal["auto", "none", "full"] = "auto"
     """On several GPUs, whether each holds a whole student (none) or a part of it (full: FSDP2). auto: full
     from 3B parameters up. Alignment stages are never sharded."""
