@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,13 @@ def measurements(bench: Bench, mixer: str, parts: Sequence[str]) -> Iterator[Cal
             yield lambda: bench.naive_step(mixer, autocast=False)
     if "kd" in parts:
         for at_once in sorted({rows, max(1, rows // 2), max(1, rows // 4)}, reverse=True):
-            yield lambda at_once=at_once: bench.trainer_step("kd", [mixer], at_once)
+            yield partial(bench.trainer_step, "kd", [mixer], at_once)
     if "align" in parts:
         yield lambda: bench.trainer_step("attention_output", [mixer], rows)
     if "four" in parts:
         for one in FOUR:
             if one != mixer or "align" not in parts:
-                yield lambda one=one: bench.trainer_step("attention_output", [one], rows)
+                yield partial(bench.trainer_step, "attention_output", [one], rows)
         yield lambda: bench.trainer_step("attention_output", FOUR, rows)
 
 

@@ -17,11 +17,11 @@ PROGRAMS = 1024
 """Programs of a norm's backward pass, each with a partial sum of the weight's gradient."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _norm_forward(
+@triton.jit
+def _norm_forward(  # type: ignore[no-untyped-def]
     x, residual, hidden, weight, out, scales, rows, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADDS: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     place = row[:, None] * WIDTH + column[None, :]
@@ -40,11 +40,11 @@ def _norm_forward(
     tl.store(out + place, (normed * factor[None, :]).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _norm_backward(
+@triton.jit
+def _norm_backward(  # type: ignore[no-untyped-def]
     hidden, weight, scales, d_out, d_hidden, d_x, partial, rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, ADDS: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     column = tl.arange(0, BLOCK)
     factor = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     d_weight = tl.zeros([BLOCK], tl.float32)
@@ -118,11 +118,11 @@ def norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) 
     return normed, hidden
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _rotate(
+@triton.jit
+def _rotate(  # type: ignore[no-untyped-def]
     x, cosine, sine, out, tokens, angles, sign,
     WIDTH: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     pair = tl.arange(0, BLOCK)
     inside = (row[:, None] < tokens) & (pair[None, :] < WIDTH // 2)
@@ -156,7 +156,8 @@ class _Rotary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> Any:
-        return _turn(d_out, *ctx.saved_tensors, -1.0), None, None
+        cosine, sine = ctx.saved_tensors
+        return _turn(d_out, cosine, sine, -1.0), None, None
 
 
 def rotary(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -15,12 +15,12 @@ BLOCK = 4096
 """Logits that a program holds at a time."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _row_loss(
+@triton.jit
+def _row_loss(  # type: ignore[no-untyped-def]
     student, teacher, labels, weights, ce_out, kl_out,
     student_stride, teacher_stride, inverse_temperature, ce_scale, kl_scale,
     vocabulary: tl.constexpr, HAS_CE: tl.constexpr, HAS_KL: tl.constexpr, BLOCK: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """One token: the losses of its row, and the row overwritten by its gradient."""
     row = tl.program_id(0).to(tl.int64)
     student += row * student_stride
@@ -122,11 +122,11 @@ def row_losses(
     return totals[0], totals[1] * temperature**2
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _distances(
+@triton.jit
+def _distances(  # type: ignore[no-untyped-def]
     student, teacher, apart, size, rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     place = row[:, None] * WIDTH + column[None, :]
@@ -137,7 +137,7 @@ def _distances(
     tl.store(size + row, tl.sum(t * t, 1), mask=row < rows)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _distance_gradient(student, teacher, factor, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count

@@ -119,6 +119,7 @@ def layer_mixers(recipe: Recipe, mixer: str, layers: int) -> list[str]:
         ConfigError: a layer that does not exist, or a selection file that is missing or of another kind.
     """
     softmax = with_selection(recipe).student.softmax_layers
+    assert not isinstance(softmax, str)
     beyond = [layer for layer in softmax if not 0 <= layer < layers]
     if beyond:
         raise ConfigError(f"student.softmax_layers: the teacher has layers 0 to {layers - 1}, not {beyond}")
