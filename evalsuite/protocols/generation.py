@@ -16,12 +16,15 @@ from evalsuite.protocols.encode import Encoder
 from evalsuite.protocols.outcome import outcome_of
 from evalsuite.protocols.question import Judgement, Question, one_in
 from evalsuite.protocols.quiet import quiet_harness
+from evalsuite.protocols.time_limit import TookTooLongError, processor_limit
 from evalsuite.protocols.truncate import cut_middle
 from evalsuite.tasks.benchmark import Benchmark, Generation
 from evalsuite.tasks.documents import Document
 
 Message = tuple[str, str]
 _NUMBER = "evalsuite_number"
+JUDGE_SECONDS = 10.0
+"""Processor time after which a metric's verdict on one answer is given up."""
 SEED = 42
 """EvalScope's own default; it shuffles choices by it, from each document's content."""
 
@@ -275,7 +278,11 @@ class GenerationBenchmark:
         with quiet_harness():
             replay = Replay(answer.text, answer.finish)
             state = self._adapter.run_inference(replay.model(), sample, "")
-            score = self._adapter.calculate_metrics(state).score
+            try:
+                with processor_limit(JUDGE_SECONDS):
+                    score = self._adapter.calculate_metrics(state).score
+            except TookTooLongError:
+                return self._undecided(answer, sample, chance)
         # Metrics that EvalScope weighs (instructions of IFEval) are no means over documents, as ours are.
         weighed = score.metadata.get(METRIC_WEIGHTS_KEY, {})
         values = {name: float(value) for name, value in score.value.items() if name not in weighed}
@@ -294,6 +301,18 @@ class GenerationBenchmark:
         }
         outcome = outcome_of(answer, extracted, right=values[self._how.metric] >= 1)
         return Judgement(values, chance, outcome, detail)
+
+    def _undecided(self, answer: GenerateAnswer, sample: Any, chance: float | None) -> Judgement:
+        """An answer that the metric cannot make out is wrong: sympy may add fractions for hours."""
+        detail = {
+            "response": answer.text,
+            "extracted": "",
+            "target": sample.target if isinstance(sample.target, str) else list(sample.target),
+            "finish": answer.finish,
+            "tokens": len(answer.tokens),
+            "judge": f"gave up after {JUDGE_SECONDS:g} s of processor time",
+        }
+        return Judgement({self._how.metric: 0.0}, chance, outcome_of(answer, "", right=False), detail)
 
 
 def prompt_text(messages: Sequence[Message], prompt: str, tokenizer: Any | None) -> str:

@@ -73,6 +73,26 @@ def test_worked_answers_are_read_from_the_box() -> None:
     assert harness("gsm8k", [GSM]).judge(0, written("\\boxed{4}")).values == {"accuracy": 1.0}
 
 
+def test_an_answer_that_the_metric_never_makes_out_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """math-verify hands long chains of fractions to sympy, which may not come back for hours."""
+
+    def spin(state: Any) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr("evalsuite.protocols.generation.JUDGE_SECONDS", 0.2)
+    gsm = harness("gsm8k", [GSM])
+    whole = gsm._adapter.calculate_metrics
+    gsm._adapter.calculate_metrics = spin
+    judged = gsm.judge(0, written("1/3 = 1/3 + 1/3", "length"))
+    assert judged.values == {"accuracy": 0.0}
+    assert judged.detail["judge"].startswith("gave up after 0.2 s")
+    gsm._adapter.calculate_metrics = whole
+    monkeypatch.undo()
+    # The limit is off again.
+    assert gsm.judge(0, written("It is \\boxed{4}.")).values == {"accuracy": 1.0}
+
+
 def test_rows_with_a_prompt_are_asked_literally_and_judged_by_their_rule(tokenizer: Any) -> None:
     facts = load_benchmark("pocket_facts")
     found = documents(facts, limit=3)
