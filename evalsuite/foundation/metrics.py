@@ -1,4 +1,4 @@
-"""Metrics that are stored as losses: what the tasks ask for, the protocols record and the reports aggregate."""
+"""Metrics that are stored as losses: asked for by tasks, recorded by protocols, aggregated by reports."""
 
 PERPLEXITIES: dict[str, str | None] = {
     "perplexity": None,
