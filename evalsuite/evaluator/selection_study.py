@@ -122,7 +122,12 @@ def study(
     groups = groups_of(suite)
     answers = read_answers(run, groups)
     lines = compared(chosen, answers, groups)
-    write_json(run / "selection.json", [_with_quality(value, lines) for value in chosen.values()])
+    largest = max(budgets)
+    linear = plain_scores(answers[label_of(())], groups)
+    write_json(
+        run / "selection.json",
+        [_with_quality(chosen[name, largest], lines, linear) for name in selectors],
+    )
     write_text(out / "selectors.csv", as_csv(lines))
     write_text(out / "selectors.md", as_markdown(lines, groups))
     return lines
@@ -204,19 +209,41 @@ def compared(
     return lines
 
 
-def _with_quality(value: dict[str, Any], lines: Sequence[Line]) -> dict[str, Any]:
-    """A selection with what its student scored, for the figures."""
+def plain_scores(mine: Answers, groups: dict[str, list[Benchmark]]) -> dict[tuple[str, str], Interval]:
+    """(group, protocol) → score of one student, with Wilson's interval."""
+    found = {}
+    for group, benchmarks in groups.items():
+        names = {str(benchmark.name) for benchmark in benchmarks}
+        for protocol in ("loglikelihood", "generation"):
+            right = [value for key, value in mine.items() if key[0] in names and key[1] == protocol]
+            score = wilson(sum(right), len(right))
+            if score is not None:
+                found[group, protocol] = score
+    return found
+
+
+def _with_quality(
+    value: dict[str, Any], lines: Sequence[Line], linear: dict[tuple[str, str], Interval]
+) -> dict[str, Any]:
+    """A selector's largest selection, with what its students of all budgets scored, for the figures."""
     words = {"loglikelihood": "ranked", "generation": "written"}
+    points: list[tuple[Layers, str, str, Interval]] = [
+        ((), group, protocol, score) for (group, protocol), score in linear.items()
+    ]
+    points += [
+        (line.layers, line.group, line.protocol, line.score)
+        for line in lines
+        if line.selector == value["selector"]
+    ]
     quality = [
         {
-            "layers": list(line.layers),
-            "what": f"{line.group}, {words[line.protocol]}",
-            "score": line.score.point,
-            "low": line.score.low,
-            "high": line.score.high,
+            "layers": list(layers),
+            "what": f"{group}, {words[protocol]}",
+            "score": score.point,
+            "low": score.low,
+            "high": score.high,
         }
-        for line in lines
-        if line.selector == value["selector"] and line.layers == tuple(value["layers"])
+        for layers, group, protocol, score in points
     ]
     return {**value, "quality": quality}
 
@@ -250,23 +277,22 @@ def as_csv(lines: Sequence[Line]) -> str:
 
 
 def as_markdown(lines: Sequence[Line], groups: dict[str, list[Benchmark]]) -> str:
-    """One table per budget: per cent with 95 % intervals; differences from uniform in points."""
+    """One table per budget, one row per set of layers: per cent with 95 % intervals, and the difference from
+    uniform in points. Selectors that chose the same layers share the student and the row."""
     cells = [(group, protocol) for group in groups for protocol in ("loglikelihood", "generation")]
     words = {"loglikelihood": "ranked", "generation": "written"}
     text = []
     for budget in dict.fromkeys(line.budget for line in lines):
-        text += [f"K = {budget}", ""]
-        text += ["| selector | layers | " + " | ".join(f"{g}, {words[p]}" for g, p in cells) + " |"]
+        mine = [line for line in lines if line.budget == budget]
+        text += [f"**K = {budget}**", ""]
+        text += ["| layers | chosen by | " + " | ".join(f"{g}, {words[p]}" for g, p in cells) + " |"]
         text += ["|---|---|" + "---|" * len(cells)]
-        for selector in dict.fromkeys(line.selector for line in lines):
-            mine = {
-                (line.group, line.protocol): line
-                for line in lines
-                if (line.selector, line.budget) == (selector, budget)
-            }
-            layers = ", ".join(map(str, next(iter(mine.values())).layers))
-            shown = [_cell(mine[cell]) if cell in mine else "" for cell in cells]
-            text += [f"| {selector} | {layers} | " + " | ".join(shown) + " |"]
+        for layers in dict.fromkeys(line.layers for line in mine):
+            same = [line for line in mine if line.layers == layers]
+            names = ", ".join(dict.fromkeys(line.selector for line in same))
+            shown = {(line.group, line.protocol): _cell(line) for line in same}
+            row = " | ".join(shown.get(cell, "") for cell in cells)
+            text += [f"| {', '.join(map(str, layers))} | {names} | {row} |"]
         text += [""]
     return "\n".join(text)
 

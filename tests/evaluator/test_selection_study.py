@@ -36,7 +36,8 @@ def test_differences_are_paired_by_document():
     rows = list(csv.DictReader(io.StringIO(study.as_csv(list(lines.values())))))
     assert [row["minus_uniform"] for row in rows] == ["", "0.3000", ""]
     table = study.as_markdown(list(lines.values()), groups)
-    assert "| kv | 2 | 50.0 (23.7 to 76.3); +30.0 (" in table
+    assert "| 2 | kv | 50.0 (23.7 to 76.3); +30.0 (" in table
+    assert "| 0 | uniform, ar | 20.0 (" in table
 
 
 def test_needles_are_apart_from_recall():
