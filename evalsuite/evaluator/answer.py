@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from evalsuite.evaluator.environment import note_engine
+from evalsuite.evaluator.environment import note_engine, note_kernels
 from evalsuite.evaluator.layout import Asked, Index, read_questions
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, progress
 from evalsuite.models.engine.base import Engine
@@ -124,6 +124,7 @@ def answer(
             # What the store had costs nothing, and still counts as done.
             bar.update(start + sum(map(cost, mine)) - bar.n)
             computed[asked.label] = counting.answered
+            note_kernels(run)
             del engine, counting
     return computed
 

@@ -5,6 +5,7 @@ Needs the standard library alone: it is also written where only `evalsuite.model
 
 import os
 import platform
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -48,7 +49,27 @@ def machine() -> dict[str, Any]:
         "processors": os.cpu_count(),
         "packages": versions,
         "accelerators": _accelerators(),
+        "git": _git(),
     }
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the checkout that evalsuite runs from, and whether it was changed; None if it is none."""
+    folder = Path(evalsuite.__file__).resolve().parents[1]
+    if not (folder / ".git").exists():
+        return None
+    said = []
+    for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no")):
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(folder), *command], capture_output=True, text=True, timeout=20
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        if done.returncode:
+            return None
+        said.append(done.stdout.strip())
+    return {"commit": said[0], "changed": bool(said[1])}
 
 
 def _accelerators() -> list[str]:
@@ -56,6 +77,14 @@ def _accelerators() -> list[str]:
     if torch is None or not torch.cuda.is_available():
         return []
     return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+
+
+def note_kernels(run: Path) -> None:
+    """Note which kernels computed the recurrences of this process, and why that backend was taken."""
+    from evalsuite.models.recurrence import backend_note, kernels_used
+
+    if kernels := kernels_used():
+        note(run, kernels=read(run).get("kernels", {}) | kernels, backend=backend_note())
 
 
 def note_engine(run: Path, weights_id: str, engine: Engine) -> None:

@@ -1,0 +1,41 @@
+"""environment.json says what explains a number later."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from evalsuite.evaluator import environment
+from evalsuite.models.recurrence import recurrence
+
+
+def test_kernels_and_the_reason_for_their_backend_are_noted(tmp_path: Path) -> None:
+    q = torch.randn(1, 4, 2, 8)
+    recurrence(q, q, q, scale=1.0)
+    environment.note_kernels(tmp_path)
+    facts = environment.read(tmp_path)
+    assert any("torch" in kernel for kernel in facts["kernels"].values())
+    assert facts["packages"]["torch"] == torch.__version__
+
+
+def test_the_checkout_is_named_with_its_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> None:
+        subprocess.run(
+            ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments],
+            check=True,
+            capture_output=True,
+        )
+
+    monkeypatch.setattr(environment.evalsuite, "__file__", str(tmp_path / "evalsuite" / "__init__.py"))
+    assert environment.machine()["git"] is None
+    git("init", "-q")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-q", "-m", "first")
+    found = environment.machine()["git"]
+    assert re.fullmatch("[0-9a-f]{40}", found["commit"])
+    assert found["changed"] is False
+    (tmp_path / "file").write_text("two")
+    assert environment.machine()["git"]["changed"] is True
