@@ -17,7 +17,7 @@ from evalsuite.distill.selection.held_out import HeldOut, held_out_batches, trai
 from evalsuite.distill.selection.journal import Journal
 from evalsuite.distill.selection.options import Options, identity, kd_stage
 from evalsuite.distill.setup import Cast, assemble
-from evalsuite.foundation import CheckpointError, ConfigError, canonical_json
+from evalsuite.foundation import CheckpointError, ConfigError, content_hash
 from evalsuite.models import StudentForCausalLM, describe_checkpoint, load_checkpoint
 from evalsuite.models.student.config import ARCHITECTURES
 
@@ -192,7 +192,4 @@ class Ground:
 
     def folder(self, name: str, about: dict[str, Any]) -> Path:
         """Where the journal and the states of `name` lie."""
-        from evalsuite.foundation import content_hash
-
-        canonical_json(about)
         return self.work / f"{name}-{content_hash(about, 8)}"
