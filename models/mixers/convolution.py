@@ -176,19 +176,6 @@ class ShortConvolution(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def _fused(x: Tensor, weight: Tensor, silu: bool, cu_seqlens: Tensor | None) -> Tensor:
-    """The convolution by kernel: ours for whole rows, fla's for packed ones."""
-    if cu_seqlens is None:
-        from evalsuite.models.mixers.convolution_kernels import causal_convolution
-
-        return causal_convolution(x, weight, silu=silu)
-    from fla.modules.causal_conv1d import causal_conv1d
-
-    activation = "silu" if silu else None
-    packed: Tensor = causal_conv1d(x, weight, activation=activation, cu_seqlens=cu_seqlens)[0]
-    return packed
-
-
 def positions(cu_seqlens: Tensor, length: int) -> Tensor:
     """The place of each packed token in its own sequence, [T]."""
     token = torch.arange(length, device=cu_seqlens.device)

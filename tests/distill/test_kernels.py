@@ -51,20 +51,6 @@ def test_rotary():
     compare(lambda x: [rotary(x, cosine, sine)], lambda x: [rotate(x, cosine, sine)], draw(2, 70, 9, 64))
 
 
-@pytest.mark.parametrize("silu", [True, False])
-def test_convolution(silu):
-    from evalsuite.models.mixers.convolution import ShortConvolution
-    from evalsuite.models.mixers.convolution_kernels import causal_convolution
-
-    conv = ShortConvolution(96, 4, 96 if silu else 0)
-
-    def exact(x, weight):
-        history = torch.nn.functional.pad(x, [0, 0, 3, 0])
-        return [conv._torch(history, weight, x.shape[1], None)]
-
-    compare(lambda x, w: [causal_convolution(x, w, silu=silu)], exact, draw(2, 131, 96), draw(96, 4))
-
-
 def test_squared_distance():
     from evalsuite.distill.kernels import squared_distance
 
