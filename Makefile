@@ -48,7 +48,7 @@ types: $(STAMP)
 	cd $(VENV) && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p evalsuite
 
 unit: $(STAMP) $(VENV)/.fixtures
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix .
