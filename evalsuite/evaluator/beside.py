@@ -14,7 +14,7 @@ import csv
 import io
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,18 @@ def line(row: Row) -> str:
     return f"{name:48} {row.documents:6} {row.ours:10.4f} {row.alone:10.4f} {row.harness:10} {mark}"
 
 
+def publish(found: Iterable[Row], out: Path) -> int:
+    """Print rows as they come, write them to a CSV, and return 1 if one is not equal, else 0."""
+    rows = []
+    for row in found:
+        rows.append(row)
+        print(line(row), flush=True)
+    write_text(out, to_csv(rows))
+    different = sum(not row.equal for row in rows)
+    print(f"{len(rows) - different} of {len(rows)} scores are equal; the table is in {out}")
+    return 1 if different else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print and write; exits with 1 where a score differs."""
     parser = argparse.ArgumentParser(
@@ -208,15 +220,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if ranked
         else describe_checkpoint(arguments.checkpoint)
     )
-    rows = []
-    for row in beside(arguments.run, checkpoint, arguments.data, arguments.protocol, arguments.benchmark):
-        rows.append(row)
-        print(line(row), flush=True)
-    out = arguments.out or arguments.run / "beside.csv"
-    write_text(out, to_csv(rows))
-    different = [row for row in rows if not row.equal]
-    print(f"{len(rows) - len(different)} of {len(rows)} scores are equal; the table is in {out}")
-    return 1 if different else 0
+    rows = beside(arguments.run, checkpoint, arguments.data, arguments.protocol, arguments.benchmark)
+    return publish(rows, arguments.out or arguments.run / "beside.csv")
 
 
 if __name__ == "__main__":

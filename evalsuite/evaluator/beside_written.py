@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.evaluator.asking import benchmarks_of
-from evalsuite.evaluator.beside import Row, line, to_csv
+from evalsuite.evaluator.beside import Row, publish
 from evalsuite.evaluator.layout import read_documents, read_index
-from evalsuite.foundation import MissingDependencyError, read_jsonl, write_text
+from evalsuite.foundation import MissingDependencyError, read_jsonl
 from evalsuite.protocols.longbench import classes_of, first_line
 from evalsuite.reports.records import records_path
 
@@ -118,15 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="a run folder, judged")
     parser.add_argument("--out", type=Path, help="CSV to write (default: RUN/beside_written.csv)")
     arguments = parser.parse_args(argv)
-    rows = []
-    for row in beside_written(arguments.run):
-        rows.append(row)
-        print(line(row), flush=True)
     out = arguments.out or arguments.run / "beside_written.csv"
-    write_text(out, to_csv(rows))
-    different = [row for row in rows if not row.equal]
-    print(f"{len(rows) - len(different)} of {len(rows)} scores are equal; the table is in {out}")
-    return 1 if different else 0
+    return publish(beside_written(arguments.run), out)
 
 
 if __name__ == "__main__":
