@@ -1,7 +1,8 @@
 """A suite: a list of benchmarks, with limits, contexts, shots and sampling. One YAML file each."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -33,6 +34,8 @@ class Entry(Strict):
     """Empty: as the benchmark says."""
     limit: int | None = Field(default=None, ge=1)
     """Documents, per context where there are contexts; None: as the suite says."""
+    limits: dict[ProtocolName, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """Fewer documents under one protocol: a seeded sample of those that the other is asked."""
     shots: dict[ProtocolName, int] = Field(default_factory=dict)
     metrics: dict[ProtocolName, str] = Field(default_factory=dict)
     """The metric that tables show, where it is not the benchmark's own choice."""
@@ -47,6 +50,8 @@ class Suite(Strict):
     title: str
     limit: int | None = Field(default=None, ge=1)
     """Documents per benchmark: a seeded sample, the same for every checkpoint. None: all."""
+    limits: dict[ProtocolName, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """As in an entry, for all benchmarks that do not say otherwise."""
     seed: int = 0
     """Of the samples of documents, of generated documents and of few-shot examples."""
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
@@ -102,7 +107,8 @@ def _expanded(name: str | Path, above: tuple[str, ...]) -> Suite:
         included = _expanded(other, (*above, str(name)))
         for entry in included.benchmarks:
             limit = entry.limit if entry.limit is not None else included.limit
-            entries.setdefault(entry.benchmark, entry.model_copy(update={"limit": limit}))
+            limits = included.limits | entry.limits
+            entries.setdefault(entry.benchmark, entry.model_copy(update={"limit": limit, "limits": limits}))
     return suite.model_copy(update={"include": (), "benchmarks": tuple(entries.values())})
 
 
@@ -131,7 +137,7 @@ def resolve(suite: Suite, *, near: Path | None = None) -> list[tuple[Entry, Benc
 
 
 def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, Benchmark]:
-    for protocol in (*entry.protocols, *entry.shots, *entry.metrics):
+    for protocol in (*entry.protocols, *entry.limits, *entry.shots, *entry.metrics):
         if protocol not in benchmark.protocols:
             raise ConfigError(
                 f"suite {suite.name}: {benchmark.name} has no {protocol} protocol "
@@ -144,16 +150,40 @@ def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, 
     }
     metrics |= entry.metrics
     shots = {protocol: getattr(benchmark, protocol).shots for protocol in benchmark.protocols} | entry.shots
+    protocols = entry.protocols or benchmark.protocols
+    limit, limits = _limits(suite, entry, benchmark, protocols)
     filled = Entry(
         benchmark=benchmark.name,
-        protocols=entry.protocols or benchmark.protocols,
+        protocols=protocols,
         contexts=entry.contexts or benchmark.contexts,
-        limit=entry.limit if entry.limit is not None else suite.limit,
+        limit=limit,
+        limits=limits,
         shots=shots,
         metrics=metrics,
         sampling=entry.sampling,
     )
     return filled, _with_metrics(benchmark, metrics)
+
+
+def _limits(
+    suite: Suite, entry: Entry, benchmark: Benchmark, protocols: Sequence[ProtocolName]
+) -> tuple[int | None, dict[ProtocolName, int]]:
+    """Documents that are gathered, and the protocols that are asked fewer of them.
+
+    A limit of the entry counts for more than limits of the suite, and one per protocol for more than one
+    for both. Where documents are generated per context, limits per protocol have no meaning of their own.
+    """
+    both = entry.limit if entry.limit is not None else suite.limit
+    apart = entry.limits if entry.limit is not None else suite.limits | entry.limits
+    each = {protocol: apart.get(protocol, both) for protocol in protocols}
+    known = [limit for limit in each.values() if limit is not None]
+    most = max(known) if len(known) == len(each) else None
+    fewer = {name: limit for name, limit in each.items() if limit is not None and limit != most}
+    if fewer and benchmark.generated is not None:
+        raise ConfigError(
+            f"suite {suite.name}: {benchmark.name} generates its documents; give one limit for both protocols"
+        )
+    return most, fewer
 
 
 def _with_metrics(benchmark: Benchmark, metrics: dict[ProtocolName, str]) -> Benchmark:

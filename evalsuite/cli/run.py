@@ -15,7 +15,9 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="evaluate checkpoints on a suite, under log-likelihood and generation",
         example=(
             "  evalsuite run quick --teacher ./teacher --checkpoint ./student --out runs/first\n"
-            "  evalsuite run pocket --teacher pocket --out runs/pocket"
+            "  evalsuite run pocket --teacher pocket --out runs/pocket\n"
+            "  evalsuite run quick --checkpoint ./new --out runs/first --answer-only --pack new.tar.xz\n"
+            "  evalsuite run quick --out runs/first --judge-only --add new.tar.xz"
         ),
     )
     parser.add_argument("suite", help="a name from `evalsuite show suites`, or a YAML file")
@@ -39,6 +41,27 @@ def add(commands: argparse._SubParsersAction) -> None:
         phase.add_argument(
             f"--{name}-only", action="store_const", const=(name,), dest="phases", help=f"only {text}"
         )
+    parser.add_argument(
+        "--protocol",
+        choices=("loglikelihood", "generation"),
+        action="append",
+        default=[],
+        help="with --answer-only: only these questions, as when two processes share a GPU",
+    )
+    parser.add_argument(
+        "--pack",
+        type=Path,
+        metavar="FILE",
+        help="with --answer-only: pack the answers into a .tar.xz to travel",
+    )
+    parser.add_argument(
+        "--add",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="PIECE",
+        help="with --judge-only: first add what other machines answered (--pack, or their run folders)",
+    )
     add_model_options(parser)
     add_data_option(parser)
     add_quiet(parser)
@@ -50,23 +73,37 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.evaluator import PHASES, evaluate
     from evalsuite.foundation import ConfigError
 
-    if not arguments.checkpoint and not arguments.teacher:
+    phases = arguments.phases or PHASES
+    if not arguments.checkpoint and not arguments.teacher and phases != ("judge",):
         raise ConfigError("name at least one --checkpoint or a --teacher")
-    summary = evaluate(
-        arguments.suite,
-        arguments.checkpoint,
-        arguments.out,
-        teacher=arguments.teacher,
-        data_dir=arguments.data,
-        limit=arguments.limit,
-        engine=arguments.engine,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        trust_remote_code=arguments.trust_remote_code,
-        phases=arguments.phases or PHASES,
-        dry_run=arguments.dry_run,
-        skip_missing=arguments.skip_missing,
-        quiet=arguments.quiet,
-    )
-    print(summary)
+    if (arguments.protocol or arguments.pack) and phases != ("answer",):
+        raise ConfigError("--protocol and --pack belong to --answer-only")
+    if arguments.add and phases != ("judge",):
+        raise ConfigError("--add belongs to --judge-only")
+    try:
+        summary = evaluate(
+            arguments.suite,
+            arguments.checkpoint,
+            arguments.out,
+            teacher=arguments.teacher,
+            data_dir=arguments.data,
+            limit=arguments.limit,
+            engine=arguments.engine,
+            device=arguments.device,
+            dtype=arguments.dtype,
+            trust_remote_code=arguments.trust_remote_code,
+            phases=phases,
+            dry_run=arguments.dry_run,
+            skip_missing=arguments.skip_missing,
+            protocols=arguments.protocol,
+            pieces=arguments.add,
+            quiet=arguments.quiet,
+        )
+        print(summary)
+    finally:
+        # Whatever an interrupted machine answered is worth bringing home.
+        if arguments.pack is not None and any((arguments.out / "answers").glob("*.jsonl")):
+            from evalsuite.evaluator.pieces import pack
+
+            print(f"packed into {pack(arguments.out, arguments.pack)}")
     return 0

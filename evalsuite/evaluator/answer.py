@@ -3,12 +3,13 @@
 Needs the run folder, the checkpoints and `evalsuite.models`; neither harness nor pydantic.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from evalsuite.evaluator.environment import note_engine, note_kernels
+from evalsuite.evaluator.environment import note_answering, note_engine, note_kernels
 from evalsuite.evaluator.layout import Asked, Index, read_questions
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, progress
 from evalsuite.models.engine.base import Engine
@@ -93,9 +94,22 @@ def find(index: Index, paths: Sequence[str], *, trust_remote_code: bool = False)
 
 
 def answer(
-    run: Path, index: Index, checkpoints: Sequence[Asked], make: MakeEngine, *, quiet: bool = False
+    run: Path,
+    index: Index,
+    checkpoints: Sequence[Asked],
+    make: MakeEngine,
+    *,
+    protocols: Sequence[str] = (),
+    quiet: bool = False,
 ) -> dict[str, int]:
     """Answer everything that is asked of `checkpoints`; each answer is on disk when it is counted.
+
+    Args:
+        run, index: what is asked.
+        checkpoints: of whom.
+        make: gives their engines.
+        protocols: answer only these; empty: all.
+        quiet: no progress bar.
 
     Returns:
         Per label, how many answers had to be computed.
@@ -105,7 +119,7 @@ def answer(
         RunFolderError: the folder holds answers of another engine, dtype or version, or cannot be written.
     """
     requests = {
-        tokenizer: _requests(run, index, tokenizer)
+        tokenizer: _requests(run, index, tokenizer, protocols)
         for tokenizer in dict.fromkeys(each.tokenizer for each in checkpoints)
     }
     store = AnswerStore(Path(run) / "answers")
@@ -114,6 +128,7 @@ def answer(
     with progress(total=total, what="answer", unit="tok", quiet=quiet) as bar:
         for number, asked in enumerate(checkpoints, 1):
             bar.set_description(f"answer {asked.label} ({number}/{len(checkpoints)})")
+            started = time.monotonic()
             engine = make(asked.path, asked.label)
             _same_weights(engine, asked)
             note_engine(run, asked.weights_id, engine)
@@ -125,14 +140,18 @@ def answer(
             bar.update(start + sum(map(cost, mine)) - bar.n)
             computed[asked.label] = counting.answered
             note_kernels(run)
+            if counting.answered:
+                spent = time.monotonic() - started
+                note_answering(run, asked.label, counting.answered, spent, protocols)
             del engine, counting
     return computed
 
 
-def _requests(run: Path, index: Index, tokenizer: str) -> list[Request]:
+def _requests(run: Path, index: Index, tokenizer: str, protocols: Sequence[str]) -> list[Request]:
     return [
         request
         for cell in index.cells
+        if not protocols or cell.protocol in protocols
         for question in read_questions(run, tokenizer, cell)
         for request in cell.requests(question)
     ]

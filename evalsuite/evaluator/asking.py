@@ -40,7 +40,7 @@ class Asking:
             "template": self.template,
             "entries": [
                 {
-                    **entry.model_dump(mode="json"),
+                    **_stated(entry),
                     "sampling": self.sampling(benchmark) if "generation" in entry.protocols else None,
                     "seeds": list(self.seeds(benchmark)) if "generation" in entry.protocols else [0],
                     "benchmark": benchmark.model_dump(mode="json"),
@@ -70,19 +70,24 @@ class Asking:
         """Every benchmark under each of its protocols.
 
         Args:
-            counts: documents per benchmark.
+            counts: documents per benchmark; a protocol may be asked fewer.
         """
         return tuple(
             Cell(
                 benchmark=benchmark.name,
                 protocol=protocol,
-                documents=counts[benchmark.name],
+                documents=min(counts[benchmark.name], entry.limits.get(protocol, counts[benchmark.name])),
                 sampling=self.sampling(benchmark) if protocol == "generation" else None,
                 seeds=self.seeds(benchmark) if protocol == "generation" else (0,),
             )
             for entry, benchmark in self.entries
             for protocol in entry.protocols
         )
+
+
+def _stated(entry: Entry) -> dict[str, Any]:
+    """An entry as JSON; limits per protocol only where it has some, as runs without them always did."""
+    return entry.model_dump(mode="json", exclude=None if entry.limits else {"limits"})
 
 
 def resolve_suite(suite: str | Path, subjects: Sequence[Subject], *, limit: int | None = None) -> Asking:
@@ -103,7 +108,10 @@ def resolve_suite(suite: str | Path, subjects: Sequence[Subject], *, limit: int 
     if limit is not None:
         if limit < 1:
             raise ConfigError(f"limit = {limit}: must be at least 1")
-        entries = [(entry.model_copy(update={"limit": limit}), benchmark) for entry, benchmark in entries]
+        entries = [
+            (entry.model_copy(update={"limit": limit, "limits": {}}), benchmark)
+            for entry, benchmark in entries
+        ]
     chat = any(
         "generation" in entry.protocols and benchmark.generation and benchmark.generation.prompt == "chat"
         for entry, benchmark in entries

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,14 @@ def note_kernels(run: Path) -> None:
 
     if kernels := kernels_used():
         note(run, kernels=read(run).get("kernels", {}) | kernels, backend=backend_note())
+
+
+def note_answering(
+    run: Path, label: str, answers: int, seconds: float, protocols: Sequence[str] = ()
+) -> None:
+    """Note how long it took to answer for a checkpoint, its loading included."""
+    spent = {"label": label, "answers": answers, "seconds": round(seconds, 1), "protocols": list(protocols)}
+    note(run, answering=[*read(run).get("answering", []), spent])
 
 
 def note_engine(run: Path, weights_id: str, engine: Engine) -> None:

@@ -9,7 +9,7 @@ Everything here needs the standard library and the engine's request types alone.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,21 @@ def read_documents(run: Path, benchmark: str) -> list[Any]:
         return [Document(**row) for row in _lines(path)]
     except TypeError as error:
         raise DataError(f"{path}: not documents ({error})") from error
+
+
+def cell_documents(documents: Sequence[Any], cell: Cell, seed: int) -> list[Any]:
+    """The documents of a benchmark that one of its protocols is asked: all, or a seeded sample.
+
+    Args:
+        documents: all that are asked under either protocol.
+        cell: says how many.
+        seed: of the suite.
+    """
+    if cell.documents >= len(documents):
+        return list(documents)
+    from evalsuite.tasks.documents import sample
+
+    return sample(documents, cell.documents, seed)
 
 
 def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

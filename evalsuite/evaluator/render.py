@@ -10,6 +10,7 @@ from evalsuite.evaluator.environment import note, read
 from evalsuite.evaluator.layout import (
     Cell,
     Index,
+    cell_documents,
     documents_path,
     index_path,
     questions_path,
@@ -182,7 +183,11 @@ def render_cell(
     max_length: int,
     data_dir: Data,
 ) -> list[Question]:
-    """Render the documents of one benchmark under one protocol for one tokenizer."""
+    """Render the documents of one benchmark under one protocol for one tokenizer.
+
+    Of `documents`, all that the benchmark has here, those that the protocol is asked are rendered.
+    """
+    documents = cell_documents(documents, cell, asking.suite.seed)
     entry, benchmark = next(pair for pair in asking.entries if pair[1].name == cell.benchmark)
     shots = {str(protocol): count for protocol, count in entry.shots.items()}[cell.protocol]
     # Some of EvalScope's benchmarks bring examples of their own.
@@ -212,4 +217,5 @@ def harness_of(run: Path, index: Index, cell: Cell) -> Harness:
 
     Examples play no part in judging, so that neither their data nor the network is needed.
     """
-    return build(benchmarks_of(index)[cell.benchmark], cell.protocol, read_documents(run, cell.benchmark))
+    documents = cell_documents(read_documents(run, cell.benchmark), cell, index.asked["seed"])
+    return build(benchmarks_of(index)[cell.benchmark], cell.protocol, documents)

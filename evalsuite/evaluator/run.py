@@ -9,6 +9,7 @@ from evalsuite.evaluator.summary import Summary
 from evalsuite.foundation import ConfigError, locked, nearest, read_jsonl
 
 PHASES = ("render", "answer", "judge")
+PROTOCOLS = ("loglikelihood", "generation")
 
 
 def evaluate(
@@ -26,6 +27,8 @@ def evaluate(
     phases: Sequence[str] = PHASES,
     dry_run: bool = False,
     skip_missing: bool = False,
+    protocols: Sequence[str] = (),
+    pieces: Sequence[Path] = (),
     quiet: bool = False,
 ) -> Summary:
     """Ask checkpoints everything a suite holds, and record what they answer.
@@ -43,9 +46,12 @@ def evaluate(
         engine: ``torch``.
         device, dtype, trust_remote_code: as `evalsuite.models.checkpoints.load_checkpoint`.
         phases: some of ``render``, ``answer``, ``judge``. Answering alone needs the run folder, the
-            checkpoints and `evalsuite.models`; judging alone needs the run folder.
+            checkpoints and `evalsuite.models`; judging alone needs the run folder. Answering alone also
+            takes checkpoints that were not there when the run was rendered, if their tokenizer was.
         dry_run: count what would be asked and write nothing.
         skip_missing: leave out benchmarks whose data is not to be had, and say which.
+        protocols: answer only these; empty: all. What is not answered is not judged.
+        pieces: what other machines answered of this run (`evalsuite.evaluator.pieces`), added before judging.
         quiet: no progress bars.
 
     Raises:
@@ -54,6 +60,9 @@ def evaluate(
         CheckpointError: a checkpoint that cannot be loaded.
         RunFolderError: a folder that holds another run, is in use, or cannot be written.
     """
+    for protocol in protocols:
+        if protocol not in PROTOCOLS:
+            raise ConfigError(f"protocol '{protocol}'{nearest(protocol, PROTOCOLS)}")
     unknown = [phase for phase in phases if phase not in PHASES]
     if unknown or not phases:
         raise ConfigError(f"phase '{(unknown or [''])[0]}'{nearest((unknown or [''])[0], PHASES)}")
@@ -79,9 +88,22 @@ def evaluate(
                     suite, checkpoints, out, teacher, data_dir, limit, trust_remote_code, skip_missing, quiet
                 )
             elif phase == "answer":
-                _answer(summary, checkpoints, out, teacher, engine, device, dtype, trust_remote_code, quiet)
+                if "render" not in phases:
+                    _admit(checkpoints, out, trust_remote_code)
+                _answer(
+                    summary,
+                    checkpoints,
+                    out,
+                    teacher,
+                    engine,
+                    device,
+                    dtype,
+                    trust_remote_code,
+                    protocols,
+                    quiet,
+                )
             else:
-                _judge(summary, out, quiet)
+                _judge(summary, out, pieces, quiet)
             summary.seconds[phase] = time.monotonic() - started
     facts = environment.read(out)
     summary.partial, summary.left_out = facts.get("partial", {}), facts.get("left_out", {})
@@ -108,6 +130,13 @@ def _render(
     render(out, asking, subjects, data_dir, skip_missing=skip_missing, quiet=quiet)
 
 
+def _admit(checkpoints: Sequence[str], out: Path, trust_remote_code: bool) -> None:
+    from evalsuite.evaluator.admission import admit
+    from evalsuite.evaluator.layout import read_index
+
+    admit(out, read_index(out), list(map(str, checkpoints)), trust_remote_code=trust_remote_code)
+
+
 def _answer(
     summary: Summary,
     checkpoints: Sequence[str],
@@ -117,6 +146,7 @@ def _answer(
     device: str,
     dtype: str,
     trust_remote_code: bool,
+    protocols: Sequence[str],
     quiet: bool,
 ) -> None:
     from evalsuite.evaluator.answer import answer, engine_maker, find
@@ -126,14 +156,20 @@ def _answer(
     named = [str(path) for path in (teacher, *checkpoints) if path is not None]
     asked = find(index, named, trust_remote_code=trust_remote_code) if named else index.checkpoints
     make = engine_maker(engine, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    summary.computed = answer(out, index, asked, make, quiet=quiet)
+    summary.computed = answer(out, index, asked, make, protocols=protocols, quiet=quiet)
 
 
-def _judge(summary: Summary, out: Path, quiet: bool) -> None:
+def _judge(summary: Summary, out: Path, pieces: Sequence[Path], quiet: bool) -> None:
+    from evalsuite.evaluator.admission import enter_admitted
     from evalsuite.evaluator.judge import judge
     from evalsuite.evaluator.layout import read_index
     from evalsuite.reports.scores import write_scores
 
+    if pieces:
+        from evalsuite.evaluator.pieces import add
+
+        summary.added = add(out, pieces)
+    enter_admitted(out)
     summary.missing = judge(out, read_index(out), quiet=quiet)
     summary.scores = write_scores(out)
     summary.errors = errors(out)

@@ -13,6 +13,8 @@ class Summary:
     run: Path
     computed: dict[str, int] = field(default_factory=dict)
     """Answers that had to be computed, per checkpoint; the rest was there."""
+    added: dict[str, int] = field(default_factory=dict)
+    """Answers of other machines that were new here, per checkpoint."""
     missing: int = 0
     """Answers that are not there yet."""
     scores: Any = None
@@ -39,6 +41,9 @@ class Summary:
         if self.computed:
             counts = ", ".join(f"{label} {count:,}" for label, count in self.computed.items())
             lines.append(f"computed answers: {counts}")
+        if self.added:
+            counts = ", ".join(f"{label} {count:,}" for label, count in self.added.items())
+            lines.append(f"added answers: {counts}")
         if self.missing:
             lines.append(f"{self.missing:,} answers are missing; the same command goes on")
         lines += [

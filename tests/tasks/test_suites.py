@@ -149,3 +149,41 @@ def test_a_suite_may_choose_another_metric(tmp_path: Path) -> None:
     path.write_text(f"name: s\ntitle: S\nbenchmarks: [{entry.replace('loglikelihood', 'generation')}]\n")
     with pytest.raises(ConfigError, match="lambada_openai has no generation protocol"):
         resolve(load_suite(path))
+
+
+def test_limits_per_protocol(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+
+    def asked(text: str) -> list[tuple[int | None, dict]]:
+        path.write_text(f"name: s\ntitle: S\n{text}\n")
+        return [(entry.limit, entry.limits) for entry, _ in resolve(load_suite(path))]
+
+    whole = "limits: {generation: 4}\nbenchmarks: "
+    assert asked(whole + "[piqa, gsm8k]") == [(None, {"generation": 4}), (4, {})]
+    assert asked(whole + "[{benchmark: piqa, limit: 9}]") == [(9, {})]
+    assert asked(whole + "[{benchmark: piqa, limits: {generation: 2}}]") == [(None, {"generation": 2})]
+    assert asked("limit: 9\n" + whole + "[piqa]") == [(9, {"generation": 4})]
+    assert asked(whole + "[{benchmark: piqa, protocols: [loglikelihood]}]") == [(None, {})]
+    with pytest.raises(ConfigError, match="pocket_facts generates its documents"):
+        asked(whole + "[pocket_facts]")
+    with pytest.raises(ConfigError, match="at least 1|greater than or equal to 1"):
+        asked("limits: {generation: 0}\nbenchmarks: [piqa]")
+    with pytest.raises(ConfigError, match="gsm8k has no loglikelihood"):
+        asked("benchmarks: [{benchmark: gsm8k, limits: {loglikelihood: 2}}]")
+    inner = tmp_path / "inner.yaml"
+    inner.write_text("name: inner\ntitle: I\nlimits: {generation: 3}\nbenchmarks: [piqa]\n")
+    assert asked(f"include: ['{inner}']") == [(None, {"generation": 3})]
+
+
+def test_the_published_leaderboard_asks_what_the_paper_ranks_and_writes_on_part_of_it() -> None:
+    suite = load_suite("smollm2-135m-instruct")
+    entries = {benchmark.name: entry for entry, benchmark in resolve(suite)}
+    ranked = {name: each for name, each in entries.items() if "loglikelihood" in each.protocols}
+    paper = cells("linearizing-2025-zero-shot")
+    ours = {name: each.metrics["loglikelihood"] for name, each in ranked.items()}
+    theirs = {name.replace("lambada", "lambada_openai"): metric for (name, _), metric in paper.items()}
+    assert ours == theirs | {"mmlu": "acc"}
+    assert all(each.limit is None for each in ranked.values())
+    assert {entries[name].limits["generation"] for name in ("arc_easy", "piqa", "hellaswag")} == {1000}
+    assert entries["niah_single_3"].contexts == (512, 1024, 2048, 4096)
+    assert (entries["niah_single_3"].limit, entries["gsm8k"].limit) == (200, 1000)
