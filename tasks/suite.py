@@ -41,6 +41,10 @@ class Entry(Strict):
     """The metric that tables show, where it is not the benchmark's own choice."""
     sampling: SamplingOverride | None = None
     """Instead of the suite's."""
+    prompt: Literal["chat", "literal"] | None = None
+    """How its prompts are given, where not as the benchmark says: through the tokenizer's chat template where
+    there is one, or as they are. RULER's are `literal`, as for base models; `chat` asks as RULER asks
+    models that have a template: what begins the answer then stands in the assistant's turn."""
 
 
 class Suite(Strict):
@@ -137,6 +141,8 @@ def resolve(suite: Suite, *, near: Path | None = None) -> list[tuple[Entry, Benc
 
 
 def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, Benchmark]:
+    if entry.prompt is not None and benchmark.generation is None:
+        raise ConfigError(f"suite {suite.name}: {benchmark.name} is not written; 'prompt' has no meaning")
     for protocol in (*entry.protocols, *entry.limits, *entry.shots, *entry.metrics):
         if protocol not in benchmark.protocols:
             raise ConfigError(
@@ -161,8 +167,9 @@ def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, 
         shots=shots,
         metrics=metrics,
         sampling=entry.sampling,
+        prompt=entry.prompt,
     )
-    return filled, _with_metrics(benchmark, metrics)
+    return filled, _changed(benchmark, metrics, entry.prompt)
 
 
 def _limits(
@@ -186,12 +193,15 @@ def _limits(
     return most, fewer
 
 
-def _with_metrics(benchmark: Benchmark, metrics: dict[ProtocolName, str]) -> Benchmark:
+def _changed(benchmark: Benchmark, metrics: dict[ProtocolName, str], prompt: str | None) -> Benchmark:
+    """The benchmark as a suite asks it."""
     changed: dict[str, object] = {}
     if benchmark.loglikelihood is not None:
         changed["loglikelihood"] = benchmark.loglikelihood.with_metric(metrics["loglikelihood"])
     if benchmark.generation is not None:
-        changed["generation"] = benchmark.generation.model_copy(update={"metric": metrics["generation"]})
+        own: dict[str, object] = {"metric": metrics["generation"]}
+        own |= {"prompt": prompt} if prompt is not None else {}
+        changed["generation"] = benchmark.generation.model_copy(update=own)
     return benchmark.model_copy(update=changed)
 
 

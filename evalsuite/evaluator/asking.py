@@ -13,6 +13,7 @@ from evalsuite.foundation import ConfigError, DataError, MissingDependencyError
 from evalsuite.foundation.strict import parse
 from evalsuite.models.engine.requests import Sampling
 from evalsuite.protocols import sandbox
+from evalsuite.protocols.generation import chat_text
 from evalsuite.reports.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan
 from evalsuite.tasks.benchmark import Benchmark, SamplingSpec
 from evalsuite.tasks.documents import Document, documents, sampled, whole
@@ -86,8 +87,9 @@ class Asking:
 
 
 def _stated(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON; limits per protocol only where it has some, as runs without them always did."""
-    return entry.model_dump(mode="json", exclude=None if entry.limits else {"limits"})
+    """An entry as JSON; what came later only where it says something, so that older runs are still equal."""
+    unsaid = {name for name in ("limits", "prompt") if not getattr(entry, name)}
+    return entry.model_dump(mode="json", exclude=unsaid)
 
 
 def resolve_suite(suite: str | Path, subjects: Sequence[Subject], *, limit: int | None = None) -> Asking:
@@ -210,7 +212,7 @@ def _gather_one(
             limit=entry.limit,
             seed=asking.suite.seed,
             context=context,
-            count_tokens=counter(tokenizer, benchmark),
+            count_tokens=counter(tokenizer, benchmark, template=asking.template),
         )
         gathered.documents[benchmark.name] += found
         # Where there are fewer questions than a generator is asked for, all of them were taken.
@@ -218,16 +220,27 @@ def _gather_one(
             gathered.partial[benchmark.name] = len(found), benchmark.generated.count
 
 
-def counter(tokenizer: Any, benchmark: Benchmark) -> Callable[[str], int]:
+def counter(tokenizer: Any, benchmark: Benchmark, *, template: bool = False) -> Callable[[str], int]:
     """Return what counts tokens for a benchmark's generator.
 
-    Some generators count whole prompts, with the special tokens that a model will be given (`sized`);
-    others count pieces, and the same filler again and again: short texts are counted once.
+    Some generators count whole prompts, with the special tokens and the chat template that a model will be
+    given (`sized`); others count pieces, and the same filler again and again: short texts are counted once.
+
+    Args:
+        tokenizer: of the first checkpoint.
+        benchmark: whose documents are generated.
+        template: chat prompts go through the tokenizer's chat template.
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
     special = benchmark.generated is not None and benchmark.generated.generator == "sized"
+    how = benchmark.generation
+    chat = special and template and how is not None and how.prompt == "chat"
 
     def count(text: str) -> int:
+        if chat:
+            # The template writes the special tokens itself.
+            text = chat_text(benchmark, [("user", text)], tokenizer)
+            return len(tokenizer.encode(text, add_special_tokens=False))
         if fast is None:
             return len(tokenizer.encode(text, add_special_tokens=special))
         return len(fast.encode(text, add_special_tokens=special).ids)

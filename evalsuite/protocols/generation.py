@@ -20,6 +20,7 @@ from evalsuite.protocols.time_limit import TookTooLongError, processor_limit
 from evalsuite.protocols.truncate import cut_middle
 from evalsuite.tasks.benchmark import Benchmark, Generation
 from evalsuite.tasks.documents import Document
+from evalsuite.tasks.sized import answer_begins
 
 Message = tuple[str, str]
 _NUMBER = "evalsuite_number"
@@ -204,8 +205,9 @@ class GenerationBenchmark:
         prompt = self._how.prompt if chat or self._how.judge is None else "literal"
 
         def wrap(text: str) -> str:
-            made = [*messages[:-1], (messages[-1][0], text)]
-            return prompt_text(made, prompt, tokenizer if chat else None)
+            if chat:
+                return chat_text(self._benchmark, [*messages[:-1], (messages[-1][0], text)], tokenizer)
+            return prompt_text([*messages[:-1], (messages[-1][0], text)], prompt, None)
 
         text = messages[-1][1]
         if self._how.truncate is not None and encoder is not None and max_length is not None:
@@ -313,6 +315,24 @@ class GenerationBenchmark:
             "judge": f"gave up after {JUDGE_SECONDS:g} s of processor time",
         }
         return Judgement({self._how.metric: 0.0}, chance, outcome_of(answer, "", right=False), detail)
+
+
+def chat_text(benchmark: Benchmark, messages: Sequence[Message], tokenizer: Any) -> str:
+    """Return messages as a chat, in which a prompt's own beginning of an answer is the assistant's.
+
+    RULER ends its prompts with the first words of the answer and puts them behind the chat template
+    (`answer_prefix` in its `prepare.py`; lm-eval's `gen_prefix`).
+
+    Args:
+        benchmark: whose prompt the last message is.
+        messages: (role, text) pairs.
+        tokenizer: whose chat template is applied.
+    """
+    role, text = messages[-1]
+    at = len(text)
+    if benchmark.generated is not None and benchmark.generated.generator == "sized":
+        at = answer_begins(benchmark.generated.kind, text)
+    return prompt_text([*messages[:-1], (role, text[:at])], "chat", tokenizer) + text[at:].lstrip()
 
 
 def prompt_text(messages: Sequence[Message], prompt: str, tokenizer: Any | None) -> str:

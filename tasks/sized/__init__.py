@@ -33,6 +33,10 @@ RESERVES: dict[str, int] = {
     "mqar": pairs.RECALL_RESERVE,
 }
 """Tokens kept free for an answer, by kind."""
+_ANSWERS_BEGIN: dict[str, str] = {
+    **dict.fromkeys(needles.TASKS, " The special magic "),
+    **dict.fromkeys(("vt", "cwe", "fwe", *_QUESTIONS), " Answer:"),
+}
 
 
 def rows(
@@ -75,6 +79,17 @@ def rows(
             "tokens of an answer; ask for a longer context"
         )
     return found
+
+
+def answer_begins(kind: str, prompt: str) -> int:
+    """Return where in a prompt its answer is begun: RULER's `answer_prefix`, which ends every prompt.
+
+    Returns:
+        A place in `prompt`; its length where nothing of an answer is given.
+    """
+    mark = _ANSWERS_BEGIN.get(kind)
+    at = prompt.rfind(mark) if mark is not None else -1
+    return at if at >= 0 else len(prompt)
 
 
 def _drawn(

@@ -2,22 +2,26 @@
 
 import importlib
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from evalsuite.evaluator import evaluate
 from evalsuite.evaluator.asking import counter
+from evalsuite.evaluator.layout import read_index, read_questions
 from evalsuite.evaluator.render import build
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models.engine.requests import GenerateAnswer
 from evalsuite.protocols.encode import Encoder
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.judges import JUDGES
+from evalsuite.reports.run_folder import read_plan
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.documents import documents, identified
-from evalsuite.tasks.sized import chains, counting, passages
+from evalsuite.tasks.sized import RESERVES, chains, counting, passages
 
 
 def theirs(name: str) -> Any:
@@ -75,6 +79,42 @@ def test_reading_sets_are_asked_and_judged_as_in_based(name: str) -> None:
     assert (benchmark.generation.sampling.max_new_tokens, benchmark.generation.sampling.stop) == (48, ("\n",))
     with pytest.raises(DataError, match=r"'text'.* is undefined"):
         build(benchmark, "generation", identified([({"value": "x"}, None)]))
+
+
+KINDS = {"ruler_vt": "vt", "ruler_fwe": "fwe"}
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+
+def test_a_suite_chooses_how_ruler_is_asked(
+    crew: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is, as RULER asks base models; or in a chat, where the assistant's turn has begun already."""
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    kinds = ("niah_single_1", "ruler_vt", "ruler_fwe")
+    found: dict[tuple[str, str], list[str]] = {}
+    for prompt in ("literal", "chat"):
+        entries = "".join(f"  - {{benchmark: {kind}, contexts: [2048], prompt: {prompt}}}\n" for kind in kinds)
+        (tmp_path / "s.yaml").write_text(f"name: s\ntitle: S\nlimit: 2\nbenchmarks:\n{entries}")
+        run = tmp_path / prompt
+        evaluate(tmp_path / "s.yaml", ["a"], run, phases=("render",), quiet=True)
+        index = read_index(run)
+        for cell in index.cells:
+            for question in read_questions(run, index.checkpoints[0].tokenizer, cell):
+                text = tokenizer.decode(question.prompt)
+                found.setdefault((prompt, cell.benchmark), []).append(text)
+                assert len(question.prompt) + RESERVES[KINDS.get(cell.benchmark, cell.benchmark)] <= 2048
+        said = {each.name: each.protocols["generation"].prompt for each in read_plan(run).benchmarks}
+        assert set(said.values()) == {"literal" if prompt == "literal" else "chat template"}
+    for kind in kinds:
+        for literal, chat in zip(found["literal", kind], found["chat", kind], strict=True):
+            assert "<user>" not in literal
+            before, begun = chat.split("<assistant>")
+            assert before.startswith("<user>") and not begun.startswith(" ") and begun
+            assert literal.rstrip().endswith(begun)
+            assert not before.rstrip().endswith(("is", "are", ":"))
+    (tmp_path / "s.yaml").write_text("name: s\ntitle: S\nbenchmarks: [{benchmark: mmlu, prompt: chat}]\n")
+    with pytest.raises(ConfigError, match="s: mmlu is not written; 'prompt' has no meaning"):
+        evaluate(tmp_path / "s.yaml", ["a"], tmp_path / "no", phases=("render",), quiet=True)
 
 
 def test_recall_is_read_from_the_first_word() -> None:
