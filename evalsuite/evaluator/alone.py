@@ -45,8 +45,8 @@ class Given:
         )
 
 
-def lm_eval_scores(given: Given, checkpoint: Any, max_length: int) -> Scores:
-    """Scores of `lm_eval.simple_evaluate` with HFLM, one sequence at a time.
+def lm_eval_scores(given: Given, checkpoint: Any, max_length: int, batch: int = 1) -> Scores:
+    """Scores of `lm_eval.simple_evaluate` with HFLM, `batch` sequences at a time.
 
     Subjects are tasks of their own; their scores are averaged by documents, as lm-eval's groups are.
     """
@@ -60,9 +60,12 @@ def lm_eval_scores(given: Given, checkpoint: Any, max_length: int) -> Scores:
             for number, subject in enumerate(given.subjects())
         ]
         model = HFLM(
-            pretrained=checkpoint.model, tokenizer=checkpoint.tokenizer, batch_size=1, max_length=max_length
+            pretrained=checkpoint.model,
+            tokenizer=checkpoint.tokenizer,
+            batch_size=batch,
+            max_length=max_length,
         )
-        with _silent():
+        with silent():
             results = lm_eval.simple_evaluate(
                 model,
                 tasks=[name for name, _ in tasks],
@@ -163,7 +166,7 @@ def evalscope_scores(given: Given, texts: Texts) -> Scores:
             eval_batch_size=1,
             collect_perf=False,
         )
-        with _silent():
+        with silent():
             reports = run_task(config)
     if known.asked_else:
         raise DataError(
@@ -176,8 +179,8 @@ def evalscope_scores(given: Given, texts: Texts) -> Scores:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Drop logs and bars of EvalScope, which sets its loggers anew whenever it runs."""
+def silent() -> Iterator[None]:
+    """Drop logs and bars of a harness; EvalScope sets its loggers anew whenever it runs."""
     logging.disable(logging.WARNING)
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):

@@ -4,7 +4,9 @@
     python -m evalsuite.evaluator.beside RUN --checkpoint PATH --data DIR
 
 prints a table and writes RUN/beside.csv. Ranked, lm-eval runs as its users run it, with the checkpoint in
-HFLM: the scores must be equal. Written, EvalScope is given the very texts that the checkpoint wrote:
+HFLM, and lm-pub-quiz in its place for BEAR: the scores must be equal. In float32 they are; in bfloat16 two
+choices may lie closer than its rounding, and the answers of a run are compared in the type that gave them
+(`--dtype`). Written, EvalScope is given the very texts that the checkpoint wrote:
 its scores must be equal, and every prompt it makes must be one that was answered. Benchmarks that neither
 harness has (EvalScope has no needles and no LongBench) are not in the table.
 """
@@ -20,9 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.evaluator.alone import Given, Scores, evalscope_scores, lm_eval_scores
+from evalsuite.evaluator.alone_bear import asks_facts, pub_quiz_scores
 from evalsuite.evaluator.asking import benchmarks_of
 from evalsuite.evaluator.environment import fingerprints
-from evalsuite.evaluator.layout import Asked, Cell, Index, read_documents, read_index, read_questions
+from evalsuite.evaluator.layout import (
+    Asked,
+    Cell,
+    Index,
+    cell_documents,
+    read_documents,
+    read_index,
+    read_questions,
+)
 from evalsuite.evaluator.render import build
 from evalsuite.foundation import ConfigError, DataError, write_text
 from evalsuite.foundation.metrics import PERPLEXITIES
@@ -61,6 +72,7 @@ def beside(
     data_dir: Path | str | None,
     protocols: Sequence[str] = PROTOCOLS,
     names: Sequence[str] = (),
+    batch: int = 1,
 ) -> Iterator[Row]:
     """Compare every cell of a run that a harness has, for one checkpoint.
 
@@ -71,6 +83,7 @@ def beside(
         data_dir: where few-shot examples are read from.
         protocols: which to compare.
         names: benchmarks to compare; empty for all.
+        batch: sequences that the harnesses read at once, where answers are ranked.
 
     Raises:
         ConfigError: the checkpoint is not of this run, or answers are missing.
@@ -90,8 +103,10 @@ def beside(
         if cell.protocol == "generation" and (how is None or how.dataset == "evalsuite"):
             continue
         given = _given(run, index, cell, data_dir)
-        if cell.protocol == "loglikelihood":
-            scores, harness = lm_eval_scores(given, checkpoint, _positions(checkpoint)), "lm-eval"
+        if cell.protocol == "loglikelihood" and asks_facts(given.benchmark):
+            scores, harness = pub_quiz_scores(given, checkpoint, data_dir, batch), "lm-pub-quiz"
+        elif cell.protocol == "loglikelihood":
+            scores, harness = lm_eval_scores(given, checkpoint, _positions(checkpoint), batch), "lm-eval"
         else:
             if len(cell.seeds) > 1:
                 raise ConfigError(f"{cell.benchmark}: only greedy answers are compared, one text per prompt")
@@ -106,9 +121,8 @@ def _given(run: Path, index: Index, cell: Cell, data_dir: Path | str | None) -> 
     benchmark = benchmarks_of(index)[cell.benchmark]
     shots = _shots(index, cell.benchmark, cell.protocol)
     examples = shot_rows(benchmark, data_dir=data_dir) if shots and benchmark.draws_shots else []
-    return Given(
-        benchmark=benchmark, documents=read_documents(run, cell.benchmark), shots=shots, examples=examples
-    )
+    documents = cell_documents(read_documents(run, cell.benchmark), cell, index.asked["seed"])
+    return Given(benchmark=benchmark, documents=documents, shots=shots, examples=examples)
 
 
 def _shots(index: Index, benchmark: str, protocol: str) -> int:
@@ -209,6 +223,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--protocol", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS), help="default: both"
     )
     parser.add_argument("--benchmark", nargs="+", default=[], help="only these")
+    parser.add_argument("--device", default="cpu", help="where the harnesses rank (default: cpu)")
+    parser.add_argument("--dtype", default="float32", help="in which type (default: float32)")
+    parser.add_argument(
+        "--batch", type=int, default=1, metavar="N", help="sequences they read at once (default: 1)"
+    )
     parser.add_argument("--out", type=Path, help="CSV to write (default: RUN/beside.csv)")
     arguments = parser.parse_args(argv)
 
@@ -216,11 +235,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     ranked = "loglikelihood" in arguments.protocol
     checkpoint: Any = (
-        load_checkpoint(arguments.checkpoint, dtype="float32")
+        load_checkpoint(arguments.checkpoint, dtype=arguments.dtype, device=arguments.device)
         if ranked
         else describe_checkpoint(arguments.checkpoint)
     )
-    rows = beside(arguments.run, checkpoint, arguments.data, arguments.protocol, arguments.benchmark)
+    rows = beside(
+        arguments.run,
+        checkpoint,
+        arguments.data,
+        arguments.protocol,
+        arguments.benchmark,
+        arguments.batch,
+    )
     return publish(rows, arguments.out or arguments.run / "beside.csv")
 
 
