@@ -82,7 +82,7 @@ def _attention(
             **arguments,
         )
         return plain
-    from evalsuite.distill.fused_kernels import rotary
+    from evalsuite.models.mixers.kernels import rotary
 
     projected = (self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states))
     q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)

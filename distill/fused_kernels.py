@@ -1,4 +1,4 @@
-"""Triton kernels for what lies between a decoder's matrix products: RMSNorm and rotary embeddings, on CUDA.
+"""RMSNorm with the residual sum before it as Triton kernels, for CUDA.
 
 Each reads and writes its tensors once. fla's norm takes one row at a time in its backward pass, which at a
 width of 576 leaves most of the GPU waiting; these take several.
@@ -116,51 +116,3 @@ def norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) 
     """
     normed, hidden = _Norm.apply(x, residual, weight, eps)
     return normed, hidden
-
-
-@triton.jit
-def _rotate(  # type: ignore[no-untyped-def]
-    x, cosine, sine, out, tokens, angles, sign,
-    WIDTH: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    pair = tl.arange(0, BLOCK)
-    inside = (row[:, None] < tokens) & (pair[None, :] < WIDTH // 2)
-    first = row[:, None] * WIDTH + (pair // HALF * 2 * HALF + pair % HALF)[None, :]
-    angle = (row % angles)[:, None] * (2 * HALF) + (pair % HALF)[None, :]
-    c = tl.load(cosine + angle, mask=inside, other=0.0).to(tl.float32)
-    s = tl.load(sine + angle, mask=inside, other=0.0).to(tl.float32) * sign
-    a = tl.load(x + first, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(x + first + HALF, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + first, (a * c - b * s).to(out.dtype.element_ty), mask=inside)
-    tl.store(out + first + HALF, (b * c + a * s).to(out.dtype.element_ty), mask=inside)
-
-
-def _turn(x: Tensor, cosine: Tensor, sine: Tensor, sign: float) -> Tensor:
-    x, cosine, sine = x.contiguous(), cosine.contiguous(), sine.contiguous()
-    out = torch.empty_like(x)
-    heads, size = x.shape[-2:]
-    tokens, width = x.numel() // (heads * size), heads * size
-    _rotate[(triton.cdiv(tokens, ROWS),)](
-        x, cosine, sine, out, tokens, cosine.numel() // size, sign,
-        WIDTH=width, HALF=size // 2, BLOCK=triton.next_power_of_2(width // 2), ROWS=ROWS, num_warps=4,
-    )  # fmt: skip
-    return out
-
-
-class _Rotary(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        ctx.save_for_backward(cosine, sine)
-        return _turn(x, cosine, sine, 1.0)
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> Any:
-        cosine, sine = ctx.saved_tensors
-        return _turn(d_out, cosine, sine, -1.0), None, None
-
-
-def rotary(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary position embedding in the half-split layout of Llama; x [B, T, H, D], angles [1 or B, T, D]."""
-    turned: Tensor = _Rotary.apply(x, cosine, sine)
-    return turned

@@ -25,6 +25,7 @@ from evalsuite.models.mixers.parts import (
     RMSNorm,
     gated,
     projection,
+    ratio,
     rotate,
     start_constant,
     unit,
@@ -188,9 +189,10 @@ class Mixer(nn.Module):
     def read_out(self, o: Tensor, terms: Terms) -> Tensor:
         """The mixed values [B, T, H, V] from the recurrence's output: normaliser and skip connection."""
         if self.normalized:
-            divisor = self.denominator(o[..., -1:])
+            values, total = o.split([o.shape[-1] - 1, 1], -1)
+            divisor = self.denominator(total)
             assert divisor is not None
-            o = o[..., :-1] / divisor
+            o = ratio(values, divisor)
         if terms.skip is not None:
             o = o + terms.skip.to(o.dtype).unsqueeze(-1) * terms.v
         return o

@@ -85,6 +85,7 @@ class ShortConvolution(nn.Module):
         """
         first = parts[0]
         past = self.taps - 1
+        trains = self.taps == 4 and cu_seqlens is None and torch.is_grad_enabled()
         # A row's own past may have to stand in the middle of it (behind pads): that is left to torch.
         alone = token_mask is None and cu_seqlens is None
         fused = (state is None or alone) and first.shape[1] >= self.taps > 1
@@ -106,7 +107,12 @@ class ShortConvolution(nn.Module):
                 part = torch.cat([state[:, channels].to(part.dtype).transpose(1, 2), part], 1)
             activation = "silu" if at <= self.activated else None
             taps = self.weight[channels].to(part.dtype)
-            y = causal_conv1d(part, taps, activation=activation, cu_seqlens=cu_seqlens)[0]
+            if trains:
+                from evalsuite.models.mixers.kernels import convolution
+
+                y = convolution(part, taps, silu=activation is not None)
+            else:
+                y = causal_conv1d(part, taps, activation=activation, cu_seqlens=cu_seqlens)[0]
             out.append(y[:, -first.shape[1] :])
             if cu_seqlens is not None:
                 tails.append(self._packed_tail(part, cu_seqlens))

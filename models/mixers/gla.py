@@ -10,6 +10,7 @@ from torch.nn import functional
 from evalsuite.models.mixers.base import Mixer, Terms
 from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.mixers.parts import projection, retention, start_constant, wide, write_size
+from evalsuite.models.recurrence import using_fla
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,13 @@ class GLA(Mixer):
         start_constant(self.decay, start.repeat_interleave(self.head_dim))
 
     def gates(self, x: Tensor, terms: Terms) -> Terms:
-        logits = wide(self.split(self.decay(x)))
-        log_decay = functional.logsigmoid(logits) / self.options.decay_temperature
+        logits = self.split(self.decay(x))
+        if self.options.scale_writes and logits.requires_grad and using_fla(x):
+            from evalsuite.models.mixers.kernels import gated_writes
+
+            log_decay, k = gated_writes(logits, terms.k, self.options.decay_temperature)
+            return replace(terms, k=k, log_decay=log_decay)
+        log_decay = functional.logsigmoid(wide(logits)) / self.options.decay_temperature
         if self.options.scale_writes:
             terms = replace(terms, k=terms.k * write_size(log_decay).to(terms.k.dtype))
         return replace(terms, log_decay=log_decay)

@@ -1,6 +1,7 @@
 """What mixers are put together from: norms, projections, gates that start as constants, rotary, decays."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,9 +104,33 @@ def unit(x: Tensor) -> Tensor:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding in the half-split layout of Llama; x [B, T, H, D], cos and sin [B, T, D]."""
+    if x.requires_grad and using_fla(x):
+        from evalsuite.models.mixers.kernels import rotary
+
+        return rotary(x, cos, sin)
     first, second = x.chunk(2, -1)
     turned = torch.cat([-second, first], -1)
     return x * cos.unsqueeze(2).to(x.dtype) + turned * sin.unsqueeze(2).to(x.dtype)
+
+
+class _Ratio(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, divisor: Tensor) -> Tensor:
+        out = values / divisor
+        ctx.save_for_backward(divisor, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        divisor, out = ctx.saved_tensors
+        d_values = d_out / divisor
+        return d_values, -(d_values * out).sum(-1, keepdim=True)
+
+
+def ratio(values: Tensor, divisor: Tensor) -> Tensor:
+    """values [..., V] / divisor [..., 1]; torch's own gradient takes three more passes over the values."""
+    out: Tensor = _Ratio.apply(values, divisor)
+    return out
 
 
 def write_size(log_decay: Tensor) -> Tensor:

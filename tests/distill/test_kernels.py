@@ -42,15 +42,6 @@ def test_norm_with_and_without_a_residual(width):
     compare(lambda x, w, r: norm(x, w, 1e-5, r), exact, x, weight, residual)
 
 
-def test_rotary():
-    from evalsuite.distill.fused_kernels import rotary
-    from evalsuite.models.mixers.parts import rotate
-
-    angles = draw(1, 70, 32)
-    cosine, sine = (torch.cat([part, part], -1) for part in (angles.cos(), angles.sin()))
-    compare(lambda x: [rotary(x, cosine, sine)], lambda x: [rotate(x, cosine, sine)], draw(2, 70, 9, 64))
-
-
 def test_squared_distance():
     from evalsuite.distill.kernels import squared_distance
 
