@@ -2,7 +2,8 @@
 
 The teacher runs once, without gradient; as each of its layers finishes, that layer of every student is
 run on the same input, compared, differentiated and forgotten. Memory is one layer, no student forward
-exists, and several students share one teacher forward.
+exists, and several students share one teacher forward. In a captured CUDA graph the students of a layer
+stand side by side, so that the short kernels of one fill the GPU where another's leave it waiting.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evalsuite.distill import lanes as lanes_module
 from evalsuite.distill.batches import Batch
 from evalsuite.distill.end_to_end import run_teacher
+from evalsuite.distill.lanes import Lanes
 from evalsuite.distill.language_model import LanguageModel
 from evalsuite.distill.objectives import matrix_mixing, vector_distance
 from evalsuite.distill.recipe import Stage
@@ -33,24 +36,29 @@ def align(
     are those of the layers' sum, since every layer is optimized, and clipped, on its own.
     """
     softmax = [softmax_layers(student) for student in students]
+    lanes = Lanes(len(students), batch.inputs.device)
     losses = torch.zeros(len(students), device=batch.inputs.device)
     if share == 0:
         return losses
 
     def compare(layer: int, seen: dict[str, Any]) -> None:
+        lanes.join(seen)
         for number, student in enumerate(students):
             if layer in softmax[number]:
                 continue
-            with torch.enable_grad():
+            with lanes.beside(number), torch.enable_grad():
                 loss = _layer_loss(student.model.layers[layer], seen, batch, stage)
                 (loss * share).backward()
-            losses[number] += loss.detach() * (share / (len(student.model.layers) - len(softmax[number])))
+                losses[number] += loss.detach() * (share / (len(student.model.layers) - len(softmax[number])))
+        if lanes_module.MODE == "layer":
+            lanes.join()
 
     wanted = set.union(
         *(set(range(len(s.model.layers))) - kept for s, kept in zip(students, softmax, strict=True))
     )
     with torch.no_grad(), _watch(teacher, wanted, compare):
         run_teacher(teacher, batch)
+    lanes.join()
     return losses
 
 

@@ -44,7 +44,8 @@ TINY = {
 }
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 FOUR = ("linear_attention", "retnet", "gla", "gated_deltanet")
-PARTS = ("check", "naive", "kd", "align", "four", "losses", "profile")
+SEVEN = (*FOUR, "deltanet", "kda", "mlstm")
+PARTS = ("check", "naive", "kd", "align", "four", "each", "losses", "profile")
 
 
 def measurements(bench: Bench, mixer: str, parts: Sequence[str]) -> Iterator[Callable[[], Timing]]:
@@ -55,7 +56,8 @@ def measurements(bench: Bench, mixer: str, parts: Sequence[str]) -> Iterator[Cal
         if bench.bf16:
             yield lambda: bench.naive_step(mixer, autocast=False)
     if "kd" in parts:
-        for at_once in sorted({rows, max(1, rows // 2), max(1, rows // 4)}, reverse=True):
+        sizes = {rows} if bench.parallel.world > 1 else {rows, max(1, rows // 2), max(1, rows // 4)}
+        for at_once in sorted(sizes, reverse=True):
             yield partial(bench.trainer_step, "kd", [mixer], at_once)
     if "align" in parts:
         yield lambda: bench.trainer_step("attention_output", [mixer], rows)
@@ -64,6 +66,10 @@ def measurements(bench: Bench, mixer: str, parts: Sequence[str]) -> Iterator[Cal
             if one != mixer or "align" not in parts:
                 yield partial(bench.trainer_step, "attention_output", [one], rows)
         yield lambda: bench.trainer_step("attention_output", FOUR, rows)
+    if "each" in parts:
+        for one in SEVEN:
+            yield partial(bench.trainer_step, "kd", [one], rows)
+            yield partial(bench.trainer_step, "attention_output", [one], rows)
 
 
 def table(timings: Sequence[Timing]) -> str:
@@ -118,7 +124,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=10, help="steps that are timed")
     parser.add_argument("--mixer", default="gated_deltanet")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="default: everything")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=PARTS,
+        default=[part for part in PARTS if part != "each"],
+        help="default: all but `each`, which times seven mixers",
+    )
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--sharded", action="store_true", help="under torchrun: FSDP2 students")
     parser.add_argument("--tiny", action="store_true", help="a shape that a CPU can time")
@@ -148,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 write_json(given.out / "timings.json", written)
 
     if "check" in given.only and parallel.world == 1:
-        keep("check", check(bench, given.mixer))
+        keep("check", check(bench, [given.mixer, *(one for one in FOUR if one != given.mixer)]))
         wrong = failures(written["check"])
         _forget(bench)
     if "losses" in given.only:

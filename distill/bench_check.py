@@ -1,5 +1,6 @@
 """Before a speed counts: the fast step computes what plain fp32 torch computes."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -27,11 +28,14 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
-def check(bench: Bench, mixer: str) -> dict[str, dict[str, float]]:
-    """Relative errors of one mixer, of the loss kernel and of a whole KD step at the bench's length."""
-    layer = _layer(bench, mixer)
-    whole = {name: layer.pop(name) for name in ("output", "d input")}
-    return {"layer": whole, "layer's weights": layer, "loss": _loss(bench), **_step(bench, mixer)}
+def check(bench: Bench, mixers: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Relative errors of some mixers, of the loss kernel, and of a whole KD step with the first mixer."""
+    whole, weights = {}, {}
+    for mixer in mixers:
+        layer = _layer(bench, mixer)
+        whole |= {f"{mixer} {name}": layer.pop(name) for name in ("output", "d input")}
+        weights |= {f"{mixer} {name}": error for name, error in layer.items()}
+    return {"layer": whole, "layer's weights": weights, "loss": _loss(bench), **_step(bench, mixers[0])}
 
 
 def failures(found: dict[str, dict[str, float]]) -> list[str]:
@@ -66,7 +70,8 @@ def _layer(bench: Bench, mixer: str) -> dict[str, float]:
                 added = torch.randn(parameter.shape, generator=noise, device=bench.device) * 0.02
                 parameter.add_(added.to(dtype).to(parameter.dtype))
         x = x.to(dtype).requires_grad_()
-        out = layer(x)[0]
+        positions = torch.arange(bench.length, device=bench.device)[None]
+        out = layer(x, position_embeddings=bench.master.model.rotary_emb(x, positions))[0]
         (out.float() * weight).sum().backward()
         gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
         results.append({"output": out.detach(), "d input": x.grad, **gradients})  # type: ignore[dict-item]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from evalsuite.distill.batches import Batch
 from evalsuite.distill.chunked_loss import KdForm, chunked_loss
+from evalsuite.distill.lanes import Lanes
 from evalsuite.distill.language_model import LanguageModel
 from evalsuite.distill.recipe import Stage
 
@@ -43,10 +44,13 @@ class Objective(nn.Module):
         token_weights: Tensor,
         teacher_hidden: Tensor | None,
         teacher_head: Tensor | None,
+        lanes: Lanes,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, CE and KL of one micro-batch; see `chunked_loss`."""
+        """Loss, CE and KL of one micro-batch; see `chunked_loss`. `lanes` brings the teacher's states."""
+        hidden = _kept(decode(self.student, batch), batch)
+        lanes.join()
         return chunked_loss(
-            _kept(decode(self.student, batch), batch),
+            hidden,
             head_weight(self.student),
             token_weights=token_weights,
             form=form,
@@ -70,15 +74,16 @@ def end_to_end(
     """
     form = kd_form(stage)
     teacher_hidden = teacher_head = None
+    lanes = Lanes(1, batch.inputs.device)
     if teacher is not None and form.kl:
-        with torch.no_grad():
+        with torch.no_grad(), lanes.beside(0):
             teacher_hidden = _kept(run_teacher(teacher, batch), batch)
             teacher_head = head_weight(teacher)
     weights = torch.full(kept_labels(batch).shape, 1 / counted, device=batch.labels.device)
     losses = []
     for student in students:
         objective = student if isinstance(student, Objective) else Objective(student)
-        loss, ce, kl = objective(batch, form, weights, teacher_hidden, teacher_head)
+        loss, ce, kl = objective(batch, form, weights, teacher_hidden, teacher_head, lanes)
         loss.backward()
         losses.append(torch.stack([loss.detach(), ce, kl]))
     return torch.stack(losses)

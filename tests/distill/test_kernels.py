@@ -88,14 +88,19 @@ def test_replayed_micro_batches_train_as_eager_ones(tokenizer, stage):
         chosen = Stage.model_validate(stage("s", objective, tokens=12800))
         curves = []
         for graphs in (False, True):
-            trainee = Trainee("s", build_student(master, "gated_deltanet").train(), torch.bfloat16)
-            trainee.enter(chosen)
-            stepper = Stepper(master, [trainee], chosen, parallel, graphs=graphs)
+            trainees = [
+                Trainee(mixer, build_student(master, mixer).train(), torch.bfloat16)
+                for mixer in ("gated_deltanet", "gla", "linear_attention")
+            ]
+            for trainee in trainees:
+                trainee.enter(chosen)
+            stepper = Stepper(master, trainees, chosen, parallel, graphs=graphs)
             rows = torch.randint(0, 500, (8, 2, 65), generator=torch.Generator().manual_seed(0)).cuda()
             curve = []
             for number, row in enumerate(rows):
                 batch = Batch(row[:, :-1].contiguous(), row[:, 1:].contiguous())
-                curve.append(stepper.step(StepData([batch], 128, 128, {}), number)[0][0, 0].item())
+                curve += stepper.step(StepData([batch], 128, 128, {}), number)[0][:, 0].tolist()
+            assert bool(stepper._captured) is graphs
             curves.append(curve)
         assert curves[0] == pytest.approx(curves[1], rel=2e-2)
         assert len(set(curves[1])) == len(curves[1])
