@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.distill.language_model import LanguageModel
+from evalsuite.distill.muon import Muon
 from evalsuite.distill.recipe import Stage
 from evalsuite.distill.schedules import lr_factor
 
@@ -40,7 +41,7 @@ def build_optimizers(
     muon = [_group(key, members) for key, members in groups.items() if key[2]]
     if muon:
         # Updates are scaled to AdamW's root mean square, so that one learning rate serves both.
-        optimizers.append(torch.optim.Muon(muon, momentum=settings.momentum, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon(muon, momentum=settings.momentum))
     return optimizers
 
 

@@ -7,16 +7,18 @@ position is small and JSON, so that a killed run reads on where it stopped.
 import glob
 import hashlib
 import json
+import os
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from evalsuite.distill.chat import render_conversation
-from evalsuite.distill.recipe import DataSource
+from evalsuite.distill.recipe import RECIPES, DataSource
 from evalsuite.foundation import DataError, MissingDependencyError, nearest
 
 Position = dict[str, Any]
@@ -80,11 +82,10 @@ class LocalReader:
         """
         found: list[Path] = []
         for pattern in self._source.files:
-            matches = sorted(
-                Path(match) for match in glob.glob(str(Path(pattern).expanduser()), recursive=True)
-            )
+            expanded = os.path.expandvars(os.path.expanduser(pattern))
+            matches = sorted(Path(match) for match in glob.glob(expanded, recursive=True))
             if not matches:
-                raise DataError(f"data source '{self._name}': no file matches '{pattern}'")
+                raise DataError(f"data source '{self._name}': no file matches '{expanded}'{_unset(expanded)}")
             found += matches
         for path in found:
             if not path.name.endswith((".parquet", ".jsonl", ".jsonl.zst")):
@@ -255,21 +256,51 @@ def to_example(row: dict[str, Any], source: DataSource, name: str, chat_template
         example = Example(((prompt, False), (completion, True)))
     else:
         example = Example(((_text(row, source.text, name), True),))
-    if len(example.text) < source.min_characters or not _in_part(example.text, source.part):
-        return None
-    return example
+    return example if _belongs(example.text, source) else None
 
 
 HELD_OUT = 100
 """One document in so many is held out."""
 
 
-def _in_part(text: str, part: str) -> bool:
-    """Whether a document belongs to the part of a source: its content decides, so that no order matters."""
-    if part == "all":
+def document_hash(text: str) -> int:
+    """64 bits by which a document's text is known."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _belongs(text: str, source: DataSource) -> bool:
+    """Whether a source keeps a document: its content decides, so that no order matters."""
+    if len(text) < source.min_characters:
+        return False
+    if source.part == "all" and source.share == 1 and source.exclude is None:
         return True
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") % HELD_OUT == 0) == (part == "held_out")
+    number = document_hash(text)
+    if source.part != "all" and (number % HELD_OUT == 0) != (source.part == "held_out"):
+        return False
+    # Other bits than those that hold a document out, so that the share is one of either part.
+    if number // HELD_OUT % 10_000 >= round(source.share * 10_000):
+        return False
+    return source.exclude is None or number not in excluded(source.exclude)
+
+
+@cache
+def excluded(name: str) -> frozenset[int]:
+    """The documents that a list names: a file beside the shipped recipes, or any path.
+
+    Raises:
+        DataError: the file is missing or holds something else than hashes.
+    """
+    path = RECIPES / name if (RECIPES / name).is_file() else Path(os.path.expandvars(name)).expanduser()
+    try:
+        return frozenset(int(line, 16) for line in path.read_text().split())
+    except (OSError, ValueError) as error:
+        raise DataError(f"exclude: {path}: no list of documents ({error})") from None
+
+
+def _unset(pattern: str) -> str:
+    """What to say of a variable that had no value."""
+    found = re.search(r"\$\{?(\w+)", pattern)
+    return f" (${found[1]} is not set)" if found else ""
 
 
 def _column(row: dict[str, Any], column: str, name: str) -> Any:

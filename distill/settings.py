@@ -29,7 +29,8 @@ class DataSource(Strict):
     kind: Literal["pocket", "local", "hub", "responses"]
     """The pocket world; files on this disk; a hub dataset, streamed; what the teacher writes to prompts."""
     files: list[str] = Field(default_factory=list)
-    """local: paths or glob patterns of .parquet, .jsonl or .jsonl.zst files; read in sorted order."""
+    """local: paths or glob patterns of .parquet, .jsonl or .jsonl.zst files; each pattern's in sorted order.
+    `$NAME` stands for that variable of the environment."""
     dataset: str | None = None
     """hub: `organisation/name`."""
     config: str | None = None
@@ -76,6 +77,10 @@ class DataSource(Strict):
     """Start again, in another order, when the documents are used up."""
     part: Literal["all", "train", "held_out"] = "all"
     """local, hub: all documents, or all but a hundredth of them, or that hundredth, by a hash of the text."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """local, hub: share of the documents that is read, chosen by a hash of the text."""
+    exclude: str | None = None
+    """local, hub: documents to leave out, as `python -m evalsuite.distill.overlap` lists them."""
 
     @model_validator(mode="after")
     def _complete(self) -> "DataSource":

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from evalsuite.distill.batches import StageData, check_data, read_ahead
-from evalsuite.distill.readers import open_reader
+from evalsuite.distill.readers import document_hash, open_reader
 from evalsuite.distill.recipe import DataSource
 from evalsuite.foundation import DataError
 
@@ -217,3 +217,37 @@ def test_the_held_out_part_is_disjoint_from_the_rest_and_neither_depends_on_orde
     assert not train & held_out
     assert 5 <= len(held_out) <= 40
     assert read("held_out", rows[::-1]) == held_out
+
+
+def read_source(**fields):
+    examples, _ = open_reader(DataSource(kind="local", **fields), "words").window({})
+    return {example.text for example in examples}
+
+
+def test_a_share_grows_by_documents_and_splits_both_parts_alike(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": f"document {index}"}) + "\n" for index in range(3000)))
+    third, half = (read_source(files=[str(path)], share=share) for share in (0.3, 0.5))
+    assert third < half
+    assert 800 < len(third) < 1000 and 1400 < len(half) < 1600
+    held_out = read_source(files=[str(path)], share=0.5, part="held_out")
+    assert held_out < half and held_out < read_source(files=[str(path)], part="held_out")
+
+
+def test_listed_documents_are_left_out(tmp_path):
+    path, listed = tmp_path / "a.jsonl", tmp_path / "out.txt"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", "three")))
+    listed.write_text(f"{document_hash('two'):016x}\n")
+    assert read_source(files=[str(path)], exclude=str(listed)) == {"one", "three"}
+    listed.with_name("words.txt").write_text("not a hash\n")
+    with pytest.raises(DataError, match=r"words\.txt: no list of documents"):
+        read_source(files=[str(path)], exclude=str(listed.with_name("words.txt")))
+
+
+def test_files_may_lie_where_the_environment_says(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text('{"text": "here"}\n')
+    monkeypatch.setenv("SOME_FOLDER", str(tmp_path))
+    assert read_source(files=["$SOME_FOLDER/*.jsonl"]) == {"here"}
+    monkeypatch.delenv("SOME_FOLDER")
+    with pytest.raises(DataError, match=r"no file matches .*\(\$SOME_FOLDER is not set\)"):
+        read_source(files=["$SOME_FOLDER/*.jsonl"])
