@@ -137,7 +137,14 @@ def resolve(suite: Suite, *, near: Path | None = None) -> list[tuple[Entry, Benc
     Raises:
         ConfigError: an unknown benchmark, a protocol or contexts that a benchmark does not have.
     """
-    return [_resolved(suite, entry, load_benchmark(entry.benchmark, near=near)) for entry in suite.benchmarks]
+    return [_resolved(suite, entry, _loaded(suite, entry, near)) for entry in suite.benchmarks]
+
+
+def _loaded(suite: Suite, entry: Entry, near: Path | None) -> Benchmark:
+    try:
+        return load_benchmark(entry.benchmark, near=near)
+    except ConfigError as error:
+        raise ConfigError(f"suite {suite.name}: benchmarks: {error}") from error
 
 
 def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, Benchmark]:

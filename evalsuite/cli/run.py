@@ -52,7 +52,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--pack",
         type=Path,
         metavar="FILE",
-        help="with --answer-only: pack the answers into a .tar.xz to travel",
+        help="with --answer-only: pack the answers, as .tar.xz",
     )
     parser.add_argument(
         "--add",

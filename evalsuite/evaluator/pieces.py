@@ -95,8 +95,8 @@ def _add_one(run: Path, piece: Path, name: str) -> dict[str, int]:
         before = merged.setdefault(weights_id, engine)
         if before["fingerprint"] != engine["fingerprint"]:
             raise RunFolderError(
-                f"{name}: answers of {labels[weights_id]} with fingerprint {engine['fingerprint']}; {run} has "
-                f"some with {before['fingerprint']} (another device, dtype or version)"
+                f"{name}: answers of {labels[weights_id]} with fingerprint {engine['fingerprint']}; those in "
+                f"{run} have {before['fingerprint']} (another device, dtype or version)"
             )
     counts = {}
     for weights_id, engine in engines.items():

@@ -14,7 +14,7 @@ from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.models.engine.requests import ScoreAnswer
 from evalsuite.protocols.encode import Encoder, grouped
 from evalsuite.protocols.question import Judgement, Question, one_in
-from evalsuite.protocols.quiet import quiet_harness
+from evalsuite.protocols.quiet import quiet_harness, templates_parsed_once
 from evalsuite.tasks.benchmark import Benchmark, LogLikelihood
 from evalsuite.tasks.documents import Document
 
@@ -113,7 +113,8 @@ class LogLikelihoodBenchmark:
             encoder: of the tokenizer.
             max_length: positions that the models read; only whole-text documents are cut by it.
         """
-        texts = [self.pairs(number) for number in range(len(self._documents))]
+        with templates_parsed_once():
+            texts = [self.pairs(number) for number in range(len(self._documents))]
         encoded = iter(
             encoder.pairs(
                 [pair for each in texts for pair in each if not self._rolling(each)], begin=self._how.begin
@@ -149,6 +150,10 @@ class LogLikelihoodBenchmark:
             One value per metric of the task. A perplexity becomes the document's negative log-likelihood
             in nats, beside the count of its words or bytes.
         """
+        with templates_parsed_once():
+            return self._judged(number, question, answers)
+
+    def _judged(self, number: int, question: Question, answers: Sequence[ScoreAnswer]) -> Judgement:
         task, doc = self._tasks[number], self._docs[number]
         choices = task.doc_to_choice(doc) if task.OUTPUT_TYPE == "multiple_choice" else []
         chance = self._chance(choices)

@@ -1,8 +1,10 @@
-"""The harnesses, imported and used without their logs, bars and changes to the root logger."""
+"""The harnesses, used without their logs, bars and changes to the root logger, and without parsing anew."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
 
 
 @contextmanager
@@ -26,3 +28,25 @@ def quiet_harness() -> Iterator[None]:
         root.setLevel(level)
         if not bars:
             datasets.enable_progress_bars()
+
+
+@lru_cache(maxsize=1024)
+def _parsed(template: str) -> Any:
+    from lm_eval.utils import env
+
+    return type(env).from_string(env, template)
+
+
+@contextmanager
+def templates_parsed_once() -> Iterator[None]:
+    """Keep lm-eval from parsing a task's Jinja templates again for every document and example.
+
+    With five examples a document that is most of the time that its prompts take.
+    """
+    from lm_eval.utils import env
+
+    env.from_string = _parsed
+    try:
+        yield
+    finally:
+        del env.from_string

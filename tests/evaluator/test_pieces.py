@@ -1,4 +1,4 @@
-"""A run that grows in pieces: checkpoints that come later, answers of other machines, fewer documents written."""
+"""A run that grows in pieces: checkpoints that come later, answers of other machines."""
 
 import json
 import shutil
