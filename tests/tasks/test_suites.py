@@ -166,7 +166,7 @@ def test_limits_per_protocol(tmp_path: Path) -> None:
     assert asked(whole + "[{benchmark: piqa, protocols: [loglikelihood]}]") == [(None, {})]
     with pytest.raises(ConfigError, match="pocket_facts generates its documents"):
         asked(whole + "[pocket_facts]")
-    with pytest.raises(ConfigError, match="at least 1|greater than or equal to 1"):
+    with pytest.raises(ConfigError, match="limits"):
         asked("limits: {generation: 0}\nbenchmarks: [piqa]")
     with pytest.raises(ConfigError, match="gsm8k has no loglikelihood"):
         asked("benchmarks: [{benchmark: gsm8k, limits: {loglikelihood: 2}}]")
@@ -187,3 +187,12 @@ def test_the_published_leaderboard_asks_what_the_paper_ranks_and_writes_on_part_
     assert {entries[name].limits["generation"] for name in ("arc_easy", "piqa", "hellaswag")} == {1000}
     assert entries["niah_single_3"].contexts == (512, 1024, 2048, 4096)
     assert (entries["niah_single_3"].limit, entries["gsm8k"].limit) == (200, 1000)
+
+
+def test_an_unknown_benchmark_is_named_with_its_suite(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("name: mine\ntitle: M\nbenchmarks: [arc_eazy]\n")
+    with pytest.raises(
+        ConfigError, match=r"^suite mine: benchmarks: unknown benchmark 'arc_eazy'; did you m"
+    ):
+        resolve(load_suite(path))
