@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import sys
+import traceback
 from typing import Any
 
 
@@ -41,6 +42,7 @@ def main() -> None:
                 answer = score if request["verb"] == "score" else generate
                 say({"answers": answer(engine, request)})
         except Exception as error:
+            traceback.print_exc()
             say({"error": f"{type(error).__name__}: {error}"})
 
 
@@ -60,6 +62,15 @@ def start(settings: dict[str, Any]) -> tuple[Any, dict[str, str]]:
 
         free = psutil.virtual_memory()
         arguments["gpu_memory_utilization"] = round(0.4 * free.available / free.total, 2)
+    if current_platform.is_cuda() and not arguments.keys() & {
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+    }:
+        # Likewise on a GPU, where the doctor holds the same model a second time.
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        arguments["gpu_memory_utilization"] = round(0.9 * free / total, 2)
     if current_platform.is_cpu() and arguments.get("tensor_parallel_size", 1) == 1:
         # This process does nothing else: two more, each importing vLLM again, would only start slowly.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

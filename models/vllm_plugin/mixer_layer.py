@@ -1,7 +1,7 @@
 """One layer for every recurrent mixer: the mixer itself, its state in vLLM's pages."""
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,8 +102,8 @@ class MixerLayer(nn.Module, MambaBase):
         if metadata.num_prefills:
             piece = slice(done, done + metadata.num_prefill_tokens)
             slot = PagedSlot(states, metadata.state_indices_tensor_p.long(), metadata.has_initial_states_p)
-            bounds = metadata.query_start_loc_p.long()
-            output[piece] = self._run(x[piece].unsqueeze(0), positions[piece].unsqueeze(0), slot, bounds)[0]
+            mixed = self._run(x[piece].unsqueeze(0), positions[piece].unsqueeze(0), slot, metadata.bounds)
+            output[piece] = mixed[0]
             done = piece.stop
         output[done:] = 0
 
@@ -138,6 +138,13 @@ class StateBackend(AttentionBackend):
 @dataclass
 class StateMetadata(BaseMambaAttentionMetadata):
     """Which tokens belong to whom, and where their states lie."""
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """Where the pieces of prompts begin and end: one tensor for all layers, because fla waits for the
+        device once for each that it has not seen."""
+        assert self.query_start_loc_p is not None
+        return self.query_start_loc_p.long()
 
 
 class StateMetadataBuilder(BaseMambaAttentionMetadataBuilder[StateMetadata]):

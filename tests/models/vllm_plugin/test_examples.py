@@ -1,9 +1,11 @@
 """What the agreement is measured on, and what counts as agreement."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
+from evalsuite.foundation import append_jsonl
 from evalsuite.models import MIXERS
-from evalsuite.models.vllm_plugin.agreement import Row, table
+from evalsuite.models.vllm_plugin.agreement import Rounding, Row, read, table
 from evalsuite.models.vllm_plugin.examples import LONGEST, every_student, prompts, questions
 
 ROW = Row(
@@ -54,3 +56,16 @@ def test_agreement_is_99_in_100_with_near_ties_only() -> None:
     assert "| gla | all at once | float32 | 198 of 200 | 9.0e-04 | 2.0e-05 | 90 of 3000 | – |" in page
     assert "| kda | all at once | float32 | 200 of 200 | – | 2.0e-05 | 90 of 3000 | 128 |" in page
     assert page.count("Versions: vllm 0.32.0.") == 1
+
+
+def test_in_bfloat16_vllm_may_be_as_far_from_float32_as_the_engine_in_process(tmp_path: Path) -> None:
+    near = Rounding(our_equal=150, our_deviation=0.1, vllm_equal=140, vllm_deviation=0.19)
+    row = replace(ROW, dtype="bfloat16", equal=120, gaps=(0.02,), deviation=0.15, rounding=near)
+    assert row.holds
+    assert not replace(row, rounding=replace(near, vllm_equal=139)).holds
+    assert not replace(row, rounding=replace(near, vllm_deviation=0.21)).holds
+    page = table([ROW, row])
+    assert "| 120 of 200 | 2.0e-02 | 1.5e-01 | 90 of 3000 | – | 150, 140 | 1.0e-01, 1.9e-01 |" in page
+    assert "| 90 of 3000 | – | – | – |" in page
+    append_jsonl(tmp_path / "rows", [asdict(ROW), asdict(row)])
+    assert read(tmp_path / "rows") == [ROW, row]

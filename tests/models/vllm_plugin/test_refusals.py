@@ -101,6 +101,8 @@ def test_a_model_of_another_project_under_the_same_name() -> None:
         ("0.32.0", ""),
         ("0.32.1.post1", ""),
         ("0.32.0+cpu", ""),
+        ("0.26.0", ""),
+        ("0.30.1", r"vLLM 0.30.1 is not among those tested: .* with 0\.26\.\* and 0\.32\.\*"),
         ("0.4.1", "vLLM 0.4.1 is too old: .*pip install 'vllm>=0.32,<0.33'"),
         ("0.33.0", "vLLM 0.33.0 is newer than what was tested"),
         ("0.320.0", "newer"),
