@@ -30,7 +30,8 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 def check(bench: Bench, mixers: Sequence[str]) -> dict[str, dict[str, float]]:
     """Relative errors of some mixers, of the loss kernel, and of a whole KD step with the first mixer."""
-    whole, weights = {}, {}
+    whole: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for mixer in mixers:
         layer = _layer(bench, mixer)
         whole |= {f"{mixer} {name}": layer.pop(name) for name in ("output", "d input")}

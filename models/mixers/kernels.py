@@ -167,7 +167,8 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> Any:
-        return *convolution_gradients(*ctx.saved_tensors, d_y, silu=ctx.silu), None
+        x, weight = ctx.saved_tensors
+        return *convolution_gradients(x, weight, d_y, silu=ctx.silu), None
 
 
 def convolution_gradients(x: Tensor, weight: Tensor, d_y: Tensor, *, silu: bool) -> tuple[Tensor, Tensor]:
