@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from evalsuite.distill.chat import chat_renderer
-from evalsuite.distill.packing import Row, tokenize
-from evalsuite.distill.readers import POCKET_WINDOW, Reader, open_reader
+from evalsuite.distill.packing import Document, Row, echoed, tokenize
+from evalsuite.distill.readers import POCKET_WINDOW, Example, Reader, open_reader
 from evalsuite.distill.recipe import Recipe, Stage
 from evalsuite.distill.streams import PocketProvider, SerialProvider, mixed_rows, source_rows
 from evalsuite.foundation import ConfigError, DataError
@@ -140,9 +140,12 @@ class StageData:
         reader = self._readers.get(name) or open_reader(source, name, render)
         if source.kind == "local":
             self._readers[name] = reader
-        return SerialProvider(
-            reader, lambda examples: tokenize(examples, backend, end, completions=completions)
-        )
+
+        def encode(examples: Sequence[Example]) -> list[Document]:
+            documents = tokenize(examples, backend, end, completions=completions)
+            return documents if source.echo is None else [echoed(each, source.echo) for each in documents]
+
+        return SerialProvider(reader, encode)
 
     def __iter__(self) -> Iterator[StepData]:
         return self

@@ -6,6 +6,7 @@ label counts. A document of n tokens therefore fills n − 1 positions, and a st
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +72,22 @@ def _document(ids: list[int], counts: NDArray[np.bool_] | None, example: Example
         tokens = np.append(tokens, np.int32(end))
         kept = np.append(kept, bool(len(kept) and kept[-1]) if counts is not None else True)
     return Document(tokens, kept)
+
+
+def echoed(document: Document, longest: int) -> Document:
+    """The document in pieces of an eighth of `longest` to `longest` tokens, each of them twice.
+
+    The document decides the lengths, so that no lag between a piece and its echo is the usual one.
+    """
+    generator = np.random.default_rng([len(document.tokens), *document.tokens[:8].tolist()])
+    bounds = [0]
+    while bounds[-1] < len(document.tokens):
+        bounds.append(bounds[-1] + int(generator.integers(max(1, longest // 8), longest, endpoint=True)))
+    order = np.concatenate(
+        [np.tile(np.arange(start, min(end, len(document.tokens))), 2) for start, end in pairwise(bounds)]
+        or [np.empty(0, dtype=np.int64)]
+    )
+    return Document(document.tokens[order], document.counts[order])
 
 
 def pack_stream(documents: Sequence[Document], length: int) -> tuple[list[Row], list[Document]]:

@@ -73,6 +73,9 @@ class DataSource(Strict):
     """responses: nucleus sampling."""
     workers: int = Field(default=0, ge=0)
     """pocket: processes that write texts ahead; 0: none, the reading thread does it."""
+    echo: int | None = Field(default=None, ge=2)
+    """Write every document in pieces of at most this many tokens, each twice in a row, so that a student
+    meets much that it can recall and the teacher does."""
     repeat: bool = True
     """Start again, in another order, when the documents are used up."""
     part: Literal["all", "train", "held_out"] = "all"

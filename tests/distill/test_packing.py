@@ -4,7 +4,7 @@ import torch
 
 from evalsuite.distill.batches import collate
 from evalsuite.distill.end_to_end import decode
-from evalsuite.distill.packing import Document, Row, pack_documents, pack_stream, tokenize
+from evalsuite.distill.packing import Document, Row, echoed, pack_documents, pack_stream, tokenize
 from evalsuite.distill.readers import Example
 from evalsuite.models import build_student
 
@@ -102,3 +102,16 @@ def test_a_completion_mask_keeps_the_answer_and_its_end(tokenizer):
     (whole,) = tokenize([example], tokenizer.backend_tokenizer, tokenizer.eos_token_id, completions=False)
     assert whole.counts.all()
     assert whole.tokens.tolist() == marked.tokens.tolist()
+
+
+def test_an_echo_says_every_piece_twice_at_changing_distances():
+    tokens = np.arange(1000, dtype=np.int32)
+    found = echoed(Document(tokens, tokens % 3 == 0), 64)
+    assert len(found.tokens) == 2000
+    assert np.array_equal(found.counts, found.tokens % 3 == 0)
+    first, second = np.argsort(found.tokens, kind="stable").reshape(-1, 2).T
+    lags = second - first
+    assert lags.max() <= 64
+    assert len(set(lags.tolist())) > 8
+    assert np.array_equal(tokens, found.tokens[np.sort(first)])
+    assert len(echoed(Document(tokens[:0], tokens[:0] > 0), 64).tokens) == 0
