@@ -15,6 +15,8 @@ from evalsuite.foundation import ConfigError
 
 BATCH_TOKENS = 1 << 14
 """Most padded tokens of one forward pass."""
+GPU_BATCH_TOKENS = 1 << 16
+"""The same on a GPU, which runs shorter ones faster than Python launches them."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,11 @@ class AnswerSet:
         self.prompts = [tuple(prompt) for prompt, _ in encoded]
         self.answer_tokens = [len(answer) for _, answer in encoded]
         order = sorted(range(len(encoded)), key=lambda i: sum(map(len, encoded[i])))
+        most = GPU_BATCH_TOKENS if device.type == "cuda" else BATCH_TOKENS
         self._batches: list[_Rows] = []
         group: list[int] = []
         for i in order:
-            if group and (len(group) + 1) * sum(map(len, encoded[i])) > BATCH_TOKENS:
+            if group and (len(group) + 1) * sum(map(len, encoded[i])) > most:
                 self._batches.append(_rows(group, encoded, device))
                 group = []
             group.append(i)

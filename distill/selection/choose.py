@@ -49,21 +49,33 @@ def select(
             one by one, or options that do not fit.
         RunFolderError: `out` or `work` hold the history of another teacher or question.
     """
-    chosen = find_selector(selector)
-    options = options or Options()
-    out = Path(out)
+    find_selector(selector)
     recipe = with_mixers(recipe, None if mixer is None else [mixer])
-    ground = Ground(
-        recipe, options, Path(work) if work is not None else out.parent / "work", device=device, quiet=quiet
-    )
+    work = Path(work) if work is not None else Path(out).parent / "work"
+    ground = Ground(recipe, options or Options(), work, device=device, quiet=quiet)
+    return select_on(ground, selector, out, budget=budget, ratio=ratio)
+
+
+def select_on(
+    ground: Ground,
+    selector: str,
+    out: Path,
+    *,
+    budget: int | None = None,
+    ratio: float | str | None = None,
+) -> dict[str, Any]:
+    """`select` on a ground that is there already: several selectors then load teacher and trunk once."""
+    chosen, out = find_selector(selector), Path(out)
     k = softmax_budget(ground.layers, budget=budget, ratio=ratio)
     question = {
         "selector": selector,
         "budget": k,
         "recipe": ground.recipe.hash,
-        "options": options.model_dump(mode="json", exclude_defaults=True),
+        "options": ground.options.model_dump(mode="json", exclude_defaults=True),
     }
     done = _finished(out, ground, question)
+    # All processes look before one of them writes.
+    ground.parallel.wait()
     if done is not None:
         return done
     began = time.monotonic()

@@ -6,6 +6,7 @@
 One work folder serves all selectors of a teacher, so that the trunk is made once.
 """
 
+import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,12 @@ class Ground:
                 f"one by one; layers can be selected in {', '.join(ARCHITECTURES)}"
             )
         self.layers = int(self.info.config.num_hidden_layers)
+
+    def with_options(self, **changes: Any) -> "Ground":
+        """This ground, with what it has loaded, under other settings of a search (not of the trunk)."""
+        made = copy.copy(self)
+        made.options = self.options.model_copy(update=changes)
+        return made
 
     @property
     def mixer(self) -> str:

@@ -44,6 +44,11 @@ class Options(Strict):
     """Snapshots that must agree."""
     similarity: float = Field(default=0.9, gt=0, le=1)
     """Least mean Jaccard similarity of these."""
+    newer: bool = False
+    """Stop as well where the last place has just gone to the newer of two layers (see `StopRule`)."""
+    iterative: bool = False
+    """ga_*, gr_*, avg_*: decide one layer a round, as Table 3 of KL-guided selection puts it, instead of
+    rating every layer once, as its Algorithm 1 does."""
     held_out: int = Field(default=32, gt=0)
     """Sequences of the held-out slice."""
     examples: int = Field(default=200, gt=0)
@@ -52,7 +57,7 @@ class Options(Strict):
     """Key-value pairs of the associative-recall set (Appendix D)."""
     knowledge: str | None = None
     """The knowledge set: a data source of the recipe with prompts and completions, or a benchmark's name;
-    by default the pocket world's facts for a pocket tokenizer, else `arc_easy`."""
+    by default the pocket world's facts for a pocket tokenizer, else `arc_easy` (its training questions)."""
     beam: int = Field(default=4, gt=0)
     """Configurations that a beam search keeps at each depth; the paper does not print its own."""
     seed: int = 0
@@ -61,7 +66,7 @@ class Options(Strict):
     @property
     def rule(self) -> StopRule:
         """The early-stop rule with these settings."""
-        return StopRule(window=self.window, similarity=self.similarity)
+        return StopRule(window=self.window, similarity=self.similarity, newer=self.newer)
 
 
 def load_options(settings: Iterable[str]) -> Options:

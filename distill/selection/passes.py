@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
+from math import nan
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ class OneSwapPass:
         about: what decides the scores, beside the recipe.
         name: of the pass's folder.
         rated: whether candidates are rated at snapshots; without, the pass only trains.
+        layers: those that are rated; all by default.
     """
 
     def __init__(
@@ -43,10 +45,14 @@ class OneSwapPass:
         name: str,
         about: dict[str, Any],
         rated: bool = True,
+        layers: Sequence[int] | None = None,
     ) -> None:
         self.ground, self.stage, self._make, self._rated = ground, stage, make, rated
         parallel = ground.parallel
-        self._mine = list(range(parallel.rank, ground.layers, parallel.world))
+        self._layers = list(range(ground.layers)) if layers is None else list(layers)
+        self._mine = self._layers[parallel.rank :: parallel.world]
+        self.seconds = 0.0
+        """Of training and rating, up to where the last `run` ended."""
         about = {
             "stage": stage.model_dump(mode="json"),
             "every": ground.options.every,
@@ -70,13 +76,14 @@ class OneSwapPass:
             self._train(k, score, stop)
             ended = self._ended(k, score, stop)
             assert ended is not None
+        self.seconds = float(self.journal.rows[ended - 1]["seconds"])
         return self.snapshots(k, score)[:ended] if self._rated else []
 
     def snapshots(self, k: int, score: str) -> list[Snapshot]:
         """All that were written down, as sets of K layers."""
         found = []
         for row in self.journal.rows:
-            scores = tuple(row["scores"][score])
+            scores = tuple(nan if value is None else value for value in row["scores"][score])
             found.append(
                 Snapshot(
                     step=row["step"],
@@ -88,14 +95,9 @@ class OneSwapPass:
         return found
 
     @property
-    def seconds(self) -> float:
-        """Of training and rating so far."""
-        return float(self.journal.rows[-1]["seconds"]) if self.journal.rows else 0.0
-
-    @property
     def _students(self) -> int:
         """Students that read every batch: one per layer, or one for all in alignment."""
-        return 1 if self.stage.aligns else self.ground.layers
+        return 1 if self.stage.aligns else len(self._layers)
 
     def _ended(self, k: int, score: str, stop: bool) -> int | None:
         """Number of snapshots after which the pass is over; None if it is not."""
@@ -138,7 +140,9 @@ class OneSwapPass:
                 )
                 over = self._ended(k, score, stop) is not None
                 due = time.monotonic() - last_save >= ground.recipe.saving.state_seconds
-                if ground.options.keep_state and (over or ground.parallel.any(due)):
+                # What alignment makes is small, and later passes start from it.
+                keep = ground.options.keep_state or stage.aligns
+                if keep and (over or ground.parallel.any(due)):
                     self._save(candidates)
                     last_save = time.monotonic()
                 if over:
@@ -189,13 +193,20 @@ class OneSwapPass:
                     shutil.rmtree(old, ignore_errors=True)
         self.ground.parallel.wait()
 
-    def _gathered(self, scores: dict[str, dict[int, float]]) -> dict[str, list[float]]:
-        """Every layer's score, from all processes."""
+    def drop_state(self) -> None:
+        """Delete the saved candidates, once nothing will go on with them; what they scored stays."""
+        if self.ground.parallel.main:
+            shutil.rmtree(self._folder / "state", ignore_errors=True)
+        self.ground.parallel.wait()
+
+    def _gathered(self, scores: dict[str, dict[int, float]]) -> dict[str, list[float | None]]:
+        """Every layer's score, from all processes; None for those that this pass does not rate."""
+        rated = set(self._layers)
         gathered = {}
         for name, mine in scores.items():
             values = torch.zeros(self.ground.layers, dtype=torch.float64, device=self.ground.device)
             for layer, value in mine.items():
                 values[layer] = value
             self.ground.parallel.sum(values)
-            gathered[name] = values.tolist()
+            gathered[name] = [v if i in rated else None for i, v in enumerate(values.tolist())]
         return gathered

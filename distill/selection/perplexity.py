@@ -1,7 +1,9 @@
 """Perplexity averaged over associative recall, a knowledge set and plain text (arXiv 2603.26556, App. D)."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
+
+import torch
 
 from evalsuite.distill.chat import chat_renderer
 from evalsuite.distill.readers import open_reader
@@ -11,9 +13,10 @@ from evalsuite.distill.selection.journal import Journal
 from evalsuite.distill.selection.questions import Question, draw
 from evalsuite.foundation import ConfigError, DataError, nearest, progress
 from evalsuite.tasks.benchmark import known_benchmarks, load_benchmark
-from evalsuite.tasks.documents import documents
+from evalsuite.tasks.documents import documents, sample, shot_rows
 
 LETTERS = "ABCDEFGHIJ"
+PARTS = ("recall", "knowledge", "text")
 
 
 class Perplexities:
@@ -47,27 +50,47 @@ class Perplexities:
         """The three perplexities and their mean."""
         key = frozenset(softmax)
         if key not in self._known:
-            with self._hybrid(key) as student:
-                parts = {
-                    "recall": self._recall.ask(student).perplexity,
-                    "knowledge": self._knowledge.ask(student).perplexity,
-                    "text": self._ground.held_out.perplexity(student),
-                }
-            row = {"layers": sorted(key), **parts, "mean": sum(parts.values()) / len(parts)}
-            self._known[key] = row
-            self.journal.append(row)
-            self.measured += 1
+            self._measure([key])
         return self._known[key]
 
     def best(self, candidates: list[frozenset[int]], keep: int, what: str) -> list[frozenset[int]]:
         """The `keep` candidates of lowest mean perplexity, best first."""
-        for candidate in progress(candidates, what=what, unit="hybrid", quiet=self._ground.quiet):
-            self.parts(candidate)
+        new = [candidate for candidate in candidates if candidate not in self._known]
+        world = self._ground.parallel.world
+        with progress(total=len(candidates), what=what, unit="hybrid", quiet=self._ground.quiet) as bar:
+            bar.update(len(candidates) - len(new))
+            for start in range(0, len(new), world):
+                self._measure(new[start : start + world])
+                bar.update(len(new[start : start + world]))
         return sorted(candidates, key=lambda each: (self(each), sorted(each)))[:keep]
+
+    def _measure(self, hybrids: Sequence[frozenset[int]]) -> None:
+        """Measure up to one hybrid per process, and let all processes know."""
+        rank = self._ground.parallel.rank
+        values = torch.zeros(len(hybrids), len(PARTS), dtype=torch.float64, device=self._ground.device)
+        if rank < len(hybrids):
+            with self._hybrid(hybrids[rank]) as student:
+                values[rank] = torch.tensor(
+                    (
+                        self._recall.ask(student).perplexity,
+                        self._knowledge.ask(student).perplexity,
+                        self._ground.held_out.perplexity(student),
+                    ),
+                    dtype=torch.float64,
+                )
+        self._ground.parallel.sum(values)
+        for key, found in zip(hybrids, values.tolist(), strict=True):
+            parts = dict(zip(PARTS, found, strict=True))
+            row = {"layers": sorted(key), **parts, "mean": sum(found) / len(found)}
+            self._known[key] = row
+            self.journal.append(row)
+            self.measured += 1
 
 
 def knowledge_questions(ground: Ground) -> list[Question]:
     """The knowledge set: questions whose answers must be in the weights.
+
+    A benchmark gives those of the split that its few-shot examples are from, where it has one.
 
     Raises:
         ConfigError: it names neither a data source of the recipe nor a benchmark with choices.
@@ -85,7 +108,12 @@ def knowledge_questions(ground: Ground) -> list[Question]:
             f"--option knowledge={name}: neither a data source of this recipe nor a benchmark"
             f"{nearest(name, [*ground.readable.data, *known_benchmarks()])}"
         )
-    found = documents(load_benchmark(name), limit=options.examples, seed=options.seed)
+    benchmark = load_benchmark(name)
+    if benchmark.draws_shots:
+        # Layers chosen by the evaluated questions would be no fair choice.
+        found = sample(shot_rows(benchmark), options.examples, options.seed)
+    else:
+        found = documents(benchmark, limit=options.examples, seed=options.seed)
     return [_of_row(document.row, name) for document in found]
 
 

@@ -106,20 +106,30 @@ class Window:
 class StopRule:
     """The rolling-Jaccard early stop (KL-guided selection, Appendix B, "Practical recipe").
 
-    At the first snapshot whose window of R sets is full: mean pairwise Jaccard ≥ 0.90, backbone ≥ K − 1,
-    and union ≤ K + 1.
+    At the first snapshot whose window of R sets is full and has (1) mean pairwise Jaccard ≥ 0.90, (2) a
+    backbone ≥ K − 1 and (3) a union ≤ K + 1.
+
+    `newer` adds the recipe's optional rule for two layers that contend for the last place: "Stop when (3)
+    first becomes true and S_t ≠ S_{t−1} to pick the newer of the two candidates". It stops a pass whose
+    last place keeps changing hands, which (1) alone would let run on. The paper does not say whether (2)
+    must hold as well; it does here, as without it there are more than two candidates.
     """
 
     window: int = 10
     similarity: float = 0.90
+    newer: bool = False
 
     def holds(self, sets: Sequence[Sequence[int]], k: int) -> bool:
         """Whether the pass may stop after the last of `sets`."""
         if len(sets) < self.window:
             return False
         last = self.last(sets)
+        if last.backbone < k - 1 or last.union > k + 1:
+            return False
+        if self.newer and last.sets[-1] != last.sets[-2]:
+            return True
         # A mean of fractions such as 0.9 may come out an ulp short of it.
-        return last.jaccard >= self.similarity - 1e-12 and last.backbone >= k - 1 and last.union <= k + 1
+        return last.jaccard >= self.similarity - 1e-12
 
     def first(self, sets: Sequence[Sequence[int]], k: int) -> int | None:
         """Index of the snapshot at which the pass stops; None if it never does."""

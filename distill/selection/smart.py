@@ -9,14 +9,17 @@ from evalsuite.distill.selection.sets import top_layers
 def smart_layers(scores: Sequence[float], k: int) -> tuple[int, ...]:
     """The K layers that SMART keeps, given each layer's sensitivity.
 
-    (i) The sensitivity is the reduction in KL(teacher ‖ student) when that layer of an otherwise linear
-    student is global attention; (ii) terminal preservation: the most sensitive of the first ⌊L/K⌋ layers
-    and of the last ⌊L/K⌋ stay; (iii) the others are chosen among near-uniform placements, those with
-    ⌊g⌋ or ⌈g⌉ layers between neighbours for g = (last − first − K + 1)/(K − 1), to maximise the total
-    sensitivity (KL-guided selection, section 4.2 (4), after Zebra-Llama, arXiv 2505.17272). The sets
-    published with the former, such as {0, 5, 10, 14, 18, 22, 26} of 28 layers, have these gaps.
+    KL-guided selection, section 4.2 (4), describes SMART (Zebra-Llama, arXiv 2505.17272) without a formula:
+    "(i) score each layer by the reduction in teacher-student KL when swapping an global layer into an
+    otherwise linear baseline; (ii) preserve high-score layers near input/output (so-called "terminal
+    preservation"); (iii) choose the rest from near-uniform candidates to maximize total sensitivity". What it
+    leaves open is decided here: near means among the first and the last ⌊L/K⌋ layers, of which the most
+    sensitive one each is kept; a placement is near-uniform if the layers between neighbours number ⌊g⌋ or
+    ⌈g⌉ for g = (last − first − K + 1)/(K − 1), the mean number. Both sets published with that paper,
+    {0, 9, 18, 26} and {0, 5, 10, 14, 18, 22, 26} of 28 layers, are placements of this kind (gaps of 8 and 7,
+    and of 4 and 3).
 
-    A single layer is the most sensitive one.
+    A single layer is the most sensitive one; the text says nothing of it.
     """
     layers = len(scores)
     if k == 1:

@@ -3,24 +3,28 @@
 Addition (GA) starts from the all-linear student and restores one layer, removal (GR) starts from the
 teacher and makes one layer linear; S1 rates the hidden-state distance after alignment, S2 the KL divergence
 after knowledge distillation (Table 3; sections 3.2 and 5.1). Algorithm 1 rates every layer once and takes
-the top K; Table 3 speaks of iterations, which this does not follow, as the paper's own method (GA-S2) does
-not. Stage 1 gives each layer the teacher's input, so it is the same for every swap and is done once.
+the top K (Eq. 6, section 3.3), which is what happens here by default; Table 3 says "iteratively", which
+option `iterative` follows (see `rounds`). The paper has both under one name and does not say which its tables
+are. Stage 1 gives each layer the teacher's input, so it is the same for every swap and is done once.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from evalsuite.distill.recipe import Stage
+from evalsuite.distill.selection.brief import (
+    ADD,
+    REMOVE,
+    alignment,
+    alignment_pass,
+    alignment_seconds,
+    distillation_pass,
+)
 from evalsuite.distill.selection.ground import Ground
 from evalsuite.distill.selection.options import alignment_stage
 from evalsuite.distill.selection.outcome import Cost, Outcome, Snapshot
-from evalsuite.distill.selection.passes import OneSwapPass
+from evalsuite.distill.selection.rounds import stage1_rounds, stage2_rounds
 from evalsuite.distill.selection.sets import jaccard, one_swap_jaccard, ranks, top_layers
-from evalsuite.distill.selection.swaps import Aligned, Candidates, Distilled
-from evalsuite.foundation import ConfigError
-from evalsuite.models import StudentForCausalLM
 
-ADD, REMOVE = "add", "remove"
 S1_MEASURE = {
     ADD: "minus the hidden-state distance (Eq. 4) with this layer alone restored, after alignment",
     REMOVE: "hidden-state distance (Eq. 4) with this layer alone linear, after alignment",
@@ -33,8 +37,10 @@ S2_MEASURE = {
 
 def stage1(ground: Ground, k: int, *, direction: str) -> Outcome:
     """Layers by the hidden-state distance after brief alignment, one swapped at a time (GA-S1, GR-S1)."""
-    stage = _alignment(ground)
-    run = _alignment_pass(ground, stage, rated=True)
+    if ground.options.iterative:
+        return stage1_rounds(ground, k, direction)
+    stage = alignment(ground)
+    run = alignment_pass(ground, stage, rated=True)
     history = run.run(k, direction)
     tokens = stage.steps * stage.batch * stage.length
     return Outcome(
@@ -58,15 +64,13 @@ def stage1(ground: Ground, k: int, *, direction: str) -> Outcome:
 def stage2(ground: Ground, k: int, *, direction: str) -> Outcome:
     """Layers by held-out KL after brief distillation, one swapped at a time (GA-S2: Algorithm 1; GR-S2).
 
-    The pass stops early by the rolling-Jaccard rule of Appendix B, unless option `stop` is false.
+    The pass stops early by the rolling-Jaccard rule of Appendix B, unless option `stop` is false. Seconds are
+    those of alignment, training and rating up to the stop; loading models and the trunk are not in them.
     """
+    if ground.options.iterative:
+        return stage2_rounds(ground, k, direction)
     stage, align = ground.kd, alignment_stage(ground.readable, ground.options)
-
-    def make(layers: Sequence[int]) -> Candidates:
-        return Distilled(ground, stage, direction, _aligned_trunk(ground, align), layers)
-
-    about = {"align": None if align is None else align.model_dump(mode="json")}
-    run = OneSwapPass(ground, stage, make, name=f"kd-{direction}", about=about)
+    run = distillation_pass(ground, direction)
     history = run.run(k, direction, stop=ground.options.stop)
     last = history[-1]
     stopped = last.step < stage.steps
@@ -85,7 +89,7 @@ def stage2(ground: Ground, k: int, *, direction: str) -> Outcome:
             separate_student_tokens=ground.layers * (aligned + stage.steps * per_step),
             separate_teacher_tokens=ground.layers * (aligned + stage.steps * per_step),
             trunk_tokens=ground.trunk_tokens,
-            seconds=run.seconds,
+            seconds=run.seconds + alignment_seconds(ground, align),
         ),
         details={"steps": stage.steps, **_stability(ground, history, k)},
     )
@@ -120,37 +124,6 @@ def averaged(ground: Ground, k: int, *, stage: int) -> Outcome:
             for direction, part in zip((ADD, REMOVE), parts, strict=True)
         },
     )
-
-
-def _alignment(ground: Ground) -> Stage:
-    stage = alignment_stage(ground.readable, ground.options)
-    if stage is None:
-        raise ConfigError(
-            "a stage-1 selector rates layers after alignment: the recipe needs an alignment stage, and "
-            "--option align_tokens more than 0"
-        )
-    return stage
-
-
-def _alignment_pass(ground: Ground, stage: Stage, *, rated: bool) -> OneSwapPass:
-    def make(layers: Sequence[int]) -> Candidates:
-        return Aligned(ground, stage, layers)
-
-    return OneSwapPass(ground, stage, make, name="align", about={"rated": rated}, rated=rated)
-
-
-def _aligned_trunk(ground: Ground, stage: Stage | None) -> StudentForCausalLM:
-    """The trunk after brief alignment, from whichever pass has been there."""
-    if stage is None:
-        return ground.trunk
-    runs = [_alignment_pass(ground, stage, rated=rated) for rated in (True, False)]
-    run = next(
-        (run for run in runs if run.journal.rows and run.journal.rows[-1]["step"] == stage.steps), None
-    )
-    run = run or runs[1]
-    run.run(1, ADD)
-    candidates: Any = run.trained_so_far()
-    return ground.prepared(candidates.model)
 
 
 def _stability(ground: Ground, history: Sequence[Snapshot], k: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Aligned     one all-linear student for all layers (stage 1): alignment gives eve
             own input, so that what one layer learns does not depend on which other layer was swapped
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -46,12 +46,13 @@ class Candidates(Protocol):
 
 
 def swapped(
-    ground: Ground, direction: str, trunk: StudentForCausalLM, layer: int
+    ground: Ground, direction: str, trunk: StudentForCausalLM, layers: Collection[int]
 ) -> AbstractContextManager[Any]:
-    """The one-swap student: `add` restores a layer of the trunk, `remove` makes one of the teacher linear."""
+    """The student with swapped `layers`: `add` restores those of the trunk, `remove` makes those of the
+    teacher linear."""
     if direction == "add":
-        return restored(trunk, ground.full, [layer])
-    return replaced(ground.full, trunk, [layer])
+        return restored(trunk, ground.full, layers)
+    return replaced(ground.full, trunk, layers)
 
 
 class Distilled:
@@ -60,6 +61,7 @@ class Distilled:
     Args:
         trunk: the all-linear student to swap in, or to take the swapped layer from.
         layers: those of this process.
+        before: layers that are swapped in every candidate, decided in earlier rounds.
     """
 
     def __init__(
@@ -69,11 +71,12 @@ class Distilled:
         direction: str,
         trunk: StudentForCausalLM,
         layers: Sequence[int],
+        before: Collection[int] = (),
     ) -> None:
         self._ground, self._direction, self._layers = ground, direction, list(layers)
         self.trainees = []
         for layer in layers:
-            with swapped(ground, direction, trunk, layer) as student:
+            with swapped(ground, direction, trunk, {*before, layer}) as student:
                 model = with_own_parameters(student, stage.trains)
             trainee = Trainee(f"layer-{layer}", model, ground.cast.dtype)
             trainee.enter(stage)
@@ -122,7 +125,7 @@ class Aligned:
         found: dict[str, dict[int, float]] = {"add": {}, "remove": {}}
         for direction, sign in (("add", -1.0), ("remove", 1.0)):
             for layer in self._layers:
-                with swapped(self._ground, direction, self.model, layer) as student:
+                with swapped(self._ground, direction, self.model, [layer]) as student:
                     found[direction][layer] = sign * self._ground.held_out.hidden_distance(student)
         return found
 

@@ -4,47 +4,45 @@
 
 selects with each selector at each budget on one shared trunk, distils every distinct set of layers by the
 same recipe and seed, asks all students the suite, and writes `selectors.csv` and `selectors.md` with
-confidence intervals and the paired difference from `uniform`. Killed, the same command goes on.
+confidence intervals and the paired difference from `uniform`. Killed, the same command goes on. Under
+`torchrun` several GPUs share each step. The steps may be done on different machines: `--steps render` where
+the data are, `--steps select distill answer` on a GPU host, `--steps judge` at home again.
 """
 
 import argparse
-import csv
-import io
-import os
+import gc
+import shutil
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from os.path import relpath
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from evalsuite.foundation import ConfigError, write_json, write_text
-from evalsuite.reports.reading import read_run_records
-from evalsuite.reports.statistics.interval import Interval
-from evalsuite.reports.statistics.paired import score_interval
-from evalsuite.reports.statistics.wilson import wilson
-from evalsuite.tasks.benchmark import Benchmark, load_benchmark
-from evalsuite.tasks.suite import load_suite
+from evalsuite.evaluator.selection_tables import (
+    REFERENCE,
+    Layers,
+    Line,
+    as_csv,
+    as_markdown,
+    by_benchmark,
+    compared,
+    groups_of,
+    label_of,
+    plain_scores,
+    read_answers,
+    with_quality,
+)
+from evalsuite.foundation import ConfigError, nearest, read_json, write_json, write_text
+from evalsuite.reports.run_folder import read_plan
 
-REFERENCE = "uniform"
-Layers = tuple[int, ...]
-Answers = dict[tuple[str, str, int | None, str], bool]
-"""(benchmark, protocol, context, document) → whether it was right."""
+if TYPE_CHECKING:
+    from evalsuite.distill.recipe import Recipe
+    from evalsuite.distill.selection import Options
 
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One selector at one budget, on one group of questions under one protocol."""
-
-    selector: str
-    budget: int
-    layers: Layers
-    group: str
-    protocol: str
-    documents: int
-    score: Interval
-    beyond_uniform: Interval | None
-    """Paired difference from the reference's students of the same budget; None where the layers are equal."""
+STEPS = ("select", "distill", "render", "answer", "judge")
 
 
 def study(
@@ -58,256 +56,242 @@ def study(
     overrides: Sequence[str] = (),
     options: Sequence[str] = (),
     limit: int | None = None,
+    steps: Sequence[str] = STEPS,
+    whole: bool = False,
+    separate: Sequence[int] = (),
     device: str | None = None,
     quiet: bool = False,
 ) -> list[Line]:
     """Select, distil, ask and compare; every step resumes.
 
     Args:
+        recipe: its name or path; documents that a search holds out are held out of all training.
+        out: a folder.
+        mixer: of the layers that are not softmax, while choosing and in the students.
+        budgets: numbers of softmax layers.
+        selectors: their names, among them the reference.
+        suite: what the students are asked.
         overrides: of the recipe, for the trunk and for every student alike.
         options: of the selectors.
+        limit: documents per benchmark.
+        steps: some of `STEPS`; the others are taken as done.
+        whole: let one-swap passes run to their end as well, to see what an early stop gives away.
+        separate: layers whose one-swap student is also trained by itself, for the time it takes.
+        device: as for `distill`.
+        quiet: no progress bars.
+
+    Returns:
+        What was found; nothing if the answers are not judged yet.
 
     Raises:
         ConfigError: the reference is missing among the selectors, or a recipe, option or suite is wrong.
     """
-    from evalsuite.distill import distill, load_recipe
-    from evalsuite.distill.selection import load_options, select
-    from evalsuite.evaluator import evaluate
-
     if REFERENCE not in selectors:
         raise ConfigError(f"--selectors must hold '{REFERENCE}', which the others are compared to")
-    loaded = load_recipe(recipe, [*overrides, f"student.mixers=[{mixer}]"])
-    settings = load_options(options)
-    chosen: dict[tuple[str, int], dict[str, Any]] = {}
-    began = time.monotonic()
-    for budget in budgets:
+    for step in steps:
+        if step not in STEPS:
+            raise ConfigError(f"step '{step}'{nearest(step, STEPS)}")
+    made = Study(recipe, out, mixer, overrides, options, device, quiet)
+    if "select" in steps:
+        with made.timed("selecting"):
+            made.select(selectors, budgets, whole=whole, separate=separate)
+    if "distill" in steps:
+        with made.timed("distilling"):
+            made.distill()
+    if "render" in steps and made.parallel.main:
+        made.render(suite, limit)
+    made.parallel.wait()
+    if "answer" in steps:
+        with made.timed("asking"):
+            made.answer(suite)
+    if "judge" not in steps or not made.parallel.main:
+        return []
+    return made.judge(suite, budgets)
+
+
+class Study:
+    """The folders and steps of a study.
+
+    layers/<selector>-<budget>.json, work/, distilled/, students/<label>, run/ and, of further processes,
+    run-<rank>/.
+    """
+
+    def __init__(
+        self,
+        recipe: str,
+        out: Path,
+        mixer: str,
+        overrides: Sequence[str],
+        options: Sequence[str],
+        device: str | None,
+        quiet: bool,
+    ) -> None:
+        from evalsuite.distill import load_recipe
+        from evalsuite.distill.parallel import Parallel
+        from evalsuite.distill.selection import load_options
+        from evalsuite.distill.selection.held_out import training_part
+
+        self.recipe: Recipe = training_part(load_recipe(recipe, [*overrides, f"student.mixers=[{mixer}]"]))
+        self.options: Options = load_options(options)
+        self.out, self.run, self.device, self.quiet = out, out / "run", device, quiet
+        self.parallel = Parallel(device)
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Note how long a step took, beside the others."""
+        began = time.monotonic()
+        yield
+        self.parallel.wait()
+        path = self.out / "seconds.json"
+        if self.parallel.main:
+            known = read_json(path) if path.exists() else {}
+            spent = {what: time.monotonic() - began, "device": self.parallel.device_name}
+            write_json(path, {**known, **spent})
+
+    def select(
+        self, selectors: Sequence[str], budgets: Sequence[int], *, whole: bool, separate: Sequence[int]
+    ) -> None:
+        """Choose the layers of every selector and budget on one ground."""
+        from evalsuite.distill.selection import find_selector
+        from evalsuite.distill.selection.choose import select_on
+        from evalsuite.distill.selection.ground import Ground
+        from evalsuite.distill.selection.separate import separate_run
+
+        ground = Ground(self.recipe, self.options, self.out / "work", device=self.device, quiet=self.quiet)
         for name in selectors:
-            chosen[name, budget] = select(
-                loaded,
-                name,
-                out / "layers" / f"{name}-{budget}.json",
-                budget=budget,
-                options=settings,
-                work=out / "work",
-                device=device,
-                quiet=quiet,
+            if whole and find_selector(name).needs == "training":
+                assert ground.trunk is not None  # loaded once for both grounds
+                ended, path = ground.with_options(stop=False), self.out / "whole" / f"{name}.json"
+                self._said(f"{name} to its end", partial(select_on, ended, name, path, budget=max(budgets)))
+            for budget in budgets:
+                path = self._file(name, budget)
+                self._said(f"{name} {budget}", partial(select_on, ground, name, path, budget=budget))
+        alone = [
+            self._said(f"layer {layer} alone", partial(separate_run, ground, layer)) for layer in separate
+        ]
+        if alone and self.parallel.main:
+            write_json(self.out / "separate.json", alone)
+
+    def _said(self, what: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        began = time.monotonic()
+        value = work()
+        _free()
+        if self.parallel.main:
+            spent = time.monotonic() - began
+            shown = value.get("layers", value)
+            print(f"{what}: {shown}, {spent:.1f} s", file=sys.stderr, flush=True)
+        return value
+
+    def _file(self, selector: str, budget: int) -> Path:
+        return self.out / "layers" / f"{selector}-{budget}.json"
+
+    def chosen(self) -> dict[tuple[str, int], dict[str, Any]]:
+        """(selector, budget) → selection, of all that are there."""
+        found = {}
+        for path in (self.out / "layers").glob("*.json"):
+            name, _, budget = path.stem.rpartition("-")
+            found[name, int(budget)] = dict(read_json(path))
+        return dict(sorted(found.items()))
+
+    def distill(self) -> None:
+        """Make a student of every distinct set; the one without softmax layers is the trunk."""
+        from evalsuite.distill import distill
+        from evalsuite.distill.selection.ground import Ground
+
+        sets = sorted(
+            {tuple(value["layers"]) for value in self.chosen().values()}, key=lambda each: (len(each), each)
+        )
+        ground = Ground(self.recipe, self.options, self.out / "work", device=self.device, quiet=self.quiet)
+        self._linked((), ground.trunk_path)
+        for layers in sets:
+            student = self.recipe.student.model_copy(update={"softmax_layers": list(layers)})
+            (folder,) = distill(
+                self.recipe.model_copy(update={"student": student}),
+                self.out / "distilled" / label_of(layers),
+                device=self.device,
+                quiet=self.quiet,
             )
-            print(f"{name} {budget}: {chosen[name, budget]['layers']}", file=sys.stderr, flush=True)
-    selected = time.monotonic() - began
-    sets = sorted({tuple(value["layers"]) for value in chosen.values()}, key=lambda each: (len(each), each))
-    students = {}
-    for layers in [(), *sets]:
-        label = label_of(layers)
-        student = loaded.student.model_copy(update={"softmax_layers": list(layers)})
-        (folder,) = distill(
-            loaded.model_copy(update={"student": student}),
-            out / "distilled" / label,
-            device=device,
-            quiet=quiet,
+            self._linked(layers, folder)
+            _free()
+        self.parallel.wait()
+
+    def _linked(self, layers: Layers, folder: Path) -> None:
+        """A name of its own for a student, by which the evaluator calls it."""
+        link = self.out / "students" / label_of(layers)
+        if self.parallel.main and not link.is_symlink():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(relpath(folder, link.parent))
+
+    @property
+    def students(self) -> list[str]:
+        """Paths of those that are made."""
+        return [str(path) for path in sorted((self.out / "students").glob("*"))]
+
+    def render(self, suite: str, limit: int | None) -> None:
+        """Write the requests, for the teacher and the students that are there."""
+        from evalsuite.evaluator import evaluate
+
+        evaluate(
+            suite,
+            self.students,
+            self.run,
+            teacher=self.recipe.teacher,
+            limit=limit,
+            phases=("render",),
+            quiet=self.quiet,
         )
-        students[layers] = _linked(out / "students" / label, folder)
-    distilled = time.monotonic() - began - selected
-    run = out / "run"
-    evaluate(
-        suite,
-        [str(path) for path in students.values()],
-        run,
-        teacher=loaded.teacher,
-        limit=limit,
-        device=device or "auto",
-        quiet=quiet,
-    )
-    asked = time.monotonic() - began - selected - distilled
-    write_json(out / "seconds.json", {"selecting": selected, "distilling": distilled, "asking": asked})
-    groups = groups_of(suite)
-    answers = read_answers(run, groups)
-    lines = compared(chosen, answers, groups)
-    largest = max(budgets)
-    linear = plain_scores(answers[label_of(())], groups)
-    write_json(
-        run / "selection.json",
-        [_with_quality(chosen[name, largest], lines, linear) for name in selectors],
-    )
-    write_text(out / "selectors.csv", as_csv(lines))
-    write_text(out / "selectors.md", as_markdown(lines, groups))
-    return lines
 
+    def answer(self, suite: str) -> None:
+        """Ask teacher and students; every process a part of them, in a run folder of its own."""
+        from evalsuite.evaluator import evaluate
 
-def label_of(layers: Layers) -> str:
-    """Name of the student with these softmax layers."""
-    return "layers-" + "-".join(map(str, layers)) if layers else "all-linear"
+        rank, world = self.parallel.rank, self.parallel.world
+        run = self.run if rank == 0 else self.out / f"run-{rank}"
+        if rank > 0:
+            shutil.copytree(self.run / "requests", run / "requests", dirs_exist_ok=True)
+        self.parallel.wait()
+        everyone = [str(self.recipe.teacher), *self.students]
+        device = str(self.parallel.device) if self.device is None or world > 1 else self.device
+        evaluate(suite, everyone[rank::world], run, phases=("answer",), device=device, quiet=self.quiet)
 
+    def judge(self, suite: str, budgets: Sequence[int]) -> list[Line]:
+        """Record all answers and write the tables."""
+        from evalsuite.evaluator import evaluate
 
-def _linked(link: Path, folder: Path) -> Path:
-    """A name of its own for a student, by which the evaluator calls it."""
-    link.parent.mkdir(parents=True, exist_ok=True)
-    if not link.is_symlink():
-        link.symlink_to(os.path.relpath(folder, link.parent))
-    return link
-
-
-def groups_of(suite: str) -> dict[str, list[Benchmark]]:
-    """`needles` for benchmarks with contexts, `recall` for the suite's others."""
-    groups: dict[str, list[Benchmark]] = {}
-    for entry in load_suite(suite).benchmarks:
-        benchmark = load_benchmark(entry.benchmark)
-        groups.setdefault("needles" if benchmark.contexts else "recall", []).append(benchmark)
-    return groups
-
-
-def read_answers(run: Path, groups: dict[str, list[Benchmark]]) -> dict[str, Answers]:
-    """Label of each checkpoint → its answers, right or wrong."""
-    found: dict[str, Answers] = {}
-    for benchmark in (each for group in groups.values() for each in group):
-        name = str(benchmark.name)
-        for protocol in benchmark.protocols:
-            asked: Any = getattr(benchmark, protocol)
-            frame = read_run_records(run, name, protocol, [asked.metric])
-            columns = (frame["checkpoint"], frame["context"], frame["doc_id"], frame[f"value.{asked.metric}"])
-            for label, context, document, value in zip(*columns, strict=True):
-                found.setdefault(label, {})[name, protocol, context, document] = value == 1
-    return found
-
-
-def compared(
-    chosen: dict[tuple[str, int], dict[str, Any]],
-    answers: dict[str, Answers],
-    groups: dict[str, list[Benchmark]],
-) -> list[Line]:
-    """Scores with Wilson's intervals, and differences from the reference with Tango's."""
-    lines = []
-    for (selector, budget), value in chosen.items():
-        layers = tuple(value["layers"])
-        mine = answers[label_of(layers)]
-        reference = tuple(chosen[REFERENCE, budget]["layers"])
-        theirs = answers[label_of(reference)]
-        for group, benchmarks in groups.items():
-            names = {str(benchmark.name) for benchmark in benchmarks}
-            for protocol in ("loglikelihood", "generation"):
-                keys = [key for key in mine if key[0] in names and key[1] == protocol]
-                if not keys:
-                    continue
-                right = sum(mine[key] for key in keys)
-                wins = sum(mine[key] and not theirs[key] for key in keys)
-                losses = sum(theirs[key] and not mine[key] for key in keys)
-                score = wilson(right, len(keys))
-                assert score is not None
-                lines.append(
-                    Line(
-                        selector=selector,
-                        budget=budget,
-                        layers=layers,
-                        group=group,
-                        protocol=protocol,
-                        documents=len(keys),
-                        score=score,
-                        beyond_uniform=None
-                        if layers == reference
-                        else score_interval(wins, losses, len(keys)),
-                    )
-                )
-    return lines
-
-
-def plain_scores(mine: Answers, groups: dict[str, list[Benchmark]]) -> dict[tuple[str, str], Interval]:
-    """(group, protocol) → score of one student, with Wilson's interval."""
-    found = {}
-    for group, benchmarks in groups.items():
-        names = {str(benchmark.name) for benchmark in benchmarks}
-        for protocol in ("loglikelihood", "generation"):
-            right = [value for key, value in mine.items() if key[0] in names and key[1] == protocol]
-            score = wilson(sum(right), len(right))
-            if score is not None:
-                found[group, protocol] = score
-    return found
-
-
-def _with_quality(
-    value: dict[str, Any], lines: Sequence[Line], linear: dict[tuple[str, str], Interval]
-) -> dict[str, Any]:
-    """A selector's largest selection, with what its students of all budgets scored, for the figures."""
-    words = {"loglikelihood": "ranked", "generation": "written"}
-    points: list[tuple[Layers, str, str, Interval]] = [
-        ((), group, protocol, score) for (group, protocol), score in linear.items()
-    ]
-    points += [
-        (line.layers, line.group, line.protocol, line.score)
-        for line in lines
-        if line.selector == value["selector"]
-    ]
-    quality = [
-        {
-            "layers": list(layers),
-            "what": f"{group}, {words[protocol]}",
-            "score": score.point,
-            "low": score.low,
-            "high": score.high,
+        pieces = sorted(self.out.glob("run-*"))
+        evaluate(suite, [], self.run, phases=("judge",), pieces=pieces, quiet=self.quiet)
+        groups = groups_of(suite)
+        answers = read_answers(self.run, groups)
+        chosen = {key: value for key, value in self.chosen().items() if key[1] in budgets}
+        lines = compared(chosen, answers, groups)
+        teacher = next(each.label for each in read_plan(self.run).checkpoints if each.role == "teacher")
+        beside = {
+            "teacher": plain_scores(answers[teacher], groups),
+            "no softmax layer": plain_scores(answers[label_of(())], groups),
         }
-        for layers, group, protocol, score in points
-    ]
-    return {**value, "quality": quality}
+        selections = [
+            with_quality(value, lines, beside["no softmax layer"])
+            for (_, budget), value in chosen.items()
+            if budget == max(budgets)
+        ]
+        write_json(self.run / "selection.json", selections)
+        write_text(self.out / "selectors.csv", as_csv(lines, beside))
+        write_text(self.out / "selectors.md", as_markdown(lines, groups, beside))
+        write_text(self.out / "scores.csv", by_benchmark(answers))
+        return lines
 
 
-COLUMNS = ("selector", "budget", "layers", "group", "protocol", "documents", "score", "low", "high")
+def _free() -> None:
+    """Give back what a search or a student held on the GPU."""
+    import torch
 
-
-def as_csv(lines: Sequence[Line]) -> str:
-    """One row per line; scores and differences as fractions."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS, "minus_uniform", "minus_uniform_low", "minus_uniform_high"])
-    for line in lines:
-        score, beyond = line.score, line.beyond_uniform
-        ends = (
-            ["", "", ""] if beyond is None else [f"{v:.4f}" for v in (beyond.point, beyond.low, beyond.high)]
-        )
-        writer.writerow(
-            [
-                line.selector,
-                line.budget,
-                " ".join(map(str, line.layers)),
-                line.group,
-                line.protocol,
-                line.documents,
-                *(f"{v:.4f}" for v in (score.point, score.low, score.high)),
-                *ends,
-            ]
-        )
-    return text.getvalue()
-
-
-def as_markdown(lines: Sequence[Line], groups: dict[str, list[Benchmark]]) -> str:
-    """One table per budget, one row per set of layers: per cent with 95 % intervals, and the difference from
-    uniform in points. Selectors that chose the same layers share the student and the row."""
-    cells = [(group, protocol) for group in groups for protocol in ("loglikelihood", "generation")]
-    words = {"loglikelihood": "ranked", "generation": "written"}
-    text = []
-    for budget in dict.fromkeys(line.budget for line in lines):
-        mine = [line for line in lines if line.budget == budget]
-        text += [f"**K = {budget}**", ""]
-        text += ["| layers | chosen by | " + " | ".join(f"{g}, {words[p]}" for g, p in cells) + " |"]
-        text += ["|---|---|" + "---|" * len(cells)]
-        for layers in dict.fromkeys(line.layers for line in mine):
-            same = [line for line in mine if line.layers == layers]
-            names = ", ".join(dict.fromkeys(line.selector for line in same))
-            shown = {(line.group, line.protocol): _cell(line) for line in same}
-            row = " | ".join(shown.get(cell, "") for cell in cells)
-            text += [f"| {', '.join(map(str, layers))} | {names} | {row} |"]
-        text += [""]
-    return "\n".join(text)
-
-
-def _cell(line: Line) -> str:
-    score, beyond = line.score.scaled(100), line.beyond_uniform
-    text = f"{score.point:.1f} ({score.low:.1f} to {score.high:.1f})"
-    if beyond is not None:
-        points = beyond.scaled(100)
-        text += f"; {points.point:+.1f} ({points.low:+.1f} to {points.high:+.1f})"
-    return text
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the study and print its table."""
+    """Run the study."""
     from evalsuite.distill.selection import SELECTORS
 
     able = [name for name in SELECTORS if name != "fixed"]
@@ -322,6 +306,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", nargs="+", default=[], dest="overrides", metavar="KEY=VALUE")
     parser.add_argument("--option", nargs="+", default=[], dest="options", metavar="KEY=VALUE")
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--steps", nargs="+", default=list(STEPS), choices=STEPS)
+    parser.add_argument(
+        "--whole", action="store_true", help="also let one-swap passes run to their end, for comparison"
+    )
+    parser.add_argument(
+        "--separate",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="LAYER",
+        help="also train the one-swap student of LAYER by itself, and note its time",
+    )
     parser.add_argument("--device")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quiet", action="store_true")

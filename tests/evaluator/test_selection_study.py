@@ -7,6 +7,7 @@ import json
 import pytest
 
 from evalsuite.evaluator import selection_study as study
+from evalsuite.evaluator import selection_tables as tables
 from evalsuite.foundation import ConfigError
 from evalsuite.reports.extras import read_selections
 from evalsuite.reports.statistics.paired import score_interval
@@ -16,7 +17,7 @@ TINY = ["stage.mixer.tokens=1k", "stage.block.tokens=1k", "stage.kd.tokens=1k", 
 BRIEF = ["examples=4", "pairs=8", "held_out=2", "every=1", "tokens=1k", "align_tokens=1k"]
 
 
-def answers(right: str) -> study.Answers:
+def answers(right: str) -> tables.Answers:
     return {("pocket_recall", "loglikelihood", -1, str(i)): mark == "1" for i, mark in enumerate(right)}
 
 
@@ -27,21 +28,21 @@ def test_differences_are_paired_by_document():
         ("ar", 1): {"selector": "ar", "layers": [0]},
     }
     found = {"layers-0": answers("1100000000"), "layers-2": answers("1011110000")}
-    groups = {"recall": study.groups_of("pocket-recall")["recall"]}
-    lines = {line.selector: line for line in study.compared(chosen, found, groups)}
+    groups = {"recall": tables.groups_of("pocket-recall")["recall"]}
+    lines = {line.selector: line for line in tables.compared(chosen, found, groups)}
     assert lines["kv"].score == wilson(5, 10)
     assert lines["kv"].beyond_uniform == score_interval(4, 1, 10)
     assert lines["ar"].beyond_uniform is None
     assert lines["uniform"].beyond_uniform is None
-    rows = list(csv.DictReader(io.StringIO(study.as_csv(list(lines.values())))))
+    rows = list(csv.DictReader(io.StringIO(tables.as_csv(list(lines.values())))))
     assert [row["minus_uniform"] for row in rows] == ["", "0.3000", ""]
-    table = study.as_markdown(list(lines.values()), groups)
+    table = tables.as_markdown(list(lines.values()), groups)
     assert "| 2 | kv | 50.0 (23.7 to 76.3); +30.0 (" in table
     assert "| 0 | uniform, ar | 20.0 (" in table
 
 
 def test_needles_are_apart_from_recall():
-    groups = study.groups_of("pocket-recall")
+    groups = tables.groups_of("pocket-recall")
     assert [str(benchmark.name) for benchmark in groups["recall"]] == ["pocket_recall"]
     assert len(groups["needles"]) == 3
 

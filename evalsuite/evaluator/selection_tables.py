@@ -1,0 +1,258 @@
+"""What a study of selectors found: scores with intervals, paired differences from a reference, tables."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evalsuite.reports.reading import read_run_records
+from evalsuite.reports.statistics.interval import Interval
+from evalsuite.reports.statistics.paired import score_interval
+from evalsuite.reports.statistics.wilson import wilson
+from evalsuite.tasks.benchmark import Benchmark
+from evalsuite.tasks.suite import load_suite, resolve
+
+REFERENCE = "uniform"
+WORDS = {"loglikelihood": "ranked", "generation": "written"}
+Layers = tuple[int, ...]
+Answers = dict[tuple[str, str, int | None, str], bool]
+"""(benchmark, protocol, context, document) → whether it was right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One selector at one budget, on one group of questions under one protocol."""
+
+    selector: str
+    budget: int
+    layers: Layers
+    group: str
+    protocol: str
+    documents: int
+    score: Interval
+    beyond_uniform: Interval | None
+    """Paired difference from the reference's students of the same budget; None where the layers are equal."""
+
+
+def label_of(layers: Layers) -> str:
+    """Name of the student with these softmax layers."""
+    return "layers-" + "-".join(map(str, layers)) if layers else "all-linear"
+
+
+def groups_of(suite: str) -> dict[str, list[Benchmark]]:
+    """`needles` for benchmarks with contexts, `recall` for others of that category, `short questions` for
+    all else; each benchmark with the protocols that the suite asks alone."""
+    groups: dict[str, list[Benchmark]] = {}
+    for entry, benchmark in resolve(load_suite(suite)):
+        left_out: dict[str, Any] = {
+            protocol: None for protocol in benchmark.protocols if protocol not in entry.protocols
+        }
+        asked = benchmark.model_copy(update=left_out)
+        other = "recall" if benchmark.category == "recall" else "short questions"
+        groups.setdefault("needles" if benchmark.contexts else other, []).append(asked)
+    return groups
+
+
+def read_answers(run: Path, groups: dict[str, list[Benchmark]]) -> dict[str, Answers]:
+    """Label of each checkpoint → its answers, right or wrong."""
+    found: dict[str, Answers] = {}
+    for benchmark in (each for group in groups.values() for each in group):
+        name = str(benchmark.name)
+        for protocol in benchmark.protocols:
+            asked: Any = getattr(benchmark, protocol)
+            frame = read_run_records(run, name, protocol, [asked.metric])
+            columns = (frame["checkpoint"], frame["context"], frame["doc_id"], frame[f"value.{asked.metric}"])
+            for label, context, document, value in zip(*columns, strict=True):
+                found.setdefault(label, {})[name, protocol, context, document] = value == 1
+    return found
+
+
+def compared(
+    chosen: dict[tuple[str, int], dict[str, Any]],
+    answers: dict[str, Answers],
+    groups: dict[str, list[Benchmark]],
+) -> list[Line]:
+    """Scores with Wilson's intervals, and differences from the reference with Tango's."""
+    lines = []
+    for (selector, budget), value in chosen.items():
+        layers = tuple(value["layers"])
+        mine = answers[label_of(layers)]
+        reference = tuple(chosen[REFERENCE, budget]["layers"])
+        theirs = answers[label_of(reference)]
+        for group, benchmarks in groups.items():
+            names = {str(benchmark.name) for benchmark in benchmarks}
+            for protocol in WORDS:
+                keys = [key for key in mine if key[0] in names and key[1] == protocol]
+                if not keys:
+                    continue
+                right = sum(mine[key] for key in keys)
+                wins = sum(mine[key] and not theirs[key] for key in keys)
+                losses = sum(theirs[key] and not mine[key] for key in keys)
+                score = wilson(right, len(keys))
+                assert score is not None
+                lines.append(
+                    Line(
+                        selector=selector,
+                        budget=budget,
+                        layers=layers,
+                        group=group,
+                        protocol=protocol,
+                        documents=len(keys),
+                        score=score,
+                        beyond_uniform=None
+                        if layers == reference
+                        else score_interval(wins, losses, len(keys)),
+                    )
+                )
+    return lines
+
+
+def plain_scores(mine: Answers, groups: dict[str, list[Benchmark]]) -> dict[tuple[str, str], Interval]:
+    """(group, protocol) → score of one student, with Wilson's interval."""
+    found = {}
+    for group, benchmarks in groups.items():
+        names = {str(benchmark.name) for benchmark in benchmarks}
+        for protocol in WORDS:
+            right = [value for key, value in mine.items() if key[0] in names and key[1] == protocol]
+            score = wilson(sum(right), len(right))
+            if score is not None:
+                found[group, protocol] = score
+    return found
+
+
+def with_quality(
+    value: dict[str, Any], lines: Sequence[Line], linear: dict[tuple[str, str], Interval]
+) -> dict[str, Any]:
+    """A selector's largest selection, with what its students of all budgets scored, for the figures."""
+    points: list[tuple[Layers, str, str, Interval]] = [
+        ((), group, protocol, score) for (group, protocol), score in linear.items()
+    ]
+    points += [
+        (line.layers, line.group, line.protocol, line.score)
+        for line in lines
+        if line.selector == value["selector"]
+    ]
+    quality = [
+        {
+            "layers": list(layers),
+            "what": f"{group}, {WORDS[protocol]}",
+            "score": score.point,
+            "low": score.low,
+            "high": score.high,
+        }
+        for layers, group, protocol, score in points
+    ]
+    return {**value, "quality": quality}
+
+
+COLUMNS = ("selector", "budget", "layers", "group", "protocol", "documents", "score", "low", "high")
+
+
+Scores = Mapping[tuple[str, str], Interval]
+"""(group, protocol) → score."""
+
+
+def as_csv(lines: Sequence[Line], beside: Mapping[str, Scores] | None = None) -> str:
+    """One row per line; scores and differences as fractions.
+
+    Args:
+        beside: what else was asked, by name: the teacher, the student without softmax layers.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*COLUMNS, "minus_uniform", "minus_uniform_low", "minus_uniform_high"])
+    for name, scores in (beside or {}).items():
+        for (group, protocol), score in scores.items():
+            ends = [f"{v:.4f}" for v in (score.point, score.low, score.high)]
+            writer.writerow([name, "", "", group, protocol, "", *ends, "", "", ""])
+    for line in lines:
+        score, beyond = line.score, line.beyond_uniform
+        ends = (
+            ["", "", ""] if beyond is None else [f"{v:.4f}" for v in (beyond.point, beyond.low, beyond.high)]
+        )
+        writer.writerow(
+            [
+                line.selector,
+                line.budget,
+                " ".join(map(str, line.layers)),
+                line.group,
+                line.protocol,
+                line.documents,
+                *(f"{v:.4f}" for v in (score.point, score.low, score.high)),
+                *ends,
+            ]
+        )
+    return text.getvalue()
+
+
+def by_benchmark(answers: Mapping[str, Answers]) -> str:
+    """CSV: every checkpoint's score on every benchmark, protocol and context, with Wilson's interval."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["checkpoint", "benchmark", "protocol", "context", "documents", "score", "low", "high"])
+    for label, given in answers.items():
+        cells: dict[tuple[str, str, int | None], list[bool]] = {}
+        for (name, protocol, context, _), right in given.items():
+            cells.setdefault((name, protocol, context), []).append(right)
+        for (name, protocol, context), marks in cells.items():
+            score = wilson(sum(marks), len(marks))
+            assert score is not None
+            ends = [f"{v:.4f}" for v in (score.point, score.low, score.high)]
+            shown = context if context is not None and context > 0 else ""
+            writer.writerow([label, name, protocol, shown, len(marks), *ends])
+    return text.getvalue()
+
+
+def as_markdown(
+    lines: Sequence[Line],
+    groups: dict[str, list[Benchmark]],
+    beside: Mapping[str, Scores] | None = None,
+) -> str:
+    """One table per budget, one row per set of layers: per cent with 95 % intervals, and the difference from
+    uniform in points. Selectors that chose the same layers share the student and the row.
+
+    Args:
+        lines: of all selectors and budgets.
+        groups: whose order the columns take.
+        beside: as for `as_csv`; a table of its own.
+    """
+    asked = {(line.group, line.protocol) for line in lines}
+    cells = [(group, protocol) for group in groups for protocol in WORDS if (group, protocol) in asked]
+    text = []
+    if beside:
+        text += ["| | " + " | ".join(f"{g}, {WORDS[p]}" for g, p in cells) + " |"]
+        text += ["|---|" + "---|" * len(cells)]
+        for name, scores in beside.items():
+            shown = [_interval(scores[cell]) if cell in scores else "" for cell in cells]
+            text += [f"| {name} | " + " | ".join(shown) + " |"]
+        text += [""]
+    for budget in dict.fromkeys(line.budget for line in lines):
+        mine = [line for line in lines if line.budget == budget]
+        text += [f"**K = {budget}**", ""]
+        text += ["| layers | chosen by | " + " | ".join(f"{g}, {WORDS[p]}" for g, p in cells) + " |"]
+        text += ["|---|---|" + "---|" * len(cells)]
+        for layers in dict.fromkeys(line.layers for line in mine):
+            same = [line for line in mine if line.layers == layers]
+            names = ", ".join(dict.fromkeys(line.selector for line in same))
+            row = " | ".join(
+                {(line.group, line.protocol): _cell(line) for line in same}[cell] for cell in cells
+            )
+            text += [f"| {', '.join(map(str, layers))} | {names} | {row} |"]
+        text += [""]
+    return "\n".join(text)
+
+
+def _cell(line: Line) -> str:
+    beyond = line.beyond_uniform
+    text = _interval(line.score)
+    if beyond is not None:
+        points = beyond.scaled(100)
+        text += f"; {points.point:+.1f} ({points.low:+.1f} to {points.high:+.1f})"
+    return text
+
+
+def _interval(score: Interval) -> str:
+    scaled = score.scaled(100)
+    return f"{scaled.point:.1f} ({scaled.low:.1f} to {scaled.high:.1f})"
