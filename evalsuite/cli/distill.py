@@ -2,10 +2,15 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evalsuite.cli.options import add_quiet
 from evalsuite.cli.parser import command
+
+if TYPE_CHECKING:
+    from evalsuite.distill import Recipe
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -16,7 +21,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="turn a teacher into student checkpoints, as a recipe says",
         example=(
             "  evalsuite distill default --mixer gated_deltanet kda --set teacher=./model --out students\n"
-            "  evalsuite distill pocket --dry-run"
+            "  evalsuite distill pocket --dry-run\n"
+            "  evalsuite distill smollm2-135m-instruct --variants all --data ./data --out students"
         ),
     )
     parser.add_argument("recipe", help="a name from `evalsuite show recipes`, or a YAML file")
@@ -32,6 +38,14 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--layers", metavar="FILE", help="layers that stay softmax, as `evalsuite select` wrote them"
     )
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        default=[],
+        metavar="V",
+        help="make these variants of the recipe as well (or all), each in OUT/variants/V",
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="what $EVALSUITE_DATA means in the recipe")
     parser.add_argument("--out", type=Path, help="folder for the checkpoints; the same command resumes")
     parser.add_argument("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one)")
     parser.add_argument(
@@ -43,23 +57,43 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Distil, or say what distilling would cost."""
-    from evalsuite.distill import load_recipe
     from evalsuite.foundation import ConfigError
 
-    chosen = [] if arguments.layers is None else [f"student.softmax_layers={json.dumps(arguments.layers)}"]
-    recipe = load_recipe(arguments.recipe, [*arguments.overrides, *chosen])
+    if arguments.data is not None:
+        os.environ["EVALSUITE_DATA"] = str(arguments.data)
+    chosen = recipes(arguments)
     if arguments.dry_run:
         from evalsuite.distill import dry_run
 
-        print(dry_run(recipe, mixers=arguments.mixer, device=arguments.device))
+        costs = [dry_run(recipe, mixers=mixers, device=arguments.device) for _, recipe, mixers in chosen]
+        print("\n\n".join(map(str, costs)))
+        if len(costs) > 1:
+            print(f"\n{len(costs)} runs: {sum(cost.seconds for cost in costs) / 60:.0f} min")
         return 0
     if arguments.out is None:
         raise ConfigError("--out DIR is required (or --dry-run)")
     from evalsuite.distill import distill
 
-    folders = distill(
-        recipe, arguments.out, mixers=arguments.mixer, device=arguments.device, quiet=arguments.quiet
-    )
-    for folder in folders:
-        print(folder)
+    for folder, recipe, mixers in chosen:
+        out = arguments.out / folder
+        for made in distill(recipe, out, mixers=mixers, device=arguments.device, quiet=arguments.quiet):
+            print(made)
     return 0
+
+
+def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str] | None]]:
+    """The recipe and the variants that are asked for: each with its folder below --out, and its mixers.
+
+    `--mixer` speaks of the recipe itself: a variant says what it is a variant of.
+    """
+    from evalsuite.distill import load_recipe
+
+    layers = [] if arguments.layers is None else [f"student.softmax_layers={json.dumps(arguments.layers)}"]
+    overrides = [*arguments.overrides, *layers]
+    plain = load_recipe(arguments.recipe, overrides)
+    names = list(plain.variants) if arguments.variants == ["all"] else arguments.variants
+    joint = "," if ":" in arguments.recipe else ":"
+    return [("", plain, arguments.mixer)] + [
+        (f"variants/{name}", load_recipe(f"{arguments.recipe}{joint}{name}", overrides), None)
+        for name in names
+    ]
