@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from evalsuite.distill.selection import passes, structural
 from evalsuite.distill.selection.ground import Ground
 from evalsuite.distill.selection.passes import OneSwapPass
+from evalsuite.distill.selection.separate import separate_run
 from evalsuite.distill.selection.sets import one_swap_jaccard, ranks, top_layers
 from evalsuite.distill.selection.swaps import Aligned, Distilled
 from evalsuite.foundation import CheckpointError, RunFolderError, read_jsonl
@@ -204,6 +205,41 @@ def test_the_outcome_counts_what_was_spent_and_saved(ground, tmp_path):
     assert window["snapshots"] == 2
     assert window["jaccard"] >= min(1.0, one_swap_jaccard(2))
     assert len(outcome.scores) == 3
+
+
+def test_without_kept_states_a_later_pass_still_starts_from_the_aligned_trunk(ground, tmp_path):
+    """The candidates are not saved, the alignment that they start from is."""
+    kept = structural.stage2(new_ground(ground, tmp_path / "a", stop=False), 1, direction="add")
+    settings = {"stop": False, "keep_state": False}
+    folder = tmp_path / "b"
+    structural.stage2(new_ground(ground, folder, **settings), 1, direction="add")
+    (journal,) = folder.glob("kd-add-*/journal.jsonl")
+    assert not list(folder.rglob("layer-*.safetensors"))
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:2]))
+    again = structural.stage2(new_ground(ground, folder, **settings), 1, direction="add")
+    assert [s.scores for s in again.history] == [s.scores for s in kept.history]
+
+
+def test_the_seconds_of_a_pass_are_those_up_to_its_stop(ground, tmp_path):
+    """A pass that ran on for another budget did not become dearer for this one."""
+    script = [[0.0, 0.0, 1.0]] * 6
+    ground = new_ground(ground, tmp_path, window=3)
+    run, _ = scripted_pass(ground, script)
+    run.run(1, "add", stop=False)
+    rows = run.journal.rows
+    assert run.seconds == rows[-1]["seconds"]
+    assert len(run.run(1, "add", stop=True)) == 3
+    assert run.seconds == rows[2]["seconds"] < rows[-1]["seconds"]
+
+
+def test_a_student_trained_by_itself_scores_as_in_the_pass(ground, tmp_path):
+    ground = new_ground(ground, tmp_path, stop=False)
+    together = structural.stage2(ground, 1, direction="add")
+    alone = separate_run(ground, 1)
+    assert alone["importance"] == pytest.approx(together.scores[1], rel=1e-6)
+    assert alone["tokens"] * 3 == together.cost.separate_student_tokens
+    assert alone["seconds"] > 0
 
 
 def test_a_history_of_another_teacher_or_of_other_settings_is_refused(ground, tmp_path):

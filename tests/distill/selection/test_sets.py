@@ -216,6 +216,24 @@ def test_the_pass_does_not_stop_on_an_alternating_place():
     assert StopRule().first(sets, 9) is None
 
 
+def test_the_newer_of_two_alternating_layers_may_be_taken():
+    """Appendix B's optional rule: the union is K + 1 and the set has just changed."""
+    rule = StopRule(newer=True)
+    sets = [settled(9, 8 if i % 2 else 30) for i in range(40)]
+    assert rule.first(sets, 9) == 9
+    assert sets[9] == settled(9, 8)
+    # The last place changed hands once, long ago: nothing to choose between, so the whole rule decides.
+    calm = [settled(9, 30)] * 3 + [settled(9, 8)] * 20
+    assert rule.first(calm, 9) == StopRule().first(calm, 9)
+    # Three layers contend for it: no rule stops.
+    three = [settled(9, 8 + i % 3) for i in range(40)]
+    assert rule.first(three, 9) is None
+    # Two places each held by two layers in turn: K + 1 layers in all, but no backbone of K - 1.
+    ring = [tuple(layer for layer in range(10) if layer != i % 3) for i in range(40)]
+    assert Window(sets=tuple(ring[:10])).union == 10
+    assert rule.first(ring, 9) is None
+
+
 def test_a_window_must_be_full():
     assert StopRule().first([settled(4, 3)] * 9, 4) is None
     assert StopRule().first([settled(4, 3)] * 10, 4) == 9
