@@ -103,7 +103,7 @@ def study(
     made.parallel.wait()
     if "answer" in steps:
         with made.timed("asking"):
-            made.answer(suite)
+            made.answer()
     if "judge" not in steps or not made.parallel.main:
         return []
     return made.judge(suite, budgets)
@@ -241,9 +241,10 @@ class Study:
             quiet=self.quiet,
         )
 
-    def answer(self, suite: str) -> None:
+    def answer(self) -> None:
         """Ask teacher and students; every process a part of them, in a run folder of its own."""
         from evalsuite.evaluator import evaluate
+        from evalsuite.evaluator.layout import read_index
 
         rank, world = self.parallel.rank, self.parallel.world
         run = self.run if rank == 0 else self.out / f"run-{rank}"
@@ -252,6 +253,7 @@ class Study:
         self.parallel.wait()
         everyone = [str(self.recipe.teacher), *self.students]
         device = str(self.parallel.device) if self.device is None or world > 1 else self.device
+        suite = read_index(self.run).suite
         evaluate(suite, everyone[rank::world], run, phases=("answer",), device=device, quiet=self.quiet)
 
     def judge(self, suite: str, budgets: Sequence[int]) -> list[Line]:

@@ -3,11 +3,14 @@
 import csv
 import io
 import json
+import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from evalsuite.evaluator import selection_study as study
 from evalsuite.evaluator import selection_tables as tables
+from evalsuite.evaluator.pieces import pack
 from evalsuite.foundation import ConfigError
 from evalsuite.reports.extras import read_selections
 from evalsuite.reports.statistics.paired import score_interval
@@ -75,3 +78,66 @@ def test_the_whole_way_and_again(tmp_path, monkeypatch):
     assert lineage["mixers"] == ["gated_deltanet"] * 3 + ["softmax"]
     monkeypatch.setattr("evalsuite.distill.trainer.Run.go", None)
     assert study.study("pocket", tmp_path, **settings) == lines
+
+
+@pytest.mark.slow
+def test_the_steps_on_two_machines_and_two_processes(tmp_path):
+    """Rendered at home, chosen, distilled and answered by two processes elsewhere, judged at home."""
+    settings = {
+        "mixer": "gated_deltanet",
+        "budgets": [1],
+        "selectors": ["uniform", "ga_s2"],
+        "suite": "pocket-recall",
+        "overrides": TINY,
+        "options": BRIEF,
+        "limit": 2,
+        "quiet": True,
+    }
+    home, away = tmp_path / "home", tmp_path / "away"
+    assert study.study("pocket", home, steps=["render"], **settings) == []
+    shutil.copytree(home / "run", away / "run")
+    study.study("pocket", away, steps=["select", "distill"], whole=True, separate=[1], **settings)
+    (alone,) = json.loads((away / "separate.json").read_text())
+    assert alone["layer"] == 1
+    whole = json.loads((away / "whole" / "ga_s2.json").read_text())
+    chosen = json.loads((away / "layers" / "ga_s2-1.json").read_text())
+    assert whole["history"][: len(chosen["history"])] == chosen["history"]
+    for rank in (1, 0):
+        made = study.Study("pocket", away, "gated_deltanet", TINY, BRIEF, "cpu", True)
+        made.parallel = SimpleNamespace(
+            rank=rank, world=2, main=rank == 0, wait=lambda: None, device="cpu", device_name="CPU"
+        )
+        made.answer()
+    assert (away / "run-1" / "answers").is_dir()
+    shutil.copytree(away / "layers", home / "layers")
+    for number, run in enumerate(("run", "run-1")):
+        pack(away / run, home / f"run-{number}.tar.xz")
+    lines = study.study("pocket", home, steps=["judge"], **settings)
+    assert {line.selector for line in lines} == {"uniform", "ga_s2"}
+    rows = list(csv.DictReader((home / "selectors.csv").open()))
+    assert {row["selector"] for row in rows} == {"teacher", "no softmax layer", "uniform", "ga_s2"}
+    assert "| teacher | " in (home / "selectors.md").read_text()
+    scores = list(csv.DictReader((home / "scores.csv").open()))
+    assert {row["context"] for row in scores} == {"", "128", "256", "512"}
+    assert {row["checkpoint"] for row in scores} >= {"pocket", "all-linear"}
+
+
+def test_unknown_steps_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="step 'distil'; did you mean 'distill'"):
+        study.study(
+            "pocket",
+            tmp_path,
+            mixer="gla",
+            budgets=[1],
+            selectors=["uniform"],
+            suite="pocket-recall",
+            steps=["distil"],
+        )
+
+
+def test_a_suite_of_both_kinds_is_cut_into_needles_and_short_questions():
+    groups = tables.groups_of("selection")
+    assert [str(each.name) for each in groups["needles"]] == [f"niah_single_{i}" for i in (1, 2, 3)]
+    assert len(groups["short questions"]) == 6
+    # ARC can be written too, but this suite ranks alone.
+    assert {each.protocols for each in groups["short questions"]} == {("loglikelihood",)}
