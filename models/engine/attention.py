@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
+from evalsuite.models.engine.packing import Packing
+
 NAME = "evalsuite"
 
 
@@ -35,6 +37,8 @@ class Masks:
     def __init__(self, queries: Tensor, keys: Tensor, real: Tensor | None, dtype: torch.dtype) -> None:
         self._queries, self._keys, self._real, self._dtype = queries, keys, real, dtype
         self._made: dict[int | None, Tensor | None] = {}
+        self.packing: Packing | None = None
+        """How the new tokens are packed into one row, if they are; keys and values are not."""
 
     def of(self, window: int | None) -> Tensor | None:
         """The mask [R or 1, 1, T, L] of layers that see `window` tokens; None for plain causal attention."""
@@ -74,15 +78,24 @@ def attend(
 
     Args:
         module: the attention module; our students' have their window as `window`.
-        query: [B, H, T, D]; key, value: [B, H / groups, L, D].
+        query: [B, H, T, D], or packed [1, H, N, D]; key, value: [B, H / groups, L, D].
         attention_mask: None always (see above).
         scaling: factor on the products; None is D ** -0.5.
         sliding_window: window of transformers' own sliding layers.
 
     Returns:
-        [B, T, H, D] and None, as transformers expects.
+        [B, T, H, D] (packed [1, N, H, D]) and None, as transformers expects.
     """
-    mask = _masks.get().of(getattr(module, "window", sliding_window))
+    masks = _masks.get()
+    mask = masks.of(getattr(module, "window", sliding_window))
+    if masks.packing is None:
+        return _attention(query, key, value, mask, scaling), None
+    return masks.packing.pack(_attention(masks.packing.heads(query), key, value, mask, scaling)), None
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+) -> Tensor:
     batch, heads, length, width = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]
     groups = heads // kv_heads
@@ -95,13 +108,13 @@ def attend(
         out = scaled_dot_product_attention(
             query, key, value, is_causal=length > 1, scale=scaling, enable_gqa=groups > 1
         )
-        return out.transpose(1, 2), None
+        return out.transpose(1, 2)
     if groups > 1:
         query = query.reshape(batch, kv_heads, groups * length, width)
         if length > 1:
             mask = mask[:, :, None].expand(-1, -1, groups, -1, -1).reshape(-1, 1, groups * length, keys)
     out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
-    return out.reshape(batch, heads, length, -1).transpose(1, 2), None
+    return out.reshape(batch, heads, length, -1).transpose(1, 2)
 
 
 AttentionInterface.register(NAME, attend)

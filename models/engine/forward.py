@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from evalsuite.foundation import ConfigError
 from evalsuite.models.engine.attention import Attention, Masks
 from evalsuite.models.engine.norms import Norms
+from evalsuite.models.engine.packing import packing
 from evalsuite.models.engine.states import ForkedCache, State, on_device, padded
 
 
@@ -39,6 +40,8 @@ class Decoder:
         self._attention = Attention(model)
         self._norms = Norms(self.body)
         self._takes_token_mask = "token_mask" in inspect.signature(self.body.forward).parameters
+        # On a GPU the number of kernels counts for more than padding; a recurrence must know its rows.
+        self.packs = self.device.type == "cpu" and not self._takes_token_mask
         self._check(model)
 
     @torch.inference_mode()
@@ -108,9 +111,15 @@ class Decoder:
             keys = torch.cat([parent.positions[forked], positions], 1)
             real = torch.cat([parent.real[forked], real], 1)
             masks = Masks(positions, keys, real, self.dtype)
-        cache = ForkedCache(self.depth, parent, forked, keep)
+        packed = packing([len(row) for row in rows], self.device) if self.packs else None
+        cache = ForkedCache(self.depth, parent, forked, keep, packed)
+        if packed is not None:
+            masks.packing, ragged = packed, None
+            tokens, positions = packed.pack(tokens), packed.pack(positions)
         with _without_cudnn():
             hidden = self.call(tokens, positions, cache, masks, ragged)
+        if packed is not None:
+            hidden = packed.unpack(hidden)
         return hidden, State(cache.states(), lengths, keys, real) if keep else None
 
     def call(

@@ -47,4 +47,5 @@ def sizes(decoder: Decoder, parameters: int, batch_tokens: int | None) -> Sizes:
         return Sizes(tokens, tokens // 4, 1 << 28, int(free / 2), 512)
     # A step over this many rows is about as long as reading the weights once, or as Python's overhead.
     rows = int(min(256, max(32, 4e9 / parameters)))
-    return Sizes(batch_tokens or 4096, 512, 1 << 22, 2 << 30, rows)
+    tokens = batch_tokens or 4096
+    return Sizes(tokens, tokens // 2 if decoder.packs else 512, 1 << 23, 2 << 30, rows)

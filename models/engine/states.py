@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evalsuite.models.engine.packing import Packing
+
 
 @dataclass(slots=True)
 class LayerState:
@@ -47,9 +49,16 @@ class ForkedCache:
     `layers[i].read()` and `.write(state)`. What the rows remember afterwards is kept only if asked for.
     """
 
-    def __init__(self, depth: int, parent: State | None, parents: Tensor | None, keep: bool) -> None:
+    def __init__(
+        self,
+        depth: int,
+        parent: State | None,
+        parents: Tensor | None,
+        keep: bool,
+        packed: Packing | None = None,
+    ) -> None:
         self.layers = [
-            _ForkedLayer(parent.layers[i] if parent is not None else None, parents, keep)
+            _ForkedLayer(parent.layers[i] if parent is not None else None, parents, keep, packed)
             for i in range(depth)
         ]
         self._seen = 0 if parent is None else parent.real.shape[1]
@@ -57,7 +66,7 @@ class ForkedCache:
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append new keys and values [R, Hkv, T, D] to the parents'; return all."""
+        """Append new keys and values [R, Hkv, T, D] (packed [1, Hkv, N, D]) to the parents'; return all."""
         return self.layers[layer_idx].append(keys, values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -70,13 +79,18 @@ class ForkedCache:
 
 
 class _ForkedLayer:
-    def __init__(self, before: LayerState | None, parents: Tensor | None, keep: bool) -> None:
+    def __init__(
+        self, before: LayerState | None, parents: Tensor | None, keep: bool, packed: Packing | None
+    ) -> None:
         self.before = before
         self.parents = parents
         self.keep = keep
+        self.packed = packed
         self.after = LayerState()
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        if self.packed is not None:
+            keys, values = self.packed.heads(keys), self.packed.heads(values)
         if self.before is not None and self.before.keys is not None and self.before.values is not None:
             keys = torch.cat([self._fork(self.before.keys), keys], 2)
             values = torch.cat([self._fork(self.before.values), values], 2)

@@ -27,7 +27,7 @@ from evalsuite.models.identity import fingerprint
 from evalsuite.models.recurrence import fla_backend, using_fla
 from evalsuite.models.student import StudentForCausalLM
 
-NUMERICS = "2"
+NUMERICS = {"cuda": "2", "cpu": "3"}
 """Goes up when answers change by rounding: those of another number are not reused."""
 
 
@@ -63,7 +63,7 @@ class TorchEngine:
     def fingerprint(self) -> str:
         """See `Engine.fingerprint`."""
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        versions["numerics"] = NUMERICS
+        versions["numerics"] = NUMERICS.get(self.decoder.device.type, "1")
         if isinstance(self.checkpoint.model, StudentForCausalLM):
             on_fla = using_fla(torch.empty(0, dtype=self.decoder.dtype, device=self.decoder.device))
             versions["recurrence"] = fla_backend.version() if on_fla else "torch"
