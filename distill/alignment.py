@@ -2,8 +2,8 @@
 
 The teacher runs once, without gradient; as each of its layers finishes, that layer of every student is
 run on the same input, compared, differentiated and forgotten. Memory is one layer, no student forward
-exists, and several students share one teacher forward. In a captured CUDA graph the students of a layer
-stand side by side, so that the short kernels of one fill the GPU where another's leave it waiting.
+exists, and several students share one teacher forward. In a captured CUDA graph the students of a layer and
+the teacher's next layer stand side by side, so that one fills the GPU where another leaves it waiting.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evalsuite.distill import lanes as lanes_module
 from evalsuite.distill.batches import Batch
 from evalsuite.distill.end_to_end import run_teacher
 from evalsuite.distill.lanes import Lanes
@@ -50,8 +49,6 @@ def align(
                 loss = _layer_loss(student.model.layers[layer], seen, batch, stage)
                 (loss * share).backward()
                 losses[number] += loss.detach() * (share / (len(student.model.layers) - len(softmax[number])))
-        if lanes_module.MODE == "layer":
-            lanes.join()
 
     wanted = set.union(
         *(set(range(len(s.model.layers))) - kept for s, kept in zip(students, softmax, strict=True))

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-MODE = "ahead"
-
 
 class Lanes:
     """CUDA streams beside the current one while a graph is captured; elsewhere none.
@@ -18,12 +16,7 @@ class Lanes:
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
-        capturing = (
-            device.type == "cuda"
-            and torch.cuda.is_current_stream_capturing()
-            and MODE != "none"
-            and (MODE == "ahead" or count > 1)
-        )
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         self._streams = [torch.cuda.Stream() for _ in range(count)] if capturing else []
         self._busy: set[torch.cuda.Stream] = set()
         self._kept: dict[str, Any] = {}
