@@ -10,7 +10,7 @@ from evalsuite.evaluator.layout import Asked, Cell, Index, read_questions
 from evalsuite.evaluator.render import Harness, harness_of
 from evalsuite.foundation import progress
 from evalsuite.models.engine.requests import GenerateAnswer
-from evalsuite.models.engine.store import AnswerStore
+from evalsuite.models.engine.store import AnswerStore, Key
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.question import Judgement, Question
 from evalsuite.reports.reading import recorded_keys
@@ -105,22 +105,29 @@ class _Case:
         return harness.judge(self.number, answer)
 
 
+def _keys(cell: Cell, question: Question) -> list[list[Key]]:
+    """Per seed, the keys of the requests whose answers are judged together."""
+    keys = [request.key() for request in cell.requests(question)]
+    return [keys] if cell.how is None else [[key] for key in keys]
+
+
 def _cases(
     run: Path, index: Index, cell: Cell, store: AnswerStore, known: Mapping[str, str]
 ) -> Iterator[_Case]:
     """Every question of a cell that has all its answers, checkpoint by checkpoint."""
-    questions: dict[str, list[Question]] = {}
+    questions: dict[str, list[tuple[Question, list[list[Key]]]]] = {}
     for asked in index.checkpoints:
         fingerprint = known.get(asked.weights_id)
         if fingerprint is None:
             continue
         if asked.tokenizer not in questions:
-            questions[asked.tokenizer] = read_questions(run, asked.tokenizer, cell)
-        for number, question in enumerate(questions[asked.tokenizer]):
-            requests = cell.requests(question)
-            groups = [requests] if cell.how is None else [[request] for request in requests]
+            # Hashing a request takes longer than looking its answer up: once for all checkpoints.
+            questions[asked.tokenizer] = [
+                (question, _keys(cell, question)) for question in read_questions(run, asked.tokenizer, cell)
+            ]
+        for number, (question, groups) in enumerate(questions[asked.tokenizer]):
             for seed, group in zip(cell.seeds, groups, strict=True):
                 case = _Case(asked, fingerprint, cell, number, question, seed)
-                case.given = [store.get(fingerprint, request) for request in group]
+                case.given = [store.find(fingerprint, key) for key in group]
                 if all(given is not None for given in case.given):
                     yield case

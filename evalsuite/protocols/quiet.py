@@ -20,14 +20,20 @@ def quiet_harness() -> Iterator[None]:
     bars = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     for name in ("lm_eval", "evalscope", "math_verify"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        _set_level(logging.getLogger(name), logging.ERROR)
     try:
         yield
     finally:
         root.handlers[:] = handlers
-        root.setLevel(level)
+        _set_level(root, level)
         if not bars:
             datasets.enable_progress_bars()
+
+
+def _set_level(logger: logging.Logger, level: int) -> None:
+    """Only where it changes: setting it makes every logger forget what it is enabled for."""
+    if logger.level != level:
+        logger.setLevel(level)
 
 
 @lru_cache(maxsize=1024)

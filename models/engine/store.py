@@ -43,7 +43,11 @@ class AnswerStore:
 
     def get(self, fingerprint: str, request: Request) -> Answer | None:
         """Return the stored answer of this engine to this request, or None."""
-        verb, *rest = request.key()
+        return self.find(fingerprint, request.key())
+
+    def find(self, fingerprint: str, key: Key) -> Answer | None:
+        """Return the stored answer of this engine to the request with this key, or None."""
+        verb, *rest = key
         return self._answers(fingerprint, verb).get(cast(Any, tuple(rest)))
 
     def add(self, fingerprint: str, answers: Sequence[tuple[Key, Answer]]) -> None:
