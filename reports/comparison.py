@@ -16,7 +16,7 @@ from evalsuite.reports.page.render import render_page
 from evalsuite.reports.page.samples import Questions
 from evalsuite.reports.plain_text import leaderboard_text
 from evalsuite.reports.report import Report, build_report
-from evalsuite.reports.tables import gap_csv, leaderboard_csv, scores_csv
+from evalsuite.reports.tables import gap_csv, leaderboard_csv, published_csv, scores_csv
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,9 @@ def compare(
 ) -> Comparison:
     """Rebuild everything from the records of finished (or unfinished) runs.
 
-    Writes index.html, leaderboard.csv, scores.csv, gap.csv (where both protocols were asked), report.md and
-    report.json; with a policy also junit.xml, gate.md and gate.json.
+    Writes index.html, leaderboard.csv, scores.csv, gap.csv (where both protocols were asked), published.csv
+    (where benchmarks are those of arXiv 2504.14366), report.md and report.json; with a policy also
+    junit.xml, gate.md and gate.json.
 
     Args:
         runs: run folders.
@@ -83,6 +84,7 @@ def compare(
         "leaderboard.csv": leaderboard_csv(report),
         "scores.csv": scores_csv(report),
         "gap.csv": gap_csv(report),
+        **({"published.csv": published_csv(report)} if report.published else {}),
         "report.md": _markdown(report, verdict),
         "index.html": render_page(report, None if published else questions, verdict, published=published),
     }

@@ -8,12 +8,27 @@ from typing import Any
 from evalsuite.reports.analysis.averages import average_rows
 from evalsuite.reports.analysis.gaps import GapPool, agreement_of, gap_rows
 from evalsuite.reports.analysis.pairs import pair_rows
-from evalsuite.reports.analysis.published import PublishedRow, published_rows
+from evalsuite.reports.analysis.published import (
+    PublishedOrder,
+    PublishedRow,
+    published_orders,
+    published_rows,
+)
 from evalsuite.reports.analysis.replicates import Replicates, replicates_of
 from evalsuite.reports.analysis.rows import Agreement, AverageRow, GapRow, PairRow, ScoreRow
 from evalsuite.reports.analysis.scopes import ALL, Pool
 from evalsuite.reports.analysis.scores import score_rows
-from evalsuite.reports.extras import Cost, Examined, Selection, read_costs, read_doctor, read_selections
+from evalsuite.reports.analysis.variants import Variation, variations_of
+from evalsuite.reports.extras import (
+    Cost,
+    Examined,
+    Losses,
+    Selection,
+    read_costs,
+    read_doctor,
+    read_losses,
+    read_selections,
+)
 from evalsuite.reports.merging import Subject
 from evalsuite.reports.panel import Panel, load_panel
 from evalsuite.reports.records import PROTOCOLS
@@ -31,10 +46,13 @@ class Report:
     pairs: tuple[PairRow, ...]
     agreement: Agreement | None
     published: tuple[PublishedRow, ...]
+    orders: tuple[PublishedOrder, ...]
     replicates: tuple[Replicates, ...]
     doctor: tuple[Examined, ...]
     costs: tuple[Cost, ...]
     selections: tuple[Selection, ...]
+    variations: tuple[Variation, ...]
+    losses: tuple[Losses, ...]
     environments: tuple[dict[str, Any], ...]
     warnings: tuple[str, ...]
 
@@ -98,6 +116,7 @@ def build_report(runs: Sequence[Path], teacher: str | None = None) -> Report:
     both = GapPool(panel)
     gaps = gap_rows(both)
     doctor = read_doctor(runs)
+    published = published_rows(pools["loglikelihood"])
     return Report(
         panel=panel,
         scores=tuple(score_rows(panel, pools)),
@@ -105,11 +124,14 @@ def build_report(runs: Sequence[Path], teacher: str | None = None) -> Report:
         gaps=tuple(gaps),
         pairs=tuple(pairs),
         agreement=agreement_of(both, pairs),
-        published=tuple(published_rows(pools["loglikelihood"])),
+        published=tuple(published),
+        orders=tuple(published_orders(pools["loglikelihood"], published)),
         replicates=tuple(replicates_of(panel, averages)),
         doctor=tuple(doctor),
         costs=tuple(read_costs(runs)),
         selections=tuple(read_selections(runs)),
+        variations=tuple(variations_of(panel, pairs, gaps)),
+        losses=tuple(read_losses(runs)),
         environments=tuple(read_environment(run) for run in runs),
         warnings=(
             *panel.warnings,

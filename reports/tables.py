@@ -1,4 +1,4 @@
-"""leaderboard.csv, scores.csv and gap.csv: every number of the page, unrounded, one row per line."""
+"""leaderboard.csv, scores.csv, gap.csv and published.csv: every number of the page, unrounded, row by row."""
 
 import csv
 import io
@@ -100,6 +100,25 @@ def gap_csv(report: Report) -> str:
         flat |= {f"explained_{name}": value for name, value in row.explained.items()}
         rows.append(flat)
     return _csv(rows)
+
+
+def published_csv(report: Report) -> str:
+    """One row per student beside the paper's student of its mixer, on the benchmarks that both have."""
+    return _csv(
+        {
+            "label": report.subjects[row.subject].label,
+            "weights_id": report.subjects[row.subject].plan.weights_id,
+            "teacher": _teacher(report, row.subject),
+            "benchmarks": " ".join(row.benchmarks),
+            **_estimate("recovery", row.ours),
+            **_estimate("centred_recovery", row.centred),
+            "their_model": row.model,
+            "their_scale": None if row.model is None else row.scale,
+            "their_recovery": row.theirs,
+            "their_centred_recovery": row.theirs_centred,
+        }
+        for row in report.published
+    )
 
 
 def _teacher(report: Report, subject: int) -> str | None:

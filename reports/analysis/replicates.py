@@ -22,8 +22,8 @@ class Replicates:
     """Standard deviation of their recoveries between training runs; two of them make a tie."""
 
 
-def replicates_of(panel: Panel, averages: Sequence[AverageRow]) -> list[Replicates]:
-    """Groups of two or more such students, per protocol."""
+def replicate_families(panel: Panel) -> list[tuple[int, ...]]:
+    """Students of one teacher, recipe, mixers and token count that were trained with different seeds."""
     families: dict[tuple[object, ...], list[int]] = {}
     for index, subject in enumerate(panel.subjects):
         lineage = lineage_of(subject.plan)
@@ -35,8 +35,15 @@ def replicates_of(panel: Panel, averages: Sequence[AverageRow]) -> list[Replicat
     found = []
     for members in families.values():
         seeds = {lineage_of(panel.subjects[i].plan).seed for i in members}
-        if len(members) < 2 or len(seeds) != len(members):
-            continue
+        if len(members) > 1 and len(seeds) == len(members):
+            found.append(tuple(members))
+    return found
+
+
+def replicates_of(panel: Panel, averages: Sequence[AverageRow]) -> list[Replicates]:
+    """Groups of two or more such students, per protocol."""
+    found = []
+    for members in replicate_families(panel):
         for protocol in dict.fromkeys(row.protocol for row in averages):
             points = [
                 row.recovery.point
@@ -50,7 +57,7 @@ def replicates_of(panel: Panel, averages: Sequence[AverageRow]) -> list[Replicat
             if len(known) == len(members):
                 found.append(
                     Replicates(
-                        subjects=tuple(members),
+                        subjects=members,
                         protocol=protocol,
                         mean=sum(known) / len(known),
                         deviation=stdev(known),

@@ -1,17 +1,13 @@
-"""Tiles, published figures, pairs, lineage, environment: the rest of the page."""
+"""Tiles, pairs, lineage, environment: the rest of the page."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
 from evalsuite.reports import words
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.lineage import lineage_of
-from evalsuite.reports.page.axes import nice_axis
-from evalsuite.reports.page.marks import axis_mark, interval_mark
 from evalsuite.reports.report import Report
 
 
@@ -23,33 +19,6 @@ class Tile:
     unit: str
     text: str
     href: str
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedLine:
-    """Our recovery beside the published one."""
-
-    label: str
-    ours: str
-    interval: str
-    mark: Markup
-    theirs: str
-    about: str
-    sort_ours: float | None
-    sort_theirs: float
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedView:
-    """The section."""
-
-    caption: str
-    citation: str
-    axis: Markup
-    lines: tuple[PublishedLine, ...]
-    columns: tuple[str, ...]
-    printed: tuple[tuple[str, tuple[str, ...]], ...]
-    """Model of the paper → printed recovery per benchmark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,60 +127,6 @@ def _size_of_evidence(report: Report) -> Tile:
     documents = sum(len(cell.documents) for cell in report.panel.cells)
     text = f"questions over {len(report.benchmarks)} benchmarks, the same for every checkpoint"
     return Tile(words.count(documents), "", text, "#method")
-
-
-def published_view(report: Report) -> PublishedView | None:
-    """Our recovery beside the published one; None where no benchmark and mixer is theirs."""
-    rows = report.published
-    if not rows:
-        return None
-    ends = [100 * row.theirs for row in rows]
-    for row in rows:
-        if row.ours.interval is not None:
-            ends += [100 * row.ours.interval.low, 100 * row.ours.interval.high]
-    axis = nice_axis(ends, include=[100.0])
-    lines = []
-    for row in rows:
-        label = report.subjects[row.subject].label
-        mark = Markup("")
-        if row.ours.interval is not None:
-            said = f"ours {words.estimate(row.ours)}, published {words.percent(row.theirs)}"
-            mark = interval_mark(row.ours.interval.scaled(100), axis, said, reference=100 * row.theirs)
-        lines.append(
-            PublishedLine(
-                label=label,
-                ours=words.percent(row.ours.point),
-                interval=words.span(row.ours.interval) if row.ours.interval else "",
-                mark=mark,
-                theirs=words.percent(row.theirs),
-                about=f"{row.model}, {row.scale}",
-                sort_ours=row.ours.point,
-                sort_theirs=row.theirs,
-            )
-        )
-    names = tuple(dict.fromkeys(name for row in rows for name in row.benchmarks))
-    printed = tuple(
-        (
-            f"{row.model}, {row.scale}",
-            tuple(
-                words.percent(row.scores[n][0] / row.scores[n][1]) if n in row.scores else words.NOTHING
-                for n in names
-            ),
-        )
-        for row in rows
-    )
-    return PublishedView(
-        caption=(
-            f"Recovery over the benchmarks that both have ({', '.join(names)}), against the student with "
-            "the same mixer and the nearest size in the paper. The dashed line is the published figure. "
-            "Teachers, data and token budgets differ: this is a landmark, not a contest."
-        ),
-        citation=rows[0].citation,
-        axis=axis_mark(axis),
-        lines=tuple(lines),
-        columns=names,
-        printed=printed,
-    )
 
 
 def pair_lines(report: Report) -> list[PairLine]:

@@ -22,9 +22,12 @@ from evalsuite.reports.page import (
     heat_view,
     layer_view,
     printed_view,
+    published_view,
     recovery_view,
     samples,
     scaling_view,
+    training_view,
+    variants_view,
 )
 from evalsuite.reports.report import Report
 
@@ -73,10 +76,12 @@ def render_page(
         gap=gap_view.gap_view(report),
         needles=heat_view.needle_views(report),
         longbench=heat_view.longbench_view(report),
-        published=detail_view.published_view(report),
+        published=published_view.published_view(report),
         printed=printed_view.printed_tables(report),
         published_gap=printed_view.published_gap_sentence(report),
         scaling=scaling_view.scaling_views(report),
+        variants=variants_view.variants_views(report),
+        training=training_view.training_views(report),
         layers=layer_view.layer_rows(report),
         layer_charts=layer_view.layer_charts(report),
         selectors=layer_view.selector_views(report),

@@ -122,7 +122,11 @@ def test_published_figures_stand_beside_ours(made: tuple[Report, Sections]) -> N
     names = ("ARC-E", "HellaSwag", "PIQA", "WinoGrande")
     theirs = 100 * sum(mine[n] for n in names) / sum(teacher[n] for n in names)
     assert row[3] == f"{theirs:.1f}"
-    assert row[4] == "GLA, 360M"
+    assert row[-1] == "GLA, 360M"
+    # Above chance, their printed scores lose the chance levels that our documents have.
+    chance = {"ARC-E": 25, "HellaSwag": 25, "PIQA": 50, "WinoGrande": 50}
+    centred = sum(mine[n] - chance[n] for n in names) / sum(teacher[n] - chance[n] for n in names)
+    assert row[5] == f"{100 * centred:.1f}"
     assert "arXiv 2504.14366, Table 5" in page.text["published"]
 
 

@@ -1,0 +1,114 @@
+"""Recipes that change one thing: each beside the student that differs from it by this alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evalsuite.reports.analysis.rows import GapRow, PairRow
+from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.lineage import Lineage, lineage_of
+from evalsuite.reports.panel import Panel
+from evalsuite.reports.statistics.interval import Interval
+from evalsuite.reports.statistics.kendall import rank_agreement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One student of a recipe `base.name`."""
+
+    subject: int
+    name: str
+    """What the recipe changes; empty for the plain one."""
+    partner: int | None
+    """The student that it is compared with: the longest variant that its name begins with, else the plain."""
+    differences: dict[str, Interval]
+    """Protocol → this − partner, macro average over everything that both answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variation:
+    """A recipe and its variants, with one teacher."""
+
+    base: str
+    members: tuple[Variant, ...]
+    both: tuple[int, ...]
+    """Those that answered everything that was asked under both protocols."""
+    tau: float | None
+    """Kendall's τ-b of the two protocols over `both`, on the same documents; None for fewer than three."""
+
+
+def variations_of(panel: Panel, pairs: Sequence[PairRow], gaps: Sequence[GapRow]) -> list[Variation]:
+    """Groups of finished students whose recipes are called `base` and `base.variant`.
+
+    Of students that differ by seed alone the lowest stands here; of the plain recipe, those whose mixer a
+    variant has.
+    """
+    found: dict[tuple[int, str], dict[tuple[str, str | None], tuple[int, Lineage]]] = {}
+    for index, subject in enumerate(panel.subjects):
+        lineage = lineage_of(subject.plan)
+        if subject.teacher is None or lineage.recipe is None or not lineage.complete:
+            continue
+        base, _, name = lineage.recipe.partition(".")
+        group = found.setdefault((subject.teacher, base), {})
+        known = group.get((name, lineage.main_mixer))
+        if known is None or (lineage.seed or 0) < (known[1].seed or 0):
+            group[name, lineage.main_mixer] = index, lineage
+    return [
+        _variation(base, group, pairs, gaps)
+        for (_, base), group in found.items()
+        if sum(1 for name, _ in group if name) > 0
+    ]
+
+
+def _variation(
+    base: str,
+    group: dict[tuple[str, str | None], tuple[int, Lineage]],
+    pairs: Sequence[PairRow],
+    gaps: Sequence[GapRow],
+) -> Variation:
+    mixers = {mixer for name, mixer in group if name}
+    members = []
+    for (name, mixer), (subject, _) in group.items():
+        if not name and mixer not in mixers:
+            continue
+        partner = _partner(group, name, mixer)
+        members.append(
+            Variant(
+                subject=subject,
+                name=name,
+                partner=partner,
+                differences={} if partner is None else _differences(pairs, subject, partner),
+            )
+        )
+    rows = {row.subject: row for row in gaps if row.benchmark == ALL}
+    most = max((rows[m.subject].documents for m in members if m.subject in rows), default=0)
+    both = [m.subject for m in members if m.subject in rows and rows[m.subject].documents == most]
+    tau = None
+    if len(both) > 2:
+        tau = rank_agreement(
+            [rows[s].ranked["student"] for s in both], [rows[s].written["student"] for s in both]
+        ).tau
+    return Variation(base=base, members=tuple(members), both=tuple(both), tau=tau)
+
+
+def _partner(
+    group: dict[tuple[str, str | None], tuple[int, Lineage]], name: str, mixer: str | None
+) -> int | None:
+    """Among students of the same mixer."""
+    if not name:
+        return None
+    shorter = [
+        other
+        for other, its in group
+        if its == mixer and other != name and (other == "" or name.startswith(f"{other}-"))
+    ]
+    return group[max(shorter, key=len), mixer][0] if shorter else None
+
+
+def _differences(pairs: Sequence[PairRow], subject: int, partner: int) -> dict[str, Interval]:
+    found = {}
+    for row in pairs:
+        if (row.first, row.second) == (subject, partner):
+            found[row.protocol] = row.difference
+        elif (row.second, row.first) == (subject, partner):
+            found[row.protocol] = row.difference.scaled(-1)
+    return found

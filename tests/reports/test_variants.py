@@ -1,0 +1,106 @@
+"""Variants of a recipe: who is compared with whom, whether the protocols rank them alike, and loss curves."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import kendalltau
+
+from evalsuite.foundation import DataError
+from evalsuite.reports import compare
+from evalsuite.reports.extras import read_losses
+from evalsuite.reports.report import Report
+
+RANKED = {"tune-kd-full": 0.9, "tune-kd-part": 0.8, "tune-sft-full": 0.7, "tune-sft-part": 0.6}
+WRITTEN = {"tune-kd-full": 0.5, "tune-kd-part": 0.8, "tune-sft-full": 0.3, "tune-sft-part": 0.65}
+
+
+@pytest.fixture(scope="module")
+def made(dice: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path, Path]:
+    """A plain recipe with three seeds and defects, and an instruction stage in four forms."""
+
+    def student(label: str, recipe: str, ranked: float, written: float = 0.5, **lineage: Any) -> Any:
+        facts = {"recipe": {"name": recipe, "hash": recipe}, "seed": 0, "mixers": ["gla", "gla"]}
+
+        def truth(benchmark: str, protocol: str, context: int | None) -> float:
+            return 0.9 * (ranked if protocol == "loglikelihood" else written)
+
+        return dice.Answerer(label, truth, lineage={**facts, "tokens": 100, **lineage})
+
+    students = [
+        student("gla", "plain", 0.9, seed=3),
+        student("gla-1", "plain", 0.8, seed=4),
+        student("gla-half", "plain", 0.5, complete=False, seed=1),
+        student("retnet", "plain", 0.9, mixers=["retnet", "retnet"]),
+        student("heads", "plain.wrong-heads", 0.5),
+        student("ce", "plain.ce-and-kl", 0.7),
+        student("ce-long", "plain.ce-and-kl-times-length", 0.6),
+        student("alone", "other", 0.6),
+        *(student(name, name.replace("-", ".", 1), RANKED[name], WRITTEN[name]) for name in RANKED),
+    ]
+    benchmarks = [
+        dice.Asked("arc_easy", "ARC-Easy", "knowledge", 800),
+        dice.Asked("piqa", "PIQA", "common_sense", 800, chance=0.5),
+    ]
+    run = tmp_path_factory.mktemp("run")
+    dice.make_run(run, benchmarks, [dice.Answerer("t", lambda b, p, c: 0.9, "teacher"), *students], rho=0.9)
+    rows = [
+        {"stage": stage, "tokens": 512 * (step + 1), "loss": 2 / (step + 1), "kl": 1}
+        for stage in ("mixer", "kd")
+        for step in range(200)
+    ]
+    (run / "training").mkdir()
+    for label in ("gla", "retnet"):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (run / "training" / f"{label}.jsonl").write_text(text)
+    out = tmp_path_factory.mktemp("out")
+    return compare([run], out).report, run, out
+
+
+def test_each_variant_stands_beside_what_differs_by_it_alone(made: tuple[Report, Path, Path]) -> None:
+    report, _, _ = made
+    label = {i: subject.label for i, subject in enumerate(report.subjects)}
+    groups = {each.base: each for each in report.variations}
+    assert set(groups) == {"plain", "tune"}
+    members = {label[m.subject]: m for m in groups["plain"].members}
+    partners = {name: None if m.partner is None else label[m.partner] for name, m in members.items()}
+    assert partners == {"gla": None, "heads": "gla", "ce": "gla", "ce-long": "ce"}
+    pair = next(
+        row
+        for row in report.pairs
+        if {label[row.first], label[row.second]} == {"gla", "heads"} and row.protocol == "loglikelihood"
+    )
+    difference = members["heads"].differences["loglikelihood"]
+    assert difference.point == pytest.approx(-abs(pair.difference.point))
+    assert difference.low < difference.point < difference.high < 0
+    assert all(member.partner is None for member in groups["tune"].members)
+
+
+def test_the_protocols_rank_a_group_alike_or_not(made: tuple[Report, Path, Path]) -> None:
+    report, _, out = made
+    (tune,) = [each for each in report.variations if each.base == "tune"]
+    names = [report.subjects[i].label for i in tune.both]
+    assert set(names) == set(RANKED)
+    expected = kendalltau([RANKED[n] for n in names], [WRITTEN[n] for n in names]).statistic
+    assert tune.tau == pytest.approx(expected)
+    page = (out / "index.html").read_text()
+    said = "tune-kd-full, tune-kd-part, tune-sft-full, tune-sft-part when ranked"
+    assert f"{said}, then tune-kd-part, tune-sft-part, tune-kd-full, tune-sft-full when written" in page
+
+
+def test_losses_are_drawn_by_stage(made: tuple[Report, Path, Path]) -> None:
+    report, run, out = made
+    losses = read_losses([run])
+    assert [(each.label, each.stage, len(each.values)) for each in losses] == [
+        (label, stage, 200) for label in ("gla", "retnet") for stage in ("mixer", "kd")
+    ]
+    assert report.losses == tuple(losses)
+    page = (out / "index.html").read_text()
+    last = np.mean([2 / (step + 1) for step in range(196, 200)])
+    assert f"Loss of stage &#39;kd&#39;. gla ends at {last:.4g}; retnet ends at {last:.4g}" in page
+    (run / "training" / "bad.jsonl").write_text('{"stage": "kd"}\n')
+    with pytest.raises(DataError, match=r"bad.jsonl, line 1: not a step of a training"):
+        read_losses([run])
