@@ -123,7 +123,7 @@ def _step(bench: Bench, mixer: str) -> dict[str, dict[str, float]]:
         set_backend(backend)
         trainee = bench.student(mixer, stage, dtype)
         teacher = bench.teacher(dtype, fused=True)
-        loss = end_to_end(teacher, [trainee.model], Batch(inputs, labels), stage, labels.numel())[0, 0]
+        loss = end_to_end(teacher, [trainee.objective], Batch(inputs, labels), stage, labels.numel())[0, 0]
         trainee.collect()
         assert trainee.gradients is not None
         return loss, trainee.gradients.buffer.clone()

@@ -1,6 +1,6 @@
 """The objectives on the model's output: knowledge distillation and plain next-token training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ class Objective(nn.Module):
 
 def end_to_end(
     teacher: LanguageModel | None,
-    students: Sequence[LanguageModel | Objective],
+    objectives: Sequence[Callable[..., tuple[Tensor, Tensor, Tensor]]],
     batch: Batch,
     stage: Stage,
     counted: int,
@@ -70,6 +70,7 @@ def end_to_end(
     """Add the gradients of one micro-batch to every student, and return [students, 3]: loss, CE, KL.
 
     Args:
+        objectives: an `Objective` of each student.
         counted: labels that count in the whole step; each of them weighs 1 / counted.
     """
     form = kd_form(stage)
@@ -81,8 +82,7 @@ def end_to_end(
             teacher_head = head_weight(teacher)
     weights = torch.full(kept_labels(batch).shape, 1 / counted, device=batch.labels.device)
     losses = []
-    for student in students:
-        objective = student if isinstance(student, Objective) else Objective(student)
+    for objective in objectives:
         loss, ce, kl = objective(batch, form, weights, teacher_hidden, teacher_head, lanes)
         loss.backward()
         losses.append(torch.stack([loss.detach(), ce, kl]))
