@@ -29,8 +29,8 @@ EAGER_FIRST = 2
 """Micro-batches that run as they are before one is captured: kernels are chosen and compiled in them."""
 
 
-HALVES = False
-"""Whether the halves of a captured micro-batch stand beside each other in end-to-end stages."""
+PARTS = 1
+"""Parts of a captured micro-batch that stand beside each other in end-to-end stages."""
 
 
 class Trainee:
@@ -155,7 +155,9 @@ class Stepper:
         # Sharded weights live at other places in every step.
         sharded = any(trainee.sharded for trainee in trainees)
         self._graphs = graphs and parallel.device.type == "cuda" and not sharded
-        self._halves = HALVES and not stage.aligns and all(trainee.masters.separate for trainee in trainees)
+        self._splits = (
+            PARTS > 1 and not stage.aligns and all(trainee.masters.separate for trainee in trainees)
+        )
         self._captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Batch]] = {}
         self._seen: dict[tuple[int, ...], int] = {}
 
@@ -219,8 +221,8 @@ class Stepper:
             students = [trainee.model for trainee in self._trainees]
             here = batch.inputs.numel() if batch.kept is None else batch.kept.numel()
             self._losses += align(self._teacher, students, batch, self._stage, here / counted)[:, None]
-        elif self._graphs and self._halves and batch.kept is None and len(batch.inputs) % 2 == 0:
-            self._in_halves(batch, counted)
+        elif self._graphs and self._splits and batch.kept is None and len(batch.inputs) % PARTS == 0:
+            self._in_parts(batch, counted)
             return
         else:
             objectives = [trainee.objective for trainee in self._trainees]
@@ -228,17 +230,17 @@ class Stepper:
         for trainee in self._trainees:
             trainee.collect()
 
-    def _in_halves(self, batch: Batch, counted: int) -> None:
-        """The halves of a micro-batch beside each other: one multiplies while the other moves data."""
-        lanes = Lanes(2, batch.inputs.device)
-        twins = [[Twin(trainee) for trainee in self._trainees] for _ in range(2)]
+    def _in_parts(self, batch: Batch, counted: int) -> None:
+        """The parts of a micro-batch beside each other: one multiplies while the other moves data."""
+        lanes = Lanes(PARTS, batch.inputs.device)
+        twins = [[Twin(trainee) for trainee in self._trainees] for _ in range(PARTS)]
+        parts = zip(batch.inputs.chunk(PARTS), batch.labels.chunk(PARTS), twins, strict=True)
         losses = []
-        for number, own in enumerate(twins):
-            rows = slice(number * len(batch.inputs) // 2, (number + 1) * len(batch.inputs) // 2)
-            half = Batch(batch.inputs[rows], batch.labels[rows])
+        for number, (inputs, labels, own) in enumerate(parts):
             with lanes.beside(number):
-                losses.append(end_to_end(self._teacher, own, half, self._stage, counted))
+                part = Batch(inputs, labels)
+                losses.append(end_to_end(self._teacher, own, part, self._stage, counted))
         lanes.join()
-        self._losses += losses[0] + losses[1]
+        self._losses += torch.stack(losses).sum(0)
         for trainee, own in zip(self._trainees, zip(*twins, strict=True), strict=True):
             trainee.collect(own)

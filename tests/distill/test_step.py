@@ -14,7 +14,7 @@ from evalsuite.models import build_student
 
 @pytest.mark.parametrize("train", ["all", "no_mlp"])
 def test_halves_of_a_micro_batch_make_the_gradients_of_the_whole(teacher, stage, train, monkeypatch):
-    monkeypatch.setattr(step, "HALVES", True)
+    monkeypatch.setattr(step, "PARTS", 2)
     calls = []
     monkeypatch.setattr(step, "end_to_end", lambda *args: calls.append(0) or end_to_end(*args))
     chosen = Stage.model_validate(stage("s", "kd", train=train, loss={"ce": 0.5, "kl": 1.0}))
