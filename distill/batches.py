@@ -34,6 +34,11 @@ class Batch:
     positions: Tensor | None = None
     cu_seqlens: Tensor | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Whether all labels count and no row holds packed documents."""
+        return self.kept is None and self.cu_seqlens is None
+
     def to(self, device: torch.device) -> "Batch":
         """The batch on `device`."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))

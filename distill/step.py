@@ -184,7 +184,7 @@ class Stepper:
 
     def _micro_batch(self, batch: Batch, counted: int) -> None:
         key = (*batch.inputs.shape, counted)
-        if not self._graphs or batch.kept is not None or batch.cu_seqlens is not None:
+        if not self._graphs or not batch.plain:
             self._gradients(batch, counted)
             return
         if key not in self._captured and self._seen.get(key, 0) >= EAGER_FIRST:
@@ -221,7 +221,7 @@ class Stepper:
             students = [trainee.model for trainee in self._trainees]
             here = batch.inputs.numel() if batch.kept is None else batch.kept.numel()
             self._losses += align(self._teacher, students, batch, self._stage, here / counted)[:, None]
-        elif self._graphs and self._splits and batch.kept is None and len(batch.inputs) % PARTS == 0:
+        elif self._graphs and self._splits and batch.plain and len(batch.inputs) % PARTS == 0:
             self._in_parts(batch, counted)
             return
         else:
