@@ -4,7 +4,7 @@ Needs the run folder, the checkpoints and `evalsuite.models`; neither harness no
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from evalsuite.evaluator.environment import note_answering, note_engine, note_kernels
 from evalsuite.evaluator.layout import Asked, Index, read_questions
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, progress
-from evalsuite.models.engine.base import Engine
+from evalsuite.models.engine.base import Engine, score_rest
 from evalsuite.models.engine.requests import GenerateRequest, Request, ScoreRequest
 from evalsuite.models.engine.store import AnswerStore, answer_all
 
@@ -187,6 +187,11 @@ class _Counting:
 
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, Any]]:
         return self._counted(requests, self._engine.score(requests))
+
+    def score_rest(
+        self, requests: Sequence[ScoreRequest], known: Collection[int]
+    ) -> Iterator[tuple[int, Any]]:
+        return self._counted(requests, score_rest(self._engine, requests, known))
 
     def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, Any]]:
         return self._counted(requests, self._engine.generate(requests))

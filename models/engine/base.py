@@ -1,7 +1,7 @@
 """The two verbs that every engine has."""
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 from evalsuite.models.engine.requests import GenerateAnswer, GenerateRequest, ScoreAnswer, ScoreRequest
 
@@ -31,3 +31,25 @@ class Engine(Protocol):
 
     def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateAnswer]]:
         """Write continuations of prompts."""
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """An engine whose log-probabilities after a restart are those of an undisturbed run, bit for bit."""
+
+    def score_rest(
+        self, requests: Sequence[ScoreRequest], known: Collection[int]
+    ) -> Iterator[tuple[int, ScoreAnswer]]:
+        """`Engine.score` without the numbers in `known`, batched as if nothing were known."""
+
+
+def score_rest(
+    engine: Engine, requests: Sequence[ScoreRequest], known: Collection[int]
+) -> Iterator[tuple[int, ScoreAnswer]]:
+    """Score all requests but those whose numbers are `known`; indices are into `requests`."""
+    if isinstance(engine, Resumable):
+        yield from engine.score_rest(requests, known)
+        return
+    missing = [number for number in range(len(requests)) if number not in known]
+    for place, answer in engine.score([requests[number] for number in missing]):
+        yield missing[place], answer

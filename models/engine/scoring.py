@@ -1,6 +1,6 @@
 """Log-likelihoods of continuations: each context is read once, its state is forked per continuation."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,6 +43,28 @@ class Batch:
         """The batch in two."""
         half = len(self.numbers) // 2
         return [Batch(self.numbers[:half], self.shared), Batch(self.numbers[half:], self.shared)]
+
+
+TORN = 2
+"""Most batches that a killed run has left half written down, each by one life."""
+
+
+def plan_rest(
+    requests: Sequence[ScoreRequest], numbers: Sequence[int], known: Collection[int], sizes: Sizes
+) -> list[Batch]:
+    """`plan` what is not `known`, in the very batches of a run that knew nothing, as far as that is cheap.
+
+    The rounding of an answer depends on its batch. A killed run knows whole batches and perhaps a torn one,
+    which is computed once more. Where many batches are known in part, other requests were asked before,
+    and the missing ones are put together anew.
+    """
+    whole = plan(requests, numbers, sizes)
+    if not known:
+        return whole
+    left = [batch for batch in whole if any(number not in known for number in batch.numbers)]
+    if sum(any(number in known for number in batch.numbers) for batch in left) <= TORN:
+        return left
+    return plan(requests, [number for number in numbers if number not in known], sizes)
 
 
 def plan(requests: Sequence[ScoreRequest], numbers: Sequence[int], sizes: Sizes) -> list[Batch]:

@@ -6,12 +6,12 @@ processes may work on one folder; of two lines with one key the later holds.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from evalsuite.foundation import DataError, append_jsonl, progress, read_jsonl
-from evalsuite.models.engine.base import Engine
+from evalsuite.models.engine.base import Engine, score_rest
 from evalsuite.models.engine.requests import (
     REFUSED,
     Answer,
@@ -94,16 +94,15 @@ def answer_all(
         RunFolderError: the store cannot be written.
     """
     keys = [request.key() for request in requests]
+    asked = dict(zip(keys, requests, strict=True))
     known: dict[Key, Answer] = {}
-    missing: dict[Key, Request] = {}
-    for key, request in zip(keys, requests, strict=True):
+    for key, request in asked.items():
         stored = store.get(engine.fingerprint, request)
         if stored is not None and _holds(request, stored, engine.max_length):
             known[key] = stored
-        else:
-            missing.setdefault(key, request)
-    with progress(total=len(missing), what=f"answer ({engine.name})", unit="req", quiet=quiet) as bar:
-        for key, answer in _computed(engine, store, missing):
+    missing = len(asked) - len(known)
+    with progress(total=missing, what=f"answer ({engine.name})", unit="req", quiet=quiet) as bar:
+        for key, answer in _computed(engine, store, asked, frozenset(known)):
             known[key] = answer
             bar.update(1)
     return [known[key] for key in keys]
@@ -118,12 +117,18 @@ def _holds(request: Request, answer: Answer, max_length: int) -> bool:
 
 
 def _computed(
-    engine: Engine, store: AnswerStore, missing: dict[Key, Request]
+    engine: Engine, store: AnswerStore, asked: dict[Key, Request], known: Collection[Key]
 ) -> Iterator[tuple[Key, Answer]]:
-    scores = {key: request for key, request in missing.items() if isinstance(request, ScoreRequest)}
-    prompts = {key: request for key, request in missing.items() if isinstance(request, GenerateRequest)}
-    if scores:
-        yield from _recorded(engine, store, list(scores), engine.score(list(scores.values())))
+    scores = {key: request for key, request in asked.items() if isinstance(request, ScoreRequest)}
+    prompts = {
+        key: request
+        for key, request in asked.items()
+        if key not in known and isinstance(request, GenerateRequest)
+    }
+    done = frozenset(number for number, key in enumerate(scores) if key in known)
+    if len(done) < len(scores):
+        answers = score_rest(engine, list(scores.values()), done)
+        yield from _recorded(engine, store, list(scores), answers)
     if prompts:
         yield from _recorded(engine, store, list(prompts), engine.generate(list(prompts.values())))
 

@@ -1,7 +1,7 @@
 """The in-process engine: teachers, hybrids and recurrent students, on a CPU or a GPU."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ from evalsuite.models.engine.requests import (
     ScoreAnswer,
     ScoreRequest,
 )
-from evalsuite.models.engine.scoring import ScoredBatch, plan
+from evalsuite.models.engine.scoring import ScoredBatch, plan_rest
 from evalsuite.models.engine.stops import eos_ids
 from evalsuite.models.identity import fingerprint
 from evalsuite.models.recurrence import fla_backend, using_fla
@@ -70,13 +70,27 @@ class TorchEngine:
         dtype = str(self.decoder.dtype).removeprefix("torch.")
         return fingerprint(self.checkpoint.weights_id, dtype, f"torch/{self.decoder.device.type}", versions)
 
-    @torch.inference_mode()
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreAnswer]]:
         """See `Engine.score`: batches of similar length, the longest first.
 
         Raises:
             torch.OutOfMemoryError: a single request does not fit.
         """
+        return self.score_rest(requests, ())
+
+    def score_rest(
+        self, requests: Sequence[ScoreRequest], known: Collection[int]
+    ) -> Iterator[tuple[int, ScoreAnswer]]:
+        """See `Resumable.score_rest`; raises as `score`."""
+        known = set(known)
+        for index, answer in self._scored(requests, known):
+            if index not in known:
+                yield index, answer
+
+    @torch.inference_mode()
+    def _scored(
+        self, requests: Sequence[ScoreRequest], known: Collection[int]
+    ) -> Iterator[tuple[int, ScoreAnswer]]:
         runnable: list[int] = []
         for index, request in enumerate(requests):
             tokens = (request.context, *request.continuations)
@@ -85,7 +99,7 @@ class TorchEngine:
                 yield index, ScoreAnswer.failed(refusal)
             else:
                 runnable.append(index)
-        waiting = plan(requests, runnable, self.sizes)
+        waiting = plan_rest(requests, runnable, known, self.sizes)
         started: deque[tuple[list[int], ScoredBatch]] = deque()
         while waiting:
             batch = waiting[0]

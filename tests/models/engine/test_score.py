@@ -10,6 +10,7 @@ import torch
 
 from evalsuite.models.engine.forward import Decoder
 from evalsuite.models.engine.requests import ScoreRequest
+from evalsuite.models.engine.scoring import TORN, plan_rest
 from evalsuite.models.engine.torch_engine import TorchEngine
 
 TOLERANCE = 2e-4
@@ -178,3 +179,25 @@ def test_fingerprints_name_what_changes_numbers(
     assert TorchEngine(build("llama")).fingerprint not in prints
     student = TorchEngine(build("gla+softmax+linear_attention"))
     assert student.fingerprint not in prints
+
+
+def test_a_resumed_run_has_the_answers_of_an_undisturbed_one(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit: what is missing is computed in the batches in which it would have been."""
+    requests = some_requests(40, seed=5)
+    monkeypatch.setattr(engine, "sizes", replace(engine.sizes, tokens=128, floor=16))
+    order = list(engine.score(requests))
+    for done in (3, 17, 39):
+        known = {index for index, _ in order[:done]}
+        assert list(engine.score_rest(requests, known)) == order[done:]
+
+
+def test_what_was_asked_before_is_not_asked_again(llama: TorchEngine) -> None:
+    """Known requests spread over all batches belong to another run, and cost nothing."""
+    requests = some_requests(40, seed=5)
+    few = replace(llama.sizes, tokens=128, floor=16)
+    known = set(range(0, 40, 3))
+    rest = plan_rest(requests, range(40), known, few)
+    assert sorted(number for batch in rest for number in batch.numbers) == sorted(set(range(40)) - known)
+    assert len(rest) > TORN
