@@ -13,8 +13,11 @@ MEASURE = "mean perplexity over recall, knowledge and text"
 
 
 def _perplexities(ground: Ground) -> Perplexities:
+    # All processes make the trunk together, before one of them measures alone.
+    trunk, full = ground.trunk, ground.full
+
     def hybrid(softmax: Collection[int]) -> Any:
-        return restored(ground.trunk, ground.full, softmax)
+        return restored(trunk, full, softmax)
 
     return Perplexities(ground, hybrid, "perplexity", {"mixer": ground.mixer})
 

@@ -86,7 +86,8 @@ class Distilled:
 
     def step(self, data: StepData, number: int) -> None:
         """See `Candidates`."""
-        self._stepper.step(data, number)
+        if self.trainees:  # there may be more processes than layers left
+            self._stepper.step(data, number)
 
     def scores(self) -> dict[str, dict[int, float]]:
         """I(ℓ) = −KL on the held-out slice where ℓ was restored (Eq. 6), +KL where it was removed."""
