@@ -23,7 +23,9 @@ def worker(rank: int, port: int, selector: str, recipe, options, folder) -> None
 @pytest.mark.skipif(not loopback_works(), reason="the loopback interface is down")
 @pytest.mark.parametrize("selector", ["ga_s2", "beam_add"])
 def test_two_processes_rate_layers_as_one_does(ground, recipe, options, tmp_path, selector):
-    options = options(trunk=str(ground.trunk_path), stop=False, every=2)
+    """The beam search without a trunk, which both must then make together before either measures."""
+    trunk = str(ground.trunk_path) if selector == "ga_s2" else None
+    options = options(trunk=trunk, stop=False, every=2)
     one = select(recipe, selector, tmp_path / "one.json", budget=1, options=options, device="cpu", quiet=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -42,7 +44,7 @@ def test_two_processes_rate_layers_as_one_does(ground, recipe, options, tmp_path
         process.join()
     assert [process.exitcode for process in both] == [0, 0]
     two = json.loads((folder / "layers.json").read_text())
-    assert two["scores"] == pytest.approx(one["scores"], rel=1e-6)
+    assert two["scores"] == pytest.approx(one["scores"], rel=1e-6 if trunk else 1e-3)
     assert two["layers"] == one["layers"]
     if selector == "beam_add":
         assert two["details"]["hybrids_measured"] == one["details"]["hybrids_measured"] == 5
