@@ -36,6 +36,11 @@ def add(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="for a page that is put online: no question texts, no absolute paths",
     )
+    parser.add_argument(
+        "--answers",
+        action="store_true",
+        help="also write every answer and score by document id, without questions (OUT/answers/*.parquet)",
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="a seeded sample of N documents per benchmark")
     add_model_options(parser)
     parser.add_argument(
@@ -96,6 +101,10 @@ def run(arguments: argparse.Namespace) -> int:
         published=arguments.published,
         policy=policy,
     )
+    if arguments.answers:
+        from evalsuite.reports.answers import write_answers
+
+        write_answers(runs, arguments.out)
     print_leaderboard(comparison)
     for benchmark, why in (questions.missing if questions is not None else {}).items():
         print(f"{benchmark}: {why}", file=sys.stderr)

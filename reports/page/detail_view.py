@@ -155,18 +155,6 @@ def p_value(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 
-def replicate_sentences(report: Report) -> list[str]:
-    """What training seeds do to a recovery."""
-    return [
-        f"{len(group.subjects)} training runs that differ by seed alone "
-        f"({', '.join(report.subjects[i].label for i in group.subjects)}) recover "
-        f"{words.percent(group.mean)} % on average, with a standard deviation of {100 * group.deviation:.2f} "
-        f"points when {words.PROTOCOL_WORDS[group.protocol]}: differences under {200 * group.deviation:.1f} "
-        "points between recipes are a tie."
-        for group in report.replicates
-    ]
-
-
 def lineages(report: Report) -> list[LineageView]:
     """The lineage of every checkpoint."""
     views = []

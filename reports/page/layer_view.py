@@ -70,20 +70,24 @@ def layer_charts(report: Report) -> list[ChartView]:
 
 
 def _recovery_by_layers(report: Report, protocol: str) -> list[ChartView]:
-    """Hybrids of one selector; a student without softmax layers is every selector's first point."""
+    """Hybrids of one selector and recipe; a student without softmax layers is every selector's first point.
+
+    A variant that changes something else than the layers has no place on these curves.
+    """
+    changed = _changed_otherwise(report)
     families: dict[Hashable, list[int]] = {}
     without: dict[Hashable, list[int]] = {}
     for student in comparable_students(report, protocol):
         lineage = lineage_of(report.subjects[student].plan)
-        if not lineage.mixers or lineage.main_mixer is None or not lineage.complete:
+        if not lineage.mixers or lineage.main_mixer is None or not lineage.complete or student in changed:
             continue
-        start = (report.subjects[student].teacher, lineage.main_mixer)
+        start = (report.subjects[student].teacher, lineage.main_mixer, (lineage.recipe or "").split(".")[0])
         if lineage.softmax_layers:
             families.setdefault((*start, lineage.selector), []).append(student)
         else:
             without.setdefault(start, []).append(student)
     whole = {
-        key: [*without.get(key[:2], []), *each] for key, each in families.items() if isinstance(key, tuple)
+        key: [*without.get(key[:3], []), *each] for key, each in families.items() if isinstance(key, tuple)
     }
 
     def name_of(student: int) -> str:
@@ -103,6 +107,20 @@ def _recovery_by_layers(report: Report, protocol: str) -> list[ChartView]:
         name_of=name_of,
         log=False,
     )
+
+
+def _changed_otherwise(report: Report) -> set[int]:
+    """Variants with as many softmax layers as the student that they stand beside."""
+
+    def layers(subject: int) -> int:
+        return len(lineage_of(report.subjects[subject].plan).softmax_layers)
+
+    return {
+        member.subject
+        for variation in report.variations
+        for member in variation.members
+        if member.partner is not None and layers(member.subject) == layers(member.partner)
+    }
 
 
 def _probes(report: Report) -> list[ChartView]:

@@ -88,7 +88,7 @@ def render_page(
         costs=cost_view.cost_rows(report),
         cost_charts=cost_view.cost_charts(report),
         pairs=detail_view.pair_lines(report),
-        replicates=detail_view.replicate_sentences(report),
+        replicates={protocol: words.replicate_sentences(report, protocol) for protocol in report.protocols},
         lineages=detail_view.lineages(report),
         benchmarks=report.benchmarks,
         categories=words.CATEGORY_TITLES,

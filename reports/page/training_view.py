@@ -6,12 +6,12 @@ import numpy as np
 
 from evalsuite.reports import words
 from evalsuite.reports.extras import Losses
-from evalsuite.reports.page.axes import log_axis, nice_axis
+from evalsuite.reports.page.axes import nice_axis
 from evalsuite.reports.page.charts import Curve, Plot, Point, curves
 from evalsuite.reports.page.scaling_view import LOOKS, ChartView
 from evalsuite.reports.report import Report
 
-CAPTION = "Means of steps; each student on the same batches."
+CAPTION = "Means of steps, without the steep first tenth of the stage."
 POINTS = 60
 """A curve is drawn through at most so many means."""
 
@@ -29,11 +29,7 @@ def _charts(stage: str, found: Sequence[Losses]) -> list[ChartView]:
     points = [point for curve in series for point in curve.points]
     if len({point.x for point in points}) < 2:
         return []
-    lowest = [min(point.y for point in curve.points) for curve in series]
-    # The first steps of a stage would press everything that follows to the ground.
-    settled = [p.y for curve in series for p in curve.points[len(curve.points) // 10 :]]
-    y_axis = nice_axis([*settled, *lowest])
-    plot = Plot(log_axis([point.x for point in points]), y_axis, 240)
+    plot = Plot(nice_axis([point.x for point in points]), nice_axis([point.y for point in points]), 240)
     parts = [series[start : start + LOOKS] for start in range(0, len(series), LOOKS)]
     views = []
     for number, part in enumerate(parts, 1):
@@ -51,10 +47,10 @@ def _charts(stage: str, found: Sequence[Losses]) -> list[ChartView]:
 
 
 def _means(losses: Losses) -> tuple[Point, ...]:
-    """Means over runs of steps."""
+    """Means over runs of steps; the first steps would press everything that follows to the ground."""
     size = -(-len(losses.tokens) // POINTS)
     points = []
-    for start in range(0, len(losses.tokens), size):
+    for start in range(len(losses.tokens) // 10, len(losses.tokens), size):
         mean = float(np.mean(losses.values[start : start + size]))
         at = losses.tokens[start : start + size][-1]
         points.append(Point(at, mean, label=f"{losses.label} at {words.tokens(at)}: {mean:.4g}"))

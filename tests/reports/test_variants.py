@@ -99,7 +99,7 @@ def test_losses_are_drawn_by_stage(made: tuple[Report, Path, Path]) -> None:
     ]
     assert report.losses == tuple(losses)
     page = (out / "index.html").read_text()
-    last = np.mean([2 / (step + 1) for step in range(196, 200)])
+    last = np.mean([2 / (step + 1) for step in range(196, 200)])  # The curve starts after 20 of 200 steps.
     assert f"Loss of stage &#39;kd&#39;. gla ends at {last:.4g}; retnet ends at {last:.4g}" in page
     (run / "training" / "bad.jsonl").write_text('{"stage": "kd"}\n')
     with pytest.raises(DataError, match=r"bad.jsonl, line 1: not a step of a training"):
