@@ -34,7 +34,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "gaps": [to_json(row) for row in report.gaps],
         "pairs": [to_json(row) for row in report.pairs],
         "agreement": to_json(report.agreement),
-        "published": [to_json(row) for row in report.published],
+        "beside_paper": [to_json(row) for row in report.published],
         "orders": [to_json(order) for order in report.orders],
         "variations": [to_json(each) for each in report.variations],
         "replicates": [to_json(row) for row in report.replicates],

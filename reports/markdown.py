@@ -5,6 +5,8 @@ import re
 from evalsuite.reports import words
 from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.findings import order_sentences, replicate_sentences, variation_sentence
+from evalsuite.reports.records import PROTOCOLS
 from evalsuite.reports.report import Report
 
 
@@ -13,8 +15,10 @@ def report_markdown(report: Report) -> str:
     parts = [f"## {escape(words.headline(report))}", _about(report)]
     for teacher in report.teachers:
         parts += _recovery(report, teacher)
+    parts += _published(report)
     parts += _gap(report)
     parts += _needles(report)
+    parts += _variants(report)
     if report.warnings:
         parts.append(
             "### Before you quote a number\n\n" + "\n".join(f"- {escape(w)}" for w in report.warnings)
@@ -64,7 +68,53 @@ def _recovery(report: Report, teacher: int) -> list[str]:
     header = ["rank", "model"]
     header += [f"recovery %, {words.PROTOCOL_WORDS[protocol]}" for protocol in report.protocols]
     header += ["above chance %", "gap, points"]
-    return [f"### Recovery of {escape(report.subjects[teacher].label)}\n\n" + table(header, lines)]
+    seeds = [escape(text) for protocol in report.protocols for text in replicate_sentences(report, protocol)]
+    title = f"### Recovery of {escape(report.subjects[teacher].label)}"
+    return ["\n\n".join([title, table(header, lines), *seeds])]
+
+
+def _published(report: Report) -> list[str]:
+    if not report.published:
+        return []
+    lines = [
+        [
+            f"**{escape(report.subjects[row.subject].label)}**",
+            words.estimate(row.ours),
+            words.percent(row.theirs),
+            words.estimate(row.centred),
+            words.percent(row.theirs_centred),
+        ]
+        for row in sorted(report.published, key=lambda row: -(row.ours.point or 0.0))
+    ]
+    names = list(dict.fromkeys(name for row in report.published for name in row.benchmarks))
+    header = ["model", "ours %", "published %", "ours above chance %", "published above chance %"]
+    title = f"### On {', '.join(names)}, beside {escape(report.published[0].citation)}"
+    found = [escape(text) for order in report.orders for text in order_sentences(report, order)]
+    return ["\n\n".join([title, table(header, lines), *found])]
+
+
+def _variants(report: Report) -> list[str]:
+    parts = []
+    for variation in report.variations:
+        lines = []
+        for member in variation.members:
+            cells = [f"**{escape(report.subjects[member.subject].label)}**"]
+            partner = words.NOTHING if member.partner is None else report.subjects[member.partner].label
+            cells.append(escape(partner))
+            for protocol in PROTOCOLS:
+                average = report.average(member.subject, protocol)
+                cells.append(words.estimate(average.recovery) if average else words.NOTHING)
+                difference = member.differences.get(protocol)
+                cells.append(
+                    words.NOTHING
+                    if difference is None
+                    else f"{words.signed(100 * difference.point)} ({words.span(difference)})"
+                )
+            lines.append(cells)
+        header = ["model", "beside", "recovery %, ranked", "points", "recovery %, written", "points"]
+        text = escape(variation_sentence(report, variation))
+        parts.append(f"#### {escape(variation.base)}\n\n{table(header, lines)}\n\n{text}")
+    return ["### One thing changed\n\n" + "\n\n".join(parts)] if parts else []
 
 
 def _gap(report: Report) -> list[str]:
@@ -87,7 +137,7 @@ def _gap(report: Report) -> list[str]:
     text = "### Ranked or written, on the same documents\n\n" + table(header, lines)
     if report.agreement is not None and report.agreement.pairs:
         agreement = report.agreement
-        tau = "" if agreement.tau is None else f" (Kendall τ {agreement.tau:.2f})"
+        tau = "" if agreement.tau is None else f" (Kendall τ {words.plain(agreement.tau, 2)})"
         text += (
             f"\n\n{len(agreement.inversions)} of {agreement.pairs} pairs of students change order between "
             f"the protocols{tau}."

@@ -119,19 +119,6 @@ def best_student(report: Report) -> AverageRow | None:
     return None
 
 
-def replicate_sentences(report: Report, protocol: str) -> list[str]:
-    """What training seeds do to a recovery."""
-    return [
-        f"{len(group.subjects)} training runs that differ by seed alone "
-        f"({', '.join(report.subjects[i].label for i in group.subjects)}) recover "
-        f"{percent(group.mean)} % on average, with a standard deviation of {100 * group.deviation:.2f} "
-        f"points when {PROTOCOL_WORDS[group.protocol]}: differences under {200 * group.deviation:.1f} "
-        "points between recipes are a tie."
-        for group in report.replicates
-        if group.protocol == protocol
-    ]
-
-
 def headline(report: Report) -> str:
     """One sentence that says what happened, and no more than what is proven."""
     best = best_student(report)

@@ -228,4 +228,7 @@ def _deviation(pool: Pool, rows: Sequence[PublishedRow]) -> float | None:
     points = {row.subject: row.ours.point for row in rows if row.ours.point is not None}
     families = [[points[i] for i in family if i in points] for family in replicate_families(pool.panel)]
     known = [family for family in families if len(family) > 1]
-    return stdev(max(known, key=len)) if known else None
+    if not known:
+        return None
+    largest = max(known, key=len)
+    return stdev(largest)

@@ -85,7 +85,7 @@ def _order_changes(report: Report) -> Tile | None:
     agreement = report.agreement
     if agreement is None or agreement.pairs == 0:
         return None
-    tau = "" if agreement.tau is None else f" (τ {agreement.tau:.2f})"
+    tau = "" if agreement.tau is None else f" (τ {words.plain(agreement.tau, 2)})"
     text = f"pairs of students change order between the protocols{tau}"
     return Tile(f"{len(agreement.inversions)} of {agreement.pairs}", "", text, "#ranks")
 

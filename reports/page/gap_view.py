@@ -196,7 +196,7 @@ def _ranks(report: Report) -> RankView | None:
         i for inversion in agreement.inversions for i in (inversion.ranked_above, inversion.written_above)
     }
     label_of = {subject: report.subjects[subject].label for subject in subjects}
-    tau = "" if agreement.tau is None else f" (Kendall τ = {agreement.tau:.2f})"
+    tau = "" if agreement.tau is None else f" (Kendall τ = {words.plain(agreement.tau, 2)})"
     proven = sum(inversion.proven for inversion in agreement.inversions)
     sentence = f"{len(agreement.inversions)} of {agreement.pairs} pairs of students change order{tau}"
     if agreement.inversions:

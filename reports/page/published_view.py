@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from evalsuite.reports import words
-from evalsuite.reports.analysis.published import TIE, PublishedOrder, PublishedRow
+from evalsuite.reports.analysis.published import PublishedRow
+from evalsuite.reports.findings import order_sentences
 from evalsuite.reports.page.axes import Axis, nice_axis
 from evalsuite.reports.page.marks import axis_mark, interval_mark
 from evalsuite.reports.report import Report
@@ -105,35 +106,3 @@ def _line(report: Report, row: PublishedRow, axis: Axis) -> PublishedLine:
         sort_theirs=row.theirs,
         sort_theirs_centred=row.theirs_centred,
     )
-
-
-def order_sentences(report: Report, order: PublishedOrder) -> list[str]:
-    """Does the order of the mixers agree with the paper's, and which of ours are ties?"""
-    label = {subject: report.subjects[subject].label for subject in order.subjects}
-    count = len(order.subjects)
-    pairs = count * (count - 1) // 2
-    here = ", ".join(
-        f"{label[s]} {words.percent(p)}" for s, p in zip(order.subjects, order.ours, strict=True)
-    )
-    said = f"Order of the {count} mixers here: {here}. "
-    if order.tau is not None:
-        said += f"Kendall τ with the paper's order is {words.plain(order.tau, 2)}"
-        if order.interval is not None:
-            said += f" (95 % interval {words.span(order.interval, 1, 2)} over resampled documents)"
-        said += f": {len(order.inversions)} of {pairs} pairs are the other way round"
-        said += f" ({_pairs(label, order.inversions, ' above ')})." if order.inversions else "."
-    sentences = [said]
-    if order.deviation is not None:
-        tie = (
-            f"Training runs that differ by seed alone have a standard deviation of "
-            f"{100 * order.deviation:.2f} points of this recovery; differences under {TIE:g} of them, "
-            f"{100 * TIE * order.deviation:.2f} points, are ties: "
-        )
-        sentences.append(
-            tie + (f"{_pairs(label, order.ties, ' and ')}." if order.ties else "there are none.")
-        )
-    return sentences
-
-
-def _pairs(label: dict[int, str], pairs: tuple[tuple[int, int], ...], joint: str) -> str:
-    return "; ".join(f"{label[first]}{joint}{label[second]}" for first, second in pairs)

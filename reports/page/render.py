@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 import evalsuite
-from evalsuite.reports import words
+from evalsuite.reports import findings, words
 from evalsuite.reports.gating.verdict import Verdict
 from evalsuite.reports.page import (
     cost_view,
@@ -88,7 +88,9 @@ def render_page(
         costs=cost_view.cost_rows(report),
         cost_charts=cost_view.cost_charts(report),
         pairs=detail_view.pair_lines(report),
-        replicates={protocol: words.replicate_sentences(report, protocol) for protocol in report.protocols},
+        replicates={
+            protocol: findings.replicate_sentences(report, protocol) for protocol in report.protocols
+        },
         lineages=detail_view.lineages(report),
         benchmarks=report.benchmarks,
         categories=words.CATEGORY_TITLES,

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from evalsuite.reports import words
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.variants import Variant, Variation
+from evalsuite.reports.findings import variation_sentence
+from evalsuite.reports.records import PROTOCOLS
 from evalsuite.reports.report import Report
-
-BOTH = ("loglikelihood", "generation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def variants_views(report: Report) -> list[VariantsView]:
     return [
         VariantsView(
             title=variation.base,
-            sentence=_sentence(report, variation),
+            sentence=variation_sentence(report, variation),
             lines=tuple(_line(report, variation, member) for member in variation.members),
         )
         for variation in report.variations
@@ -48,7 +48,7 @@ def _line(report: Report, variation: Variation, member: Variant) -> VariantLine:
         label=report.subjects[member.subject].label,
         name=member.name or "the plain recipe",
         partner="" if member.partner is None else report.subjects[member.partner].label,
-        cells=tuple(_cell(report, variation, member, protocol) for protocol in BOTH),
+        cells=tuple(_cell(report, variation, member, protocol) for protocol in PROTOCOLS),
     )
 
 
@@ -83,27 +83,3 @@ def _rank(report: Report, variation: Variation, row: AverageRow) -> str:
     if row.recovery.point is None or len(points) < 2:
         return ""
     return str(1 + sum(point > row.recovery.point for point in points))
-
-
-def _sentence(report: Report, variation: Variation) -> str:
-    if variation.tau is None:
-        return "Differences are from the student named beside, on everything that both answered."
-    ranked, written = ([_score(report, s, which) for s in variation.both] for which in BOTH)
-    order = [
-        ", ".join(
-            report.subjects[s].label
-            for _, s in sorted(zip(scores, variation.both, strict=True), key=lambda pair: -pair[0])
-        )
-        for scores in (ranked, written)
-    ]
-    alike = "in the same order" if order[0] == order[1] else f"then {order[1]} when written"
-    return (
-        f"On the documents asked both ways the order is {order[0]} when ranked, {alike} "
-        f"(Kendall τ {words.plain(variation.tau, 2)} over {len(variation.both)})."
-    )
-
-
-def _score(report: Report, subject: int, protocol: str) -> float:
-    row = report.gap(subject)
-    assert row is not None  # `both` holds those that have one
-    return (row.ranked if protocol == "loglikelihood" else row.written)["student"]

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import kendalltau
 
 from evalsuite.reports import compare
-from evalsuite.reports.page.published_view import order_sentences
+from evalsuite.reports.findings import order_sentences
 from evalsuite.reports.references import MODELS, linearizing_scores
 from evalsuite.reports.report import Report
 
@@ -113,3 +113,7 @@ def test_who_the_paper_does_not_have_stands_on_the_same_benchmarks(made: tuple[R
     assert len(lines) == 1 + len(report.published)
     page = (out / "index.html").read_text()
     assert "Order of the 5 mixers here: gla" in page
+    markdown = (out / "report.md").read_text()
+    assert "### On ARC-E, PIQA, HellaSwag, beside What Matters in Linearizing" in markdown
+    assert "Order of the 5 mixers here: gla" in markdown
+    assert "3 training runs that differ by seed alone (gated" in markdown

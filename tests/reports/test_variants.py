@@ -89,6 +89,9 @@ def test_the_protocols_rank_a_group_alike_or_not(made: tuple[Report, Path, Path]
     page = (out / "index.html").read_text()
     said = "tune-kd-full, tune-kd-part, tune-sft-full, tune-sft-part when ranked"
     assert f"{said}, then tune-kd-part, tune-sft-part, tune-kd-full, tune-sft-full when written" in page
+    markdown = (out / "report.md").read_text()
+    assert "#### tune" in markdown
+    assert "| **heads** | gla |" in markdown
 
 
 def test_losses_are_drawn_by_stage(made: tuple[Report, Path, Path]) -> None:

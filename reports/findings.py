@@ -1,0 +1,77 @@
+"""What a report found, in sentences that the page and Markdown share."""
+
+from evalsuite.reports import words
+from evalsuite.reports.analysis.published import TIE, PublishedOrder
+from evalsuite.reports.analysis.variants import Variation
+from evalsuite.reports.records import PROTOCOLS
+from evalsuite.reports.report import Report
+
+
+def replicate_sentences(report: Report, protocol: str) -> list[str]:
+    """What training seeds do to a recovery."""
+    return [
+        f"{len(group.subjects)} training runs that differ by seed alone "
+        f"({', '.join(report.subjects[i].label for i in group.subjects)}) recover "
+        f"{words.percent(group.mean)} % on average, with a standard deviation of {100 * group.deviation:.2f} "
+        f"points when {words.PROTOCOL_WORDS[group.protocol]}: differences under {200 * group.deviation:.1f} "
+        "points between recipes are a tie."
+        for group in report.replicates
+        if group.protocol == protocol
+    ]
+
+
+def order_sentences(report: Report, order: PublishedOrder) -> list[str]:
+    """Does the order of the mixers agree with the paper's, and which of ours are ties?"""
+    label = {subject: report.subjects[subject].label for subject in order.subjects}
+    count = len(order.subjects)
+    pairs = count * (count - 1) // 2
+    here = ", ".join(
+        f"{label[s]} {words.percent(p)}" for s, p in zip(order.subjects, order.ours, strict=True)
+    )
+    said = f"Order of the {count} mixers here: {here}. "
+    if order.tau is not None:
+        said += f"Kendall τ with the paper's order is {words.plain(order.tau, 2)}"
+        if order.interval is not None:
+            said += f" (95 % interval {words.span(order.interval, 1, 2)} over resampled documents)"
+        said += f": {len(order.inversions)} of {pairs} pairs are the other way round"
+        said += f" ({_pairs(label, order.inversions, ' above ')})." if order.inversions else "."
+    sentences = [said]
+    if order.deviation is not None:
+        tie = (
+            f"Training runs that differ by seed alone have a standard deviation of "
+            f"{100 * order.deviation:.2f} points of this recovery; differences under {TIE:g} of them, "
+            f"{100 * TIE * order.deviation:.2f} points, are ties: "
+        )
+        sentences.append(
+            tie + (f"{_pairs(label, order.ties, ' and ')}." if order.ties else "there are none.")
+        )
+    return sentences
+
+
+def _pairs(label: dict[int, str], pairs: tuple[tuple[int, int], ...], joint: str) -> str:
+    return "; ".join(f"{label[first]}{joint}{label[second]}" for first, second in pairs)
+
+
+def variation_sentence(report: Report, variation: Variation) -> str:
+    """Do the protocols rank the variants of a recipe alike?"""
+    if variation.tau is None:
+        return "Differences are from the student named beside, on everything that both answered."
+    ranked, written = ([_score(report, s, which) for s in variation.both] for which in PROTOCOLS)
+    order = [
+        ", ".join(
+            report.subjects[s].label
+            for _, s in sorted(zip(scores, variation.both, strict=True), key=lambda pair: -pair[0])
+        )
+        for scores in (ranked, written)
+    ]
+    alike = "in the same order" if order[0] == order[1] else f"then {order[1]} when written"
+    return (
+        f"On the documents asked both ways the order is {order[0]} when ranked, {alike} "
+        f"(Kendall τ {words.plain(variation.tau, 2)} over {len(variation.both)})."
+    )
+
+
+def _score(report: Report, subject: int, protocol: str) -> float:
+    row = report.gap(subject)
+    assert row is not None  # `both` holds those that have one
+    return (row.ranked if protocol == "loglikelihood" else row.written)["student"]
