@@ -1,5 +1,7 @@
+
 """Generation through EvalScope: its prompts, extraction and metrics over documents of ours."""
 
+import re
 from typing import Any
 
 import pytest
@@ -91,6 +93,23 @@ def test_an_answer_that_the_metric_never_makes_out_is_wrong(monkeypatch: pytest.
     monkeypatch.undo()
     # The limit is off again.
     assert gsm.judge(0, written("It is \\boxed{4}.")).values == {"accuracy": 1.0}
+
+
+def test_no_process_is_forked_for_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evalscope.metrics.math import parser
+
+    def forked(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(parser, "run_isolated", forked)
+    assert harness("gsm8k", [GSM]).judge(0, written("It is \\boxed{4}.")).values == {"accuracy": 1.0}
+    # Whoever uses EvalScope beside us has its own behaviour back.
+    assert parser.isolation_available()
+    # A regular expression that backtracks without end is stopped as well: it asks for signals.
+    monkeypatch.setattr("evalsuite.protocols.generation.JUDGE_SECONDS", 0.2)
+    gsm = harness("gsm8k", [GSM])
+    gsm._adapter.calculate_metrics = lambda state: re.match(r"(a|a)*b", "a" * 64)
+    assert gsm.judge(0, written("aaa")).detail["judge"].startswith("gave up")
 
 
 def test_rows_with_a_prompt_are_asked_literally_and_judged_by_their_rule(tokenizer: Any) -> None:
