@@ -113,7 +113,8 @@ class ShortConvolution(nn.Module):
                 y = convolution(part, taps, silu=activation is not None)
             else:
                 y = causal_conv1d(part, taps, activation=activation, cu_seqlens=cu_seqlens)[0]
-            out.append(y[:, -first.shape[1] :])
+            # A slice of everything would still be copied in the backward pass.
+            out.append(y if state is None else y[:, -first.shape[1] :])
             if cu_seqlens is not None:
                 tails.append(self._packed_tail(part, cu_seqlens))
             elif token_mask is not None:
