@@ -1,6 +1,6 @@
 """The objectives on the model's output: knowledge distillation and plain next-token training."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ class Objective(nn.Module):
 
 def end_to_end(
     teacher: LanguageModel | None,
-    objectives: Sequence[Callable[..., tuple[Tensor, Tensor, Tensor]]],
+    objectives: Sequence[Objective],
     batch: Batch,
     stage: Stage,
     counted: int,
@@ -70,7 +70,6 @@ def end_to_end(
     """Add the gradients of one micro-batch to every student, and return [students, 3]: loss, CE, KL.
 
     Args:
-        objectives: an `Objective` of each student.
         counted: labels that count in the whole step; each of them weighs 1 / counted.
     """
     form = kd_form(stage)

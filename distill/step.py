@@ -7,16 +7,13 @@ gradients) is therefore captured once as a CUDA graph and replayed.
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from evalsuite.distill.alignment import align
 from evalsuite.distill.batches import Batch, StepData
 from evalsuite.distill.end_to_end import Objective, end_to_end
-from evalsuite.distill.lanes import Lanes
 from evalsuite.distill.language_model import LanguageModel
 from evalsuite.distill.optimizers import FlatGradients, Masters, build_optimizers, set_learning_rate
 from evalsuite.distill.parallel import Parallel
@@ -27,10 +24,6 @@ _log = logging.getLogger("evalsuite")
 
 EAGER_FIRST = 2
 """Micro-batches that run as they are before one is captured: kernels are chosen and compiled in them."""
-
-
-PARTS = 1
-"""Parts of a captured micro-batch that stand beside each other in end-to-end stages."""
 
 
 class Trainee:
@@ -74,12 +67,10 @@ class Trainee:
         assert self.gradients is not None
         self.gradients.clear()
 
-    def collect(self, twins: Sequence["Twin"] = ()) -> None:
-        """Take over the gradients of a micro-batch: the model's, or those of its `twins`."""
+    def collect(self) -> None:
+        """Take over the gradients of a micro-batch."""
         assert self.gradients is not None
-        for twin in twins:
-            self.gradients.collect([twin.leaves[id(copy)] for copy in self._copies])
-        if self.masters.separate and not twins:
+        if self.masters.separate:
             self.gradients.collect(self._copies)
 
     def reduce(self, parallel: Parallel) -> None:
@@ -118,21 +109,6 @@ class Trainee:
         self.optimized, self.optimizers, self.gradients, self._copies = {}, [], None, []
 
 
-class Twin:
-    """A trainee's objective on the same weights, with gradients of its own, so that two may run at once."""
-
-    def __init__(self, trainee: Trainee) -> None:
-        self._objective = trainee.objective
-        self._weights = {
-            f"student.{name}": parameter.detach().requires_grad_()
-            for name, parameter in trainee.parameters.items()
-        }
-        self.leaves = dict(zip(map(id, trainee.parameters.values()), self._weights.values(), strict=True))
-
-    def __call__(self, *arguments: Any) -> Any:
-        return functional_call(self._objective, self._weights, arguments)
-
-
 class Stepper:
     """The optimizer steps of one stage.
 
@@ -155,9 +131,6 @@ class Stepper:
         # Sharded weights live at other places in every step.
         sharded = any(trainee.sharded for trainee in trainees)
         self._graphs = graphs and parallel.device.type == "cuda" and not sharded
-        self._splits = (
-            PARTS > 1 and not stage.aligns and all(trainee.masters.separate for trainee in trainees)
-        )
         self._captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Batch]] = {}
         self._seen: dict[tuple[int, ...], int] = {}
 
@@ -221,26 +194,8 @@ class Stepper:
             students = [trainee.model for trainee in self._trainees]
             here = batch.inputs.numel() if batch.kept is None else batch.kept.numel()
             self._losses += align(self._teacher, students, batch, self._stage, here / counted)[:, None]
-        elif self._graphs and self._splits and batch.plain and len(batch.inputs) % PARTS == 0:
-            self._in_parts(batch, counted)
-            return
         else:
             objectives = [trainee.objective for trainee in self._trainees]
             self._losses += end_to_end(self._teacher, objectives, batch, self._stage, counted)
         for trainee in self._trainees:
             trainee.collect()
-
-    def _in_parts(self, batch: Batch, counted: int) -> None:
-        """The parts of a micro-batch beside each other: one multiplies while the other moves data."""
-        lanes = Lanes(PARTS, batch.inputs.device)
-        twins = [[Twin(trainee) for trainee in self._trainees] for _ in range(PARTS)]
-        parts = zip(batch.inputs.chunk(PARTS), batch.labels.chunk(PARTS), twins, strict=True)
-        losses = []
-        for number, (inputs, labels, own) in enumerate(parts):
-            with lanes.beside(number):
-                part = Batch(inputs, labels)
-                losses.append(end_to_end(self._teacher, own, part, self._stage, counted))
-        lanes.join()
-        self._losses += torch.stack(losses).sum(0)
-        for trainee, own in zip(self._trainees, zip(*twins, strict=True), strict=True):
-            trainee.collect(own)

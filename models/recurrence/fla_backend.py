@@ -171,8 +171,9 @@ def run(
         cu_seqlens=cu_seqlens,
         **arguments,
     )
-    width = v.shape[-1] - spare
-    return o[..., :width].to(v.dtype), state[..., :width].float()
+    if spare:  # A slice of everything would still be copied in the backward pass.
+        o, state = o[..., :-spare], state[..., :-spare]
+    return o.to(v.dtype), state.float()
 
 
 def _spread(log_decay: Tensor | None, form: Transition, k: Tensor) -> Tensor:
