@@ -32,7 +32,8 @@ def test_the_bench_times_every_step_and_all_compute_one_loss(tmp_path, capsys):
     [
         ("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNT", "matrix products"),
         ("chunk_gated_delta_rule_fwd_kernel_h_blockdim64", "recurrence"),
-        ("causal_conv1d_bwd_kernel", "short convolution"),
+        ("causal_conv1d_fwd_kernel", "short convolution"),
+        ("_convolution_backward", "short convolution"),
         ("_row_loss", "loss over the vocabulary"),
         ("flash_fwd_kernel", "attention"),
         ("void at::native::elementwise_kernel<…>", "other"),
