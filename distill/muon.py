@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic iteration (Jordan et al., 2024), which torch uses as well."""
@@ -39,14 +39,14 @@ class Muon(torch.optim.Optimizer):
         """One update of every parameter that has a gradient."""
         assert closure is None
         for group in self.param_groups:
-            alike: dict[tuple[int, ...], list[nn.Parameter]] = {}
+            alike: dict[tuple[int, ...], list[Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     alike.setdefault(tuple(parameter.shape), []).append(parameter)
             for shape, members in alike.items():
                 self._update(members, max(shape), group)
 
-    def _update(self, members: list[nn.Parameter], longest: int, group: dict[str, Any]) -> None:
+    def _update(self, members: list[Tensor], longest: int, group: dict[str, Any]) -> None:
         momentum = group["momentum"]
         for parameter in members:
             if "momentum_buffer" not in self.state[parameter]:
