@@ -23,7 +23,7 @@ def compare(fast, exact, *leaves: torch.Tensor) -> None:
         own = [leaf.clone().requires_grad_() for leaf in leaves]
         outputs = function(*own)
         torch.manual_seed(0)
-        sum((out * torch.randn_like(out)).sum() for out in outputs).backward()
+        sum((out * torch.randn(out.shape, device="cuda")).sum() for out in outputs).backward()
         found.append([*(out.detach() for out in outputs), *(leaf.grad for leaf in own)])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

@@ -24,7 +24,8 @@ def compare(fast, exact, *leaves: torch.Tensor) -> None:
         own = [leaf.to(dtype, copy=True).requires_grad_() for leaf in leaves]
         outputs = function(*own)
         torch.manual_seed(0)
-        sum((out * torch.randn_like(out, dtype=torch.float32)).sum() for out in outputs).backward()
+        # By shape: randn_like would draw a transposed output's weights in another order.
+        sum((out * torch.randn(out.shape, device="cuda")).sum() for out in outputs).backward()
         found.append([*(out.detach().double() for out in outputs), *(leaf.grad.double() for leaf in own)])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
