@@ -143,7 +143,8 @@ def _form(
             **outcome.details,
         },
     }
-    if outcome.history and selector.needs == "training":
+    # By rounds the history counts rounds, each of which stopped by itself (see details).
+    if outcome.history and selector.needs == "training" and not ground.options.iterative:
         last = outcome.history[-1]
         value["stop"] = {
             "step": last.step,

@@ -48,6 +48,18 @@ def test_every_selector_writes_a_selection_that_reports_read(choose, tmp_path, s
         assert read.tokens == value["details"]["cost"]["student_tokens"] > 0
 
 
+@pytest.mark.parametrize("selector", ["ga_s1", "gr_s1", "avg_s1"])
+def test_a_selection_by_rounds_is_one_that_reports_read(choose, options, tmp_path, selector):
+    choose(selector, tmp_path / "layers.json", budget=2, options=options(iterative=True))
+    read = Selection.model_validate(json.loads((tmp_path / "layers.json").read_text()))
+    assert len(read.layers) == 2
+    assert read.stop is None
+    best = sorted(range(3), key=lambda layer: -read.scores[layer])[:2]
+    if selector != "avg_s1":
+        assert sorted(best) == list(read.layers)
+        assert [len(step.layers) for step in read.history] == ([1, 2] if selector == "ga_s1" else [2])
+
+
 def test_a_finished_selection_is_returned_as_it_is(choose, tmp_path, monkeypatch):
     first = choose("kv", tmp_path / "layers.json")
     monkeypatch.setattr("evalsuite.distill.selection.guided.guided", None)
