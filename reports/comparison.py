@@ -54,6 +54,7 @@ def compare(
     questions: Questions | None = None,
     published: bool = False,
     policy: Policy | None = None,
+    least: float = 0.0,
 ) -> Comparison:
     """Rebuild everything from the records of finished (or unfinished) runs.
 
@@ -69,13 +70,15 @@ def compare(
         published: the page is to be published: it holds no question text whatever `questions` is, and of
             absolute paths the last part alone.
         policy: judge the students by it and show the verdict.
+        least: leave a student out of benchmarks of which it answered less than this share of its teacher's
+            documents.
 
     Raises:
         RunFolderError: a folder that is no run, or `out` cannot be written.
         DataError: records that are not sound, or runs that ask one benchmark differently.
         ConfigError: `teacher` names nothing, or the policy names a checkpoint that no run has.
     """
-    report = build_report(list(runs), teacher)
+    report = build_report(list(runs), teacher, least)
     verdict = None if policy is None else judge(report.panel, policy)
     if published:
         report = without_local_paths(report)

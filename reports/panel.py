@@ -102,8 +102,14 @@ class Panel:
         return [c for c in self.cells if c.benchmark.name == benchmark and c.protocol == protocol]
 
 
-def load_panel(runs: Sequence[Path], teacher: str | None = None) -> Panel:
+def load_panel(runs: Sequence[Path], teacher: str | None = None, least: float = 0.0) -> Panel:
     """Read runs and arrange their answers.
+
+    Args:
+        runs: run folders.
+        teacher: as `merge_plans` takes it.
+        least: leave a student out of cells of which it answered less than this share of its teacher's
+            documents. What an interrupted run answered first is no sample.
 
     Raises:
         DataError: no records, or records that `read_place` refuses.
@@ -119,7 +125,8 @@ def load_panel(runs: Sequence[Path], teacher: str | None = None) -> Panel:
             if frame is None:
                 continue
             for context in sorted(frame["context"].unique()):
-                cell = _cell(frame[frame["context"] == context], place, int(context), merged.subjects, notes)
+                part = frame[frame["context"] == context]
+                cell = _cell(part, place, int(context), merged.subjects, notes, least)
                 cells += [cell] if cell else []
     if not cells:
         raise DataError(f"{', '.join(map(str, runs))}: no records yet, so there is nothing to report")
@@ -128,7 +135,12 @@ def load_panel(runs: Sequence[Path], teacher: str | None = None) -> Panel:
 
 
 def _cell(
-    frame: pd.DataFrame, place: Place, context: int, subjects: Sequence[Subject], notes: Notes
+    frame: pd.DataFrame,
+    place: Place,
+    context: int,
+    subjects: Sequence[Subject],
+    notes: Notes,
+    least: float,
 ) -> Cell | None:
     present_seeds = sorted(frame["seed"].unique())
     seeds = [seed for seed in present_seeds if seed in place.plan.seeds] or present_seeds
@@ -146,7 +158,8 @@ def _cell(
     prompt_codes, prompt_hashes = pd.factorize(frame["prompt_hash"])
     prompts = grid(prompt_codes, -1, np.int64)
     title = place.benchmark.title + ("" if context == NO_CONTEXT else f" at {context:,} tokens")
-    rows, kept = _compared(~np.isnan(answers).any(axis=1), prompts, title, place.protocol, subjects, notes)
+    has = _without_pieces(~np.isnan(answers).any(axis=1), title, place.protocol, subjects, notes, least)
+    rows, kept = _compared(has, prompts, title, place.protocol, subjects, notes)
     if len(kept) == 0:
         return None
     pick = np.ix_(rows, np.arange(len(seeds)), kept)
@@ -181,6 +194,24 @@ def _chance(frame: pd.DataFrame, codes: np.ndarray, documents: int, place: Place
     known = frame["chance"].notna().to_numpy()
     chance[codes[known]] = frame["chance"].to_numpy()[known]
     return chance
+
+
+def _without_pieces(
+    has: np.ndarray, title: str, protocol: str, subjects: Sequence[Subject], notes: Notes, least: float
+) -> np.ndarray:
+    """`has` without the answers of students that gave too few of them."""
+    kept = has.copy()
+    for i, subject in enumerate(subjects):
+        if subject.teacher is None or not has[i].any():
+            continue
+        mine, asked = int((has[i] & has[subject.teacher]).sum()), int(has[subject.teacher].sum())
+        if mine < least * asked:
+            kept[i] = False
+            notes.warnings.append(
+                f"{title}: '{subject.label}' answered {mine:,} of {asked:,} documents under {protocol}, less "
+                f"than {100 * least:.0f} %, and is left out there."
+            )
+    return kept
 
 
 def _compared(

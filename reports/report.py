@@ -99,17 +99,18 @@ class Report:
         return None
 
 
-def build_report(runs: Sequence[Path], teacher: str | None = None) -> Report:
+def build_report(runs: Sequence[Path], teacher: str | None = None, least: float = 0.0) -> Report:
     """Read runs and compute everything.
 
     Args:
         runs: run folders.
         teacher: label or weights_id of the only teacher; default: the plans' own.
+        least: as `load_panel` takes it.
 
     Raises:
         RunFolderError, DataError, ConfigError: as `load_panel` and `evalsuite.reports.extras`.
     """
-    panel = load_panel(runs, teacher)
+    panel = load_panel(runs, teacher, least)
     pools = {protocol: Pool(panel, protocol) for protocol in PROTOCOLS}
     averages = [row for pool in pools.values() for row in average_rows(pool)]
     pairs = [row for pool in pools.values() for row in pair_rows(pool)]

@@ -143,10 +143,29 @@ def gap_clause(row: GapRow) -> str:
     return "no further loss is proven when it must write them"
 
 
+def _best_in_part(report: Report) -> str:
+    """The best of the students that lack a benchmark of their teacher; empty if none has a recovery."""
+    for protocol in report.protocols:
+        rows = [row for s in report.students() if (row := report.average(s, protocol)) is not None]
+        rows = [row for row in rows if row.recovery.point is not None]
+        if rows:
+            best = max(rows, key=lambda row: row.recovery.point or 0.0)
+            asked = len(best.benchmarks) + len(best.missing)
+            how = (
+                "when its answers are ranked" if protocol == "loglikelihood" else "when it writes its answers"
+            )
+            label = report.subjects[best.subject].label
+            over = f"{len(best.benchmarks)} of {asked} benchmarks; it has not answered the others"
+            return f"{label} recovers {percent(best.recovery.point)} % of its teacher {how}, over {over}."
+    return ""
+
+
 def _without_recovery(report: Report) -> str:
     subjects = f"{len(report.subjects)} checkpoint{'s' if len(report.subjects) != 1 else ''}"
     if not report.teachers:
         return f"Scores of {subjects}; without a teacher there is no recovery."
     if not report.students():
         return "Scores of the teacher; no student has been compared with it yet."
+    if part := _best_in_part(report):
+        return part
     return f"Scores of {subjects}; no recovery is defined."

@@ -41,6 +41,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="also write every answer and score by document id, without questions (OUT/answers/*.parquet)",
     )
+    parser.add_argument(
+        "--least",
+        type=share,
+        default=0.0,
+        metavar="SHARE",
+        help="leave a student out of benchmarks of which it answered less than this share of its teacher's "
+        "documents, such as 0.75: what an interrupted run answered first is no sample",
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="a seeded sample of N documents per benchmark")
     add_model_options(parser)
     parser.add_argument(
@@ -51,6 +59,17 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     add_quiet(parser)
     parser.set_defaults(call=run)
+
+
+def share(text: str) -> float:
+    """A fraction from 0 to 1. Raises ArgumentTypeError for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to 1")
+    return value
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -100,6 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
         questions=questions,
         published=arguments.published,
         policy=policy,
+        least=arguments.least,
     )
     if arguments.answers:
         from evalsuite.reports.answers import write_answers

@@ -135,14 +135,16 @@ def answer(
             counting = _Counting(engine, bar)
             mine = requests[asked.tokenizer]
             start = bar.n
-            answer_all(counting, store, mine, quiet=True)
+            try:
+                answer_all(counting, store, mine, quiet=True)
+            finally:
+                note_kernels(run)
+                if counting.answered:
+                    spent = time.monotonic() - started
+                    note_answering(run, asked.label, counting.answered, spent, protocols)
             # What the store had costs nothing, and still counts as done.
             bar.update(start + sum(map(cost, mine)) - bar.n)
             computed[asked.label] = counting.answered
-            note_kernels(run)
-            if counting.answered:
-                spent = time.monotonic() - started
-                note_answering(run, asked.label, counting.answered, spent, protocols)
             del engine, counting
     return computed
 

@@ -218,9 +218,15 @@ def _tokens_each(report: Report) -> str:
     return f", {words.tokens(only)} tokens each" if only else ""
 
 
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    """Other machines that answered, where there were some."""
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
 def _devices(environment: Mapping[str, Any]) -> list[str]:
-    accelerators = environment.get("accelerators")
-    if isinstance(accelerators, list) and accelerators:
-        return sorted({str(name) for name in accelerators})
+    machines = [environment, *_mappings(environment.get("answered_on"))]
+    found = {str(name) for machine in machines for name in machine.get("accelerators") or ()}
+    if found:
+        return sorted(found)
     device = environment.get("device")
     return [str(device)] if device else []

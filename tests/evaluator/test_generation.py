@@ -1,4 +1,3 @@
-
 """Generation through EvalScope: its prompts, extraction and metrics over documents of ours."""
 
 import re

@@ -186,3 +186,31 @@ def test_a_protocol_may_be_asked_fewer_documents(crew: Any, tmp_path: Path) -> N
     assert "piqa                     generation                4" in str(
         evaluate(suite, ["a"], run, data_dir=data, dry_run=True)
     )
+
+
+def test_an_interrupted_machine_says_what_it_had_done(
+    host: Path, tmp_path: Path, crew: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = crew.engine_maker()
+
+    def interrupted(path: str, label: str) -> Any:
+        engine = make(path, label)
+        generate = engine.generate
+
+        def some(requests: Any) -> Any:
+            for number, given in enumerate(generate(requests)):
+                if number == 3:
+                    raise KeyboardInterrupt
+                yield given
+
+        engine.generate = some
+        return engine
+
+    monkeypatch.setattr("evalsuite.evaluator.answer.engine_maker", lambda *_, **__: interrupted)
+    piece = tmp_path / "p.tar.xz"
+    answer = ["run", "s", "--checkpoint", "t", "--out", str(host), "--quiet", "--answer-only"]
+    assert main([*answer, "--protocol", "generation", "--pack", str(piece)]) != 0
+    environment = json.loads((host / "environment.json").read_text())
+    assert [(each["label"], each["answers"]) for each in environment["answering"]] == [("t", 3)]
+    summary = evaluate("", [], tmp_path / "home", phases=("judge",), pieces=[piece], quiet=True)
+    assert (summary.added, summary.missing) == ({"t": 3}, 17)

@@ -246,3 +246,53 @@ def test_scores_are_written_beside_the_records(small_run: Path) -> None:
     assert row["score"] == pytest.approx(panel.find("niah", "generation")[1].scores()[2].mean())
     assert row["low"] < row["score"] < row["high"]
     assert row["documents"] == row["ok"] + row["looped"] + row["truncated"] + row["extraction_failed"] == 100
+
+
+def test_a_student_that_was_interrupted_can_be_left_out(dice: SimpleNamespace, tmp_path: Path) -> None:
+    """What was answered before a machine was taken away is no sample, however well it can be paired."""
+    run = dice.make_run(
+        tmp_path / "run",
+        [
+            dice.Asked("arc_easy", "ARC-Easy", "knowledge", 100),
+            dice.Asked("piqa", "PIQA", "common_sense", 100),
+        ],
+        [dice.Answerer("t", lambda b, p, c: 0.7, "teacher"), dice.Answerer("s", lambda b, p, c: 0.6)],
+    )
+    path = records_path(run, "piqa", "loglikelihood")
+    rows = path.read_text().splitlines(True)
+    mine = [row for row in rows if '"checkpoint": "s"' in row]
+    path.write_text("".join([row for row in rows if row not in mine] + mine[:60]))
+    whole = load_panel([run])
+    assert len(whole.find("piqa", "loglikelihood")[0].documents) == 60
+    panel = load_panel([run], least=0.75)
+    (cell,) = panel.find("piqa", "loglikelihood")
+    assert (cell.present, len(cell.documents)) == ((0,), 100)
+    assert panel.find("piqa", "generation")[0].present == (0, 1)
+    said = "'s' answered 60 of 100 documents under loglikelihood, less than 75 %, and is left out there"
+    assert any(said in warning for warning in panel.warnings)
+    assert load_panel([run], least=0.6).find("piqa", "loglikelihood")[0].present == (0, 1)
+
+
+def test_the_headline_says_what_a_recovery_is_over(dice: SimpleNamespace, tmp_path: Path) -> None:
+    from evalsuite.reports.report import build_report
+    from evalsuite.reports.words import headline
+
+    run = dice.make_run(
+        tmp_path / "run",
+        [
+            dice.Asked("arc_easy", "ARC-Easy", "knowledge", 100, protocols=("loglikelihood",)),
+            dice.Asked("piqa", "PIQA", "common_sense", 100, protocols=("loglikelihood",)),
+        ],
+        [dice.Answerer("t", lambda b, p, c: 0.7, "teacher"), dice.Answerer("s", lambda b, p, c: 0.6)],
+    )
+    path = records_path(run, "piqa", "loglikelihood")
+    rows = path.read_text().splitlines(True)
+    path.write_text("".join(row for row in rows if '"checkpoint": "s"' not in row))
+    report = build_report([run])
+    row = report.average(1, "loglikelihood")
+    assert row is not None
+    assert row.recovery.point is not None
+    assert headline(report) == (
+        f"s recovers {100 * row.recovery.point:.1f} % of its teacher when its answers are ranked, "
+        "over 1 of 2 benchmarks; it has not answered the others."
+    )
