@@ -53,6 +53,9 @@ REGIMES: dict[str, dict[str, Any]] = {
 }
 """Ways to serve, as arguments of vLLM. In 40 blocks a handful of sequences fit; the others wait for slots."""
 
+AT_ONCE = {"little cache": 32}
+"""Most sequences that run together on a GPU, else 256: CUDA graphs want a block of state for each."""
+
 ROOM = {"kv_cache_memory_bytes": 1 << 30}
 """Cache in the other regimes; vLLM would take half of the machine."""
 
@@ -239,11 +242,12 @@ def measure(
                 dtype,
             )
             for regime in wanted:
+                most = {"max_num_seqs": AT_ONCE.get(regime, 256)} if torch.cuda.is_available() else {}
                 engine = VllmEngine(
                     info,
                     dtype=dtype,
                     max_length=MAX_LENGTH,
-                    arguments={**ROOM, **REGIMES[regime], **(arguments or {})},
+                    arguments={**ROOM, **most, **REGIMES[regime], **(arguments or {})},
                     process=process,
                 )
                 yield reference.compare(student.name, regime, engine)
