@@ -286,7 +286,7 @@ def table(rows: Sequence[Row]) -> str:
         lines[-2] += " equal to float32: in process, vLLM | off from float32: in process, vLLM |"
         lines[-1] += "---:|---:|"
     for row in rows:
-        cells = (
+        cells: list[str | int] = [
             row.student,
             row.regime,
             row.dtype,
@@ -295,13 +295,13 @@ def table(rows: Sequence[Row]) -> str:
             f"{row.deviation:.1e}",
             f"{row.distinct} of {row.written}",
             row.cached or "–",
-        )
+        ]
         if rounded:
             near = row.rounding
-            cells += (
+            cells += [
                 f"{near.our_equal}, {near.vllm_equal}" if near else "–",
                 f"{near.our_deviation:.1e}, {near.vllm_deviation:.1e}" if near else "–",
-            )
+            ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 
