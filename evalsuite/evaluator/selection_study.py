@@ -95,15 +95,10 @@ def study(
     if "select" in steps:
         with made.timed("selecting"):
             made.select(selectors, budgets, whole=whole, separate=separate)
-    if "distill" in steps:
-        with made.timed("distilling"):
-            made.distill()
     if "render" in steps and made.parallel.main:
         made.render(suite, limit)
     made.parallel.wait()
-    if "answer" in steps:
-        with made.timed("asking"):
-            made.answer()
+    made.distill_and_answer(distilling="distill" in steps, answering="answer" in steps)
     if "judge" not in steps or not made.parallel.main:
         return []
     return made.judge(suite, budgets)
@@ -138,15 +133,16 @@ class Study:
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
-        """Note how long a step took, beside the others."""
+        """Note how long a step took, all its parts and calls together, beside the others."""
+        self.parallel.wait()
         began = time.monotonic()
         yield
         self.parallel.wait()
         path = self.out / "seconds.json"
         if self.parallel.main:
-            known = read_json(path) if path.exists() else {}
-            spent = {what: time.monotonic() - began, "device": self.parallel.device_name}
-            write_json(path, {**known, **spent})
+            known = dict(read_json(path)) if path.exists() else {}
+            spent = known.get(what, 0.0) + time.monotonic() - began
+            write_json(path, {**known, what: spent, "device": self.parallel.device_name})
 
     def select(
         self, selectors: Sequence[str], budgets: Sequence[int], *, whole: bool, separate: Sequence[int]
@@ -193,68 +189,79 @@ class Study:
             found[name, int(budget)] = dict(read_json(path))
         return dict(sorted(found.items()))
 
-    def distill(self) -> None:
-        """Make a student of every distinct set; the one without softmax layers is the trunk."""
+    @property
+    def sets(self) -> list[Layers]:
+        """Every distinct set of softmax layers, the empty one first."""
+        found = {tuple(value["layers"]) for value in self.chosen().values()}
+        return [(), *sorted(found, key=lambda each: (len(each), each))]
+
+    def distill_and_answer(self, *, distilling: bool, answering: bool) -> None:
+        """Make the students and ask them, as soon as there is one for every process, so that a machine
+        that is taken away takes little with it. The teacher is asked first."""
+        asked = [str(self.recipe.teacher)] if answering else []
+        for layers in self.sets if distilling or answering else []:
+            if distilling:
+                with self.timed("distilling"):
+                    self.distill(layers)
+            if answering and self.student(layers).exists():
+                asked.append(str(self.student(layers)))
+            if len(asked) >= self.parallel.world:
+                self.answer(asked)
+                asked = []
+        if asked:
+            self.answer(asked)
+
+    def distill(self, layers: Layers) -> None:
+        """Make the student with these softmax layers; the one without any is the trunk."""
         from evalsuite.distill import distill
         from evalsuite.distill.selection.ground import Ground
 
-        sets = sorted(
-            {tuple(value["layers"]) for value in self.chosen().values()}, key=lambda each: (len(each), each)
-        )
-        ground = Ground(self.recipe, self.options, self.out / "work", device=self.device, quiet=self.quiet)
-        self._linked((), ground.trunk_path)
-        for layers in sets:
+        if layers:
             student = self.recipe.student.model_copy(update={"softmax_layers": list(layers)})
-            (folder,) = distill(
-                self.recipe.model_copy(update={"student": student}),
-                self.out / "distilled" / label_of(layers),
-                device=self.device,
-                quiet=self.quiet,
-            )
-            self._linked(layers, folder)
-            _free()
-        self.parallel.wait()
+            recipe = self.recipe.model_copy(update={"student": student})
+            out = self.out / "distilled" / label_of(layers)
+            (folder,) = distill(recipe, out, device=self.device, quiet=self.quiet)
+        else:
+            work = self.out / "work"
+            folder = Ground(self.recipe, self.options, work, device=self.device, quiet=self.quiet).trunk_path
+        self._linked(layers, folder)
+        _free()
+
+    def student(self, layers: Layers) -> Path:
+        """Where the student with these softmax layers lies, once it is made."""
+        return self.out / "students" / label_of(layers)
 
     def _linked(self, layers: Layers, folder: Path) -> None:
         """A name of its own for a student, by which the evaluator calls it."""
-        link = self.out / "students" / label_of(layers)
+        link = self.student(layers)
         if self.parallel.main and not link.is_symlink():
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(relpath(folder, link.parent))
-
-    @property
-    def students(self) -> list[str]:
-        """Paths of those that are made."""
-        return [str(path) for path in sorted((self.out / "students").glob("*"))]
+        self.parallel.wait()
 
     def render(self, suite: str, limit: int | None) -> None:
-        """Write the requests, for the teacher and the students that are there."""
+        """Write the requests, for the teacher; students have its tokenizer and come to the run later."""
         from evalsuite.evaluator import evaluate
 
-        evaluate(
-            suite,
-            self.students,
-            self.run,
-            teacher=self.recipe.teacher,
-            limit=limit,
-            phases=("render",),
-            quiet=self.quiet,
-        )
+        teacher = self.recipe.teacher
+        evaluate(suite, [], self.run, teacher=teacher, limit=limit, phases=("render",), quiet=self.quiet)
 
-    def answer(self) -> None:
-        """Ask teacher and students; every process a part of them, in a run folder of its own."""
+    def answer(self, paths: Sequence[str]) -> None:
+        """Ask checkpoints; every process a part of them, in a run folder of its own."""
         from evalsuite.evaluator import evaluate
-        from evalsuite.evaluator.layout import read_index
+        from evalsuite.evaluator.layout import index_path, read_index
 
         rank, world = self.parallel.rank, self.parallel.world
         run = self.run if rank == 0 else self.out / f"run-{rank}"
-        if rank > 0:
+        if rank > 0 and not index_path(run).is_file():
             shutil.copytree(self.run / "requests", run / "requests", dirs_exist_ok=True)
-        self.parallel.wait()
-        everyone = [str(self.recipe.teacher), *self.students]
         device = str(self.parallel.device) if self.device is None or world > 1 else self.device
-        suite = read_index(self.run).suite
-        evaluate(suite, everyone[rank::world], run, phases=("answer",), device=device, quiet=self.quiet)
+        mine = list(paths[rank::world])
+        with self.timed("asking"):
+            if mine:
+                suite = read_index(self.run).suite
+                evaluate(suite, mine, run, phases=("answer",), device=device, quiet=self.quiet)
+        _free()
 
     def judge(self, suite: str, budgets: Sequence[int]) -> list[Line]:
         """Record all answers and write the tables."""

@@ -107,7 +107,9 @@ def test_the_steps_on_two_machines_and_two_processes(tmp_path):
         made.parallel = SimpleNamespace(
             rank=rank, world=2, main=rank == 0, wait=lambda: None, device="cpu", device_name="CPU"
         )
-        made.answer()
+        # The first two of three in one call, the third in another: its requests are not copied again.
+        made.answer([str(away / "students" / "all-linear"), "pocket"])
+        made.answer([str(path) for path in sorted((away / "students").glob("layers-*"))])
     assert (away / "run-1" / "answers").is_dir()
     shutil.copytree(away / "layers", home / "layers")
     for number, run in enumerate(("run", "run-1")):
