@@ -139,20 +139,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     set_backend("torch")
     checkpoint = load_checkpoint(options.checkpoint, dtype="float32", device=options.device)
-    contexts = hellaswag(checkpoint, options.data)
-    prompts = contexts[:: max(1, len(contexts) // options.prompts)][: options.prompts]
+    prompts = hellaswag(checkpoint, options.data, options.prompts)
     found = compare(checkpoint, prompts, options.new_tokens)
     print(table(checkpoint.label, found))
     return int(found.alone < found.prompts or found.batched < 0.99 * found.prompts)
 
 
-def hellaswag(checkpoint: Any, data_dir: Path | str | None) -> list[Tokens]:
-    """The context of every document, as lm-eval's task asks it."""
+def hellaswag(checkpoint: Any, data_dir: Path | str | None, count: int) -> list[Tokens]:
+    """Contexts of `count` documents, evenly spaced, as lm-eval's task asks them."""
     benchmark = load_benchmark("hellaswag")
-    harness = LogLikelihoodBenchmark(benchmark, documents(benchmark, data_dir=data_dir))
-    questions = harness.questions(
-        Encoder(checkpoint.tokenizer), int(checkpoint.model.config.max_position_embeddings)
-    )
+    found = documents(benchmark, data_dir=data_dir)
+    found = found[:: max(1, len(found) // count)][:count]
+    harness = LogLikelihoodBenchmark(benchmark, found)
+    longest = int(checkpoint.model.config.max_position_embeddings)
+    questions = harness.questions(Encoder(checkpoint.tokenizer), longest)
     return [question.scores[0].context for question in questions]
 
 
