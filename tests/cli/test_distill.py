@@ -55,6 +55,6 @@ def test_a_dry_run_adds_up_what_all_of_them_cost(
     assert main([*command, "--dry-run"]) == 0
     assert os.environ["EVALSUITE_DATA"] == str(tmp_path)
     out = capsys.readouterr().out
-    assert "linear_attention, retnet, gla, mlstm, deltanet, gated_deltanet, kda from" in out
+    assert "gated_deltanet, kda, mlstm, gla, deltanet, retnet, linear_attention from" in out
     assert f"{ZOO}.hybrid: gated_deltanet from" in out
     assert out.rstrip().splitlines()[-1].startswith("3 runs: ")
