@@ -92,7 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
         from evalsuite.evaluator import evaluate
 
         if arguments.suite is None:
-            raise ConfigError(f"{checkpoints[0]} is a checkpoint: say with --suite what it should be asked")
+            raise ConfigError(
+                f"{checkpoints[0]}: not a run folder (it has no plan.yaml); for a checkpoint say with "
+                "--suite what it should be asked"
+            )
         runs = [arguments.out / "run"]
         evaluate(
             arguments.suite,
