@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.distill.language_model import LanguageModel
-from evalsuite.distill.muon import Muon
 from evalsuite.distill.recipe import Stage
 from evalsuite.distill.schedules import lr_factor
 
@@ -41,7 +40,7 @@ def build_optimizers(
     muon = [_group(key, members) for key, members in groups.items() if key[2]]
     if muon:
         # Updates are scaled to AdamW's root mean square, so that one learning rate serves both.
-        optimizers.append(Muon(muon, momentum=settings.momentum))
+        optimizers.append(torch.optim.Muon(muon, momentum=settings.momentum, adjust_lr_fn="match_rms_adamw"))
     return optimizers
 
 

@@ -6,6 +6,7 @@ until the run is judged.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def admit(run: Path, index: Index, paths: Sequence[str], *, trust_remote_code: b
     if len(checkpoints) == len(index.checkpoints):
         return index
     write_json(admitted_path(run), admitted)
-    index = Index(suite=index.suite, asked=index.asked, cells=index.cells, checkpoints=tuple(checkpoints))
+    index = replace(index, checkpoints=tuple(checkpoints))
     write_index(run, index)
     return index
 

@@ -6,11 +6,12 @@ are known by their requests, so that pieces may be added in any order, again, or
 """
 
 import io
+import lzma
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def _with_checkpoints(index: Index, asked: Iterable[Asked], name: str) -> Index:
         if any(each.label == new.label for each in checkpoints):
             raise DataError(f"{name}: the run has another checkpoint called {new.label}")
         checkpoints.append(new)
-    return Index(suite=index.suite, asked=index.asked, cells=index.cells, checkpoints=tuple(checkpoints))
+    return replace(index, checkpoints=tuple(checkpoints))
 
 
 def _append(path: Path, new: Path) -> int:
@@ -176,6 +177,6 @@ def _opened(piece: Path) -> Iterator[Path]:
         try:
             with tarfile.open(piece, "r:xz") as archive:
                 archive.extractall(folder, filter="data")
-        except (OSError, tarfile.TarError) as error:
+        except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
             raise DataError(f"{piece}: not a piece of a run ({error})") from error
         yield Path(folder)

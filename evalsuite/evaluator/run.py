@@ -7,9 +7,9 @@ from pathlib import Path
 from evalsuite.evaluator import environment
 from evalsuite.evaluator.summary import Summary
 from evalsuite.foundation import ConfigError, locked, nearest, read_jsonl
+from evalsuite.reports.records import PROTOCOLS
 
 PHASES = ("render", "answer", "judge")
-PROTOCOLS = ("loglikelihood", "generation")
 
 
 def evaluate(

@@ -129,6 +129,10 @@ def test_what_is_no_piece_of_the_run_is_refused(host: Path, tmp_path: Path) -> N
     with pytest.raises(DataError, match="names an engine"):
         add(home, [_parent(tmp_path / "empty")])
     evaluate("", ["t"], host, phases=("answer",), quiet=True)
+    cut = pack(host, tmp_path / "cut.tar.xz")
+    cut.write_bytes(cut.read_bytes()[:200])
+    with pytest.raises(DataError, match="not a piece of a run"):
+        add(home, [cut])
     other = _parent(tmp_path / "other")
     shutil.copytree(host / "answers", other / "answers")
     note(other, engines={"weights-z": {"engine": "fake", "fingerprint": "z"}})
