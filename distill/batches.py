@@ -148,7 +148,9 @@ class StageData:
 
         def encode(examples: Sequence[Example]) -> list[Document]:
             documents = tokenize(examples, backend, end, completions=completions)
-            return documents if source.echo is None else [echoed(each, source.echo) for each in documents]
+            if source.echo is None:
+                return documents
+            return [echoed(each, source.echo, source.echo_spans) for each in documents]
 
         return SerialProvider(reader, encode)
 

@@ -74,20 +74,32 @@ def _document(ids: list[int], counts: NDArray[np.bool_] | None, example: Example
     return Document(tokens, kept)
 
 
-def echoed(document: Document, longest: int) -> Document:
+def echoed(document: Document, longest: int, spans: int | None = None) -> Document:
     """The document in pieces of an eighth of `longest` to `longest` tokens, each of them twice.
 
-    The document decides the lengths, so that no lag between a piece and its echo is the usual one.
+    With `spans` the second time in shuffled spans of a quarter of that to that many tokens, so that what
+    comes after a span must be looked up anew. The document decides all lengths, so that no lag between a
+    piece and its echo is the usual one.
     """
     generator = np.random.default_rng([len(document.tokens), *document.tokens[:8].tolist()])
-    bounds = [0]
-    while bounds[-1] < len(document.tokens):
-        bounds.append(bounds[-1] + int(generator.integers(max(1, longest // 8), longest, endpoint=True)))
-    order = np.concatenate(
-        [np.tile(np.arange(start, min(end, len(document.tokens))), 2) for start, end in pairwise(bounds)]
-        or [np.empty(0, dtype=np.int64)]
-    )
-    return Document(document.tokens[order], document.counts[order])
+    bounds = _bounds(0, len(document.tokens), longest // 8, longest, generator)
+    order = []
+    for start, end in pairwise(bounds):
+        again = [np.arange(start, end)]
+        if spans is not None:
+            cuts = list(pairwise(_bounds(start, end, spans // 4, spans, generator)))
+            again = [np.arange(*cuts[number]) for number in generator.permutation(len(cuts))]
+        order += [np.arange(start, end), *again]
+    kept = np.concatenate(order or [np.empty(0, dtype=np.int64)])
+    return Document(document.tokens[kept], document.counts[kept])
+
+
+def _bounds(start: int, end: int, least: int, most: int, generator: np.random.Generator) -> list[int]:
+    """Borders of pieces of `least` to `most` from `start` to `end`; the last may be shorter."""
+    bounds = [start]
+    while bounds[-1] < end:
+        bounds.append(min(end, bounds[-1] + int(generator.integers(max(1, least), most, endpoint=True))))
+    return bounds
 
 
 def pack_stream(documents: Sequence[Document], length: int) -> tuple[list[Row], list[Document]]:

@@ -76,6 +76,8 @@ class DataSource(Strict):
     echo: int | None = Field(default=None, ge=2)
     """Write every document in pieces of at most this many tokens, each twice in a row, so that a student
     meets much that it can recall and the teacher does."""
+    echo_spans: int | None = Field(default=None, ge=2)
+    """echo: the second time in shuffled spans of at most this many tokens, which must be found one by one."""
     repeat: bool = True
     """Start again, in another order, when the documents are used up."""
     part: Literal["all", "train", "held_out"] = "all"
@@ -95,6 +97,8 @@ class DataSource(Strict):
             raise ValueError("a source of responses needs 'prompts'")
         if (self.prompt is None) != (self.completion is None):
             raise ValueError("'prompt' and 'completion' go together")
+        if self.echo_spans is not None and self.echo is None:
+            raise ValueError("'echo_spans' needs 'echo'")
         return self
 
 

@@ -115,3 +115,16 @@ def test_an_echo_says_every_piece_twice_at_changing_distances():
     assert len(set(lags.tolist())) > 8
     assert np.array_equal(tokens, found.tokens[np.sort(first)])
     assert len(echoed(Document(tokens[:0], tokens[:0] > 0), 64).tokens) == 0
+
+
+def test_an_echo_in_spans_says_the_same_again_in_another_order():
+    tokens = np.arange(1000, dtype=np.int32)
+    plain = echoed(Document(tokens, tokens % 3 == 0), 200)
+    found = echoed(Document(tokens, tokens % 3 == 0), 200, 16)
+    assert np.array_equal(found.counts, found.tokens % 3 == 0)
+    assert np.array_equal(np.sort(found.tokens), np.sort(plain.tokens))
+    again = found.tokens[np.sort(np.argsort(found.tokens, kind="stable").reshape(-1, 2)[:, 1])]
+    borders = np.flatnonzero(np.diff(again) != 1)
+    # 1,000 tokens in spans of 4 to 16, of which few stand where they stood.
+    assert 60 <= len(borders) <= 250
+    assert (np.diff(borders) <= 16 * 2).mean() > 0.9
