@@ -49,6 +49,13 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="with --answer-only: only these questions, as when two processes share a GPU",
     )
     parser.add_argument(
+        "--benchmarks",
+        nargs="+",
+        default=[],
+        metavar="NAME[,NAME…]",
+        help="with --answer-only: only these, in this order; those joined by commas are answered together",
+    )
+    parser.add_argument(
         "--pack",
         type=Path,
         metavar="FILE",
@@ -76,8 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     phases = arguments.phases or PHASES
     if not arguments.checkpoint and not arguments.teacher and phases != ("judge",):
         raise ConfigError("name at least one --checkpoint or a --teacher")
-    if (arguments.protocol or arguments.pack) and phases != ("answer",):
-        raise ConfigError("--protocol and --pack belong to --answer-only")
+    if (arguments.protocol or arguments.benchmarks or arguments.pack) and phases != ("answer",):
+        raise ConfigError("--protocol, --benchmarks and --pack belong to --answer-only")
     if arguments.add and phases != ("judge",):
         raise ConfigError("--add belongs to --judge-only")
     try:
@@ -96,6 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run,
             skip_missing=arguments.skip_missing,
             protocols=arguments.protocol,
+            groups=[names.split(",") for names in arguments.benchmarks],
             pieces=arguments.add,
             quiet=arguments.quiet,
         )

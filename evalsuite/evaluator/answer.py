@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from evalsuite.evaluator.environment import note_answering, note_engine, note_kernels
-from evalsuite.evaluator.layout import Asked, Index, read_questions
+from evalsuite.evaluator.layout import Asked, Cell, Index, read_questions
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, progress
 from evalsuite.models.engine.base import Engine, score_rest
 from evalsuite.models.engine.requests import GenerateRequest, Request, ScoreRequest
@@ -100,6 +100,7 @@ def answer(
     make: MakeEngine,
     *,
     protocols: Sequence[str] = (),
+    groups: Sequence[Sequence[str]] = (),
     quiet: bool = False,
 ) -> dict[str, int]:
     """Answer everything that is asked of `checkpoints`; each answer is on disk when it is counted.
@@ -109,6 +110,8 @@ def answer(
         checkpoints: of whom.
         make: gives their engines.
         protocols: answer only these; empty: all.
+        groups: answer only these benchmarks, each group whole before the next begins, so that a machine that
+            is taken away has left as few benchmarks in part as can be; empty: all of them together.
         quiet: no progress bar.
 
     Returns:
@@ -116,15 +119,17 @@ def answer(
 
     Raises:
         CheckpointError: a checkpoint whose weights are not those that were asked.
+        ConfigError: a benchmark that the run does not ask, or one in two groups.
         RunFolderError: the folder holds answers of another engine, dtype or version, or cannot be written.
     """
+    parts = _parts(index, protocols, groups)
     requests = {
-        tokenizer: _requests(run, index, tokenizer, protocols)
+        tokenizer: [_requests(run, cells, tokenizer) for cells in parts]
         for tokenizer in dict.fromkeys(each.tokenizer for each in checkpoints)
     }
     store = AnswerStore(Path(run) / "answers")
     computed: dict[str, int] = {}
-    total = sum(cost(request) for each in checkpoints for request in requests[each.tokenizer])
+    total = sum(cost(one) for each in checkpoints for part in requests[each.tokenizer] for one in part)
     with progress(total=total, what="answer", unit="tok", quiet=quiet) as bar:
         for number, asked in enumerate(checkpoints, 1):
             bar.set_description(f"answer {asked.label} ({number}/{len(checkpoints)})")
@@ -133,27 +138,43 @@ def answer(
             _same_weights(engine, asked)
             note_engine(run, asked.weights_id, engine)
             counting = _Counting(engine, bar)
-            mine = requests[asked.tokenizer]
             start = bar.n
             try:
-                answer_all(counting, store, mine, quiet=True)
+                for mine in requests[asked.tokenizer]:
+                    answer_all(counting, store, mine, quiet=True)
+                    # What the store had costs nothing, and still counts as done.
+                    start += sum(map(cost, mine))
+                    bar.update(start - bar.n)
             finally:
                 note_kernels(run)
                 if counting.answered:
                     spent = time.monotonic() - started
                     note_answering(run, asked.label, counting.answered, spent, protocols)
-            # What the store had costs nothing, and still counts as done.
-            bar.update(start + sum(map(cost, mine)) - bar.n)
             computed[asked.label] = counting.answered
             del engine, counting
     return computed
 
 
-def _requests(run: Path, index: Index, tokenizer: str, protocols: Sequence[str]) -> list[Request]:
+def _parts(index: Index, protocols: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[Cell]]:
+    """The cells that are answered together, group by group."""
+    cells = [cell for cell in index.cells if not protocols or cell.protocol in protocols]
+    if not groups:
+        return [cells]
+    known = list(dict.fromkeys(cell.benchmark for cell in index.cells))
+    seen: set[str] = set()
+    for name in (name for group in groups for name in group):
+        if name not in known:
+            raise ConfigError(f"benchmark '{name}' is not asked in this run{nearest(name, known)}")
+        if name in seen:
+            raise ConfigError(f"benchmark '{name}' is named twice")
+        seen.add(name)
+    return [[cell for cell in cells if cell.benchmark in group] for group in groups]
+
+
+def _requests(run: Path, cells: Sequence[Cell], tokenizer: str) -> list[Request]:
     return [
         request
-        for cell in index.cells
-        if not protocols or cell.protocol in protocols
+        for cell in cells
         for question in read_questions(run, tokenizer, cell)
         for request in cell.requests(question)
     ]

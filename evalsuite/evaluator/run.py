@@ -28,6 +28,7 @@ def evaluate(
     dry_run: bool = False,
     skip_missing: bool = False,
     protocols: Sequence[str] = (),
+    groups: Sequence[Sequence[str]] = (),
     pieces: Sequence[Path] = (),
     quiet: bool = False,
 ) -> Summary:
@@ -51,6 +52,7 @@ def evaluate(
         dry_run: count what would be asked and write nothing.
         skip_missing: leave out benchmarks whose data is not to be had, and say which.
         protocols: answer only these; empty: all. What is not answered is not judged.
+        groups: answer only these benchmarks, each group whole before the next; empty: all together.
         pieces: what other machines answered of this run (`evalsuite.evaluator.pieces`), added before judging.
         quiet: no progress bars.
 
@@ -100,6 +102,7 @@ def evaluate(
                     dtype,
                     trust_remote_code,
                     protocols,
+                    groups,
                     quiet,
                 )
             else:
@@ -147,6 +150,7 @@ def _answer(
     dtype: str,
     trust_remote_code: bool,
     protocols: Sequence[str],
+    groups: Sequence[Sequence[str]],
     quiet: bool,
 ) -> None:
     from evalsuite.evaluator.answer import answer, engine_maker, find
@@ -156,7 +160,7 @@ def _answer(
     named = [str(path) for path in (teacher, *checkpoints) if path is not None]
     asked = find(index, named, trust_remote_code=trust_remote_code) if named else index.checkpoints
     make = engine_maker(engine, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    summary.computed = answer(out, index, asked, make, protocols=protocols, quiet=quiet)
+    summary.computed = answer(out, index, asked, make, protocols=protocols, groups=groups, quiet=quiet)
 
 
 def _judge(summary: Summary, out: Path, pieces: Sequence[Path], quiet: bool) -> None:

@@ -97,7 +97,7 @@ def answer_all(
     asked = dict(zip(keys, requests, strict=True))
     known: dict[Key, Answer] = {}
     for key, request in asked.items():
-        stored = store.get(engine.fingerprint, request)
+        stored = store.find(engine.fingerprint, key)
         if stored is not None and _holds(request, stored, engine.max_length):
             known[key] = stored
     missing = len(asked) - len(known)

@@ -218,3 +218,18 @@ def test_an_interrupted_machine_says_what_it_had_done(
     assert [(each["label"], each["answers"]) for each in environment["answering"]] == [("t", 3)]
     summary = evaluate("", [], tmp_path / "home", phases=("judge",), pieces=[piece], quiet=True)
     assert (summary.added, summary.missing) == ({"t": 3}, 17)
+
+
+def test_benchmarks_are_answered_group_by_group(host: Path, crew: Any) -> None:
+    needles, rest = ["pocket_niah_single_1"], ["pocket_instructions", "pocket_facts"]
+    evaluate("small", ["t"], host, phases=("answer",), groups=[needles], quiet=True)
+    (first,) = crew.engines
+    assert len(first.asked) == 8
+    # What the first call answered is not asked again, and the groups come in their order.
+    for label, count in (("t", 12), ("b", 20)):
+        evaluate("small", [label], host, phases=("answer",), groups=[needles, rest], quiet=True)
+        assert len(crew.engines[-1].asked) == count
+    assert set(crew.engines[-1].asked[:8]) == set(first.asked)
+    for wrong in ([["pocket_fact"]], [["pocket_facts"], ["pocket_facts"]]):
+        with pytest.raises(ConfigError, match="pocket_fact"):
+            evaluate("small", ["t"], host, phases=("answer",), groups=wrong, quiet=True)
