@@ -28,7 +28,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--out", type=Path, required=True, help="run folder; the same command resumes")
     parser.add_argument("--limit", type=int, metavar="N", help="a seeded sample of N documents per benchmark")
     parser.add_argument(
-        "--skip-missing", action="store_true", help="leave out benchmarks whose data is not here, by name"
+        "--skip-missing",
+        action="store_true",
+        help="leave out benchmarks whose data is not here and contexts longer than any model's, by name",
     )
     add_engine_option(parser, "what answers")
     parser.add_argument("--dry-run", action="store_true", help="print documents, tokens and time, and stop")

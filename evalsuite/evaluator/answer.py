@@ -5,7 +5,7 @@ Needs the run folder, the checkpoints and `evalsuite.models`; neither harness no
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,12 +13,30 @@ from evalsuite.evaluator.environment import note_answering, note_engine, note_ke
 from evalsuite.evaluator.layout import Asked, Cell, Index, read_questions
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, progress
 from evalsuite.models.engine.base import Engine, score_rest
-from evalsuite.models.engine.requests import GenerateRequest, Request, ScoreRequest
+from evalsuite.models.engine.requests import Answer, GenerateRequest, Request, ScoreRequest
 from evalsuite.models.engine.store import AnswerStore, answer_all
 
 ENGINES = ("torch", "vllm")
 WRITING = 4
 """A written token costs about as much time as this many that are read; only the bar's forecast uses it."""
+
+
+@dataclass(slots=True)
+class Answered:
+    """What became of the requests of one checkpoint."""
+
+    computed: int = 0
+    """Answers that had to be computed; the rest was there."""
+    failed: int = 0
+    """Answers that are errors, computed now or before."""
+    reason: str = ""
+    """Of the first that failed."""
+
+    def count(self, answers: Sequence[Answer]) -> None:
+        """Add what failed among these."""
+        reasons = [each.error for each in answers if each.error]
+        self.failed += len(reasons)
+        self.reason = self.reason or next(iter(reasons), "")
 
 
 class MakeEngine(Protocol):
@@ -102,7 +120,7 @@ def answer(
     protocols: Sequence[str] = (),
     groups: Sequence[Sequence[str]] = (),
     quiet: bool = False,
-) -> dict[str, int]:
+) -> dict[str, Answered]:
     """Answer everything that is asked of `checkpoints`; each answer is on disk when it is counted.
 
     Args:
@@ -115,7 +133,7 @@ def answer(
         quiet: no progress bar.
 
     Returns:
-        Per label, how many answers had to be computed.
+        Per label, how many answers had to be computed, and how many are errors.
 
     Raises:
         CheckpointError: a checkpoint whose weights are not those that were asked.
@@ -128,7 +146,7 @@ def answer(
         for tokenizer in dict.fromkeys(each.tokenizer for each in checkpoints)
     }
     store = AnswerStore(Path(run) / "answers")
-    computed: dict[str, int] = {}
+    done: dict[str, Answered] = {}
     total = sum(cost(one) for each in checkpoints for part in requests[each.tokenizer] for one in part)
     with progress(total=total, what="answer", unit="tok", quiet=quiet) as bar:
         for number, asked in enumerate(checkpoints, 1):
@@ -138,10 +156,11 @@ def answer(
             _same_weights(engine, asked)
             note_engine(run, asked.weights_id, engine)
             counting = _Counting(engine, bar)
+            tally = done[asked.label] = Answered()
             start = bar.n
             try:
                 for mine in requests[asked.tokenizer]:
-                    answer_all(counting, store, mine, quiet=True)
+                    tally.count(answer_all(counting, store, mine, quiet=True))
                     # What the store had costs nothing, and still counts as done.
                     start += sum(map(cost, mine))
                     bar.update(start - bar.n)
@@ -150,9 +169,9 @@ def answer(
                 if counting.answered:
                     spent = time.monotonic() - started
                     note_answering(run, asked.label, counting.answered, spent, protocols)
-            computed[asked.label] = counting.answered
+            tally.computed = counting.answered
             del engine, counting
-    return computed
+    return done
 
 
 def _parts(index: Index, protocols: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[Cell]]:

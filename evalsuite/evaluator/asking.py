@@ -51,9 +51,13 @@ class Asking:
         }
 
     def without(self, names: Collection[str]) -> "Asking":
-        """The same but for these benchmarks."""
-        kept = tuple(pair for pair in self.entries if pair[1].name not in names)
-        return replace(self, entries=kept)
+        """The same but for these benchmarks, or single contexts of theirs (``niah_single_1@16384``)."""
+        kept = []
+        for entry, benchmark in self.entries:
+            contexts = tuple(each for each in entry.contexts if at_context(benchmark, each) not in names)
+            if benchmark.name not in names and (contexts or not entry.contexts):
+                kept.append((entry.model_copy(update={"contexts": contexts}), benchmark))
+        return replace(self, entries=tuple(kept))
 
     def sampling(self, benchmark: Benchmark) -> dict[str, Any]:
         """How answers to a benchmark are written."""
@@ -84,6 +88,11 @@ class Asking:
             for entry, benchmark in self.entries
             for protocol in entry.protocols
         )
+
+
+def at_context(benchmark: Benchmark, context: int) -> str:
+    """How one context of a benchmark is called where it is left out."""
+    return f"{benchmark.name}@{context}"
 
 
 def _stated(entry: Entry) -> dict[str, Any]:
@@ -148,7 +157,7 @@ class Gathered:
     partial: dict[str, tuple[int, int]]
     """Benchmarks whose data holds only part of what was published: documents there, documents published."""
     left_out: dict[str, str]
-    """Benchmarks that are not asked, and why."""
+    """Benchmarks, or single contexts of them, that are not asked, and why."""
 
 
 def gather(
@@ -158,19 +167,29 @@ def gather(
 
     Lengths in tokens are counted with the tokenizer of the first checkpoint (the teacher, if there is
     one): every checkpoint is asked the same documents. A benchmark that runs code which models write is
-    left out unless the user allows that.
+    left out unless the user allows that. A context that one of the checkpoints reads is asked of all; the
+    others' engines refuse it, and each refusal is a record.
 
     Args:
         asking: the resolved suite.
         subjects: who is asked.
         data_dir: as `evaluate` takes it.
-        skip_missing: leave out benchmarks whose data is not to be had, instead of raising.
+        skip_missing: leave out benchmarks whose data is not to be had, and contexts that no checkpoint
+            reads, instead of raising.
 
     Raises:
         DataError, MissingDependencyError: data or resources that are not there.
-        ConfigError: nothing is left to ask.
+        ConfigError: a context that no checkpoint reads, or nothing is left to ask.
     """
-    gathered = Gathered({}, {}, {})
+    gathered = Gathered({}, {}, _too_long(asking, subjects))
+    if gathered.left_out and not skip_missing:
+        where, why = next(iter(gathered.left_out.items()))
+        name, _, context = where.partition("@")
+        raise ConfigError(
+            f"suite {asking.suite.name}: {name}: contexts: {context}: {why}; take it out of a suite of your "
+            "own, ask a model that reads more, or leave such contexts out with --skip-missing"
+        )
+    asking = asking.without(gathered.left_out)
     for entry, benchmark in asking.entries:
         if benchmark.generation is not None and benchmark.generation.executes and not sandbox.allowed():
             gathered.left_out[benchmark.name] = sandbox.WHY
@@ -187,6 +206,20 @@ def gather(
         reasons = "; ".join(f"{name}: {reason}" for name, reason in gathered.left_out.items())
         raise ConfigError(f"suite {asking.suite.name}: nothing is left to ask ({reasons})")
     return gathered
+
+
+def _too_long(asking: Asking, subjects: Sequence[Subject]) -> dict[str, str]:
+    """Contexts that nobody reads, so that making their documents, which takes long, would be in vain."""
+    reader = max(subjects, key=lambda subject: subject.max_length)
+    why = f"{reader.label} reads at most {reader.max_length:,} tokens"
+    if len(subjects) > 1:
+        why = f"of all that are asked {reader.label} reads most, {reader.max_length:,} tokens"
+    return {
+        at_context(benchmark, context): why
+        for entry, benchmark in asking.entries
+        for context in entry.contexts
+        if context > reader.max_length
+    }
 
 
 def _gather_one(

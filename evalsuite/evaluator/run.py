@@ -50,7 +50,8 @@ def evaluate(
             checkpoints and `evalsuite.models`; judging alone needs the run folder. Answering alone also
             takes checkpoints that were not there when the run was rendered, if their tokenizer was.
         dry_run: count what would be asked and write nothing.
-        skip_missing: leave out benchmarks whose data is not to be had, and say which.
+        skip_missing: leave out benchmarks whose data is not to be had, and contexts that no checkpoint reads,
+            and say which.
         protocols: answer only these; empty: all. What is not answered is not judged.
         groups: answer only these benchmarks, each group whole before the next; empty: all together.
         pieces: what other machines answered of this run (`evalsuite.evaluator.pieces`), added before judging.
@@ -160,7 +161,9 @@ def _answer(
     named = [str(path) for path in (teacher, *checkpoints) if path is not None]
     asked = find(index, named, trust_remote_code=trust_remote_code) if named else index.checkpoints
     make = engine_maker(engine, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    summary.computed = answer(out, index, asked, make, protocols=protocols, groups=groups, quiet=quiet)
+    done = answer(out, index, asked, make, protocols=protocols, groups=groups, quiet=quiet)
+    summary.computed = {label: each.computed for label, each in done.items()}
+    summary.failed = {label: (each.failed, each.reason) for label, each in done.items() if each.failed}
 
 
 def _judge(summary: Summary, out: Path, pieces: Sequence[Path], quiet: bool) -> None:

@@ -13,6 +13,8 @@ class Summary:
     run: Path
     computed: dict[str, int] = field(default_factory=dict)
     """Answers that had to be computed, per checkpoint; the rest was there."""
+    failed: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """Answers that are errors, such as refusals, per checkpoint: how many, and the reason of one."""
     added: dict[str, int] = field(default_factory=dict)
     """Answers of other machines that were new here, per checkpoint."""
     missing: int = 0
@@ -26,7 +28,7 @@ class Summary:
     errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """Records without a value because asking failed, per checkpoint: how many, and the reason of one."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Benchmarks that are not asked, and why."""
+    """Benchmarks, or single contexts of them, that are not asked, and why."""
 
     def notices(self) -> list[str]:
         """What a reader of the scores must know about the data."""
@@ -41,6 +43,11 @@ class Summary:
         if self.computed:
             counts = ", ".join(f"{label} {count:,}" for label, count in self.computed.items())
             lines.append(f"computed answers: {counts}")
+        # Once judged, what failed is told by the document.
+        lines += [
+            f"{label}: {count:,} answers are errors, such as: {reason}"
+            for label, (count, reason) in ({} if self.errors else self.failed).items()
+        ]
         if self.added:
             counts = ", ".join(f"{label} {count:,}" for label, count in self.added.items())
             lines.append(f"added answers: {counts}")
