@@ -17,6 +17,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -235,24 +236,34 @@ def measure(
         with tempfile.TemporaryDirectory() as place:
             folder = build(student, Path(place))
             info = describe_checkpoint(folder)
-            reference = Reference(
-                folder,
-                prompts(count, info.config.vocab_size),
-                questions(count // 5, info.config.vocab_size),
-                dtype,
-            )
-            for regime in wanted:
-                most = {"max_num_seqs": AT_ONCE.get(regime, 256)} if torch.cuda.is_available() else {}
-                engine = VllmEngine(
+            engines = {
+                regime: VllmEngine(
                     info,
                     dtype=dtype,
                     max_length=MAX_LENGTH,
-                    arguments={**ROOM, **most, **REGIMES[regime], **(arguments or {})},
+                    arguments={**ROOM, **_most(regime), **REGIMES[regime], **(arguments or {})},
                     process=process,
                 )
+                for regime in wanted
+            }
+            with ThreadPoolExecutor(1) as pool:
+                # vLLM loads while the in-process engine answers.
+                loaded = pool.submit(lambda first: first.versions, engines[wanted[0]])
+                reference = Reference(
+                    folder,
+                    prompts(count, info.config.vocab_size),
+                    questions(count // 5, info.config.vocab_size),
+                    dtype,
+                )
+                loaded.result()
+            for regime, engine in engines.items():
                 yield reference.compare(student.name, regime, engine)
-            del reference
+            del reference, engines
             gc.collect()
+
+
+def _most(regime: str) -> dict[str, int]:
+    return {"max_num_seqs": AT_ONCE.get(regime, 256)} if torch.cuda.is_available() else {}
 
 
 def read(path: Path) -> list[Row]:
@@ -324,7 +335,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for agreement.jsonl and agreement.md")
     parser.add_argument("--teacher", default="pocket", help="default: %(default)s")
-    parser.add_argument("--mixer", help="only a hybrid of this mixer")
+    parser.add_argument("--mixer", nargs="+", help="only hybrids of these mixers")
     parser.add_argument(
         "--part", default="1/1", metavar="K/N", help="only the Kth of N parts of the students"
     )
@@ -335,15 +346,17 @@ def main() -> int:
     chosen = parser.parse_args()
     found = chosen.out / "agreement.jsonl"
     rows = read(found) if found.exists() else []
-    teacher = load_checkpoint(chosen.teacher, dtype=chosen.dtype)
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(VllmProcess, find_python(), students=True)
+        teacher = load_checkpoint(chosen.teacher, dtype=chosen.dtype)
+        process = starting.result()
     layers = teacher.model.config.num_hidden_layers
-    students = [hybrid(chosen.mixer, layers)] if chosen.mixer else every_student(layers)
+    students = [hybrid(name, layers) for name in chosen.mixer or ()] or every_student(layers)
     part, parts = map(int, chosen.part.split("/"))
     share = -(-len(students) // parts)
     students = students[(part - 1) * share : part * share]
     if chosen.teacher != "pocket":
         students = [Student(f"{teacher.label}: {student.name}", student.mixers) for student in students]
-    process = VllmProcess(find_python(), students=True)
     try:
         with progress(total=len(students) * len(chosen.regime), what="agreement") as bar:
             for row in measure(
