@@ -19,7 +19,7 @@ import numpy as np
 
 from evalsuite.evaluator.admission import admitted_path, read_admitted
 from evalsuite.evaluator.environment import environment_path, fingerprints, note, read
-from evalsuite.evaluator.layout import Asked, Index, index_path, read_index, write_index
+from evalsuite.evaluator.layout import Asked, Index, index_path, read_index, read_questions, write_index
 from evalsuite.foundation import (
     DataError,
     RunFolderError,
@@ -30,6 +30,7 @@ from evalsuite.foundation import (
     write_bytes,
     write_json,
 )
+from evalsuite.models.engine.store import AnswerStore
 
 CHECKPOINTS = "checkpoints.json"
 """In a piece: those asked there, as `requests/index.json` names them."""
@@ -61,6 +62,21 @@ def pack(run: Path, out: Path) -> Path:
             _put(archive, f"answers/{journal.name}", _lines(rows))
     write_bytes(out, buffer.getvalue())
     return out
+
+
+def answered(run: Path, weights_id: str) -> bool:
+    """Whether `run` holds all that it asks of the checkpoint with these weights."""
+    fingerprint = fingerprints(run).get(weights_id)
+    if fingerprint is None:
+        return False
+    index, store = read_index(run), AnswerStore(run / "answers")
+    tokenizer = next(each.tokenizer for each in index.checkpoints if each.weights_id == weights_id)
+    return all(
+        store.find(fingerprint, request.key()) is not None
+        for cell in index.cells
+        for question in read_questions(run, tokenizer, cell)
+        for request in cell.requests(question)
+    )
 
 
 def add(run: Path, pieces: Sequence[Path]) -> dict[str, int]:

@@ -6,7 +6,8 @@ selects with each selector at each budget on one shared trunk, distils every dis
 same recipe and seed, asks all students the suite, and writes `selectors.csv` and `selectors.md` with
 confidence intervals and the paired difference from `uniform`. Killed, the same command goes on. Under
 `torchrun` several GPUs share each step. The steps may be done on different machines: `--steps render` where
-the data are, `--steps select distill answer` on a GPU host, `--steps judge` at home again.
+the data are, `--steps select distill answer` on a GPU host, `--steps judge` at home again. Processes on one
+GPU, or on machines with one disk, share the students if each has a number of its own: `--beside 1`.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from os.path import relpath
 from pathlib import Path
@@ -35,7 +36,15 @@ from evalsuite.evaluator.selection_tables import (
     read_answers,
     with_quality,
 )
-from evalsuite.foundation import ConfigError, nearest, read_json, write_json, write_text
+from evalsuite.foundation import (
+    ConfigError,
+    RunFolderError,
+    locked,
+    nearest,
+    read_json,
+    write_json,
+    write_text,
+)
 from evalsuite.reports.run_folder import read_plan
 
 if TYPE_CHECKING:
@@ -59,6 +68,7 @@ def study(
     steps: Sequence[str] = STEPS,
     whole: bool = False,
     separate: Sequence[int] = (),
+    beside: int = 0,
     device: str | None = None,
     quiet: bool = False,
 ) -> list[Line]:
@@ -77,6 +87,8 @@ def study(
         steps: some of `STEPS`; the others are taken as done.
         whole: let one-swap passes run to their end as well, to see what an early stop gives away.
         separate: layers whose one-swap student is also trained by itself, for the time it takes.
+        beside: number of this process among those that make and ask the students of this folder at once;
+            each takes what no other has begun.
         device: as for `distill`.
         quiet: no progress bars.
 
@@ -91,7 +103,7 @@ def study(
     for step in steps:
         if step not in STEPS:
             raise ConfigError(f"step '{step}'{nearest(step, STEPS)}")
-    made = Study(recipe, out, mixer, overrides, options, device, quiet)
+    made = Study(recipe, out, mixer, overrides, options, device, quiet, beside)
     if "select" in steps:
         with made.timed("selecting"):
             made.select(selectors, budgets, whole=whole, separate=separate)
@@ -108,7 +120,7 @@ class Study:
     """The folders and steps of a study.
 
     layers/<selector>-<budget>.json, work/, distilled/, students/<label>, run/ and, of further processes,
-    run-<rank>/.
+    run-<number>/ and seconds-<number>.json.
     """
 
     def __init__(
@@ -120,6 +132,7 @@ class Study:
         options: Sequence[str],
         device: str | None,
         quiet: bool,
+        beside: int = 0,
     ) -> None:
         from evalsuite.distill import load_recipe
         from evalsuite.distill.parallel import Parallel
@@ -129,7 +142,7 @@ class Study:
         self.recipe: Recipe = training_part(load_recipe(recipe, [*overrides, f"student.mixers=[{mixer}]"]))
         self.options: Options = load_options(options)
         self.out, self.run, self.device, self.quiet = out, out / "run", device, quiet
-        self.parallel = Parallel(device)
+        self.beside, self.parallel = beside, Parallel(device)
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -138,7 +151,7 @@ class Study:
         began = time.monotonic()
         yield
         self.parallel.wait()
-        path = self.out / "seconds.json"
+        path = self.out / (f"seconds-{self.beside}.json" if self.beside else "seconds.json")
         if self.parallel.main:
             known = dict(read_json(path)) if path.exists() else {}
             spent = known.get(what, 0.0) + time.monotonic() - began
@@ -191,20 +204,46 @@ class Study:
 
     @property
     def sets(self) -> list[Layers]:
-        """Every distinct set of softmax layers, the empty one first."""
+        """Every distinct set of softmax layers; the empty one, which the selecting process makes, last."""
         found = {tuple(value["layers"]) for value in self.chosen().values()}
-        return [(), *sorted(found, key=lambda each: (len(each), each))]
+        return [*sorted(found, key=lambda each: (len(each), each)), ()]
+
+    def _unclaimed(self, *, teacher: bool) -> Iterator[Layers | None]:
+        """The teacher (None) and the sets that no other process has begun, those included that are chosen
+        meanwhile. What this process took stays its own until it has been through all."""
+        seen: set[Layers | None] = set()
+        with ExitStack() as held:
+            while True:
+                everyone = [*((None,) if teacher else ()), *self.sets]
+                new = [each for each in everyone if each not in seen]
+                if not new:
+                    return
+                seen.add(new[0])
+                name = "teacher" if new[0] is None else label_of(new[0])
+                try:
+                    # The processes of one torchrun take every student together.
+                    if self.parallel.main:
+                        lock = self.out / "claims" / f"{name}.lock"
+                        held.enter_context(locked(lock, wait=False))
+                except RunFolderError:
+                    if self.parallel.world > 1:
+                        raise
+                    continue
+                yield new[0]
 
     def distill_and_answer(self, *, distilling: bool, answering: bool) -> None:
         """Make the students and ask them, as soon as there is one for every process, so that a machine
         that is taken away takes little with it. The teacher is asked first."""
-        asked = [str(self.recipe.teacher)] if answering else []
-        for layers in self.sets if distilling or answering else []:
-            if distilling:
-                with self.timed("distilling"):
-                    self.distill(layers)
-            if answering and self.student(layers).exists():
-                asked.append(str(self.student(layers)))
+        asked: list[str] = []
+        for layers in self._unclaimed(teacher=answering) if distilling or answering else ():
+            if layers is None:
+                asked.append(str(self.recipe.teacher))
+            else:
+                if distilling:
+                    with self.timed("distilling"):
+                        self.distill(layers)
+                if answering and self.student(layers).exists():
+                    asked.append(str(self.student(layers)))
             if len(asked) >= self.parallel.world:
                 self.answer(asked)
                 asked = []
@@ -252,16 +291,26 @@ class Study:
         from evalsuite.evaluator.layout import index_path, read_index
 
         rank, world = self.parallel.rank, self.parallel.world
-        run = self.run if rank == 0 else self.out / f"run-{rank}"
-        if rank > 0 and not index_path(run).is_file():
+        number = self.beside * world + rank
+        run = self.run if number == 0 else self.out / f"run-{number}"
+        if number > 0 and not index_path(run).is_file():
             shutil.copytree(self.run / "requests", run / "requests", dirs_exist_ok=True)
         device = str(self.parallel.device) if self.device is None or world > 1 else self.device
-        mine = list(paths[rank::world])
+        mine = [path for path in paths[rank::world] if not self._asked_elsewhere(path, run)]
         with self.timed("asking"):
             if mine:
                 suite = read_index(self.run).suite
                 evaluate(suite, mine, run, phases=("answer",), device=device, quiet=self.quiet)
         _free()
+
+    def _asked_elsewhere(self, path: str, here: Path) -> bool:
+        """Whether another process, which may be gone by now, has all answers of a checkpoint."""
+        from evalsuite.evaluator.pieces import answered
+        from evalsuite.models import describe_checkpoint
+
+        others = [run for run in sorted(self.out.glob("run*")) if run.is_dir() and run != here]
+        weights = describe_checkpoint(path).weights_id if others else ""
+        return any(answered(run, weights) for run in others)
 
     def judge(self, suite: str, budgets: Sequence[int]) -> list[Line]:
         """Record all answers and write the tables."""
@@ -326,6 +375,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=[],
         metavar="LAYER",
         help="also train the one-swap student of LAYER by itself, and note its time",
+    )
+    parser.add_argument(
+        "--beside",
+        type=int,
+        default=0,
+        metavar="NUMBER",
+        help="of this process, where several make and ask the students of one folder",
     )
     parser.add_argument("--device")
     parser.add_argument("--out", type=Path, required=True)

@@ -10,8 +10,9 @@ import pytest
 
 from evalsuite.evaluator import selection_study as study
 from evalsuite.evaluator import selection_tables as tables
-from evalsuite.evaluator.pieces import pack
-from evalsuite.foundation import ConfigError
+from evalsuite.evaluator.pieces import answered, pack
+from evalsuite.foundation import ConfigError, locked
+from evalsuite.models import describe_checkpoint
 from evalsuite.reports.extras import read_selections
 from evalsuite.reports.statistics.paired import score_interval
 from evalsuite.reports.statistics.wilson import wilson
@@ -110,6 +111,8 @@ def test_the_steps_on_two_machines_and_two_processes(tmp_path):
         # The first two of three in one call, the third in another: its requests are not copied again.
         made.answer([str(away / "students" / "all-linear"), "pocket"])
         made.answer([str(path) for path in sorted((away / "students").glob("layers-*"))])
+    weights = describe_checkpoint(away / "students" / "all-linear").weights_id
+    assert [answered(away / run, weights) for run in ("run", "run-1")] == [True, False]
     assert (away / "run-1" / "answers").is_dir()
     shutil.copytree(away / "layers", home / "layers")
     for number, run in enumerate(("run", "run-1")):
@@ -122,6 +125,23 @@ def test_the_steps_on_two_machines_and_two_processes(tmp_path):
     scores = list(csv.DictReader((home / "scores.csv").open()))
     assert {row["context"] for row in scores} == {"", "128", "256", "512"}
     assert {row["checkpoint"] for row in scores} >= {"pocket", "all-linear"}
+
+
+def test_processes_share_the_students(tmp_path):
+    def chosen(name, layers):
+        (tmp_path / "layers").mkdir(exist_ok=True)
+        (tmp_path / "layers" / f"{name}.json").write_text(json.dumps({"layers": layers}))
+
+    chosen("uniform-1", [0])
+    chosen("kv-1", [2])
+    mine = study.Study("pocket", tmp_path, "gla", (), (), "cpu", True, 1)._unclaimed(teacher=True)
+    with locked(tmp_path / "claims" / "layers-2.lock"):
+        assert [next(mine), next(mine)] == [None, (0,)]
+        other = study.Study("pocket", tmp_path, "gla", (), (), "cpu", True, 2)._unclaimed(teacher=False)
+        chosen("ar-2", [1, 3])
+        assert list(mine) == [(1, 3), ()]
+    # Free again, as the process that held them has been through.
+    assert list(other) == [(0,), (2,), (1, 3), ()]
 
 
 def test_unknown_steps_are_refused(tmp_path):
