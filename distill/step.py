@@ -73,6 +73,12 @@ class Trainee:
         if self.masters.separate:
             self.gradients.collect(self._copies)
 
+    def forget(self) -> None:
+        """Drop the gradients of a micro-batch that did not run to its end."""
+        if self.masters.separate:
+            for copy in self._copies:
+                copy.grad = None
+
     def reduce(self, parallel: Parallel) -> None:
         """Add up the gradients of all processes."""
         assert self.gradients is not None
@@ -184,6 +190,8 @@ class Stepper:
         except RuntimeError as error:
             _log.warning("training without CUDA graphs, which is slower: %s", str(error).split("\n")[0])
             self._graphs = False
+            for trainee in self._trainees:
+                trainee.forget()
             return
         self._captured[key] = (graph, place)
 
