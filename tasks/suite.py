@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict import Strict, load
@@ -68,6 +68,12 @@ class Suite(Strict):
     """Further suites whose benchmarks are asked as well; what this suite lists itself comes first and counts.
     Their limits come along, their sampling and seeds do not."""
     benchmarks: tuple[Entry, ...] = ()
+    _file: Path | None = PrivateAttr(default=None)
+
+    @property
+    def where(self) -> str:
+        """How messages name it: by its file, or by its name if it was not read from one."""
+        return f"suite {self.name}" if self._file is None else str(self._file)
 
     @field_validator("benchmarks", mode="before")
     @classmethod
@@ -118,13 +124,19 @@ def _expanded(name: str | Path, above: tuple[str, ...]) -> Suite:
 
 def _read(name: str | Path) -> Suite:
     if str(name).endswith((".yaml", ".yml")):
-        return load(Path(name), Suite)
+        return _of_file(Path(name))
     path = FOLDER / f"{name}.yaml"
     if "/" in str(name) or not path.is_file():
         raise ConfigError(f"unknown suite '{name}'{nearest(str(name), known_suites())}")
-    suite = load(path, Suite)
+    suite = _of_file(path)
     if suite.name != name:
         raise ConfigError(f"{path}: 'name' = {suite.name!r}; the file is called {name}")
+    return suite
+
+
+def _of_file(path: Path) -> Suite:
+    suite = load(path, Suite)
+    suite._file = path
     return suite
 
 
@@ -144,20 +156,22 @@ def _loaded(suite: Suite, entry: Entry, near: Path | None) -> Benchmark:
     try:
         return load_benchmark(entry.benchmark, near=near)
     except ConfigError as error:
-        raise ConfigError(f"suite {suite.name}: benchmarks: {error}") from error
+        raise ConfigError(f"{suite.where}: benchmarks: {error}") from error
 
 
 def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, Benchmark]:
+    where = f"{suite.where}: benchmarks: {benchmark.name}"
     if entry.prompt is not None and benchmark.generation is None:
-        raise ConfigError(f"suite {suite.name}: {benchmark.name} is not written; 'prompt' has no meaning")
-    for protocol in (*entry.protocols, *entry.limits, *entry.shots, *entry.metrics):
-        if protocol not in benchmark.protocols:
-            raise ConfigError(
-                f"suite {suite.name}: {benchmark.name} has no {protocol} protocol "
-                f"(it has {', '.join(benchmark.protocols)})"
-            )
+        raise ConfigError(f"{where}: 'prompt' = {entry.prompt}: it is ranked, not written; take this key out")
+    for key in ("protocols", "limits", "shots", "metrics"):
+        for protocol in getattr(entry, key):
+            if protocol not in benchmark.protocols:
+                raise ConfigError(
+                    f"{where}: '{key}' = {protocol}: it has no {protocol} protocol; "
+                    f"ask for {' or '.join(benchmark.protocols)}"
+                )
     if entry.contexts and not benchmark.contexts:
-        raise ConfigError(f"suite {suite.name}: {benchmark.name} takes no contexts")
+        raise ConfigError(f"{where}: 'contexts': it takes no contexts; take this key out")
     metrics: dict[ProtocolName, str] = {
         protocol: getattr(benchmark, protocol).metric for protocol in benchmark.protocols
     }
@@ -195,7 +209,8 @@ def _limits(
     fewer = {name: limit for name, limit in each.items() if limit is not None and limit != most}
     if fewer and benchmark.generated is not None:
         raise ConfigError(
-            f"suite {suite.name}: {benchmark.name} generates its documents; give one limit for both protocols"
+            f"{suite.where}: benchmarks: {benchmark.name}: 'limits': it generates its documents; give one "
+            "'limit' for both protocols"
         )
     return most, fewer
 

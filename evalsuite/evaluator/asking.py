@@ -137,8 +137,8 @@ def _template(suite: Suite, subjects: Sequence[Subject]) -> bool:
     lacking = [subject.label for subject in subjects if not subject.tokenizer.chat_template]
     if suite.chat == "always" and lacking:
         raise ConfigError(
-            f"suite {suite.name} asks through chat templates, and the tokenizer of {lacking[0]} has none; "
-            "set 'chat: never' in the suite to ask in plain text"
+            f"{suite.where}: 'chat' = always: it asks through chat templates, and the tokenizer of "
+            f"{lacking[0]} has none; set 'chat: never' in the suite to ask in plain text"
         )
     if lacking and len(lacking) < len(subjects):
         raise ConfigError(
@@ -186,8 +186,8 @@ def gather(
         where, why = next(iter(gathered.left_out.items()))
         name, _, context = where.partition("@")
         raise ConfigError(
-            f"suite {asking.suite.name}: {name}: contexts: {context}: {why}; take it out of a suite of your "
-            "own, ask a model that reads more, or leave such contexts out with --skip-missing"
+            f"{asking.suite.where}: benchmarks: {name}: 'contexts' = {context}: {why}; ask for less in a "
+            "suite of your own, ask a model that reads more, or leave such contexts out with --skip-missing"
         )
     asking = asking.without(gathered.left_out)
     for entry, benchmark in asking.entries:
@@ -204,7 +204,7 @@ def gather(
             gathered.left_out[benchmark.name] = str(error)
     if not gathered.documents:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in gathered.left_out.items())
-        raise ConfigError(f"suite {asking.suite.name}: nothing is left to ask ({reasons})")
+        raise ConfigError(f"{asking.suite.where}: nothing is left to ask ({reasons})")
     return gathered
 
 
@@ -239,14 +239,19 @@ def _gather_one(
         return
     gathered.documents[benchmark.name] = []
     for context in entry.contexts or (None,):
-        found = documents(
-            benchmark,
-            data_dir=data_dir,
-            limit=entry.limit,
-            seed=asking.suite.seed,
-            context=context,
-            count_tokens=counter(tokenizer, benchmark, template=asking.template),
-        )
+        try:
+            found = documents(
+                benchmark,
+                data_dir=data_dir,
+                limit=entry.limit,
+                seed=asking.suite.seed,
+                context=context,
+                count_tokens=counter(tokenizer, benchmark, template=asking.template),
+            )
+        except ConfigError as error:
+            where = f"{asking.suite.where}: benchmarks: {benchmark.name}"
+            at = f": 'contexts' = {context}" if context is not None else ""
+            raise ConfigError(f"{where}{at}: {error}") from error
         gathered.documents[benchmark.name] += found
         # Where there are fewer questions than a generator is asked for, all of them were taken.
         if len(found) < min(entry.limit or benchmark.generated.count, benchmark.generated.count):

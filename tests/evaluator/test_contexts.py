@@ -32,7 +32,8 @@ def test_one_that_nobody_reads_is_refused_or_left_out_by_name(crew: Any, tmp_pat
     run, both = tmp_path / "run", suite(tmp_path, [128, 4096])
     for dry_run in (False, True):
         with pytest.raises(
-            ConfigError, match=rf"suite long: {NAME}: contexts: 4096: a reads at most 2,048.*--skip-missing"
+            ConfigError,
+            match=rf"long.yaml: benchmarks: {NAME}: 'contexts' = 4096: a reads at most 2,048 .*-missing",
         ):
             evaluate(both, ["a"], run, dry_run=dry_run, quiet=True)
     assert not (run / "documents").exists()

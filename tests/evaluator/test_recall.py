@@ -116,7 +116,9 @@ def test_a_suite_chooses_how_ruler_is_asked(
             assert literal.rstrip().endswith(begun)
             assert not before.rstrip().endswith(("is", "are", ":"))
     (tmp_path / "s.yaml").write_text("name: s\ntitle: S\nbenchmarks: [{benchmark: mmlu, prompt: chat}]\n")
-    with pytest.raises(ConfigError, match="s: mmlu is not written; 'prompt' has no meaning"):
+    with pytest.raises(
+        ConfigError, match=r"s.yaml: benchmarks: mmlu: 'prompt' = chat: it is ranked, not written"
+    ):
         evaluate(tmp_path / "s.yaml", ["a"], tmp_path / "no", phases=("render",), quiet=True)
 
 
