@@ -93,8 +93,10 @@ def _said(value: dict[str, Any]) -> list[str]:
         return []
     cost = value["details"]["cost"]
     how = "its choice had settled" if stop["why"] == "stable" else "its budget was spent"
-    saved = 1 - cost["student_tokens"] / cost["separate_student_tokens"]
+    spent, alone = cost["student_tokens"], cost["separate_student_tokens"]
+    left = stop["planned"] - stop["tokens"]
     return [
-        f"stopped at step {stop['step']:,} as {how}; {cost['student_tokens']:,} student tokens, "
-        f"{saved:.0%} fewer than one whole run per layer"
+        f"stopped at step {stop['step']:,} of {value['details'].get('steps', stop['step']):,} as {how}: "
+        f"{spent:,} student tokens, {left:,} saved by the stop; "
+        f"one whole run per layer would take {alone:,} ({1 - spent / alone:.0%} saved)"
     ]
