@@ -28,6 +28,7 @@ from evalsuite.evaluator.selection_tables import (
     Line,
     as_csv,
     as_markdown,
+    asked_whole,
     by_benchmark,
     compared,
     groups_of,
@@ -321,15 +322,18 @@ class Study:
         groups = groups_of(suite)
         answers = read_answers(self.run, groups)
         chosen = {key: value for key, value in self.chosen().items() if key[1] in budgets}
-        lines = compared(chosen, answers, groups)
+        asked, left = asked_whole(chosen, answers)
+        if left:
+            print(f"not asked everything yet: {', '.join(left)}", file=sys.stderr, flush=True)
+        lines = compared(asked, answers, groups)
         teacher = next(each.label for each in read_plan(self.run).checkpoints if each.role == "teacher")
         beside = {
-            "teacher": plain_scores(answers[teacher], groups),
-            "no softmax layer": plain_scores(answers[label_of(())], groups),
+            name: plain_scores(answers.get(label, {}), groups)
+            for name, label in (("teacher", teacher), ("no softmax layer", label_of(())))
         }
         selections = [
             with_quality(value, lines, beside["no softmax layer"])
-            for (_, budget), value in chosen.items()
+            for (_, budget), value in asked.items()
             if budget == max(budgets)
         ]
         write_json(self.run / "selection.json", selections)

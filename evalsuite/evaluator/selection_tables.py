@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evalsuite.foundation import DataError
 from evalsuite.reports.reading import read_run_records
 from evalsuite.reports.statistics.interval import Interval
 from evalsuite.reports.statistics.paired import score_interval
@@ -69,14 +70,36 @@ def read_answers(run: Path, groups: dict[str, list[Benchmark]]) -> dict[str, Ans
     return found
 
 
+def asked_whole(
+    chosen: dict[tuple[str, int], dict[str, Any]], answers: dict[str, Answers]
+) -> tuple[dict[tuple[str, int], dict[str, Any]], list[str]]:
+    """The selections whose student has answered as much as anybody, and the names of the others."""
+    most = max(map(len, answers.values()), default=0)
+    done = {
+        key: value
+        for key, value in chosen.items()
+        if len(answers.get(label_of(tuple(value["layers"])), ())) == most
+    }
+    return done, [f"{selector} at {budget}" for selector, budget in chosen if (selector, budget) not in done]
+
+
 def compared(
     chosen: dict[tuple[str, int], dict[str, Any]],
     answers: dict[str, Answers],
     groups: dict[str, list[Benchmark]],
 ) -> list[Line]:
-    """Scores with Wilson's intervals, and differences from the reference with Tango's."""
+    """Scores with Wilson's intervals, and differences from the reference with Tango's.
+
+    Raises:
+        DataError: the reference's student was not asked at a budget where others were.
+    """
     lines = []
     for (selector, budget), value in chosen.items():
+        if (REFERENCE, budget) not in chosen:
+            raise DataError(
+                f"the student of '{REFERENCE}' at {budget} softmax layers, which the others are compared to, "
+                "was not asked everything yet"
+            )
         layers = tuple(value["layers"])
         mine = answers[label_of(layers)]
         reference = tuple(chosen[REFERENCE, budget]["layers"])

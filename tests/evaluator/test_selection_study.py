@@ -11,7 +11,7 @@ import pytest
 from evalsuite.evaluator import selection_study as study
 from evalsuite.evaluator import selection_tables as tables
 from evalsuite.evaluator.pieces import answered, pack
-from evalsuite.foundation import ConfigError, locked
+from evalsuite.foundation import ConfigError, DataError, locked
 from evalsuite.models import describe_checkpoint
 from evalsuite.reports.extras import read_selections
 from evalsuite.reports.statistics.paired import score_interval
@@ -43,6 +43,16 @@ def test_differences_are_paired_by_document():
     table = tables.as_markdown(list(lines.values()), groups)
     assert "| 2 | kv | 50.0 (23.7 to 76.3); +30.0 (" in table
     assert "| 0 | uniform, ar | 20.0 (" in table
+
+
+def test_students_that_were_not_asked_everything_are_left_out_and_named():
+    chosen = {(name, 1): {"layers": [layer]} for layer, name in enumerate(("uniform", "kv", "ar"))}
+    found = {"layers-0": answers("10"), "layers-1": answers("1")}
+    done, left = tables.asked_whole(chosen, found)
+    assert (list(done), left) == ([("uniform", 1)], ["kv at 1", "ar at 1"])
+    groups = {"recall": tables.groups_of("pocket-recall")["recall"]}
+    with pytest.raises(DataError, match="'uniform' at 1 softmax layers"):
+        tables.compared({("kv", 1): chosen["kv", 1]}, found, groups)
 
 
 def test_needles_are_apart_from_recall():
