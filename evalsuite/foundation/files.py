@@ -124,7 +124,8 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield json.loads(line)
+                # Given bytes, json.loads guesses the encoding of every line.
+                yield json.loads(line.decode())
             except (json.JSONDecodeError, UnicodeDecodeError) as error:
                 raise DataError(f"{path}, line {number}: not JSON ({error})") from error
 

@@ -1,13 +1,18 @@
 """How much runs at once: a first size from the memory that is free, then halved until it fits."""
 
+import os
 from dataclasses import dataclass
 
 import torch
 
+from evalsuite.foundation import ConfigError
 from evalsuite.models.engine.forward import Decoder
 
 SHARE = 0.6
 """Part of the free memory that is planned with; the rest is for what the estimate leaves out."""
+
+LIMIT = "EVALSUITE_GPU_GIB"
+"""Environment variable: most GiB that this process takes of a GPU which it shares with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +44,12 @@ def sizes(decoder: Decoder, parameters: int, batch_tokens: int | None) -> Sizes:
         decoder: the model.
         parameters: number of its parameters.
         batch_tokens: overrides the number of tokens in a pass.
+
+    Raises:
+        ConfigError: `LIMIT` is set to something else than a number.
     """
     if decoder.device.type == "cuda":
-        free = SHARE * torch.cuda.mem_get_info(decoder.device)[0]
+        free = SHARE * usable(decoder.device)
         per_token = decoder.activation_bytes() + decoder.token_bytes
         tokens = batch_tokens or int(min(131072, max(2048, free / 2 / per_token)))
         return Sizes(tokens, tokens // 4, 1 << 28, int(free / 2), 512)
@@ -49,3 +57,19 @@ def sizes(decoder: Decoder, parameters: int, batch_tokens: int | None) -> Sizes:
     rows = int(min(256, max(32, 4e9 / parameters)))
     tokens = batch_tokens or 4096
     return Sizes(tokens, tokens // 2 if decoder.packs else 512, 1 << 23, 2 << 30, rows)
+
+
+def usable(device: torch.device) -> float:
+    """Free bytes of a GPU, at most what `LIMIT` says; beyond that this process is then refused memory."""
+    free, total = torch.cuda.mem_get_info(device)
+    said = os.environ.get(LIMIT)
+    if not said:
+        return free
+    try:
+        limit = float(said) * 2**30
+    except ValueError:
+        limit = 0.0
+    if limit <= 0:
+        raise ConfigError(f"{LIMIT}={said!r}: must be a number of GiB above 0")
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+    return min(free, limit)

@@ -5,8 +5,10 @@ The folder holds one journal per fingerprint and verb, `<fingerprint>.<verb>.jso
 processes may work on one folder; of two lines with one key the later holds.
 """
 
+import gc
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -66,9 +68,22 @@ class AnswerStore:
     def _answers(self, fingerprint: str, verb: str) -> dict[tuple[str, str, int], Answer]:
         known = self._known.get((fingerprint, verb))
         if known is None:
-            known = dict(_read(self._path(fingerprint, verb), verb))
+            with without_collection():
+                known = dict(_read(self._path(fingerprint, verb), verb))
             self._known[fingerprint, verb] = known
         return known
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Keep the collector from going through hundreds of thousands of new objects, again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _read(path: Path, verb: str) -> Iterator[tuple[tuple[str, str, int], Answer]]:
