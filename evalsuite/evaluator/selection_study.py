@@ -39,6 +39,7 @@ from evalsuite.evaluator.selection_tables import (
 )
 from evalsuite.foundation import (
     ConfigError,
+    EvalsuiteError,
     RunFolderError,
     locked,
     nearest,
@@ -380,18 +381,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="LAYER",
         help="also train the one-swap student of LAYER by itself, and note its time",
     )
-    parser.add_argument(
-        "--beside",
-        type=int,
-        default=0,
-        metavar="NUMBER",
-        help="of this process, where several make and ask the students of one folder",
-    )
+    share = "number of this process, where several make and ask the students of one folder"
+    parser.add_argument("--beside", type=int, default=0, metavar="NUMBER", help=share)
     parser.add_argument("--device")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quiet", action="store_true")
     arguments = vars(parser.parse_args(argv))
-    study(arguments.pop("recipe"), arguments.pop("out"), budgets=arguments.pop("budget"), **arguments)
+    try:
+        study(arguments.pop("recipe"), arguments.pop("out"), budgets=arguments.pop("budget"), **arguments)
+    except EvalsuiteError as error:
+        print(f"selection_study: {error}", file=sys.stderr)
+        return error.exit_code
     return 0
 
 

@@ -167,6 +167,12 @@ def test_unknown_steps_are_refused(tmp_path):
         )
 
 
+def test_an_error_is_one_message(tmp_path, capsys):
+    argv = ["pocket", "--mixer", "gla", "--budget", "1", "--selectors", "kv", "--out", str(tmp_path)]
+    assert study.main(argv) == ConfigError.exit_code
+    assert capsys.readouterr().err.startswith("selection_study: --selectors must hold 'uniform'")
+
+
 def test_a_suite_of_both_kinds_is_cut_into_needles_and_short_questions():
     groups = tables.groups_of("selection")
     assert [str(each.name) for each in groups["needles"]] == [f"niah_single_{i}" for i in (1, 2, 3)]
