@@ -5,6 +5,7 @@ from markupsafe import Markup, escape
 from evalsuite.reports.extras import Selection
 from evalsuite.reports.page.axes import Axis, nice_axis
 from evalsuite.reports.page.charts import Curve, Plot, Point, bars, curves, layer_strip
+from evalsuite.reports.page.layer_view import above_lowest
 from evalsuite.reports.statistics.stability import stability
 
 WIDTH, LEFT, INNER = 760, 70, 650
@@ -23,7 +24,7 @@ def draw(selection: Selection) -> str:
     chosen = ", ".join(map(str, sorted(selection.layers)))
     y = _line(parts, f"{selection.selector}: layers {chosen} stay softmax", 24, "head")
     if selection.scores:
-        scores, said = _above_lowest(selection)
+        scores, said = above_lowest(selection)
         y = _line(parts, said, y, "said")
         parts.append(_placed(bars(scores, selection.layers, said), y, 224))
         y += 260
@@ -42,16 +43,6 @@ def draw(selection: Selection) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}">'
         f'<style>{STYLE}</style><rect width="100%" height="100%" fill="#fff"/>{inside}</svg>\n'
     )
-
-
-def _above_lowest(selection: Selection) -> tuple[list[float | None], str]:
-    """Scores to draw: from the lowest on where all are below 0, so that a longer bar is a better layer."""
-    known = [score for score in selection.scores if score is not None]
-    if not known or max(known) > 0:
-        return list(selection.scores), selection.measure
-    lowest = min(known)
-    scores = [None if score is None else score - lowest for score in selection.scores]
-    return scores, f"{selection.measure} (drawn from the lowest, {lowest:.4g}, on)"
 
 
 def _line(parts: list[Markup], text: str, y: int, kind: str) -> int:

@@ -33,6 +33,7 @@ from evalsuite.evaluator.selection_tables import (
     compared,
     groups_of,
     label_of,
+    name_selectors,
     plain_scores,
     read_answers,
     with_quality,
@@ -121,8 +122,7 @@ def study(
 class Study:
     """The folders and steps of a study.
 
-    layers/<selector>-<budget>.json, work/, distilled/, students/<label>, run/ and, of further processes,
-    run-<number>/ and seconds-<number>.json.
+    layers/<selector>-<budget>.json, work/, distilled/, students/<label>, run/, run-<number of process>/.
     """
 
     def __init__(
@@ -320,6 +320,7 @@ class Study:
 
         pieces = sorted(self.out.glob("run-*"))
         evaluate(suite, [], self.run, phases=("judge",), pieces=pieces, quiet=self.quiet)
+        name_selectors(self.run, self.chosen())
         groups = groups_of(suite)
         answers = read_answers(self.run, groups)
         chosen = {key: value for key, value in self.chosen().items() if key[1] in budgets}

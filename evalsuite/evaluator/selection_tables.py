@@ -9,6 +9,7 @@ from typing import Any
 
 from evalsuite.foundation import DataError
 from evalsuite.reports.reading import read_run_records
+from evalsuite.reports.run_folder import read_plan, write_plan
 from evalsuite.reports.statistics.interval import Interval
 from evalsuite.reports.statistics.paired import score_interval
 from evalsuite.reports.statistics.wilson import wilson
@@ -40,6 +41,24 @@ class Line:
 def label_of(layers: Layers) -> str:
     """Name of the student with these softmax layers."""
     return "layers-" + "-".join(map(str, layers)) if layers else "all-linear"
+
+
+def name_selectors(run: Path, chosen: dict[tuple[str, int], dict[str, Any]]) -> None:
+    """Write into the run's plan who chose each student's layers: it was made from the layers alone, which
+    several selectors may have found."""
+    names: dict[str, list[str]] = {}
+    for (selector, _), value in chosen.items():
+        names.setdefault(label_of(tuple(value["layers"])), []).append(selector)
+    plan = read_plan(run)
+    checkpoints = tuple(
+        each.model_copy(
+            update={"lineage": {**each.lineage, "selection": {"selector": ", ".join(names[each.label])}}}
+        )
+        if each.label in names
+        else each
+        for each in plan.checkpoints
+    )
+    write_plan(run, plan.model_copy(update={"checkpoints": checkpoints}))
 
 
 def groups_of(suite: str) -> dict[str, list[Benchmark]]:

@@ -176,19 +176,33 @@ def selector_views(report: Report) -> list[SelectorView]:
     ]
 
 
+def above_lowest(selection: Selection) -> tuple[list[float | None], str]:
+    """Scores to draw, and what they are: from the lowest on where all are below 0, so that a longer bar is a
+    better layer and small differences show."""
+    known = [score for score in selection.scores if score is not None]
+    if not known or max(known) > 0:
+        return list(selection.scores), selection.measure
+    lowest = min(known)
+    scores = [None if score is None else score - lowest for score in selection.scores]
+    return scores, f"{selection.measure} (drawn from the lowest, {lowest:.4g}, on)"
+
+
 def _selector(selection: Selection, name: str) -> SelectorView:
-    said = f"{selection.measure} per layer by {name}; kept: {_listed(selection.layers)}"
+    scores, measure = above_lowest(selection)
+    said = f"{measure} per layer by {name}; kept: {_listed(selection.layers)}"
     parts = [f"keeps {len(selection.layers)} layers: {_listed(selection.layers)}"]
     if selection.stop is not None:
         parts.append(_stopped(selection))
-    if selection.tokens is not None:
-        cost = f"cost {words.tokens(selection.tokens)} tokens"
-        parts.append(cost + (f" and {selection.seconds:,.0f} s" if selection.seconds is not None else ""))
+    cost = [f"{words.tokens(selection.tokens)} tokens"] if selection.tokens else []
+    if selection.seconds is not None and selection.seconds >= 1:
+        cost.append(f"{selection.seconds:,.0f} s")
+    if cost:
+        parts.append(f"cost {' and '.join(cost)}")
     return SelectorView(
         title=name,
         about="; ".join(parts) + ".",
-        importance=bars(selection.scores, selection.layers, said) if any_known(selection.scores) else None,
-        measure=selection.measure,
+        importance=bars(scores, selection.layers, said) if any_known(scores) else None,
+        measure=measure,
         steadiness=_steadiness(selection, name),
     )
 

@@ -14,6 +14,8 @@ from evalsuite.evaluator.pieces import answered, pack
 from evalsuite.foundation import ConfigError, DataError, locked
 from evalsuite.models import describe_checkpoint
 from evalsuite.reports.extras import read_selections
+from evalsuite.reports.lineage import lineage_of
+from evalsuite.reports.run_folder import read_plan
 from evalsuite.reports.statistics.paired import score_interval
 from evalsuite.reports.statistics.wilson import wilson
 
@@ -128,6 +130,9 @@ def test_the_steps_on_two_machines_and_two_processes(tmp_path):
     for number, run in enumerate(("run", "run-1")):
         pack(away / run, home / f"run-{number}.tar.xz")
     lines = study.study("pocket", home, steps=["judge"], **settings)
+    by = {each.label: lineage_of(each).selector for each in read_plan(home / "run").checkpoints}
+    assert by["pocket"] is by["all-linear"] is None
+    assert {name for names in by.values() if names for name in names.split(", ")} == {"uniform", "ga_s2"}
     assert {line.selector for line in lines} == {"uniform", "ga_s2"}
     rows = list(csv.DictReader((home / "selectors.csv").open()))
     assert {row["selector"] for row in rows} == {"teacher", "no softmax layer", "uniform", "ga_s2"}

@@ -214,6 +214,13 @@ def test_scaling_layers_and_cost_appear_when_they_are_there(dice: SimpleNamespac
     assert "keeps 1 layers: 7." in page
     assert "Importance by layer" in page
     assert "how steady the choice was" not in page
+    assert "cost" not in page.split("keeps 1 layers: 7")[1].split("</p>")[0]
+    (run / "selection.json").write_text(
+        json.dumps({**selection, "scores": [-0.5] * 7 + [-0.4], "measure": "minus KL", "seconds": 100})
+    )
+    page = compare([run], tmp_path / "below").page.read_text()
+    assert "minus KL (drawn from the lowest, -0.5, on)" in page
+    assert "keeps 1 layers: 7; cost 100 s." in page
 
 
 def test_a_policy_puts_its_verdict_on_the_page_and_beside_it(small_run: Path, tmp_path: Path) -> None:
