@@ -107,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
             protocols=arguments.protocol,
             groups=[names.split(",") for names in arguments.benchmarks],
             pieces=arguments.add,
+            workers=None,
             quiet=arguments.quiet,
         )
         print(summary)

@@ -1,6 +1,12 @@
 """Judge: the harness metrics turn answers into records. Needs the run folder alone."""
 
-from collections.abc import Iterator, Mapping
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -8,21 +14,33 @@ from evalsuite.evaluator.asking import benchmarks_of
 from evalsuite.evaluator.environment import fingerprints, read
 from evalsuite.evaluator.layout import Asked, Cell, Index, read_questions
 from evalsuite.evaluator.render import Harness, harness_of
-from evalsuite.foundation import progress
+from evalsuite.foundation import RunFolderError, progress
 from evalsuite.models.engine.requests import GenerateAnswer
 from evalsuite.models.engine.store import AnswerStore, Key
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.question import Judgement, Question
+from evalsuite.protocols.time_limit import each_formula_read_once
 from evalsuite.reports.reading import recorded_keys
-from evalsuite.reports.records import Record, append_records
+from evalsuite.reports.records import Record, append_records, records_path
 from evalsuite.tasks.resources import provide
 
-BATCH = 200
-"""Records that are written at once."""
+FLUSH_SECONDS = 2.0
+"""Records are written this often; what a kill loses is judged again."""
+WORTH = 20_000
+"""Fewest records for which processes of their own are started, each of which loads both harnesses."""
+MOST_WORKERS = 8
+WRITING = 10
+"""A written answer takes about as long to judge as this many ranked ones."""
 
 
-def judge(run: Path, index: Index, *, quiet: bool = False) -> int:
-    """Record every answer that is not recorded yet, in the order of the plan.
+def judge(run: Path, index: Index, *, workers: int | None = 1, quiet: bool = False) -> int:
+    """Record every answer that is not recorded yet.
+
+    Args:
+        run, index: what was asked.
+        workers: processes that share the benchmarks; None takes one per processor where there is much to do.
+            More than one import the main module again, as multiprocessing does.
+        quiet: no progress bar.
 
     Returns:
         How many answers are still missing; a whole run has none.
@@ -30,30 +48,99 @@ def judge(run: Path, index: Index, *, quiet: bool = False) -> int:
     Raises:
         DataError: answers, documents or records that are not sound.
         MissingDependencyError: a resource that a metric reads is not there.
-        RunFolderError: the records cannot be written; none is half-written.
+        RunFolderError: the records cannot be written, or a process was killed; none is half-written.
     """
-    store = AnswerStore(Path(run) / "answers")
-    known = fingerprints(run)
-    benchmarks, data = benchmarks_of(index), read(run).get("data")
-    missing = 0
-    total = sum(cell.documents * len(cell.seeds) for cell in index.cells) * len(index.checkpoints)
-    with progress(total=total, what="judge", unit="doc", quiet=quiet) as bar:
-        for cell in index.cells:
-            cases = list(_cases(run, index, cell, store, known))
-            done = recorded_keys(run, cell.benchmark, cell.protocol) if cases else set()
-            pending = [case for case in cases if case.key not in done]
-            bar.update(len(cases) - len(pending))
-            missing += cell.documents * len(cell.seeds) * len(index.checkpoints) - len(cases)
-            if not pending:
-                continue
-            for resource in benchmarks[cell.benchmark].resources:
-                provide(resource, data)
-            harness = harness_of(run, index, cell)
-            for start in range(0, len(pending), BATCH):
-                batch = pending[start : start + BATCH]
-                append_records(run, [case.record(harness) for case in batch])
-                bar.update(len(batch))
-    return missing
+    run = Path(run)
+    asked = [cell.documents * len(cell.seeds) * len(index.checkpoints) for cell in index.cells]
+    recorded = [_lines(records_path(run, cell.benchmark, cell.protocol)) for cell in index.cells]
+    left = [max(0, count - there) for count, there in zip(asked, recorded, strict=True)]
+    if workers is None:
+        workers = min(MOST_WORKERS, _processors()) if sum(left) >= WORTH else 1
+    with progress(total=sum(asked), what="judge", unit="doc", quiet=quiet) as bar:
+        if workers < 2:
+            judges = _Judges(run, index)
+            return sum(judges.cell(cell, bar.update) for cell in index.cells)
+        missing = 0
+        # The longest first, so that all end together.
+        weight = [n if cell.how is None else WRITING * n for cell, n in zip(index.cells, left, strict=True)]
+        order = sorted(range(len(weight)), key=lambda number: -weight[number])
+        # Forking a process that has loaded data sets and their threads may lock it up.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, context, initializer=_start, initargs=(run, index)) as pool:
+            try:
+                futures = {pool.submit(_judge, index.cells[number]): number for number in order}
+                for future in as_completed(futures):
+                    missing += future.result()
+                    bar.update(asked[futures[future]])
+            except BrokenProcessPool as error:
+                raise RunFolderError(
+                    f"{run}: a process that judged was killed, perhaps for want of memory; the same command "
+                    "goes on where it stopped"
+                ) from error
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        return missing
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _lines(path: Path) -> int:
+    if not path.is_file():
+        return 0
+    with open(path, "rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 24), b""))
+
+
+_mine: "_Judges | None" = None
+"""Of a process that judges for another one."""
+
+
+def _start(run: Path, index: Index) -> None:
+    global _mine
+    # An interruption is the parent's to handle: it cancels what has not begun.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _mine = _Judges(run, index)
+
+
+def _judge(cell: Cell) -> int:
+    assert _mine is not None
+    return _mine.cell(cell, lambda count: None)
+
+
+class _Judges:
+    """Judges the cells of one run; answers are read once for all of them."""
+
+    def __init__(self, run: Path, index: Index) -> None:
+        self.run, self.index = run, index
+        self.store = AnswerStore(run / "answers")
+        self.known = fingerprints(run)
+        self.benchmarks, self.data = benchmarks_of(index), read(run).get("data")
+
+    def cell(self, cell: Cell, moved: Callable[[int], object]) -> int:
+        """Record what is not recorded yet of one cell, and return how many answers are missing."""
+        cases = list(_cases(self.run, self.index, cell, self.store, self.known))
+        done = recorded_keys(self.run, cell.benchmark, cell.protocol) if cases else set()
+        pending = [case for case in cases if case.key not in done]
+        moved(len(cases) - len(pending))
+        missing = cell.documents * len(cell.seeds) * len(self.index.checkpoints) - len(cases)
+        if not pending:
+            return missing
+        for resource in self.benchmarks[cell.benchmark].resources:
+            provide(resource, self.data)
+        harness = harness_of(self.run, self.index, cell)
+        batch: list[Record] = []
+        flushed = time.monotonic()
+        with each_formula_read_once():
+            for number, case in enumerate(pending, 1):
+                batch.append(case.record(harness))
+                if number == len(pending) or time.monotonic() - flushed > FLUSH_SECONDS:
+                    append_records(self.run, batch)
+                    moved(len(batch))
+                    batch, flushed = [], time.monotonic()
+        return missing
 
 
 class _Case:

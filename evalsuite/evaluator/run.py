@@ -30,6 +30,7 @@ def evaluate(
     protocols: Sequence[str] = (),
     groups: Sequence[Sequence[str]] = (),
     pieces: Sequence[Path] = (),
+    workers: int | None = 1,
     quiet: bool = False,
 ) -> Summary:
     """Ask checkpoints everything a suite holds, and record what they answer.
@@ -55,6 +56,7 @@ def evaluate(
         protocols: answer only these; empty: all. What is not answered is not judged.
         groups: answer only these benchmarks, each group whole before the next; empty: all together.
         pieces: what other machines answered of this run (`evalsuite.evaluator.pieces`), added before judging.
+        workers: processes that judge; None takes one per processor where there is much to judge.
         quiet: no progress bars.
 
     Raises:
@@ -79,6 +81,9 @@ def evaluate(
             teacher,
             data_dir,
             limit,
+            engine=engine,
+            device=device,
+            dtype=dtype,
             trust_remote_code=trust_remote_code,
             skip_missing=skip_missing,
         )
@@ -107,7 +112,7 @@ def evaluate(
                     quiet,
                 )
             else:
-                _judge(summary, out, pieces, quiet)
+                _judge(summary, out, pieces, workers, quiet)
             summary.seconds[phase] = time.monotonic() - started
     facts = environment.read(out)
     summary.partial, summary.left_out = facts.get("partial", {}), facts.get("left_out", {})
@@ -166,7 +171,7 @@ def _answer(
     summary.failed = {label: (each.failed, each.reason) for label, each in done.items() if each.failed}
 
 
-def _judge(summary: Summary, out: Path, pieces: Sequence[Path], quiet: bool) -> None:
+def _judge(summary: Summary, out: Path, pieces: Sequence[Path], workers: int | None, quiet: bool) -> None:
     from evalsuite.evaluator.admission import enter_admitted
     from evalsuite.evaluator.judge import judge
     from evalsuite.evaluator.layout import read_index
@@ -177,7 +182,7 @@ def _judge(summary: Summary, out: Path, pieces: Sequence[Path], quiet: bool) -> 
 
         summary.added = add(out, pieces)
     enter_admitted(out)
-    summary.missing = judge(out, read_index(out), quiet=quiet)
+    summary.missing = judge(out, read_index(out), workers=workers, quiet=quiet)
     summary.scores = write_scores(out)
     summary.errors = errors(out)
 
@@ -186,6 +191,9 @@ def errors(run: Path) -> dict[str, tuple[int, str]]:
     """How many records of each checkpoint hold an error, and the first one's reason."""
     found: dict[str, tuple[int, str]] = {}
     for path in sorted((run / "records").glob("*.jsonl")):
+        # Most journals hold none, and looking for the word takes a hundredth of the time of parsing.
+        if b'"error"' not in path.read_bytes():
+            continue
         for row in read_jsonl(path):
             if row["outcome"] == "error":
                 count, reason = found.get(row["checkpoint"], (0, str(row["detail"].get("error"))))

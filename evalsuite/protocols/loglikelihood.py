@@ -14,7 +14,7 @@ from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.models.engine.requests import ScoreAnswer
 from evalsuite.protocols.encode import Encoder, grouped
 from evalsuite.protocols.question import Judgement, Question, one_in
-from evalsuite.protocols.quiet import quiet_harness, templates_parsed_once
+from evalsuite.protocols.quiet import quiet_harness, render_once, templates_parsed_once
 from evalsuite.tasks.benchmark import Benchmark, LogLikelihood
 from evalsuite.tasks.documents import Document
 
@@ -56,6 +56,7 @@ class LogLikelihoodBenchmark:
         self._seed = seed
         self._tasks: list[Any] = [None] * len(documents)
         self._docs: list[Any] = [None] * len(documents)
+        self._renders_once = False
         with quiet_harness():
             for subject in dict.fromkeys(document.subject for document in documents):
                 self._load(subject, shots, [each.row for each in examples if each.subject == subject])
@@ -150,6 +151,12 @@ class LogLikelihoodBenchmark:
             One value per metric of the task. A perplexity becomes the document's negative log-likelihood
             in nats, beside the count of its words or bytes.
         """
+        if not self._renders_once:
+            # Choices and gold answer are the same for every checkpoint.
+            for task in {id(task): task for task in self._tasks}.values():
+                mine = [doc for doc, its in zip(self._docs, self._tasks, strict=True) if its is task]
+                render_once(task, mine)
+            self._renders_once = True
         with templates_parsed_once():
             return self._judged(number, question, answers)
 

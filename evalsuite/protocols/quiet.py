@@ -1,7 +1,7 @@
 """The harnesses, used without their logs, bars and changes to the root logger, and without parsing anew."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -56,3 +56,26 @@ def templates_parsed_once() -> Iterator[None]:
         yield
     finally:
         del env.from_string
+
+
+def render_once(task: Any, docs: Sequence[Any]) -> None:
+    """Let an lm-eval task keep what its templates make of these docs, which stay alive as long as it does.
+
+    Judging asks for choices and gold answer of a document several times per answer.
+    """
+    mine = {id(doc) for doc in docs}
+
+    def kept(render: Callable[..., Any]) -> Callable[..., Any]:
+        made: dict[int, Any] = {}
+
+        def of(doc: Any, *others: Any, **named: Any) -> Any:
+            if others or named or id(doc) not in mine:
+                return render(doc, *others, **named)
+            if id(doc) not in made:
+                made[id(doc)] = render(doc)
+            return made[id(doc)]
+
+        return of
+
+    for name in ("doc_to_text", "doc_to_target", "doc_to_choice"):
+        setattr(task, name, kept(getattr(task, name)))

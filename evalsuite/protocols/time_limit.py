@@ -4,7 +4,9 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from types import FrameType
+from typing import Any
 
 
 class TookTooLongError(BaseException):
@@ -50,3 +52,30 @@ def mathematics_without_forks() -> Iterator[None]:
         yield
     finally:
         parser.isolation_available = available
+
+
+@contextmanager
+def each_formula_read_once() -> Iterator[None]:
+    """Keep EvalScope from reading a formula again that it has read before.
+
+    The right answer of a question is read for every answer to it, and short answers are alike. Most of the
+    time that a thousand answers of GSM8K take goes into reading.
+    """
+    from evalscope.metrics.math import parser
+
+    read = parser._parse
+
+    @lru_cache(maxsize=100_000)
+    def once(text: str, mode: str) -> tuple[tuple[Any, ...], str]:
+        objects, display = read(text, mode)
+        return tuple(objects), display
+
+    def parse(text: str, mode: str) -> tuple[list[Any], str]:
+        objects, display = once(text, mode)
+        return list(objects), display
+
+    parser._parse = parse
+    try:
+        yield
+    finally:
+        parser._parse = read

@@ -52,11 +52,19 @@ def sizes(decoder: Decoder, parameters: int, batch_tokens: int | None) -> Sizes:
         free = SHARE * usable(decoder.device)
         per_token = decoder.activation_bytes() + decoder.token_bytes
         tokens = batch_tokens or int(min(131072, max(2048, free / 2 / per_token)))
-        return Sizes(tokens, tokens // 4, 1 << 28, int(free / 2), 512)
-    # A step over this many rows is about as long as reading the weights once, or as Python's overhead.
-    rows = int(min(256, max(32, 4e9 / parameters)))
+        rows = most_rows(decoder.device, parameters)
+        return Sizes(tokens, tokens // 4, 1 << 28, int(free / 2), rows)
     tokens = batch_tokens or 4096
+    rows = most_rows(decoder.device, parameters)
     return Sizes(tokens, tokens // 2 if decoder.packs else 512, 1 << 23, 2 << 30, rows)
+
+
+def most_rows(device: torch.device, parameters: int) -> int:
+    """Rows that decode together where memory allows."""
+    if device.type == "cuda":
+        return 512
+    # A step over this many rows is about as long as reading the weights once, or as Python's overhead.
+    return int(min(256, max(32, 4e9 / parameters)))
 
 
 def usable(device: torch.device) -> float:

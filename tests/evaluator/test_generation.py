@@ -11,6 +11,7 @@ from evalsuite.models.engine.requests import GenerateAnswer
 from evalsuite.protocols.encode import Encoder
 from evalsuite.protocols.generation import GenerationBenchmark, prompt_text
 from evalsuite.protocols.outcome import looped, outcome_of
+from evalsuite.protocols.time_limit import each_formula_read_once
 from evalsuite.tasks.benchmark import Benchmark, load_benchmark
 from evalsuite.tasks.documents import documents, identified
 from evalsuite.tasks.resources import find, provide
@@ -109,6 +110,25 @@ def test_no_process_is_forked_for_a_formula(monkeypatch: pytest.MonkeyPatch) -> 
     gsm = harness("gsm8k", [GSM])
     gsm._adapter.calculate_metrics = lambda state: re.match(r"(a|a)*b", "a" * 64)
     assert gsm.judge(0, written("aaa")).detail["judge"].startswith("gave up")
+
+
+def test_a_formula_is_read_once_for_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evalscope.metrics.math import parser
+
+    texts: list[str] = []
+    whole = parser._parse
+
+    def read(text: str, mode: str) -> tuple[list[Any], str]:
+        texts.append(text)
+        return whole(text, mode)
+
+    monkeypatch.setattr(parser, "_parse", read)
+    gsm = harness("gsm8k", [GSM])
+    with each_formula_read_once():
+        judged = [gsm.judge(0, written(f"It is \\boxed{{{n}}}.")).values for n in (4, 5, 4, 5)]
+    assert judged == [{"accuracy": 1.0}, {"accuracy": 0.0}] * 2
+    assert len(texts) == len(set(texts))
+    assert parser._parse is read
 
 
 def test_rows_with_a_prompt_are_asked_literally_and_judged_by_their_rule(tokenizer: Any) -> None:

@@ -63,6 +63,28 @@ def test_choices_share_a_context_and_are_judged_by_acc_and_acc_norm(tokenizer: A
     assert judged.detail["gold"] == 1
 
 
+def test_choices_and_gold_answer_are_rendered_once_for_all_checkpoints(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lm_eval import utils
+
+    rendered: list[Any] = []
+    whole = utils.apply_template
+
+    def render(template: str, doc: dict) -> str:
+        rendered.append((template, doc["id"]))
+        return str(whole(template, doc))
+
+    arc = harness("arc_easy", [ARC, ARC | {"id": "2", "answerKey": "C"}])
+    questions = arc.questions(Encoder(tokenizer), 512)
+    monkeypatch.setattr(utils, "apply_template", render)
+    for _ in range(3):
+        right = [arc.judge(n, q, answers(q, [-5.0, -1.0, -6.0])) for n, q in enumerate(questions)]
+        assert [each.values["acc"] for each in right] == [1.0, 0.0]
+        assert [each.detail["gold"] for each in right] == [1, 2]
+    assert len(rendered) == len(set(rendered))
+
+
 def test_contexts_that_differ_per_choice_are_scored_apart(tokenizer: Any) -> None:
     winogrande = harness("winogrande", [WINOGRANDE])
     (question,) = winogrande.questions(Encoder(tokenizer), 512)

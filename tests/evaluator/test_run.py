@@ -1,6 +1,7 @@
 """A run from suite to records: what is written, what is never done twice, and what is refused."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from evalsuite.evaluator import evaluate
+from evalsuite.evaluator.judge import judge
 from evalsuite.evaluator.layout import read_index, read_questions
 from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_jsonl
 from evalsuite.reports.reading import read_run_records
@@ -124,6 +126,21 @@ def test_phases_apart_come_to_the_same(crew: Any, suite: Path, tmp_path: Path) -
     evaluate(suite, ["a"], run, phases=("answer",), quiet=True)
     assert evaluate(suite, ["a"], run, phases=("judge",), quiet=True).missing == 0
     assert records(run) == records(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_processes_that_share_the_judging_come_to_the_same(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    before = records(run)
+    shutil.rmtree(run / "records")
+    assert judge(run, read_index(run), workers=2, quiet=True) == 0
+    assert records(run) == before
+    # An error in one of them is the caller's.
+    shutil.rmtree(run / "records")
+    (run / "documents" / "pocket_facts.jsonl").unlink()
+    with pytest.raises(DataError, match=r"pocket_facts\.jsonl: no such file"):
+        judge(run, read_index(run), workers=2, quiet=True)
 
 
 def test_a_torn_answer_or_record_is_made_again(crew: Any, suite: Path, tmp_path: Path) -> None:
