@@ -33,6 +33,9 @@ class Options(Strict):
     """Of alignment before it, done once for all; by default a tenth of the recipe's first alignment stage."""
     batch: int | None = Field(default=None, gt=0)
     """Sequences per step of the one-swap passes; by default the stages' own."""
+    rate: float = Field(default=1.0, gt=0)
+    """Learning rates of that knowledge distillation, as a share of the stage's own. A trunk that ended at a
+    low rate is shaken up by the full one, and the ranking of its layers with it."""
     every: int = Field(default=50, gt=0)
     """Steps between snapshots of the top-K set (Appendix B)."""
     stop: bool = True
@@ -110,7 +113,9 @@ def kd_stage(recipe: Recipe, options: Options) -> Stage:
         raise ConfigError(
             f"recipe '{recipe.name}' has no stage with objective kd, whose data and rates this selector takes"
         )
-    return _brief(own, options.tokens, options.batch, "tokens")
+    brief = _brief(own, options.tokens, options.batch, "tokens")
+    rest = None if brief.lr_rest is None else brief.lr_rest * options.rate
+    return brief.model_copy(update={"lr": brief.lr * options.rate, "lr_rest": rest})
 
 
 def _brief(stage: Stage, tokens: int | None, batch: int | None, option: str) -> Stage:

@@ -8,6 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from evalsuite.distill import distill, dry_run
 from evalsuite.distill.selection import SELECTORS, beam, load_options, select
+from evalsuite.distill.selection.options import kd_stage
 from evalsuite.distill.setup import from_architecture, with_selection
 from evalsuite.foundation import CheckpointError, ConfigError, RunFolderError
 from evalsuite.reports.extras import Selection
@@ -223,6 +224,16 @@ def test_options_are_checked_by_name():
     ):
         with pytest.raises(ConfigError, match=message):
             load_options([wrong])
+
+
+def test_the_brief_distillation_may_be_gentler_than_the_recipe(recipe, options):
+    stage = next(each for each in recipe.stages if each.objective == "kd")
+    assert kd_stage(recipe, options()).lr == stage.lr
+    for rest in (None, 0.5):
+        changed = stage.model_copy(update={"lr_rest": rest})
+        stages = [changed if each is stage else each for each in recipe.stages]
+        found = kd_stage(recipe.model_copy(update={"stages": stages}), options(rate=0.2))
+        assert (found.lr, found.lr_rest) == (stage.lr * 0.2, None if rest is None else 0.1)
 
 
 class Measured:
