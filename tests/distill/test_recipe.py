@@ -91,6 +91,7 @@ def test_variants_combine_and_overrides_come_last(write):
         ("stage.schedule={warmup: 0.5, decay: 0.9}", r"more than 1"),
         ("stage.align.train=all", r"trains mixers only"),
         ("stage.kd.loss={ce: 0, kl: 0}", r"nothing would be learnt"),
+        ("data.text.echo_spans=32", r"'echo_spans' needs 'echo'"),
         ("stage.name=same", r"two stages have one name"),
         ("teacher=null", r"'teacher' is required"),
     ],
