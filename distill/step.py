@@ -149,8 +149,10 @@ class Stepper:
         self._losses.zero_()
         for trainee in self._trainees:
             trainee.clear()
+        # With a mask a small batch may hold no token that counts: nothing pulls, and nothing is divided by.
+        counted = max(1, data.counted)
         for batch in data.micro_batches:
-            self._micro_batch(batch.to(self._parallel.device), data.counted)
+            self._micro_batch(batch.to(self._parallel.device), counted)
         losses = self._losses.clone()
         self._parallel.sum(losses)
         norms = []

@@ -13,10 +13,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from evalsuite.distill import Recipe, TrainingError, distill
-from evalsuite.distill.batches import StageData
-from evalsuite.distill.recipe import Saving
+from evalsuite.distill.batches import Batch, StageData, StepData
+from evalsuite.distill.parallel import Parallel
+from evalsuite.distill.recipe import Saving, Stage
+from evalsuite.distill.step import Stepper, Trainee
 from evalsuite.foundation import CheckpointError, ConfigError, RunFolderError, read_jsonl
-from evalsuite.models import weights_id
+from evalsuite.models import build_student, weights_id
 
 MIXERS = ["linear_attention", "gated_deltanet"]
 
@@ -288,6 +290,23 @@ def test_gradient_accumulation_changes_nothing_but_rounding(teacher_folder, tmp_
         distill(recipe, tmp_path / str(micro), quiet=True, device="cpu")
         found.append([row[3:] for row in curves(tmp_path / str(micro))])
     torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(found[1]), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["kd", "sft", "attention_output"])
+def test_a_batch_without_a_token_that_counts_pulls_nowhere(teacher, stage, objective):
+    chosen = Stage.model_validate(
+        stage("s", objective, optimizer={"weight_decay": 0.0}, schedule={"kind": "constant"})
+    )
+    trainee = Trainee("student", build_student(teacher, "gla", seed=1).train())
+    trainee.enter(chosen)
+    before = {name: tensor.clone() for name, tensor in trainee.weights().items()}
+    tokens = torch.arange(8, 40).view(2, 16)
+    batch = Batch(tokens, tokens, torch.zeros(0, dtype=torch.int64))
+    stepper = Stepper(teacher, [trainee], chosen, Parallel("cpu"))
+    losses, norms, _ = stepper.step(StepData([batch], 0, 32, {}), 5)
+    assert not losses.any()
+    assert not norms.any()
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainee.weights().items())
 
 
 def test_checkpoints_every_so_many_tokens(teacher_folder, tmp_path, small_recipe, stage):
