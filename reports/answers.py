@@ -23,8 +23,8 @@ def write_answers(runs: Sequence[Path], out: Path, most: int = MOST) -> list[Pat
 
     One row per checkpoint, document and seed, sorted by document: `doc_id`, `context` (where there are
     several), `seed` (likewise), `checkpoint`, `outcome`, a column per metric; ranked answers have `picked`,
-    the number of the most likely choice; written ones have `answer`, cut to `most` characters, and
-    `extracted`, likewise, what was judged of it.
+    the number of the most likely choice (empty where asking failed); written ones have `answer`, cut to
+    `most` characters, and `extracted`, likewise, what was judged of it.
 
     Raises:
         RunFolderError: a folder that is no run, or `out` cannot be written.
@@ -52,8 +52,8 @@ def _rows(run: Path, plan: Plan, benchmark: str, protocol: str, most: int) -> It
         detail = row["detail"]
         answer: dict[str, Any] = {}
         if protocol == "loglikelihood":
-            logprobs = detail.get("logprobs") or [0.0]
-            answer = {"picked": max(range(len(logprobs)), key=logprobs.__getitem__)}
+            logprobs = detail.get("logprobs") or []
+            answer = {"picked": max(range(len(logprobs)), key=logprobs.__getitem__, default=None)}
         else:
             answer = {name: str(detail.get(key) or "")[:most] for name, key in WRITTEN.items()}
         yield {
@@ -78,7 +78,7 @@ def _packed(rows: list[dict[str, Any]]) -> bytes:
     for name in ("checkpoint", "outcome"):
         frame[name] = frame[name].astype("category")
     if "picked" in frame:
-        frame["picked"] = frame["picked"].astype("int16")
+        frame["picked"] = frame["picked"].astype("Int16")
     buffer = io.BytesIO()
     pq.write_table(
         pa.Table.from_pandas(frame, preserve_index=False),

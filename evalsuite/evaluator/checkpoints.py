@@ -23,6 +23,8 @@ class Subject:
     """Positions that its config states."""
     parameters: int | None
     lineage: dict[str, Any]
+    config: Any = None
+    """As transformers reads it; None where there is no model behind."""
 
 
 def describe(
@@ -57,6 +59,7 @@ def describe(
             max_length=positions(info.config),
             parameters=info.parameters,
             lineage=dict(info.lineage),
+            config=info.config,
         )
         for other in found:
             if other.weights_id == subject.weights_id:

@@ -16,7 +16,17 @@ import evalsuite
 from evalsuite.foundation import RunFolderError, read_json, write_json
 from evalsuite.models.engine.base import Engine
 
-PACKAGES = ("torch", "transformers", "tokenizers", "lm-eval", "evalscope", "datasets", "numpy")
+PACKAGES = (
+    "torch",
+    "triton",
+    "flash-linear-attention",
+    "transformers",
+    "tokenizers",
+    "lm-eval",
+    "evalscope",
+    "datasets",
+    "numpy",
+)
 
 
 def environment_path(run: Path) -> Path:

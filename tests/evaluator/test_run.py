@@ -1,6 +1,7 @@
 """A run from suite to records: what is written, what is never done twice, and what is refused."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,18 @@ def test_a_dry_run_counts_and_writes_nothing(crew: Any, suite: Path, tmp_path: P
     assert not run.exists()
     assert "2 checkpoints: 40 requests" in text
     assert "pocket_niah_single_1" in text
+    # These have no model behind them.
+    assert "expected time: not known" in text
+
+
+def test_a_dry_run_says_how_long_answering_will_take(tiny: Path, suite: Path, tmp_path: Path) -> None:
+    text = str(evaluate(suite, [str(tiny)], tmp_path / "run", dry_run=True, device="cpu", quiet=True))
+    assert re.search(
+        r"expected time of answering on cpu in float32: \d+ s reading and at most \d+ s writing", text
+    )
+    other = str(evaluate(suite, [str(tiny)], tmp_path / "run", dry_run=True, engine="vllm", quiet=True))
+    assert "expected time: not known for engine vllm" in other
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_cannot_be_asked_is_refused_before_anything_is_written(crew: Any, tmp_path: Path) -> None:

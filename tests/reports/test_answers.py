@@ -1,10 +1,12 @@
 """Answers that are published: every score, no question, and what was ranked or written."""
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
 
-from evalsuite.foundation import read_jsonl
+from evalsuite.foundation import read_jsonl, write_text
+from evalsuite.foundation.hashing import canonical_json
 from evalsuite.reports.answers import write_answers
 
 
@@ -33,3 +35,17 @@ def test_every_score_is_there_by_document_id(small_run: Path, tmp_path: Path) ->
     niah = pd.read_parquet(tmp_path / "answers" / "niah.generation.parquet")
     assert set(niah["context"]) == {512, 1024}
     assert "seed" not in niah
+
+
+def test_an_answer_that_failed_has_picked_nothing(small_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(small_run, run)
+    journal = next((run / "records").glob("*.loglikelihood.jsonl"))
+    rows = list(read_jsonl(journal))
+    rows[0] |= {"outcome": "error", "values": {}, "detail": {"error": "refused: it is too long"}}
+    write_text(journal, "".join(f"{canonical_json(row)}\n" for row in rows))
+    write_answers([run], tmp_path / "out")
+    frame = pd.read_parquet(tmp_path / "out" / "answers" / f"{journal.stem}.parquet")
+    failed = frame["outcome"] == "error"
+    assert failed.sum() == 1
+    assert frame["picked"].isna().equals(failed)
