@@ -3,7 +3,8 @@
     python -m evalsuite.models.vllm_plugin.agreement --out reports/published/vllm
 
 needs EVALSUITE_VLLM_PYTHON. Rows are written as they are found; run again, the command goes
-on where it was. With `--teacher FOLDER --mixer gated_deltanet` it takes a hybrid of another teacher.
+on where it was. With `--teacher FOLDER --mixer gated_deltanet` it takes a hybrid of another teacher, with
+`--student FOLDER` a student that was trained, which `--text FILE` lets read prose.
 
 In bfloat16 (`--dtype bfloat16`) two right engines part at every near-tie, so both are held against the
 in-process engine in float32 on the CPU, as the doctor's precision check does.
@@ -12,14 +13,11 @@ in-process engine in float32 on the CPU, as the doctor's precision check does.
 import argparse
 import gc
 import json
-import math
-import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from evalsuite.foundation import append_jsonl, progress, read_jsonl, write_text
+from evalsuite.foundation import append_jsonl, progress, write_text
+from evalsuite.models import MIXERS
 from evalsuite.models.checkpoints import describe_checkpoint, load_checkpoint
 from evalsuite.models.engine.requests import GenerateAnswer, GenerateRequest, ScoreAnswer, ScoreRequest
 from evalsuite.models.engine.torch_engine import TorchEngine
@@ -36,13 +35,17 @@ from evalsuite.models.engine.vllm_process import VllmProcess, find_python
 from evalsuite.models.vllm_plugin.examples import (
     LONGEST,
     WRITTEN,
+    Source,
     Student,
     every_student,
     hybrid,
+    noise,
     prompts,
+    prose,
     questions,
     save,
 )
+from evalsuite.models.vllm_plugin.rows import Rounding, Row, read, table
 
 MAX_LENGTH = LONGEST + WRITTEN + 8
 
@@ -57,67 +60,10 @@ REGIMES: dict[str, dict[str, Any]] = {
 AT_ONCE = {"little cache": 32}
 """Most sequences that run together on a GPU, else 256: CUDA graphs want a block of state for each."""
 
+RECURRENT = frozenset(MIXERS) - {"softmax", "sliding_window"}
+
 ROOM = {"kv_cache_memory_bytes": 1 << 30}
 """Cache in the other regimes; vLLM would take half of the machine."""
-
-
-NEAR = 1e-3
-"""Two log-probabilities that are closer than this may change places."""
-SLACK = 2.0
-"""In a shorter precision vLLM may lie this many times as far from float32 as the in-process engine does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What one student gave in one regime."""
-
-    student: str
-    regime: str
-    dtype: str
-    prompts: int
-    equal: int
-    gaps: tuple[float, ...]
-    """Log-probability between the two likeliest tokens at each first divergence."""
-    questions: int
-    deviation: float
-    """Largest difference of a continuation's log-likelihood, nats."""
-    written: int
-    distinct: int
-    """How many different tokens were written: a model that repeats one proves little."""
-    cached: int
-    """Prompt tokens that came out of vLLM's prefix cache."""
-    versions: str
-    rounding: "Rounding | None" = None
-    """What the dtype alone changes, if it is not float32."""
-
-    @property
-    def holds(self) -> bool:
-        """In float32: 99 in 100 answers equal, every divergence a near-tie, log-likelihoods as close. Else:
-        vLLM is as close to float32 as the in-process engine, log-likelihoods but for `SLACK`, and answers but
-        for three standard deviations of the difference between two counts of divergences."""
-        if self.rounding is not None:
-            ours, theirs = (
-                self.prompts - equal for equal in (self.rounding.our_equal, self.rounding.vllm_equal)
-            )
-            as_many = theirs - ours <= 3 * math.sqrt(theirs + ours)
-            return as_many and self.rounding.vllm_deviation <= SLACK * self.rounding.our_deviation
-        near = all(gap < NEAR for gap in self.gaps) and self.deviation < NEAR
-        return near and self.equal >= 0.99 * self.prompts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rounding:
-    """How far both engines in a shorter precision are from the in-process engine in float32 on the CPU.
-
-    Args:
-        our_equal, vllm_equal: greedy answers that are float32's, of the in-process engine and of vLLM.
-        our_deviation, vllm_deviation: largest difference of a continuation's log-likelihood, nats.
-    """
-
-    our_equal: int
-    our_deviation: float
-    vllm_equal: int
-    vllm_deviation: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +77,11 @@ class Answers:
         """The prompts that are answered otherwise."""
         return [i for i, answer in self.written.items() if other.written[i].tokens != answer.tokens]
 
+    def places(self, other: "Answers") -> int:
+        """How many pairs of tokens there are with which answers part."""
+        pairs = ((self.written[i].tokens, other.written[i].tokens) for i in self.parted(other))
+        return len({(a[n : n + 1], b[n : n + 1]) for a, b in pairs for n in [_common(a, b)]})
+
     def deviation(self, other: "Answers") -> float:
         """Largest difference of a continuation's log-likelihood."""
         return max(
@@ -138,6 +89,11 @@ class Answers:
             for i, answer in self.scores.items()
             for mine, theirs in zip(answer.logprobs, other.scores[i].logprobs, strict=True)
         )
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two answers begin with alike."""
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 class Reference:
@@ -152,6 +108,7 @@ class Reference:
         if dtype != "float32":
             model, self.exact = self._ask(folder, "float32", "cpu")
         self.model = model
+        self._gaps: dict[tuple[int, ...], float] = {}
 
     def _ask(self, folder: Path, dtype: str, device: str) -> tuple[PreTrainedModel, Answers]:
         checkpoint = load_checkpoint(folder, dtype=dtype, device=device)
@@ -179,6 +136,8 @@ class Reference:
                 our_deviation=self.exact.deviation(self.ours),
                 vllm_equal=len(self.asked) - len(self.exact.parted(theirs)),
                 vllm_deviation=self.exact.deviation(theirs),
+                our_places=self.exact.places(self.ours),
+                vllm_places=self.exact.places(theirs),
             )
         return Row(
             student=student,
@@ -201,13 +160,12 @@ class Reference:
     @torch.no_grad()
     def gap(self, prompt: tuple[int, ...], ours: tuple[int, ...], theirs: tuple[int, ...]) -> float:
         """How far apart the two likeliest tokens are, by our model in float32, where two answers part."""
-        common = next(
-            (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
-            min(len(ours), len(theirs)),
-        )
-        tokens = torch.tensor([prompt + ours[:common]], device=self.model.device)
-        top = self.model(tokens).logits[0, -1].double().log_softmax(-1).topk(2).values
-        return float(top[0] - top[1])
+        text = prompt + ours[: _common(ours, theirs)]
+        if text not in self._gaps:
+            tokens = torch.tensor([text], device=self.model.device)
+            top = self.model(tokens).logits[0, -1].double().log_softmax(-1).topk(2).values
+            self._gaps[text] = float(top[0] - top[1])
+        return self._gaps[text]
 
 
 def measure(
@@ -220,6 +178,7 @@ def measure(
     dtype: str = "float32",
     arguments: dict[str, Any] | None = None,
     known: frozenset[tuple[str, str]] = frozenset(),
+    source: Source | None = None,
 ) -> Iterator[Row]:
     """Compare students one after another in one running vLLM.
 
@@ -228,6 +187,7 @@ def measure(
         count: how many prompts; a fifth as many questions are scored.
         arguments: of vLLM, in every regime.
         known: pairs of student and regime that are left out.
+        source: where prompts and questions come from; None for random tokens.
     """
     for student in students:
         wanted = [regime for regime in regimes if (student.name, regime) not in known]
@@ -241,7 +201,7 @@ def measure(
                     info,
                     dtype=dtype,
                     max_length=MAX_LENGTH,
-                    arguments={**ROOM, **_most(regime), **REGIMES[regime], **(arguments or {})},
+                    arguments={**ROOM, **_on_gpu(regime, student), **REGIMES[regime], **(arguments or {})},
                     process=process,
                 )
                 for regime in wanted
@@ -251,8 +211,8 @@ def measure(
                 loaded = pool.submit(lambda first: first.versions, engines[wanted[0]])
                 reference = Reference(
                     folder,
-                    prompts(count, info.config.vocab_size),
-                    questions(count // 5, info.config.vocab_size),
+                    prompts(count, source or noise(info.config.vocab_size)),
+                    questions(max(1, count // 5), source or noise(info.config.vocab_size)),
                     dtype,
                 )
                 loaded.result()
@@ -262,70 +222,13 @@ def measure(
             gc.collect()
 
 
-def _most(regime: str) -> dict[str, int]:
-    return {"max_num_seqs": AT_ONCE.get(regime, 256)} if torch.cuda.is_available() else {}
-
-
-def read(path: Path) -> list[Row]:
-    """The rows of an earlier run."""
-    rows = []
-    for row in read_jsonl(path):
-        rounding = row.get("rounding")
-        given = {**row, "gaps": tuple(row["gaps"]), "rounding": rounding and Rounding(**rounding)}
-        rows.append(Row(**given))
-    return rows
-
-
-def table(rows: Sequence[Row]) -> str:
-    """The rows as a page."""
-    regimes = "; ".join(f"{name} {json.dumps({**ROOM, **given})}" for name, given in REGIMES.items())
-    lines = [
-        "# Students in vLLM against the in-process engine",
-        "",
-        f"{_processor()}, {date.today():%d %B %Y}. Prompts of 1 to {LONGEST:,} random tokens, asked "
-        f"together; up to {WRITTEN} tokens written greedily. A first divergence is a near-tie if the two "
-        f"likeliest tokens are less than {NEAR:g} apart. Regimes: {regimes}.",
-        "",
-        *sorted({f"Versions: {row.versions}." for row in rows}),
-        "",
-        "| student | regime | dtype | equal | largest gap at a divergence | log-likelihood off by | "
-        "distinct tokens of all written | from the prefix cache |",
-        "|---|---|---|---:|---:|---:|---:|---:|",
-    ]
-    rounded = any(row.rounding for row in rows)
-    if rounded:
-        lines[-2] += " equal to float32: in process, vLLM | off from float32: in process, vLLM |"
-        lines[-1] += "---:|---:|"
-    for row in rows:
-        cells: list[str | int] = [
-            row.student,
-            row.regime,
-            row.dtype,
-            f"{row.equal} of {row.prompts}",
-            f"{max(row.gaps):.1e}" if row.gaps else "–",
-            f"{row.deviation:.1e}",
-            f"{row.distinct} of {row.written}",
-            row.cached or "–",
-        ]
-        if rounded:
-            near = row.rounding
-            cells += [
-                f"{near.our_equal}, {near.vllm_equal}" if near else "–",
-                f"{near.our_deviation:.1e}, {near.vllm_deviation:.1e}" if near else "–",
-            ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines) + "\n"
-
-
-def _processor() -> str:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    try:
-        models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    except OSError:
-        models = []
-    name = models[0].split(":")[1].strip() if models else platform.processor() or platform.machine()
-    return f"{len(models) or 'some'} cores of {name}"
+def _on_gpu(regime: str, student: Student) -> dict[str, int]:
+    """What vLLM needs to be told on a GPU."""
+    if not torch.cuda.is_available():
+        return {}
+    most = {"max_num_seqs": AT_ONCE.get(regime, 256)}
+    # Without a state that sets their size, blocks are of 16 tokens there, and no prompt fits into 40.
+    return most if set(student.mixers) & RECURRENT else {**most, "block_size": 128}
 
 
 def main() -> int:
@@ -336,6 +239,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for agreement.jsonl and agreement.md")
     parser.add_argument("--teacher", default="pocket", help="default: %(default)s")
     parser.add_argument("--mixer", nargs="+", help="only hybrids of these mixers")
+    parser.add_argument("--student", help="a student's folder; nothing is built")
+    parser.add_argument("--name", help="what it is called in the table; default: its label")
+    parser.add_argument("--text", type=Path, help="prose to cut prompts from; default: random tokens")
     parser.add_argument(
         "--part", default="1/1", metavar="K/N", help="only the Kth of N parts of the students"
     )
@@ -348,33 +254,44 @@ def main() -> int:
     rows = read(found) if found.exists() else []
     with ThreadPoolExecutor(1) as pool:
         starting = pool.submit(VllmProcess, find_python(), students=True)
-        teacher = load_checkpoint(chosen.teacher, dtype=chosen.dtype)
+        teacher = load_checkpoint(chosen.student or chosen.teacher, dtype=chosen.dtype)
         process = starting.result()
     layers = teacher.model.config.num_hidden_layers
     students = [hybrid(name, layers) for name in chosen.mixer or ()] or every_student(layers)
     part, parts = map(int, chosen.part.split("/"))
     share = -(-len(students) // parts)
     students = students[(part - 1) * share : part * share]
-    if chosen.teacher != "pocket":
+    if chosen.student:
+        students = [Student(chosen.name or teacher.label, tuple(teacher.model.config.mixers))]
+    elif chosen.teacher != "pocket":
         students = [Student(f"{teacher.label}: {student.name}", student.mixers) for student in students]
+    source = prose(teacher.tokenizer(chosen.text.read_text()).input_ids) if chosen.text else None
+
+    def build(student: Student, place: Path) -> Path:
+        folder = Path(chosen.student) if chosen.student else None
+        return folder or save(student, teacher.model, teacher.tokenizer, place)
+
     try:
         with progress(total=len(students) * len(chosen.regime), what="agreement") as bar:
             for row in measure(
                 students,
-                lambda student, place: save(student, teacher.model, teacher.tokenizer, place),
+                build,
                 process,
                 regimes=chosen.regime,
                 count=chosen.prompts,
                 dtype=chosen.dtype,
                 arguments=chosen.arguments,
                 known=frozenset((row.student, row.regime) for row in rows if row.dtype == chosen.dtype),
+                source=source,
             ):
                 append_jsonl(found, [asdict(row)])
                 rows.append(row)
                 bar.update(1)
     finally:
         process.close()
-    write_text(chosen.out / "agreement.md", table(rows))
+    write_text(
+        chosen.out / "agreement.md", table(rows, {name: {**ROOM, **given} for name, given in REGIMES.items()})
+    )
     print(f"wrote {chosen.out / 'agreement.md'}")
     broken = [row for row in rows if not row.holds]
     for row in broken:

@@ -1,6 +1,7 @@
 """Students and prompts on which vLLM and the in-process engine are compared."""
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,26 @@ def save(student: Student, teacher: PreTrainedModel, tokenizer: Any, folder: Pat
     return folder
 
 
-def prompts(count: int, vocabulary: int, seed: int = 0) -> list[GenerateRequest]:
+Source = Callable[[random.Random, int], tuple[int, ...]]
+"""Draws a text of so many tokens."""
+
+
+def noise(vocabulary: int) -> Source:
+    """Random tokens."""
+    return lambda draw, length: tuple(draw.randrange(2, vocabulary) for _ in range(length))
+
+
+def prose(tokens: Sequence[int]) -> Source:
+    """Pieces of a long text."""
+
+    def cut(draw: random.Random, length: int) -> tuple[int, ...]:
+        start = draw.randrange(len(tokens) - length)
+        return tuple(tokens[start : start + length])
+
+    return cut
+
+
+def prompts(count: int, source: Source, seed: int = 0) -> list[GenerateRequest]:
     """Prompts of 1 to 1,000 tokens, as many of each order of magnitude, the two ends among them.
 
     Every fourth begins as a long one before it, so that a prefix cache has something to find.
@@ -70,21 +90,19 @@ def prompts(count: int, vocabulary: int, seed: int = 0) -> list[GenerateRequest]
     lengths = [1, LONGEST, *(round(LONGEST ** draw.random()) for _ in range(count - 2))]
     texts: list[tuple[int, ...]] = []
     for number, length in enumerate(lengths):
-        text = tuple(draw.randrange(2, vocabulary) for _ in range(length))
+        text = source(draw, length)
         if number % 4 == 3:
             text = (max(texts[-8:], key=len) + text)[:LONGEST]
         texts.append(text)
     return [GenerateRequest(text, Sampling(WRITTEN)) for text in texts]
 
 
-def questions(count: int, vocabulary: int, seed: int = 1) -> list[ScoreRequest]:
+def questions(count: int, source: Source, seed: int = 1) -> list[ScoreRequest]:
     """Contexts of 1 to 300 tokens, each with a continuation of one token and one of several."""
     draw = random.Random(seed)
-
-    def text(length: int) -> tuple[int, ...]:
-        return tuple(draw.randrange(2, vocabulary) for _ in range(length))
-
     return [
-        ScoreRequest(text(round(300 ** draw.random())), (text(1), text(draw.randint(2, 8))))
+        ScoreRequest(
+            source(draw, round(300 ** draw.random())), (source(draw, 1), source(draw, draw.randint(2, 8)))
+        )
         for _ in range(count)
     ]

@@ -1,6 +1,6 @@
 """One layer for every recurrent mixer: the mixer itself, its state in vLLM's pages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from vllm.distributed import (
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.utils.torch_utils import direct_register_custom_op
-from vllm.v1.attention.backend import AttentionBackend
+from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
 from vllm.v1.attention.backends.mamba_attn import (
     BaseMambaAttentionMetadata,
     BaseMambaAttentionMetadataBuilder,
@@ -90,6 +90,16 @@ class MixerLayer(nn.Module, MambaBase):
             output.copy_(self._run(x.unsqueeze(0), positions.unsqueeze(0), None, None).squeeze(0))
             return
         states = state_views(self.kv_cache[0], self.mixer, self.dtype)
+        if metadata.num_decodes and metadata.num_prefills and x.is_cuda:
+            # On a GPU such a step is bound by the number of kernels that it launches: single tokens go with
+            # the prompts, as sequences of one. (On a CPU each of them would cost a whole chunk.)
+            done = metadata.num_decodes + metadata.num_prefill_tokens
+            slot = PagedSlot(states, metadata.rows, metadata.started)
+            output[:done] = self._run(
+                x[:done].unsqueeze(0), positions[:done].unsqueeze(0), slot, metadata.ends
+            )[0]
+            output[done:] = 0
+            return
         done = 0
         if metadata.num_decodes:
             # In a full CUDA graph there are more rows than sequences; vLLM points the rest at an unused slot.
@@ -139,6 +149,9 @@ class StateBackend(AttentionBackend):
 class StateMetadata(BaseMambaAttentionMetadata):
     """Which tokens belong to whom, and where their states lie."""
 
+    fresh: Tensor | None = None
+    """Rows among those that write one token whose sequence begins with it, on the CPU."""
+
     @cached_property
     def bounds(self) -> Tensor:
         """Where the pieces of prompts begin and end: one tensor for all layers, because fla waits for the
@@ -146,10 +159,84 @@ class StateMetadata(BaseMambaAttentionMetadata):
         assert self.query_start_loc_p is not None
         return self.query_start_loc_p.long()
 
+    @cached_property
+    def ends(self) -> Tensor:
+        """`bounds` of a batch in which those who write one token come first, as sequences of one."""
+        singles = torch.arange(self.num_decodes, device=self.bounds.device)
+        return torch.cat([singles, self.bounds + self.num_decodes])
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Slots of the whole batch."""
+        assert self.state_indices_tensor_d is not None
+        assert self.state_indices_tensor_p is not None
+        return torch.cat(
+            [self.state_indices_tensor_d[: self.num_decodes, 0], self.state_indices_tensor_p]
+        ).long()
+
+    @cached_property
+    def started(self) -> Tensor:
+        """Which sequences of the whole batch have a state."""
+        assert self.has_initial_states_p is not None
+        singles = self.has_initial_states_p.new_ones(self.num_decodes)
+        return torch.cat([singles, self.has_initial_states_p])
+
 
 class StateMetadataBuilder(BaseMambaAttentionMetadataBuilder[StateMetadata]):
     metadata_cls = StateMetadata
     needs_causal_conv1d_metadata = False
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+        **rest: Any,
+    ) -> StateMetadata:
+        """Describe a batch. A prompt of one token that comes while all others write one is a step as theirs.
+
+        vLLM replays the CUDA graph of such a step whoever is in it, and would leave in place which slots the
+        step before it used if it saw a prompt there. The slot of such a prompt is cleared instead.
+        """
+        fresh = first_tokens(common_attn_metadata)
+        if fresh is not None:
+            prefilling = common_attn_metadata.is_prefilling & ~fresh
+            common_attn_metadata = common_attn_metadata.replace(is_prefilling=prefilling)
+        metadata = super().build(common_prefix_len, common_attn_metadata, fast_build, **rest)
+        if fresh is not None:
+            metadata = replace(metadata, fresh=fresh.nonzero()[:, 0])
+            self._clear(metadata)
+        return metadata
+
+    def update_block_table(
+        self, metadata: StateMetadata, blk_table: Tensor, slot_mapping: Tensor
+    ) -> StateMetadata:
+        """The same batch in the slots of other layers."""
+        updated = super().update_block_table(metadata, blk_table, slot_mapping)
+        if metadata.num_prefills:
+            updated.__dict__["bounds"] = metadata.bounds
+            updated.__dict__["ends"] = metadata.ends
+        self._clear(updated)
+        return updated
+
+    def _clear(self, metadata: StateMetadata) -> None:
+        if metadata.fresh is None:
+            return
+        indices = metadata.state_indices_tensor_d
+        assert indices is not None
+        slots = indices[metadata.fresh.to(indices.device), 0].long()
+        layers = self.vllm_config.compilation_config.static_forward_context
+        for name in self.layer_names:
+            layers[name].kv_cache[0][slots] = 0
+
+
+def first_tokens(batch: CommonAttentionMetadata) -> Tensor | None:
+    """Which sequences begin in a batch of one token each, bool on the CPU; None if there are none."""
+    if batch.max_query_len != 1 or batch.is_prefilling is None or batch.seq_lens_cpu_upper_bound is None:
+        return None
+    lengths = batch.query_start_loc_cpu.diff()
+    fresh = batch.is_prefilling & (batch.seq_lens_cpu_upper_bound == 1) & (lengths == 1)
+    return fresh if fresh.any() else None
 
 
 @eager_break_during_capture

@@ -16,6 +16,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from evalsuite.models.mixers import Mixer, geometry_of
 from evalsuite.models.vllm_plugin.mixer_layer import MixerLayer
+from evalsuite.models.vllm_plugin.products import sum_in_pieces
 from evalsuite.models.vllm_plugin.skeleton import largest_state, skeleton
 from evalsuite.models.vllm_plugin.softmax_layer import SoftmaxLayer
 
@@ -34,6 +35,7 @@ class StudentForCausalLM(LlamaForCausalLM, HasInnerState, IsHybrid):
             return LlamaDecoderLayer(vllm_config, prefix, config=config.base, attn_layer_type=make)
 
         super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=layer_type)
+        sum_in_pieces(self, vllm_config.model_config.dtype)
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:

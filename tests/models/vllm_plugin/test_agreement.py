@@ -16,8 +16,9 @@ from evalsuite.models import load_checkpoint
 from evalsuite.models.checkpoints import Checkpoint, describe_checkpoint
 from evalsuite.models.engine.vllm_engine import VllmEngine
 from evalsuite.models.engine.vllm_process import VllmProcess, find_python
-from evalsuite.models.vllm_plugin.agreement import REGIMES, Row, measure
+from evalsuite.models.vllm_plugin.agreement import REGIMES, measure
 from evalsuite.models.vllm_plugin.examples import Student, every_student, hybrid, save
+from evalsuite.models.vllm_plugin.rows import Row
 
 pytestmark = [
     pytest.mark.vllm,
@@ -59,6 +60,21 @@ def test_students_answer_as_in_process(teacher: Checkpoint, process: VllmProcess
         assert row.holds, row
         assert row.distinct > 10
         assert (row.cached > 0) == (row.regime == "prefix cache")
+
+
+def test_a_prompt_of_one_token_begins_afresh_among_those_that_write(
+    teacher: Checkpoint, process: VllmProcess
+) -> None:
+    """With few at once, prompts of one token come alone, into slots that others have left."""
+    (row,) = measure(
+        [hybrid("gated_deltanet", 4)],
+        lambda student, place: save(student, teacher.model, teacher.tokenizer, place),
+        process,
+        regimes=["little cache"],
+        count=40,
+        arguments={"max_num_seqs": 6},
+    )
+    assert row.holds, row
 
 
 @pytest.mark.parametrize(
