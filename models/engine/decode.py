@@ -10,6 +10,7 @@ from torch import Tensor
 
 from evalsuite.models.engine.attention import Masks
 from evalsuite.models.engine.forward import Decoder
+from evalsuite.models.engine.prefixes import Trunk, trunks
 from evalsuite.models.engine.requests import GenerateAnswer, GenerateRequest
 from evalsuite.models.engine.sampling import Choice, choose
 from evalsuite.models.engine.slots import Slots
@@ -19,6 +20,8 @@ from evalsuite.models.engine.stops import Ending
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 LENGTH_STEP = 64
 """Keys are looked at in multiples of this, so that a captured step serves many lengths."""
+
+NO_TRUNK = Trunk((), {})
 
 StepFunction = Callable[[int, int], None]
 
@@ -77,8 +80,16 @@ class _Live:
     index: int
     request: GenerateRequest
     ending: Ending
+    trunk: Trunk = NO_TRUNK
+    shared: int = 0
+    """Tokens of the trunk that its prompt begins with."""
     due: int = 0
     ended: bool = False
+
+    @property
+    def own(self) -> int:
+        """Tokens of its prompt that are read for it alone."""
+        return len(self.request.prompt) - self.shared
 
     def take(self, tokens: list[int], broken: list[bool]) -> GenerateAnswer | None:
         """Take new tokens, up to the first that came from logits that are not finite."""
@@ -116,6 +127,7 @@ class Session:
         block: steps between two looks at the tokens from the host.
         ahead: blocks that are launched before the last one is looked at.
         stepper: makes the step function of the rows (eager, or CUDA graphs).
+        share: read what prompts begin with in common once, and let these prompts follow one another.
     """
 
     def __init__(
@@ -131,12 +143,15 @@ class Session:
         block: int,
         ahead: int,
         stepper: Callable[[Rows], StepFunction],
+        share: bool = False,
     ) -> None:
         self.decoder = decoder
-        self.waiting = deque(
+        waiting = [
             _Live(index, request, Ending(tokenizer, request.sampling, limit, eos))
             for index, request, limit in requests
-        )
+        ]
+        self.waiting = deque(_together(waiting, cut=not decoder.row_bytes) if share else waiting)
+        self._trunk: tuple[Trunk, State | None] = NO_TRUNK, None
         self.budget = budget
         self.block, self.ahead = block, ahead
         self.live: list[_Live | None] = []
@@ -201,13 +216,7 @@ class Session:
         if len(free) < size and len(free) < size / 8:
             return
         while free and self.waiting:
-            longest = len(self.waiting[0].request.prompt)
-            entering = [self.waiting.popleft()]
-            while self.waiting and len(entering) < len(free):
-                longest = max(longest, len(self.waiting[0].request.prompt))
-                if longest * (len(entering) + 1) > self.budget:
-                    break
-                entering.append(self.waiting.popleft())
+            entering = self._next(len(free))
             chosen, free = free[: len(entering)], free[len(entering) :]
             for slot, live, answer in zip(chosen, entering, self._enter(chosen, entering), strict=True):
                 if answer is not None:
@@ -217,17 +226,48 @@ class Session:
                     self.live.extend([None] * (slot + 1 - len(self.live)))
                     self.live[slot] = live
 
+    def _next(self, most: int) -> list[_Live]:
+        """Take at most `most` from the queue that can be read in one pass."""
+        entering = [self.waiting.popleft()]
+        own, shared = entering[0].own, entering[0].shared
+        while self.waiting and len(entering) < most and self.waiting[0].trunk is entering[0].trunk:
+            own, shared = max(own, self.waiting[0].own), max(shared, self.waiting[0].shared)
+            # Of what is shared only keys and values are copied, a part of what a token needs otherwise.
+            if (own + shared // 4) * (len(entering) + 1) > self.budget:
+                break
+            entering.append(self.waiting.popleft())
+        return entering
+
+    def _read(self, entering: list[_Live]) -> tuple[Tensor, State]:
+        """Read prompts; return the last hidden state [R, width] and what each row remembers."""
+        shares = [live.shared for live in entering]
+        parent, parents = None, None
+        if shares[0]:
+            parent, parents = self._grown(entering[0].trunk).cut(shares), range(len(shares))
+        own = [live.request.prompt[live.shared :] for live in entering]
+        hidden, state = self.decoder.read(own, parent=parent, parents=parents, keep=True)
+        assert state is not None
+        last = torch.tensor([live.own - 1 for live in entering], device=hidden.device)
+        if len(set(shares)) > 1:
+            state = state.closed()
+        return hidden[torch.arange(len(own), device=hidden.device), last], state
+
+    def _grown(self, trunk: Trunk) -> State:
+        """The state after a trunk; that of the last one is kept."""
+        if self._trunk[0] is not trunk:
+            self._trunk = trunk, self.decoder.read([trunk.tokens], keep=True)[1]
+        assert self._trunk[1] is not None
+        return self._trunk[1]
+
     def _enter(self, chosen: list[int], entering: list[_Live]) -> list[GenerateAnswer | None]:
         """Read the prompts into slots `chosen` and choose each row's first token."""
         requests = [live.request for live in entering]
-        hidden, state = self.decoder.read([request.prompt for request in requests], keep=True)
-        assert state is not None
+        last, state = self._read(entering)
         self.rows.slots.load(chosen, state)
-        last = hidden[torch.arange(len(chosen), device=hidden.device), state.lengths - 1]
-        choice = Choice.of(requests, hidden.device)
+        choice = Choice.of(requests, last.device)
         written = torch.zeros_like(state.lengths)
         tokens, broken = choose(self.decoder.head(last), choice, written)
-        into = torch.tensor(chosen, device=hidden.device)
+        into = torch.tensor(chosen, device=last.device)
         fresh = [tokens, state.lengths, written + 1, broken]
         fresh += [choice.temperature, choice.top_p, choice.top_k, choice.streams]
         for mine, new in zip(self.rows.tensors(), fresh, strict=True):
@@ -256,6 +296,20 @@ class Session:
             for old, new in zip(sources, targets, strict=True):
                 self.live[new] = self.live[old]
         del self.live[kept:]
+
+
+def _together(waiting: Sequence[_Live], *, cut: bool) -> list[_Live]:
+    """Let prompts that share a trunk follow one another, those with most to read of their own first."""
+    ordered = []
+    for trunk in trunks([live.request.prompt for live in waiting], cut=cut):
+        for number, shared in trunk.shares.items():
+            waiting[number].trunk, waiting[number].shared = trunk, shared
+        lives = [waiting[number] for number in trunk.shares]
+        if trunk.tokens:
+            lives.sort(key=lambda live: -live.own)
+        ordered.append(lives)
+    ordered.sort(key=lambda lives: -max(len(live.request.prompt) for live in lives))
+    return [live for lives in ordered for live in lives]
 
 
 def _to_host(tokens: Tensor, broken: Tensor) -> tuple[Tensor, Tensor, torch.cuda.Event | None]:

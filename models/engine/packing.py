@@ -26,6 +26,7 @@ class Packing:
         self.rows, self.longest = len(lengths), max(lengths)
         real = np.arange(self.longest) < np.asarray(lengths)[:, None]
         self._place = torch.from_numpy(np.flatnonzero(real)).to(device)
+        self._pads = torch.from_numpy(np.flatnonzero(~real)).to(device)
 
     def pack(self, x: Tensor) -> Tensor:
         """[R, T, …] → [1, N, …], the N real tokens."""
@@ -33,8 +34,10 @@ class Packing:
 
     def unpack(self, x: Tensor) -> Tensor:
         """[1, N, …] → [R, T, …] with zeros at the pads."""
-        spread = x.new_zeros(self.rows * self.longest, *x.shape[2:])
-        return spread.index_copy_(0, self._place, x[0]).unflatten(0, (self.rows, self.longest))
+        spread = x.new_empty(self.rows * self.longest, *x.shape[2:])
+        # Nothing looks at pads, but what is not finite there would come through a weight of zero.
+        spread.index_copy_(0, self._place, x[0]).index_fill_(0, self._pads, 0)
+        return spread.unflatten(0, (self.rows, self.longest))
 
     def heads(self, x: Tensor) -> Tensor:
         """Queries, keys or values [1, H, N, D] → [R, H, T, D] with zeros at the pads."""

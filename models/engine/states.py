@@ -41,6 +41,38 @@ class State:
     positions: Tensor
     real: Tensor
 
+    def cut(self, lengths: Sequence[int]) -> "State":
+        """This one row, once for every length: what it was after reading that many tokens.
+
+        Only keys and values can be cut; the states of a recurrence are those of the whole row.
+        """
+        most = max(lengths)
+        kept = torch.tensor(list(lengths), device=self.lengths.device)
+        layers = [
+            LayerState(
+                None if layer.keys is None else layer.keys[:, :, :most],
+                None if layer.values is None else layer.values[:, :, :most],
+                layer.recurrent,
+            )
+            for layer in self.layers
+        ]
+        positions = self.positions[:, :most].expand(len(kept), -1)
+        return State(layers, kept, positions, positions < kept[:, None])
+
+    def closed(self) -> "State":
+        """The same with the tokens of each row at its front, in order, and what is not real behind."""
+        order = (~self.real).long().argsort(dim=1, stable=True)[:, : int(self.lengths.max())]
+        along = order[:, None, :, None]
+        layers = [
+            LayerState(
+                None if layer.keys is None else layer.keys.take_along_dim(along, 2),
+                None if layer.values is None else layer.values.take_along_dim(along, 2),
+                layer.recurrent,
+            )
+            for layer in self.layers
+        ]
+        return State(layers, self.lengths, self.positions.gather(1, order), self.real.gather(1, order))
+
 
 class ForkedCache:
     """The cache of one forward pass: every row starts from the state of its parent row.

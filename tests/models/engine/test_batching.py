@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalsuite.models.engine.batching import batches
-from evalsuite.models.engine.prefixes import FEWEST, SHORTEST, families
+from evalsuite.models.engine.prefixes import FEWEST, SHORTEST, families, trunks
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=60)
 
@@ -44,3 +44,22 @@ def test_families_share_what_they_say(drawn: list[tuple[int, list[int]]]) -> Non
         assert all(contexts[number][:shared] == first[:shared] for number in numbers)
         assert all(len(contexts[number]) > shared for number in numbers)
         assert shared == 0 or (shared >= SHORTEST and len(numbers) >= FEWEST)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 90), st.lists(st.integers(0, 1), min_size=1, max_size=30)), max_size=20)
+)
+def test_trunks_save_what_they_say(drawn: list[tuple[int, list[int]]]) -> None:
+    # Hay that a needle ends at a depth of its own.
+    prompts = [(*range(10, 70 + depth), *own) for depth, own in drawn]
+    saved = []
+    for cut in (False, True):
+        found = trunks(prompts, cut=cut)
+        assert sorted(number for trunk in found for number in trunk.shares) == list(range(len(prompts)))
+        for trunk in found:
+            for number, shared in trunk.shares.items():
+                assert 0 <= shared < len(prompts[number])
+                assert prompts[number][:shared] == trunk.tokens[:shared]
+                assert cut or shared == len(trunk.tokens)
+        saved.append(sum(sum(trunk.shares.values()) - len(trunk.tokens) for trunk in found))
+    assert saved[1] >= saved[0] >= 0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from evalsuite.models.engine.forward import Decoder
 from evalsuite.models.engine.requests import GenerateRequest, Sampling
 from evalsuite.models.engine.torch_engine import TorchEngine
 
@@ -41,6 +42,36 @@ def test_equals_transformers_generate(engine: TorchEngine) -> None:
         tokens, ended = reference(engine, request.prompt, 20)
         assert list(answers[index].tokens) == tokens
         assert answers[index].finish == ("eos" if ended else "length")
+
+
+def test_shared_beginnings_are_read_once(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(3)
+    hay = [tuple(draw.randrange(4, 400) for _ in range(120)) for _ in range(2)]
+    shots = [hay[number % 2][:100] + own for number, own in enumerate(prompts(12, seed=4))]
+    # A needle ends what two prompts share, each at its own depth; one is the hay itself.
+    needles = [hay[0][:depth] + own for depth, own in zip(range(70, 118, 6), prompts(8, seed=5), strict=True)]
+    asked = [*shots, *needles, hay[0], *prompts(4, seed=6)]
+    requests = [GenerateRequest(prompt, Sampling(max_new_tokens=12)) for prompt in asked]
+    read: list[int] = []
+    plain = Decoder.read
+
+    def counted(self: Decoder, rows: Any, **how: Any) -> Any:
+        read.append(sum(map(len, rows)))
+        return plain(self, rows, **how)
+
+    monkeypatch.setattr(Decoder, "read", counted)
+    for rows in (256, 5):
+        engine = TorchEngine(engine.checkpoint)
+        engine.sizes = replace(engine.sizes, rows=rows)
+        read.clear()
+        answers = dict(engine.generate(requests))
+        saved = sum(map(len, asked)) - sum(read)
+        # Two prompts out of each trunk pay for it; a recurrence cannot be cut at the depths of needles.
+        assert saved > (1500 if not engine.decoder.row_bytes else 1000)
+        for index, request in enumerate(requests):
+            tokens, ended = reference(engine, request.prompt, 12)
+            assert list(answers[index].tokens) == tokens
+            assert answers[index].finish == ("eos" if ended else "length")
 
 
 def test_rows_enter_and_leave(llama: TorchEngine) -> None:

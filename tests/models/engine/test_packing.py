@@ -48,6 +48,31 @@ def test_rows_and_their_forks_are_those_read_alone(build: Callable[..., Any], ki
             )
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_a_row_goes_on_from_within_another(build: Callable[..., Any], kind: str) -> None:
+    decoder = Decoder(build(kind).model)
+    trunk, cuts = list(range(4, 44)), [40, 17, 3]
+    with torch.inference_mode():
+        _, grown = decoder.read([trunk], keep=True)
+        assert grown is not None
+        hidden, state = decoder.read(MORE, parent=grown.cut(cuts), parents=range(3), keep=True)
+        assert state is not None
+        closed = state.closed()
+        for number, (more, cut) in enumerate(zip(MORE, cuts, strict=True)):
+            alone, own = decoder.read([trunk[:cut] + more], keep=True)
+            assert own is not None
+            torch.testing.assert_close(hidden[number, : len(more)], alone[0, cut:], rtol=1e-4, atol=1e-4)
+            length = cut + len(more)
+            assert closed.positions[number, :length].tolist() == list(range(length))
+            assert closed.real[number].tolist() == [True] * length + [False] * (41 - length)
+            for mine, theirs in zip(closed.layers, own.layers, strict=True):
+                assert mine.keys is not None
+                assert theirs.keys is not None
+                torch.testing.assert_close(
+                    mine.keys[number, :, :length], theirs.keys[0], rtol=1e-4, atol=1e-4
+                )
+
+
 def test_students_stay_padded(build: Callable[..., Any]) -> None:
     """A recurrence has to know its rows."""
     assert not Decoder(build("gated_deltanet+softmax+gated_deltanet").model).packs
