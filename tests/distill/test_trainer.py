@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -307,6 +308,38 @@ def test_a_batch_without_a_token_that_counts_pulls_nowhere(teacher, stage, objec
     assert not losses.any()
     assert not norms.any()
     assert all(torch.equal(before[name], tensor) for name, tensor in trainee.weights().items())
+
+
+def test_a_capture_that_fails_leaves_nothing_in_the_gradients(teacher, stage, monkeypatch):
+    """It breaks off between two students, whose backward passes have left gradients on the bf16 copies."""
+    chosen = Stage.model_validate(stage("s", "kd", schedule={"kind": "constant"}))
+    tokens = torch.arange(8, 40).view(2, 16)
+    data = StepData([Batch(tokens, tokens)], 32, 32, {})
+
+    @contextmanager
+    def capturing(graph, **_):
+        loss = sum(weight.float().sum() for weight in trainees[0].parameters.values())
+        loss.backward()
+        raise RuntimeError("operation not permitted when stream is capturing")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", capturing)
+    found = []
+    teacher = teacher.bfloat16()
+    for graphs in (False, True):
+        trainees = [
+            Trainee(mixer, build_student(teacher, mixer, seed=1).train(), torch.bfloat16) for mixer in MIXERS
+        ]
+        for trainee in trainees:
+            trainee.enter(chosen)
+        stepper = Stepper(teacher, trainees, chosen, Parallel("cpu"))
+        stepper._graphs = graphs
+        norms = torch.stack([stepper.step(data, number)[1] for number in range(4)])
+        assert not stepper._captured
+        assert not stepper._graphs
+        found.append(norms)
+    assert torch.equal(*found)
 
 
 def test_checkpoints_every_so_many_tokens(teacher_folder, tmp_path, small_recipe, stage):
