@@ -49,10 +49,11 @@ class StudentConfig(PreTrainedConfig):
         schema: int = SCHEMA,
         **kwargs: Any,
     ) -> None:
-        if schema > SCHEMA:
-            raise CheckpointError(
-                f"student config: schema {schema} is newer than this evalsuite knows ({SCHEMA}); update it"
-            )
+        if schema != SCHEMA:
+            newer = isinstance(schema, int) and schema > SCHEMA
+            wrong = "newer than this evalsuite knows" if newer else "none that evalsuite ever wrote; it knows"
+            todo = "update it" if newer else "save the student again"
+            raise CheckpointError(f"student config: schema {schema} is {wrong} ({SCHEMA}); {todo}")
         # transformers builds an empty config to learn the defaults; it describes no model.
         self.teacher = dict(teacher or {})
         self.mixers = list(mixers or [])

@@ -196,6 +196,8 @@ def test_hidden_states_have_one_entry_per_layer_and_the_normed_last(make_teacher
         ({"mixer_options": {"kda": {}}}, "options for mixer 'kda', which no layer uses"),
         ({"mixer_options": {"gla": {"gate": 1}}}, "gla: unknown option 'gate'"),
         ({"schema": 99}, "schema 99 is newer"),
+        ({"schema": 0}, "schema 0 is none that evalsuite ever wrote"),
+        ({"schema": "1"}, "schema 1 is none that evalsuite ever wrote"),
         ({"teacher": {"model_type": "gpt2"}}, "teacher architecture 'gpt2' is not known; known: llama"),
     ],
 )

@@ -5,6 +5,7 @@ Needs EVALSUITE_VLLM_PYTHON. The whole table (every mixer, 200 prompts) is
 """
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from evalsuite.models.engine.vllm_process import VllmProcess, find_python
 from evalsuite.models.vllm_plugin.agreement import REGIMES, measure
 from evalsuite.models.vllm_plugin.examples import Student, every_student, hybrid, save
 from evalsuite.models.vllm_plugin.rows import Row
+from evalsuite.models.vllm_plugin.shipping import ship
 
 pytestmark = [
     pytest.mark.vllm,
@@ -107,3 +109,28 @@ def test_missing_weights_are_named(teacher: Checkpoint, process: VllmProcess, tm
     engine = VllmEngine(describe_checkpoint(folder), dtype="float32", max_length=64, process=process)
     with pytest.raises(EvalsuiteError, match=r"layer 2, gla: missing \['decay.up.bias'\]"):
         _ = engine.fingerprint
+
+
+def test_registering_is_light_and_may_happen_twice(tmp_path: Path) -> None:
+    """vLLM registers plugins in every process, before it forks: nothing may start CUDA or load the model."""
+    code = """
+import sys
+from evalsuite.models.vllm_plugin import ARCHITECTURE, MIXER_OP, register
+register()
+register()
+import torch
+from vllm import ModelRegistry
+from vllm.config import CompilationConfig
+assert ARCHITECTURE in ModelRegistry.get_supported_archs()
+assert CompilationConfig._attention_ops.count(f"vllm::{MIXER_OP}") == 1
+assert "evalsuite.models.vllm_plugin.model" not in sys.modules
+assert not torch.cuda.is_initialized()
+"""
+    subprocess.run(
+        [find_python(), "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ship(tmp_path))},
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
