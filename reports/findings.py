@@ -1,10 +1,14 @@
 """What a report found, in sentences that the page and Markdown share."""
 
+from collections.abc import Sequence
+
 from evalsuite.reports import words
 from evalsuite.reports.analysis.published import TIE, PublishedOrder
+from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.variants import Variation
 from evalsuite.reports.records import PROTOCOLS
 from evalsuite.reports.report import Report
+from evalsuite.reports.statistics.kendall import rank_agreement
 
 
 def replicate_sentences(report: Report, protocol: str) -> list[str]:
@@ -52,18 +56,50 @@ def _pairs(label: dict[int, str], pairs: tuple[tuple[int, int], ...], joint: str
     return "; ".join(f"{label[first]}{joint}{label[second]}" for first, second in pairs)
 
 
+def answered_all(report: Report, variation: Variation, row: AverageRow) -> bool:
+    """Whether an average is over all that any of the variants answered, so that recoveries compare."""
+    rows = [report.average(member.subject, row.protocol) for member in variation.members]
+    return len(row.benchmarks) == max(len(other.benchmarks) for other in rows if other is not None)
+
+
 def variation_sentence(report: Report, variation: Variation) -> str:
     """Do the protocols rank the variants of a recipe alike?"""
     if variation.tau is None:
-        return "Differences are from the student named beside, on everything that both answered."
+        said = "Differences are from the student named beside, on everything that both answered."
+        rows = [report.average(m.subject, protocol) for m in variation.members for protocol in PROTOCOLS]
+        if any(row is not None and not answered_all(report, variation, row) for row in rows):
+            said += " A dash stands for a recovery over fewer benchmarks than the others'."
+        return said
+    return " ".join(filter(None, (_both_ways(report, variation), _over_everything(report, variation))))
+
+
+def _over_everything(report: Report, variation: Variation) -> str:
+    """The order by recovery over all that was asked under either protocol."""
+    rows = [[report.average(s, protocol) for s in variation.both] for protocol in PROTOCOLS]
+    points = [[row.recovery.point if row else None for row in each] for each in rows]
+    first, second = ([p for p in each if p is not None] for each in points)
+    if min(len(first), len(second)) < len(variation.both):
+        return ""
+    tau = rank_agreement(first, second).tau
+    if tau is None:
+        return ""
+    order = [_in_order(report, variation.both, each) for each in (first, second)]
+    alike = "in the same order" if order[0] == order[1] else f"then {order[1]} when written"
+    return (
+        f"By recovery over everything that was asked it is {order[0]} when ranked, {alike} "
+        f"(τ {words.plain(tau, 2)})."
+    )
+
+
+def _in_order(report: Report, subjects: Sequence[int], scores: Sequence[float]) -> str:
+    pairs = sorted(zip(scores, subjects, strict=True), key=lambda pair: -pair[0])
+    return ", ".join(report.subjects[subject].label for _, subject in pairs)
+
+
+def _both_ways(report: Report, variation: Variation) -> str:
+    assert variation.tau is not None
     ranked, written = ([_score(report, s, which) for s in variation.both] for which in PROTOCOLS)
-    order = [
-        ", ".join(
-            report.subjects[s].label
-            for _, s in sorted(zip(scores, variation.both, strict=True), key=lambda pair: -pair[0])
-        )
-        for scores in (ranked, written)
-    ]
+    order = [_in_order(report, variation.both, scores) for scores in (ranked, written)]
     alike = "in the same order" if order[0] == order[1] else f"then {order[1]} when written"
     return (
         f"On the documents asked both ways the order is {order[0]} when ranked, {alike} "

@@ -5,7 +5,12 @@ import re
 from evalsuite.reports import words
 from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.scopes import ALL
-from evalsuite.reports.findings import order_sentences, replicate_sentences, variation_sentence
+from evalsuite.reports.findings import (
+    answered_all,
+    order_sentences,
+    replicate_sentences,
+    variation_sentence,
+)
 from evalsuite.reports.records import PROTOCOLS
 from evalsuite.reports.report import Report
 
@@ -103,7 +108,8 @@ def _variants(report: Report) -> list[str]:
             cells.append(escape(partner))
             for protocol in PROTOCOLS:
                 average = report.average(member.subject, protocol)
-                cells.append(words.estimate(average.recovery) if average else words.NOTHING)
+                whole = average is not None and answered_all(report, variation, average)
+                cells.append(words.estimate(average.recovery) if average and whole else words.NOTHING)
                 difference = member.differences.get(protocol)
                 cells.append(
                     words.NOTHING
@@ -140,7 +146,7 @@ def _gap(report: Report) -> list[str]:
         tau = "" if agreement.tau is None else f" (Kendall τ {words.plain(agreement.tau, 2)})"
         text += (
             f"\n\n{len(agreement.inversions)} of {agreement.pairs} pairs of students change order between "
-            f"the protocols{tau}."
+            f"the protocols{tau}; {sum(i.proven for i in agreement.inversions)} of the changes are proven."
         )
     return [text]
 

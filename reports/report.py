@@ -140,6 +140,7 @@ def build_report(runs: Sequence[Path], teacher: str | None = None, least: float 
             *_teacher_gone(panel),
             *_undefined(panel, averages),
             *_incomplete(panel, averages),
+            *_floored(panel, gaps),
             *_artefacts(panel, gaps, doctor),
         ),
     )
@@ -180,12 +181,43 @@ def _teacher_gone(panel: Panel) -> list[str]:
 
 
 def _incomplete(panel: Panel, averages: Sequence[AverageRow]) -> list[str]:
-    return [
-        f"'{panel.subjects[row.subject].label}' lacks {', '.join(row.missing)} under {row.protocol}: its "
-        f"average is over the other {len(row.benchmarks)} and is not ranked."
-        for row in averages
-        if row.scope == ALL and row.missing
-    ]
+    """Averages over a part of the benchmarks; those over the same part are said together."""
+    alike: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for row in averages:
+        if row.scope == ALL and row.missing:
+            key = row.protocol, row.missing, row.benchmarks
+            alike.setdefault(key, []).append(f"'{panel.subjects[row.subject].label}'")
+    found = []
+    for (protocol, missing, there), labels in alike.items():
+        one = len(labels) == 1
+        average = "its average is" if one else "their averages are"
+        not_ranked = f"and {'is' if one else 'are'} not ranked."
+        if len(missing) > len(there):
+            said = f"answered only {', '.join(there)} under {protocol}: {average} over these {not_ranked}"
+        else:
+            said = (
+                f"{'lacks' if one else 'lack'} {', '.join(missing)} under {protocol}: {average} over the "
+                f"other {len(there)} {not_ranked}"
+            )
+        found.append(f"{', '.join(labels)} {said}")
+    return found
+
+
+def _floored(panel: Panel, gaps: Sequence[GapRow]) -> list[str]:
+    """Teachers that write so badly where both protocols were asked that little can be lost there."""
+    said: dict[int, str] = {}
+    for row in gaps:
+        teacher = panel.subjects[row.subject].teacher
+        if row.benchmark == ALL and row.floored and row.chance is not None and teacher is not None:
+            unnamed = row.outcomes["teacher"]["extraction_failed"]
+            said.setdefault(
+                teacher,
+                f"On what was asked both ways '{panel.subjects[teacher].label}' itself scores "
+                f"{100 * row.written['teacher']:.1f} % when it writes, where guessing would score "
+                f"{100 * row.chance:.1f} % ({100 * unnamed:.0f} % of its answers name no choice): its "
+                "students can lose little there, and a small gap says little.",
+            )
+    return list(said.values())
 
 
 def _artefacts(panel: Panel, gaps: Sequence[GapRow], doctor: Sequence[Examined]) -> list[str]:

@@ -105,14 +105,12 @@ def bytes_(number: float) -> str:
 
 
 def best_student(report: Report) -> AverageRow | None:
-    """The student with the highest recovery under log-likelihood (else generation), the first of the best."""
+    """The ranked student with the highest recovery under log-likelihood (else generation)."""
     for protocol in report.protocols:
         rows = [
             row
             for student in report.students()
-            if (row := report.average(student, protocol)) is not None
-            and row.recovery.interval is not None
-            and not row.missing
+            if (row := report.average(student, protocol)) is not None and row.rank is not None
         ]
         if rows:
             return max(rows, key=lambda row: row.recovery.point or 0.0)
@@ -130,6 +128,10 @@ def headline(report: Report) -> str:
     row = report.gap(best.subject)
     if best.protocol != "loglikelihood" or row is None:
         return f"{recovered}."
+    written = report.average(best.subject, "generation")
+    if row.floored and row.gap.low <= 0 and written is not None and written.recovery.point is not None:
+        # The teacher has nothing to lose there; what else is written says more.
+        return f"{recovered} and {percent(written.recovery.point)} % when it writes them."
     return f"{recovered}; {gap_clause(row)}."
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.scopes import Pool, Scope
+from evalsuite.reports.lineage import lineage_of
 from evalsuite.reports.recovery import centred_recovery, recovery, win_and_tie_rate
 from evalsuite.reports.resampled import Estimate, Resampled
 from evalsuite.reports.statistics.holm import holm
@@ -67,7 +68,7 @@ def _row(pool: Pool, scope: Scope, subject: int) -> AverageRow | None:
 
 
 def _with_ranks(pool: Pool, scope: Scope, rows: Sequence[AverageRow]) -> list[AverageRow]:
-    """Rank the students of each teacher that answered the whole scope."""
+    """Rank the finished students of each teacher that answered the whole scope."""
     ranked = {row.subject: row for row in rows}
     teachers = [pool.panel.subjects[row.subject].teacher for row in rows]
     for teacher in dict.fromkeys(index for index in teachers if index is not None):
@@ -77,6 +78,7 @@ def _with_ranks(pool: Pool, scope: Scope, rows: Sequence[AverageRow]) -> list[Av
             if pool.panel.subjects[row.subject].teacher == teacher
             and not row.missing
             and row.recovery.interval is not None
+            and lineage_of(pool.panel.subjects[row.subject].plan).complete
         ]
         members = [row.subject for row in group]
         data = pool.of(scope, [*members, teacher])

@@ -167,7 +167,18 @@ def _row(
             for who, subject in (("teacher", teacher), ("student", student))
         },
         explained=_explained(chosen, student, teacher, weights),
+        chance=_chance(chosen, weights),
     )
+
+
+def _chance(twins: list[Twin], weights: np.ndarray) -> float | None:
+    levels = [twin.ranked.chance for twin in twins]
+    known = [
+        weight * float(level[twin.in_ranked].mean())
+        for weight, level, twin in zip(weights, levels, twins, strict=True)
+        if level is not None
+    ]
+    return sum(known) if len(known) == len(twins) else None
 
 
 def _right_table(twins: list[Twin], subject: int) -> list[float]:

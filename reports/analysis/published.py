@@ -33,7 +33,8 @@ TIE = 2.0
 class PublishedRow:
     """One student beside the student of arXiv 2504.14366 with the same mixer and the nearest size.
 
-    Hybrids and mixers that the paper does not have stand there too, on the same benchmarks.
+    Hybrids and mixers that the paper does not have stand there too, on the same benchmarks; checkpoints
+    along the way do not.
     """
 
     subject: int
@@ -79,12 +80,14 @@ class PublishedOrder:
 
 
 def published_rows(pool: Pool) -> list[PublishedRow]:
-    """Rows for every student, where a pure one among them has a mixer and a size of the paper."""
+    """Rows for every finished student, where a pure one of them has a mixer and a size of the paper."""
     rows = []
     for student, subject in enumerate(pool.panel.subjects):
         if subject.teacher is None:
             continue
         lineage = lineage_of(subject.plan)
+        if not lineage.complete:
+            continue
         model = None if lineage.is_hybrid else MODELS.get(lineage.main_mixer or "")
         scale = nearest_scale(pool.panel.subjects[subject.teacher].plan.parameters)
         if scale is not None:
@@ -170,7 +173,6 @@ def _one_per_mixer(pool: Pool, rows: Sequence[PublishedRow]) -> list[PublishedRo
     most = max(len(row.benchmarks) for row in rows)
     whole = [row for row in rows if len(row.benchmarks) == most and row.model is not None]
     lineages = {row.subject: lineage_of(pool.panel.subjects[row.subject].plan) for row in whole}
-    whole = [row for row in whole if lineages[row.subject].complete]
     recipes = Counter(recipe for _, recipe in {(r.model, lineages[r.subject].recipe) for r in whole})
     if not recipes:
         return []

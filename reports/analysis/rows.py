@@ -80,6 +80,13 @@ class GapRow:
     """teacher, student → share of written answers per outcome."""
     explained: dict[str, float | None]
     """Outcome → change of the gap when the documents of that class are dropped for both; None: none left."""
+    chance: float | None = None
+    """What guessing among the choices would score; None where that is not known."""
+
+    @property
+    def floored(self) -> bool:
+        """Whether the teacher writes worse than guessing would score: little can then be lost."""
+        return self.chance is not None and self.written["teacher"] < self.chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

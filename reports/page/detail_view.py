@@ -75,10 +75,25 @@ def _largest_gap(report: Report) -> Tile | None:
     rows = [row for row in report.gaps if row.benchmark == ALL]
     if not rows:
         return None
+    if all(row.floored and row.gap.low <= 0 for row in rows):
+        return _best_written(report)
     row = max(rows, key=lambda row: row.gap.point)
     label = report.subjects[row.subject].label
     text = f"points more lost when written than when ranked: {label} ({words.span(row.gap)}), the largest gap"
     return Tile(words.signed(100 * row.gap.point), "pt", text, "#gap")
+
+
+def _best_written(report: Report) -> Tile | None:
+    """What stands in for the gap where the teacher writes too badly for one to show."""
+    rows = [row for s in report.students() if (row := report.average(s, "generation")) is not None]
+    rows = [row for row in rows if row.rank is not None]
+    if not rows:
+        return None
+    best = max(rows, key=lambda row: row.recovery.point or 0.0)
+    assert best.recovery.interval is not None
+    label = report.subjects[best.subject].label
+    text = f"best recovery, answers written: {label} ({words.span(best.recovery.interval)})"
+    return Tile(words.percent(best.recovery.point), "%", text, "#recovery")
 
 
 def _order_changes(report: Report) -> Tile | None:
@@ -86,7 +101,8 @@ def _order_changes(report: Report) -> Tile | None:
     if agreement is None or agreement.pairs == 0:
         return None
     tau = "" if agreement.tau is None else f" (τ {words.plain(agreement.tau, 2)})"
-    text = f"pairs of students change order between the protocols{tau}"
+    proven = sum(inversion.proven for inversion in agreement.inversions)
+    text = f"pairs of students change order between the protocols{tau}; {proven} of the changes are proven"
     return Tile(f"{len(agreement.inversions)} of {agreement.pairs}", "", text, "#ranks")
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from evalsuite.reports import words
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.variants import Variant, Variation
-from evalsuite.reports.findings import variation_sentence
+from evalsuite.reports.findings import answered_all, variation_sentence
 from evalsuite.reports.records import PROTOCOLS
 from evalsuite.reports.report import Report
 
@@ -59,12 +59,14 @@ def _cell(
     if row is None or row.recovery.point is None:
         return words.NOTHING, "", "", "", "none"
     difference = member.differences.get(protocol)
-    rank = _rank(report, variation, row)
+    whole = answered_all(report, variation, row)
+    recovery = words.percent(row.recovery.point) if whole else words.NOTHING
+    rank = _rank(report, variation, row) if whole else ""
     if difference is None:
-        return words.percent(row.recovery.point), rank, "", "", "none"
+        return recovery, rank, "", "", "none"
     kind = "gain" if difference.low > 0 else "loss" if difference.high < 0 else "tie"
     return (
-        words.percent(row.recovery.point),
+        recovery,
         rank,
         words.signed(100 * difference.point),
         words.span(difference),
