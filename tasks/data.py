@@ -95,7 +95,7 @@ class FrozenFolder:
             path = also
         if not path.is_file():
             raise DataError(f"{path}: no such file{self._what_is_there(dataset, config, split)}")
-        _verify(self.folder, path)
+        verify(self.folder, path)
         return read_parquet(path)
 
     def merged_rows(self, dataset: str, column: str, split: str) -> list[dict[str, Any]]:
@@ -257,8 +257,12 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 @cache
-def _verify(folder: Path, path: Path) -> None:
-    """Compare a file with the checksum in its folder's manifest, once per process."""
+def verify(folder: Path, path: Path) -> None:
+    """Compare a file with the checksum in its folder's manifest, once per process.
+
+    Raises:
+        DataError: they differ.
+    """
     entry = _manifest(folder).get(path.relative_to(folder).as_posix())
     if entry is None:
         return

@@ -14,6 +14,7 @@ from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
 from evalsuite.tasks.benchmark import Benchmark, Source
 from evalsuite.tasks.data import DataSource, open_source
 from evalsuite.tasks.derive import DERIVE
+from evalsuite.tasks.made import made_rows
 
 CountTokens = Callable[[str], int]
 
@@ -40,6 +41,7 @@ def documents(
     seed: int = 0,
     context: int | None = None,
     count_tokens: CountTokens | None = None,
+    counted: str | None = None,
 ) -> list[Document]:
     """Return the documents of a benchmark, in the order of its source.
 
@@ -51,6 +53,7 @@ def documents(
         seed: of the sample, and of generated rows.
         context: prompt length in tokens, for benchmarks that have lengths.
         count_tokens: tokens of a text, in the tokenizer that the checkpoints share.
+        counted: names `count_tokens`; documents that were frozen under this name are not made again.
 
     Raises:
         ConfigError: a context where there is none, none where one is needed, or a limit below 1.
@@ -59,7 +62,15 @@ def documents(
     if limit is not None and limit < 1:
         raise ConfigError(f"limit = {limit}: must be at least 1")
     if benchmark.generated is not None:
-        rows = _generate(benchmark, limit, seed, context, count_tokens, data_dir)
+        # Generated rows are independent draws: the first ones are as good a sample as any.
+        count = min(limit or benchmark.generated.count, benchmark.generated.count)
+        rows = None
+        if counted is not None and context is not None:
+            rows = made_rows(
+                benchmark, data=data_dir, counted=counted, seed=seed, context=context, count=count
+            )
+        if rows is None:
+            rows = _generate(benchmark, count, seed, context, count_tokens, data_dir)
         return identified(((row, None) for row in rows), context)
     if context is not None:
         raise ConfigError(f"{benchmark.name}: takes no context length (found {context})")
@@ -220,7 +231,7 @@ GENERATORS: dict[str, Generator] = {"pocket": _pocket, "sized": _sized}
 
 def _generate(
     benchmark: Benchmark,
-    limit: int | None,
+    count: int,
     seed: int,
     context: int | None,
     count_tokens: CountTokens | None,
@@ -238,8 +249,6 @@ def _generate(
         raise ConfigError(f"{benchmark.name}: context = {context}; it takes {needed}")
     data = open_source(data_dir) if generated.reads else None
     read = [data.rows(each.dataset, each.config, each.split) for each in generated.reads] if data else []
-    # Generated rows are independent draws: the first ones are as good a sample as any.
-    count = generated.count if limit is None else min(limit, generated.count)
     rows = GENERATORS[generated.generator](generated.kind, seed, count, context, count_tokens, read)
     if not rows or (len(rows) != count and not read):
         raise DataError(f"{benchmark.name}: {generated.generator} made {len(rows)} of {count} documents")

@@ -18,6 +18,8 @@ from evalsuite.foundation import (
 from evalsuite.tasks.benchmark import Benchmark, Source
 from evalsuite.tasks.data import DataSource, frozen_path, open_source, read_parquet, where_from
 from evalsuite.tasks.derive import NEEDS
+from evalsuite.tasks.documents import CountTokens, documents
+from evalsuite.tasks.made import made_content, made_path
 from evalsuite.tasks.resources import LICENCE
 from evalsuite.tasks.resources import freeze as freeze_resource
 from evalsuite.tasks.suite import load_suite, resolve
@@ -113,6 +115,42 @@ def freeze(
             freezing.files.append(Frozen(file, 0, LICENCE))
         write_json(folder / "manifest.json", manifest)
     return freezing
+
+
+def freeze_made(
+    benchmark: Benchmark, context: int, folder: Path, *, seed: int, counted: str, count_tokens: CountTokens
+) -> Frozen:
+    """Make the documents of one benchmark and length, and keep them; those that are there stay.
+
+    Args:
+        benchmark: one whose documents are made to a length.
+        context: the length, in tokens.
+        folder: the frozen folder; what documents are drawn from must be there already.
+        seed: of the documents.
+        counted, count_tokens: as `evalsuite.tasks.documents.documents` takes them.
+
+    Raises:
+        ConfigError, DataError: as `documents`.
+        RunFolderError: the folder cannot be written.
+    """
+    assert benchmark.generated is not None
+    count = benchmark.generated.count
+    name = made_path(benchmark, counted=counted, seed=seed, context=context)
+    manifest = _manifest(folder)
+    there = manifest["files"].get(name.as_posix())
+    if there is None or not _intact(folder, name, manifest):
+        found = documents(benchmark, data_dir=folder, seed=seed, context=context, count_tokens=count_tokens)
+        write_bytes(folder / name, made_content([each.row for each in found], count))
+        there = {
+            "sha256": file_hash(folder / name),
+            "rows": len(found),
+            "dataset": benchmark.name,
+            "licence": benchmark.licence,
+            "from": f"generated for {counted}",
+        }
+        manifest["files"][name.as_posix()] = there
+        write_json(folder / "manifest.json", manifest)
+    return Frozen(folder / name, there["rows"], there["licence"])
 
 
 def _intact(folder: Path, path: Path, manifest: dict[str, Any]) -> bool:

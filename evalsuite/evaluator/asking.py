@@ -181,7 +181,7 @@ def gather(
         DataError, MissingDependencyError: data or resources that are not there.
         ConfigError: a context that no checkpoint reads, or nothing is left to ask.
     """
-    gathered = Gathered({}, {}, _too_long(asking, subjects))
+    gathered = Gathered({}, {}, too_long(asking, subjects))
     if gathered.left_out and not skip_missing:
         where, why = next(iter(gathered.left_out.items()))
         name, _, context = where.partition("@")
@@ -197,7 +197,7 @@ def gather(
         try:
             for resource in benchmark.resources:
                 provide(resource, data_dir)
-            _gather_one(gathered, asking, entry, benchmark, data_dir, subjects[0].tokenizer)
+            _gather_one(gathered, asking, entry, benchmark, data_dir, subjects[0])
         except (DataError, MissingDependencyError) as error:
             if not skip_missing:
                 raise
@@ -208,7 +208,7 @@ def gather(
     return gathered
 
 
-def _too_long(asking: Asking, subjects: Sequence[Subject]) -> dict[str, str]:
+def too_long(asking: Asking, subjects: Sequence[Subject]) -> dict[str, str]:
     """Contexts that nobody reads, so that making their documents, which takes long, would be in vain."""
     reader = max(subjects, key=lambda subject: subject.max_length)
     why = f"{reader.label} reads at most {reader.max_length:,} tokens"
@@ -228,7 +228,7 @@ def _gather_one(
     entry: Entry,
     benchmark: Benchmark,
     data_dir: Path | str | None,
-    tokenizer: Any,
+    subject: Subject,
 ) -> None:
     if benchmark.generated is None:
         parts = whole(benchmark, data_dir=data_dir)
@@ -246,7 +246,8 @@ def _gather_one(
                 limit=entry.limit,
                 seed=asking.suite.seed,
                 context=context,
-                count_tokens=counter(tokenizer, benchmark, template=asking.template),
+                count_tokens=counter(subject.tokenizer, benchmark, template=asking.template),
+                counted=counted_as(subject, benchmark, template=asking.template),
             )
         except ConfigError as error:
             where = f"{asking.suite.where}: benchmarks: {benchmark.name}"
@@ -256,6 +257,14 @@ def _gather_one(
         # Where there are fewer questions than a generator is asked for, all of them were taken.
         if len(found) < min(entry.limit or benchmark.generated.count, benchmark.generated.count):
             gathered.partial[benchmark.name] = len(found), benchmark.generated.count
+
+
+def counted_as(subject: Subject, benchmark: Benchmark, *, template: bool) -> str | None:
+    """Name what `counter` gives: equal names count alike. None for documents that are made in no time."""
+    if benchmark.generated is None or benchmark.generated.generator != "sized":
+        return None
+    chat = template and benchmark.generation is not None and benchmark.generation.prompt == "chat"
+    return subject.tokenizer_id + ("-chat" if chat else "")
 
 
 def counter(tokenizer: Any, benchmark: Benchmark, *, template: bool = False) -> Callable[[str], int]:
