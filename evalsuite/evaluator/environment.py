@@ -70,11 +70,11 @@ def _git() -> dict[str, Any] | None:
     if not (folder / ".git").exists():
         return None
     said = []
+    # Without its lock: `status` writes the index anew, and when it is stopped the lock would stay.
+    git = ("git", "--no-optional-locks", "-C", str(folder))
     for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no")):
         try:
-            done = subprocess.run(
-                ["git", "-C", str(folder), *command], capture_output=True, text=True, timeout=20
-            )
+            done = subprocess.run([*git, *command], capture_output=True, text=True, timeout=20)
         except (OSError, subprocess.TimeoutExpired):
             return None
         if done.returncode:
@@ -124,6 +124,7 @@ def note_engine(run: Path, weights_id: str, engine: Engine) -> None:
         "engine": engine.name,
         "fingerprint": engine.fingerprint,
         "max_length": engine.max_length,
+        "versions": dict(getattr(engine, "versions", {})),
     }
     note(run, engines=engines)
 
