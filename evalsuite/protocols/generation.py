@@ -254,9 +254,11 @@ class GenerationBenchmark:
         for answer, tokens in encoder.encode_bare(answers).items():
             read = str(encoder.tokenizer.decode(tokens, skip_special_tokens=True))
             if answer not in read:
+                name = getattr(encoder.tokenizer, "name_or_path", "")
                 raise DataError(
-                    f"{self._benchmark.name}: the tokenizer cannot encode the answer {answer!r}: it reads "
-                    f"{read!r}; leave this benchmark out for models with this tokenizer"
+                    f"{self._benchmark.name}: the tokenizer{f' of {name}' if name else ''} cannot encode the "
+                    f"answer {answer!r}: it reads {read!r}; leave this benchmark out for models with this "
+                    "tokenizer"
                 )
 
     def judge(self, number: int, answer: GenerateAnswer) -> Judgement:
