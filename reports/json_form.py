@@ -34,6 +34,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "gaps": [to_json(row) for row in report.gaps],
         "pairs": [to_json(row) for row in report.pairs],
         "agreement": to_json(report.agreement),
+        "agreement_over_all": to_json(report.over_all),
         "beside_paper": [to_json(row) for row in report.published],
         "orders": [to_json(order) for order in report.orders],
         "variations": [to_json(each) for each in report.variations],

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.reports.analysis.averages import average_rows
-from evalsuite.reports.analysis.gaps import GapPool, agreement_of, gap_rows
+from evalsuite.reports.analysis.gaps import GapPool, agreement_of, agreement_over_all, gap_rows
 from evalsuite.reports.analysis.pairs import pair_rows
 from evalsuite.reports.analysis.published import (
     PublishedOrder,
@@ -45,6 +45,9 @@ class Report:
     gaps: tuple[GapRow, ...]
     pairs: tuple[PairRow, ...]
     agreement: Agreement | None
+    """Of the protocols, on what was asked both ways."""
+    over_all: Agreement | None
+    """Of the protocols, over all that each of them asks; only where a teacher writes worse than guessing."""
     published: tuple[PublishedRow, ...]
     orders: tuple[PublishedOrder, ...]
     replicates: tuple[Replicates, ...]
@@ -124,7 +127,8 @@ def build_report(runs: Sequence[Path], teacher: str | None = None, least: float 
         averages=tuple(averages),
         gaps=tuple(gaps),
         pairs=tuple(pairs),
-        agreement=agreement_of(both, pairs),
+        agreement=agreement_of(both),
+        over_all=agreement_over_all(panel, averages, pairs) if any(row.floored for row in gaps) else None,
         published=tuple(published),
         orders=tuple(published_orders(pools["loglikelihood"], published)),
         replicates=tuple(replicates_of(panel, averages)),

@@ -4,9 +4,10 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ FLUSH_SECONDS = 2.0
 WORTH = 20_000
 """Fewest records for which processes of their own are started, each of which loads both harnesses."""
 MOST_WORKERS = 8
-WRITING = 10
-"""A written answer takes about as long to judge as this many ranked ones."""
+WRITTEN = 16
+"""So many written tokens take about as long to judge as a ranked answer does."""
+LONG = 1_000
+"""Written answers to one benchmark from which the processes share it."""
 
 
 def judge(run: Path, index: Index, *, workers: int | None = 1, quiet: bool = False) -> int:
@@ -59,19 +62,24 @@ def judge(run: Path, index: Index, *, workers: int | None = 1, quiet: bool = Fal
     with progress(total=sum(asked), what="judge", unit="doc", quiet=quiet) as bar:
         if workers < 2:
             judges = _Judges(run, index)
-            return sum(judges.cell(cell, bar.update) for cell in index.cells)
-        missing = 0
+            return sum(judges.cell(cell, index.checkpoints, bar.update) for cell in index.cells)
+        tasks = [
+            (_weight(cell) * count // shares, cell, number, shares)
+            for cell, count in zip(index.cells, left, strict=True)
+            for shares in [workers if cell.how is not None and count >= LONG else 1]
+            for number in range(shares)
+        ]
         # The longest first, so that all end together.
-        weight = [n if cell.how is None else WRITING * n for cell, n in zip(index.cells, left, strict=True)]
-        order = sorted(range(len(weight)), key=lambda number: -weight[number])
+        tasks.sort(key=lambda task: -task[0])
+        missing = 0
         # Forking a process that has loaded data sets and their threads may lock it up.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, context, initializer=_start, initargs=(run, index)) as pool:
             try:
-                futures = {pool.submit(_judge, index.cells[number]): number for number in order}
-                for future in as_completed(futures):
-                    missing += future.result()
-                    bar.update(asked[futures[future]])
+                for future in as_completed([pool.submit(_judge, *task[1:]) for task in tasks]):
+                    judged, lacking = future.result()
+                    missing += lacking
+                    bar.update(judged)
             except BrokenProcessPool as error:
                 raise RunFolderError(
                     f"{run}: a process that judged was killed, perhaps for want of memory; the same command "
@@ -81,6 +89,10 @@ def judge(run: Path, index: Index, *, workers: int | None = 1, quiet: bool = Fal
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
         return missing
+
+
+def _weight(cell: Cell) -> int:
+    return 1 if cell.how is None else 1 + cell.how.max_new_tokens // WRITTEN
 
 
 def _processors() -> int:
@@ -105,9 +117,12 @@ def _start(run: Path, index: Index) -> None:
     _mine = _Judges(run, index)
 
 
-def _judge(cell: Cell) -> int:
+def _judge(cell: Cell, number: int, shares: int) -> tuple[int, int]:
+    """Judge one share of a cell: how many answers are recorded now, and how many are missing."""
     assert _mine is not None
-    return _mine.cell(cell, lambda count: None)
+    counts: list[int] = []
+    missing = _mine.cell(cell, _mine.index.checkpoints[number::shares], counts.append)
+    return sum(counts), missing
 
 
 class _Judges:
@@ -119,13 +134,13 @@ class _Judges:
         self.known = fingerprints(run)
         self.benchmarks, self.data = benchmarks_of(index), read(run).get("data")
 
-    def cell(self, cell: Cell, moved: Callable[[int], object]) -> int:
+    def cell(self, cell: Cell, checkpoints: Sequence[Asked], moved: Callable[[int], object]) -> int:
         """Record what is not recorded yet of one cell, and return how many answers are missing."""
-        cases = list(_cases(self.run, self.index, cell, self.store, self.known))
+        cases = list(_cases(self.run, checkpoints, cell, self.store, self.known))
         done = recorded_keys(self.run, cell.benchmark, cell.protocol) if cases else set()
         pending = [case for case in cases if case.key not in done]
         moved(len(cases) - len(pending))
-        missing = cell.documents * len(cell.seeds) * len(self.index.checkpoints) - len(cases)
+        missing = cell.documents * len(cell.seeds) * len(checkpoints) - len(cases)
         if not pending:
             return missing
         for resource in self.benchmarks[cell.benchmark].resources:
@@ -133,7 +148,7 @@ class _Judges:
         harness = harness_of(self.run, self.index, cell)
         batch: list[Record] = []
         flushed = time.monotonic()
-        with each_formula_read_once():
+        with each_formula_read_once() if cell.how is not None else nullcontext():
             for number, case in enumerate(pending, 1):
                 batch.append(case.record(harness))
                 if number == len(pending) or time.monotonic() - flushed > FLUSH_SECONDS:
@@ -199,11 +214,11 @@ def _keys(cell: Cell, question: Question) -> list[list[Key]]:
 
 
 def _cases(
-    run: Path, index: Index, cell: Cell, store: AnswerStore, known: Mapping[str, str]
+    run: Path, checkpoints: Sequence[Asked], cell: Cell, store: AnswerStore, known: Mapping[str, str]
 ) -> Iterator[_Case]:
     """Every question of a cell that has all its answers, checkpoint by checkpoint."""
     questions: dict[str, list[tuple[Question, list[list[Key]]]]] = {}
-    for asked in index.checkpoints:
+    for asked in checkpoints:
         fingerprint = known.get(asked.weights_id)
         if fingerprint is None:
             continue

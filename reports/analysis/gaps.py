@@ -1,16 +1,21 @@
 """Gap rows: what is lost when a checkpoint must write, beyond what it loses when its answers are ranked."""
 
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
 from evalsuite.foundation import content_hash
-from evalsuite.reports.analysis.rows import Agreement, GapRow, Inversion, PairRow
+from evalsuite.reports.analysis.averages import difference_p
+from evalsuite.reports.analysis.rows import Agreement, AverageRow, GapRow, Inversion, PairRow
 from evalsuite.reports.analysis.scopes import ALL, weights_of
 from evalsuite.reports.panel import Cell, Panel
-from evalsuite.reports.records import OUTCOMES
+from evalsuite.reports.records import OUTCOMES, PROTOCOLS
 from evalsuite.reports.resampled import Resampled
 from evalsuite.reports.statistics.bootstrap import DRAWS, Stratum, collapse, percentile_interval
+from evalsuite.reports.statistics.holm import holm
 from evalsuite.reports.statistics.interval import Interval
 from evalsuite.reports.statistics.kendall import rank_agreement
 
@@ -231,12 +236,8 @@ def _plain_gap(
     return total
 
 
-def agreement_of(pool: GapPool, pairs: list[PairRow]) -> Agreement | None:
+def agreement_of(pool: GapPool) -> Agreement | None:
     """Whether the protocols rank alike the students that answered everything asked both ways.
-
-    Args:
-        pool: the twins.
-        pairs: pair rows of both protocols, whose corrected p-values say what is proven.
 
     Returns:
         None for fewer than two such students.
@@ -247,20 +248,60 @@ def agreement_of(pool: GapPool, pairs: list[PairRow]) -> Agreement | None:
     if len(students) < 2:
         return None
     data = pool.of(pool.answered(students))
-    ranked = [data.level(pool.columns(i)[0]) for i in students]
-    written = [data.level(pool.columns(i)[1]) for i in students]
+    columns = [[pool.columns(i)[protocol] for i in students] for protocol in (0, 1)]
+    pairs = list(combinations(range(len(students)), 2))
+    proven: list[set[tuple[int, int]]] = []
+    for mine in columns:
+        adjusted = holm([difference_p(data, mine[i], mine[j]) for i, j in pairs])
+        proven.append({pair for pair, p in zip(pairs, adjusted, strict=True) if p <= 0.05})
+    ranked, written = ([data.level(column) for column in mine] for mine in columns)
+    return _agreement(students, ranked, written, proven[0] & proven[1])
+
+
+def agreement_over_all(
+    panel: Panel, averages: Sequence[AverageRow], pairs: Sequence[PairRow]
+) -> Agreement | None:
+    """Whether the protocols rank alike the students of a teacher by recovery over all that each of them asks.
+
+    Args:
+        panel: says whose students they are; the teacher with most of them counts.
+        averages: of both protocols.
+        pairs: likewise; their corrected p-values say what is proven.
+
+    Returns:
+        None for fewer than two students that have a rank under both.
+    """
+    rows = {(row.subject, row.protocol): row for row in averages if row.scope == ALL and row.rank is not None}
+    students = [s for s, protocol in rows if protocol == "generation" and (s, "loglikelihood") in rows]
+    teachers = Counter(panel.subjects[student].teacher for student in students)
+    students = [s for s in students if panel.subjects[s].teacher == teachers.most_common(1)[0][0]]
+    if len(students) < 2:
+        return None
+    ranked, written = ([rows[s, which].recovery.point or 0.0 for s in students] for which in PROTOCOLS)
+    place = {subject: number for number, subject in enumerate(students)}
+    sure = Counter(
+        tuple(sorted((place[pair.first], place[pair.second])))
+        for pair in pairs
+        if pair.proven and pair.first in place and pair.second in place
+    )
+    return _agreement(students, ranked, written, {(a, b) for (a, b), count in sure.items() if count == 2})
+
+
+def _agreement(
+    students: Sequence[int],
+    ranked: Sequence[float],
+    written: Sequence[float],
+    proven: Collection[tuple[int, int]],
+) -> Agreement:
+    """Args: `proven` holds pairs of places in `students`, the lower first, that differ either way."""
     agreement = rank_agreement(ranked, written)
-    proven = {(p.first, p.second, p.protocol) for p in pairs if p.proven}
-    proven |= {(b, a, protocol) for a, b, protocol in proven}
     inversions = tuple(
         Inversion(
             ranked_above=students[i],
             written_above=students[j],
             difference_ranked=ranked[i] - ranked[j],
             difference_written=written[j] - written[i],
-            proven=all(
-                (students[i], students[j], protocol) in proven for protocol in ("loglikelihood", "generation")
-            ),
+            proven=(min(i, j), max(i, j)) in proven,
         )
         for i, j in agreement.inversions
     )

@@ -1,17 +1,18 @@
 """The gap section of the page: both protocols per benchmark, why writing fails, which ranks change."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from evalsuite.reports import words
 from evalsuite.reports.analysis.gaps import CLASSES
-from evalsuite.reports.analysis.rows import GapRow
+from evalsuite.reports.analysis.rows import Agreement, GapRow
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.page.axes import Axis, nice_axis
 from evalsuite.reports.page.charts import rank_lines
 from evalsuite.reports.page.marks import Dumbbell, Share, axis_mark, dumbbells, stack
+from evalsuite.reports.records import PROTOCOLS
 from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.interval import Interval
 
@@ -77,7 +78,7 @@ class GapView:
     chosen: int
     """Subject that is shown first: the one with the largest gap."""
     causes: tuple[CauseLine, ...]
-    ranks: RankView | None
+    ranks: tuple[RankView, ...]
     caption: str
 
 
@@ -97,7 +98,7 @@ def gap_view(report: Report) -> GapView | None:
         tables=tables,
         chosen=max(totals, key=lambda row: row.gap.point).subject,
         causes=tuple(_causes(report, totals)),
-        ranks=_ranks(report),
+        ranks=tuple(_ranks(report)),
         caption=(
             f"{words.count(documents)} questions of {len(benchmarks)} "
             f"benchmark{'s' if len(benchmarks) != 1 else ''} were asked twice: once answers were ranked by "
@@ -184,14 +185,35 @@ def _cause(label: str, who: str, row: GapRow, explained: tuple[str, ...]) -> Cau
     )
 
 
-def _ranks(report: Report) -> RankView | None:
-    agreement = report.agreement
-    if agreement is None or len(agreement.subjects) < 2:
-        return None
-    rows = {row.subject: row for row in report.gaps if row.benchmark == ALL}
+def _ranks(report: Report) -> list[RankView]:
+    """Who changes places: on the same questions and, where those say little, over everything."""
+    found = []
+    if (agreement := report.agreement) is not None and len(agreement.subjects) > 1:
+        rows = {row.subject: row for row in report.gaps if row.benchmark == ALL}
+        ranked = {s: rows[s].ranked["student"] for s in agreement.subjects}
+        written = {s: rows[s].written["student"] for s in agreement.subjects}
+        about = "Averages over the benchmarks asked both ways."
+        found.append(_rank_view(report, agreement, ranked, written, about))
+    if (agreement := report.over_all) is not None:
+        points = []
+        for protocol in PROTOCOLS:
+            averages = {s: report.average(s, protocol) for s in agreement.subjects}
+            points.append({s: row.recovery.point or 0.0 for s, row in averages.items() if row is not None})
+        about = "Recovery over everything that was asked under each protocol."
+        found.append(_rank_view(report, agreement, points[0], points[1], about))
+    return found
+
+
+def _rank_view(
+    report: Report,
+    agreement: Agreement,
+    left: Mapping[int, float],
+    right: Mapping[int, float],
+    about: str,
+) -> RankView:
     subjects = agreement.subjects
-    ranked = sorted(subjects, key=lambda s: -rows[s].ranked["student"])
-    written = sorted(subjects, key=lambda s: -rows[s].written["student"])
+    ranked = sorted(subjects, key=lambda s: -left[s])
+    written = sorted(subjects, key=lambda s: -right[s])
     moved = {
         i for inversion in agreement.inversions for i in (inversion.ranked_above, inversion.written_above)
     }
@@ -207,17 +229,16 @@ def _ranks(report: Report) -> RankView | None:
         f"{label_of[s]}: {ranked.index(s) + 1} when ranked, {written.index(s) + 1} when written"
         for s in subjects
     )
-    order = list(subjects)
     return RankView(
-        sentence=sentence,
+        sentence=f"{sentence} {about}",
         lines=rank_lines(
-            [ranked.index(s) for s in order],
-            [written.index(s) for s in order],
-            [s in moved for s in order],
+            [ranked.index(s) for s in subjects],
+            [written.index(s) for s in subjects],
+            [s in moved for s in subjects],
             f"Rank of each student. {said}",
         ),
-        left=tuple((label_of[s], words.percent(rows[s].ranked["student"])) for s in ranked),
-        right=tuple((label_of[s], words.percent(rows[s].written["student"])) for s in written),
+        left=tuple((label_of[s], words.percent(left[s])) for s in ranked),
+        right=tuple((label_of[s], words.percent(right[s])) for s in written),
         inversions=tuple(
             f"{label_of[i.ranked_above]} is {100 * i.difference_ranked:.1f} points above "
             f"{label_of[i.written_above]} when ranked, {100 * i.difference_written:.1f} below when written"

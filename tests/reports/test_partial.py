@@ -18,11 +18,11 @@ def zoo(dice: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """A teacher that writes worse than guessing, its student, two variants that only GSM8K was asked of in
     writing, and a checkpoint along the way."""
 
-    def student(label: str, recipe: str, score: float, **lineage: object) -> object:
+    def student(label: str, recipe: str, score: float, written: float = 0.1, **lineage: object) -> object:
         facts = {"recipe": {"name": recipe, "hash": recipe}, "seed": 0, "mixers": ["gla"] * 2, "tokens": 100}
         return dice.Answerer(
             label,
-            lambda b, p, c: score if p == "loglikelihood" else 0.1 if b != "gsm8k" else 0.5 * score,
+            lambda b, p, c: score if p == "loglikelihood" else written if b != "gsm8k" else 0.5 * score,
             lineage=facts | lineage,
         )
 
@@ -38,6 +38,7 @@ def zoo(dice: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> tupl
                 "t", lambda b, p, c: 0.8 if p == "loglikelihood" else 0.1 if b != "gsm8k" else 0.5, "teacher"
             ),
             student("gla", "plain", 0.7),
+            student("retnet", "plain", 0.4, 0.13, mixers=["retnet"] * 2),
             student("half", "plain", 0.75, complete=False, tokens=50),
             student("heads", "plain.wrong-heads", 0.5),
             student("ce", "plain.ce", 0.6),
@@ -69,8 +70,8 @@ def test_checkpoints_along_the_way_are_not_ranked(zoo: tuple[Report, Path]) -> N
         for row in report.averages
         if (row.protocol, row.scope) == ("loglikelihood", "all")
     }
-    assert ranks == {"t": None, "gla": 1, "half": None, "heads": 3, "ce": 2}
-    assert {report.subjects[row.subject].label for row in report.published} == {"gla", "heads", "ce"}
+    assert ranks == {"t": None, "gla": 1, "half": None, "heads": 3, "ce": 2, "retnet": 4}
+    assert {report.subjects[row.subject].label for row in report.published} == set(ranks) - {"t", "half"}
 
 
 def test_recoveries_over_other_benchmarks_do_not_stand_side_by_side(zoo: tuple[Report, Path]) -> None:
@@ -102,3 +103,17 @@ def test_a_teacher_below_chance_has_little_to_lose(zoo: tuple[Report, Path]) -> 
         f"gla recovers {100 * ranked.recovery.point:.1f} % of its teacher when its answers are ranked and "
         f"{100 * written.recovery.point:.1f} % when it writes them."
     )
+
+
+def test_who_changes_places_is_proven_where_it_is_said(zoo: tuple[Report, Path]) -> None:
+    report, out = zoo
+    label = {i: subject.label for i, subject in enumerate(report.subjects)}
+    assert report.agreement is not None
+    changes = {(label[i.ranked_above], label[i.written_above]): i for i in report.agreement.inversions}
+    # Over everything, with GSM8K, gla is proven better both ways. What was asked both ways proves no change.
+    assert not changes["gla", "retnet"].proven
+    assert report.over_all is not None
+    assert [label[i] for i in report.over_all.subjects] == ["gla", "retnet"]
+    assert report.over_all.inversions == ()
+    page = (out / "index.html").read_text()
+    assert "Recovery over everything that was asked under each protocol." in page
