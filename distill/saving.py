@@ -204,6 +204,12 @@ def restore_optimizers(
                     }
 
 
+def saved_buffers(model: LanguageModel) -> dict[str, Tensor]:
+    """What a checkpoint holds besides parameters: nothing trains it, so it is in no student's weights."""
+    stored = model.state_dict()
+    return {name: tensor for name, tensor in model.named_buffers() if name in stored}
+
+
 def save_checkpoint(
     folder: Path,
     model: LanguageModel,
@@ -215,19 +221,22 @@ def save_checkpoint(
     """Write a Hugging Face folder with its lineage; it appears under its name only when whole.
 
     Args:
-        weights: the model's weights by name, in `dtype`.
+        weights: the model's weights by name, in `dtype`. Buffers that belong to a checkpoint (RetNet's decays)
+            are the model's own.
 
     Raises:
         RunFolderError: the disk is full or the folder cannot be written.
     """
     partial = folder.with_name(f".{folder.name}.partial")
+    kept = model.state_dict()
+    buffers = {name: kept[name] for name, _ in model.named_buffers() if name in kept}
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         stored = model.config.dtype
         model.config.dtype = dtype
         with without_progress_bars():
-            model.save_pretrained(str(partial), state_dict=dict(weights))
+            model.save_pretrained(str(partial), state_dict={**saved_buffers(model), **weights})
         model.config.dtype = stored
         tokenizer.save_pretrained(partial)
         for path in partial.rglob("*.safetensors"):
