@@ -221,15 +221,12 @@ def save_checkpoint(
     """Write a Hugging Face folder with its lineage; it appears under its name only when whole.
 
     Args:
-        weights: the model's weights by name, in `dtype`. Buffers that belong to a checkpoint (RetNet's decays)
-            are the model's own.
+        weights: the model's parameters by name, in `dtype`.
 
     Raises:
         RunFolderError: the disk is full or the folder cannot be written.
     """
     partial = folder.with_name(f".{folder.name}.partial")
-    kept = model.state_dict()
-    buffers = {name: kept[name] for name, _ in model.named_buffers() if name in kept}
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
