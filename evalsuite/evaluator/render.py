@@ -74,7 +74,7 @@ def render(
         if missing:
             _render_for(run, asking, asked, missing, found, data_dir, quiet=quiet)
     identities = {name: _identity(each) for name, each in found.items()}
-    note(run, data=where_from(data_dir), documents=identities, **facts)
+    note(run, data=where_from(data_dir), documents=identities, seeds=_seeds(asking, cells), **facts)
     write_plan(run, plan)
     index = index_of(asking, subjects, cells)
     if before is not None:
@@ -85,6 +85,14 @@ def render(
         )
     write_index(run, index)
     return index
+
+
+def _seeds(asking: Asking, cells: Sequence[Cell]) -> dict[str, Any]:
+    """What samples documents, and what draws the answers that are not greedy."""
+    drawn = {
+        cell.benchmark: list(cell.seeds) for cell in cells if cell.how is not None and not cell.how.greedy
+    }
+    return {"documents": asking.suite.seed, "answers": drawn}
 
 
 def _before(run: Path, asking: Asking) -> Index:

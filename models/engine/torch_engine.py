@@ -62,15 +62,22 @@ class TorchEngine:
         self.share = not on_gpu
 
     @cached_property
-    def fingerprint(self) -> str:
-        """See `Engine.fingerprint`."""
+    def versions(self) -> dict[str, str]:
+        """What decides about rounding: device, dtype, and the versions of what computes."""
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         versions["numerics"] = NUMERICS.get(self.decoder.device.type, "1")
         if isinstance(self.checkpoint.model, StudentForCausalLM):
             on_fla = using_fla(torch.empty(0, dtype=self.decoder.dtype, device=self.decoder.device))
             versions["recurrence"] = fla_backend.version() if on_fla else "torch"
         dtype = str(self.decoder.dtype).removeprefix("torch.")
-        return fingerprint(self.checkpoint.weights_id, dtype, f"torch/{self.decoder.device.type}", versions)
+        return {"device": self.decoder.device.type, "dtype": dtype, **versions}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `Engine.fingerprint`."""
+        versions = dict(self.versions)
+        engine = f"torch/{versions.pop('device')}"
+        return fingerprint(self.checkpoint.weights_id, versions.pop("dtype"), engine, versions)
 
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreAnswer]]:
         """See `Engine.score`: batches of similar length, the longest first.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evalsuite.evaluator import environment
+from evalsuite.evaluator import environment, evaluate
 from evalsuite.models.recurrence import recurrence
 
 
@@ -39,3 +39,18 @@ def test_the_checkout_is_named_with_its_changes(tmp_path: Path, monkeypatch: pyt
     assert found["changed"] is False
     (tmp_path / "file").write_text("two")
     assert environment.machine()["git"]["changed"] is True
+
+
+def test_seeds_and_what_rounds_are_noted(tiny: Path, tmp_path: Path) -> None:
+    suite = tmp_path / "s.yaml"
+    suite.write_text(
+        "name: s\ntitle: S\nseed: 5\nseeds: [1, 2]\nlimit: 2\nsampling: {temperature: 0.7}\n"
+        "benchmarks: [pocket_facts]\n"
+    )
+    evaluate(suite, [str(tiny)], tmp_path / "run", device="cpu", quiet=True)
+    facts = environment.read(tmp_path / "run")
+    assert facts["seeds"] == {"documents": 5, "answers": {"pocket_facts": [1, 2]}}
+    (engine,) = facts["engines"].values()
+    assert engine["versions"]["dtype"] == "float32"
+    assert engine["versions"]["device"] == "cpu"
+    assert engine["versions"]["torch"] == torch.__version__
