@@ -6,6 +6,7 @@ import numpy as np
 
 from evalsuite.reports import words
 from evalsuite.reports.extras import Losses
+from evalsuite.reports.lineage import lineage_of
 from evalsuite.reports.page.axes import nice_axis
 from evalsuite.reports.page.charts import Curve, Plot, Point, curves
 from evalsuite.reports.page.scaling_view import LOOKS, ChartView
@@ -17,11 +18,30 @@ POINTS = 60
 
 
 def training_views(report: Report) -> list[ChartView]:
-    """Charts per stage, in the order of the first student's stages, eight students each."""
-    stages: dict[str, list[Losses]] = {}
+    """Charts per stage, in the order of the first student's stages, eight students each.
+
+    Losses of different objectives, as KL and cross-entropy, are not drawn in one chart.
+    """
+    objectives = {
+        (subject.label, stage.name): stage.objective
+        for subject in report.subjects
+        for stage in lineage_of(subject.plan).stages
+    }
+    stages: dict[str, dict[str, list[Losses]]] = {}
     for losses in report.losses:
-        stages.setdefault(losses.stage, []).append(losses)
-    return [view for stage, curves_of in stages.items() for view in _charts(stage, curves_of)]
+        # A student that was trained and not evaluated goes with the others where they are of one kind.
+        usual = {objective for (_, stage), objective in objectives.items() if stage == losses.stage}
+        unknown = usual.pop() if len(usual) == 1 else ""
+        objective = objectives.get((losses.label, losses.stage), unknown)
+        stages.setdefault(losses.stage, {}).setdefault(objective, []).append(losses)
+    return [
+        view
+        for stage, by_objective in stages.items()
+        for objective, found in by_objective.items()
+        for view in _charts(
+            f"'{stage}'" + (f", {objective or 'unknown objective'}" if len(by_objective) > 1 else ""), found
+        )
+    ]
 
 
 def _charts(stage: str, found: Sequence[Losses]) -> list[ChartView]:
@@ -33,7 +53,7 @@ def _charts(stage: str, found: Sequence[Losses]) -> list[ChartView]:
     parts = [series[start : start + LOOKS] for start in range(0, len(series), LOOKS)]
     views = []
     for number, part in enumerate(parts, 1):
-        title = f"Loss of stage '{stage}'" + (f" ({number} of {len(parts)})" if len(parts) > 1 else "")
+        title = f"Loss of stage {stage}" + (f" ({number} of {len(parts)})" if len(parts) > 1 else "")
         ends = "; ".join(f"{curve.name} ends at {curve.points[-1].y:.4g}" for curve in part)
         chart = curves(
             part,

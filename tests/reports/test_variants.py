@@ -12,6 +12,7 @@ from scipy.stats import kendalltau
 from evalsuite.foundation import DataError
 from evalsuite.reports import compare
 from evalsuite.reports.extras import read_losses
+from evalsuite.reports.page.training_view import training_views
 from evalsuite.reports.report import Report
 
 RANKED = {"tune-kd-full": 0.9, "tune-kd-part": 0.8, "tune-sft-full": 0.7, "tune-sft-part": 0.6}
@@ -92,6 +93,28 @@ def test_the_protocols_rank_a_group_alike_or_not(made: tuple[Report, Path, Path]
     markdown = (out / "report.md").read_text()
     assert "#### tune" in markdown
     assert "| **heads** | gla |" in markdown
+
+
+def test_losses_of_different_objectives_are_drawn_apart(dice: SimpleNamespace, tmp_path: Path) -> None:
+    def student(label: str, objective: str) -> Any:
+        lineage = {"stages": [{"name": "tune", "objective": objective, "tokens": 100}]}
+        return dice.Answerer(label, lambda b, p, c: 0.6, lineage=lineage)
+
+    students = [student("soft", "kd"), student("hard", "sft")]
+    teacher = dice.Answerer("t", lambda b, p, c: 0.7, "teacher")
+    run = dice.make_run(
+        tmp_path / "run", [dice.Asked("piqa", "PIQA", "common_sense", 50)], [teacher, *students]
+    )
+    (run / "training").mkdir()
+    for label in ("soft", "hard", "lost"):
+        rows = [{"stage": "tune", "tokens": 10 * step, "loss": 1.0} for step in range(1, 41)]
+        (run / "training" / f"{label}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    titles = [(view.title, view.legend) for view in training_views(compare([run], tmp_path / "out").report)]
+    assert titles == [
+        ("Loss of stage 'tune', sft", ("hard",)),
+        ("Loss of stage 'tune', unknown objective", ("lost",)),
+        ("Loss of stage 'tune', kd", ("soft",)),
+    ]
 
 
 def test_losses_are_drawn_by_stage(made: tuple[Report, Path, Path]) -> None:
