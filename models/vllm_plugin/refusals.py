@@ -1,5 +1,6 @@
 """What a student cannot be served with, refused before vLLM starts its workers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import AutoConfig
@@ -41,7 +42,7 @@ class ServedChecks:
     def verify_and_update_model_config(model_config: Any) -> None:
         """Name the layers as vLLM counts them."""
         config = student_config(model_config.hf_config)
-        config.layer_types = [layer_type(mixer) for mixer in config.mixers]
+        config.layer_types = layer_types(config.mixers)
 
 
 def student_config(config: Any) -> StudentConfig:
@@ -54,12 +55,15 @@ def student_config(config: Any) -> StudentConfig:
     return config
 
 
-def layer_type(mixer: str) -> str:
-    """vLLM's word for a layer; it knows two spellings.
+def layer_types(mixers: Sequence[str]) -> list[str]:
+    """vLLM's words for layers; it knows two of those that keep a state beside others.
 
-    A sliding window counts as full attention: the layer itself says how much of it is kept.
+    A sliding window counts as full attention: the layer itself says how much of it is kept. Where nothing but
+    attention is, a third word says so to every version: 0.26 would look for states with the others.
     """
-    return "linear_attention" if issubclass(MIXERS[mixer], Mixer) else "full_attention"
+    recurrent = [issubclass(MIXERS[mixer], Mixer) for mixer in mixers]
+    attention = "full_attention" if any(recurrent) else "attention"
+    return ["linear_attention" if keeps else attention for keeps in recurrent]
 
 
 def refuse_students(problem: str) -> None:

@@ -46,8 +46,14 @@ def process() -> Iterator[VllmProcess]:
 
 
 def test_students_answer_as_in_process(teacher: Checkpoint, process: VllmProcess) -> None:
-    """A delta-rule hybrid, a normalised and rotated pure student, and four kinds of layer in one student."""
-    students = [hybrid("gated_deltanet", 4), Student("pure", ("linear_attention",) * 4), every_student(4)[-1]]
+    """A delta-rule hybrid, a normalised and rotated pure student, four kinds of layer in one student, and a
+    student that keeps no state at all."""
+    students = [
+        hybrid("gated_deltanet", 4),
+        Student("pure", ("linear_attention",) * 4),
+        every_student(4)[-1],
+        hybrid("sliding_window", 4),
+    ]
     rows: list[Row] = list(
         measure(
             students,

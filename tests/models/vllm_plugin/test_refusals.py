@@ -86,6 +86,10 @@ def test_layers_are_named_as_vllm_counts_them(make_student: Callable[..., Studen
     config = make_student(["gla", "softmax", "sliding_window", "kda"]).config
     ServedChecks.verify_and_update_model_config(SimpleNamespace(hf_config=config))
     assert config.layer_types == ["linear_attention", "full_attention", "full_attention", "linear_attention"]
+    # No version may take a student of nothing but attention for a hybrid, and look for its states.
+    config = make_student(["softmax", "sliding_window"]).config
+    ServedChecks.verify_and_update_model_config(SimpleNamespace(hf_config=config))
+    assert config.layer_types == ["attention", "attention"]
 
 
 def test_a_model_of_another_project_under_the_same_name() -> None:
