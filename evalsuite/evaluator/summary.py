@@ -64,9 +64,12 @@ class Summary:
 
 def _table(scores: Any) -> str:
     """Main metrics, one line per benchmark, protocol and context, one column per checkpoint."""
+    import numpy as np
     import pandas as pd
 
     main = scores[scores["main"]].copy()
+    # The table of scores holds logarithms of perplexities; here they are what their metric is called.
+    main["score"] = main["score"].where(main["direction"] != "lower", np.exp(main["score"]))
     context = main["context"].map(lambda value: "" if pd.isna(value) else f"@{value}")
     main["asked"] = main["benchmark"] + context + " " + main["protocol"] + " " + main["metric"]
     table = main.pivot_table(index="asked", columns="label", values="score", sort=False, aggfunc="mean")
