@@ -39,9 +39,12 @@ def test_errors_are_recorded_with_their_reason_and_counted(
     suite.write_text(
         "name: s\ntitle: S\nbenchmarks: [{benchmark: pocket_niah_single_2, contexts: [128], limit: 2}]\n"
     )
-    summary = evaluate(suite, [str(model)], tmp_path / "run", quiet=True)
-    records = [row for path in (tmp_path / "run" / "records").iterdir() for row in read_jsonl(path)]
+    # A context that no model reads is refused at once; one that the teacher reads is asked of all.
+    summary = evaluate(suite, [str(model)], tmp_path / "run", teacher=str(tiny), quiet=True)
+    found = [row for path in (tmp_path / "run" / "records").iterdir() for row in read_jsonl(path)]
+    records = [record for record in found if record["checkpoint"] == "model"]
     assert len(records) == 4
+    assert {record["outcome"] for record in found if record["checkpoint"] != "model"} != {"error"}
     for record in records:
         assert record["outcome"] == "error"
         assert record["values"] == {}
