@@ -4,12 +4,16 @@ import fcntl
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from evalsuite.foundation.errors import DataError, RunFolderError
+
+GRACE = 2.0
+"""Seconds for which a lock that nobody is to wait for may still be held."""
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -135,7 +139,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock on `path` (a small file, created if absent) across processes.
 
     Raises:
-        RunFolderError: `wait` is false and another process holds the lock, or the path cannot be written.
+        RunFolderError: `wait` is false and another process keeps the lock, or the path cannot be written.
     """
     path = Path(path)
     try:
@@ -144,8 +148,26 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     except OSError as error:
         raise RunFolderError(f"{path}: cannot be written ({error.strerror or error})") from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFolderError(f"{path}: another evalsuite process is at work here") from None
+        if wait:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        elif not _taken(file):
+            raise RunFolderError(f"{path}: another evalsuite process is at work here")
         yield
+
+
+def _taken(file: IO[bytes]) -> bool:
+    """Try for `GRACE` seconds to lock a file.
+
+    A process that is killed while it starts another (git, say) leaves a copy of itself, which holds its locks
+    until the other program has begun.
+    """
+    deadline = time.monotonic() + GRACE
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True

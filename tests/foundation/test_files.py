@@ -1,9 +1,11 @@
 """Files are whole or absent, and journals survive torn lines, full disks and concurrent writers."""
 
+import fcntl
 import multiprocessing
 import os
 import resource
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from evalsuite.foundation import (
     write_json,
     write_text,
 )
+from evalsuite.foundation import files as files_module
 
 
 def test_a_torn_last_line_is_neither_read_nor_swallows_the_next_row(tmp_path: Path) -> None:
@@ -108,10 +111,24 @@ def test_nan_is_never_written(tmp_path: Path) -> None:
     assert not (tmp_path / "scores.json").exists()
 
 
-def test_a_second_holder_is_refused_at_once_when_it_does_not_wait(tmp_path: Path) -> None:
+def test_a_second_holder_is_refused_when_it_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "GRACE", 0.1)
     with (
         locked(tmp_path / ".lock"),
         pytest.raises(RunFolderError, match="another evalsuite process"),
         locked(tmp_path / ".lock", wait=False),
     ):
         pass
+
+
+def test_what_a_killed_process_leaves_behind_may_let_go_a_moment_later(tmp_path: Path) -> None:
+    held = os.open(tmp_path / ".lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    threading.Timer(0.2, os.close, (held,)).start()
+    with locked(tmp_path / ".lock", wait=False):
+        other = os.open(tmp_path / ".lock", os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(other)
