@@ -42,9 +42,10 @@ def order_sentences(report: Report, order: PublishedOrder) -> list[str]:
     sentences = [said]
     if order.deviation is not None:
         tie = (
-            f"Training runs that differ by seed alone have a standard deviation of "
-            f"{100 * order.deviation:.2f} points of this recovery; differences under {TIE:g} of them, "
-            f"{100 * TIE * order.deviation:.2f} points, are ties: "
+            f"{order.runs} training runs that differ by seed alone have a standard deviation of "
+            f"{100 * order.deviation:.2f} points of this recovery"
+            + (" (two runs tell its size only roughly)" if order.runs == 2 else "")
+            + f"; differences under {TIE:g} of them, {100 * TIE * order.deviation:.2f} points, are ties: "
         )
         sentences.append(
             tie + (f"{_pairs(label, order.ties, ' and ')}." if order.ties else "there are none.")

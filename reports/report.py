@@ -144,6 +144,7 @@ def build_report(runs: Sequence[Path], teacher: str | None = None, least: float 
             *_teacher_gone(panel),
             *_undefined(panel, averages),
             *_incomplete(panel, averages),
+            *_beyond(panel, averages),
             *_floored(panel, gaps),
             *_artefacts(panel, gaps, doctor),
         ),
@@ -204,6 +205,27 @@ def _incomplete(panel: Panel, averages: Sequence[AverageRow]) -> list[str]:
                 f"other {len(there)} {not_ranked}"
             )
         found.append(f"{', '.join(labels)} {said}")
+    return found
+
+
+def _beyond(panel: Panel, averages: Sequence[AverageRow]) -> list[str]:
+    """Students that are better than what they were made from."""
+    found = []
+    for protocol in PROTOCOLS:
+        labels = [
+            f"'{panel.subjects[row.subject].label}'"
+            for row in averages
+            if (row.scope, row.protocol) == (ALL, protocol)
+            and row.recovery.interval is not None
+            and row.recovery.interval.low > 1
+        ]
+        if labels:
+            one = len(labels) == 1
+            whose = "scores above its" if one else "score above their"
+            found.append(
+                f"{', '.join(labels)} {whose} teacher under {protocol}: what goes beyond 100 % was learned "
+                "in training, not kept, and may hide what was lost. The headline names the best other one."
+            )
     return found
 
 

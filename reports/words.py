@@ -105,7 +105,10 @@ def bytes_(number: float) -> str:
 
 
 def best_student(report: Report) -> AverageRow | None:
-    """The ranked student with the highest recovery under log-likelihood (else generation)."""
+    """The ranked student with the highest recovery under log-likelihood (else generation).
+
+    Those proven to score above their teacher come last: they have learned more than they have kept.
+    """
     for protocol in report.protocols:
         rows = [
             row
@@ -113,8 +116,13 @@ def best_student(report: Report) -> AverageRow | None:
             if (row := report.average(student, protocol)) is not None and row.rank is not None
         ]
         if rows:
-            return max(rows, key=lambda row: row.recovery.point or 0.0)
+            return max(rows, key=lambda row: (not beyond(row), row.recovery.point or 0.0))
     return None
+
+
+def beyond(row: AverageRow) -> bool:
+    """Whether a student is proven to score above its teacher."""
+    return row.recovery.interval is not None and row.recovery.interval.low > 1
 
 
 def headline(report: Report) -> str:

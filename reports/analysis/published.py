@@ -75,6 +75,8 @@ class PublishedOrder:
     """Subjects (above here, above there) that are in opposite order."""
     deviation: float | None
     """Standard deviation of our recovery between training runs; None without such runs."""
+    runs: int
+    """How many training runs that is of."""
     ties: tuple[tuple[int, int], ...]
     """Subjects closer to each other here than `TIE` of them."""
 
@@ -192,7 +194,8 @@ def _order(pool: Pool, chosen: Sequence[PublishedRow], group: Sequence[Published
     data = _data(pool, shared, subjects)
     levels = [data.level(subject) for subject in subjects]
     agreement = rank_agreement(levels, theirs)
-    deviation = _deviation(pool, group)
+    alike = _alike(pool, group)
+    deviation = stdev(alike) if alike else None
     ours = [row.ours.point or 0.0 for row in chosen]
     return PublishedOrder(
         subjects=tuple(subjects),
@@ -202,6 +205,7 @@ def _order(pool: Pool, chosen: Sequence[PublishedRow], group: Sequence[Published
         interval=None if agreement.tau is None else _tau_interval(data, subjects, theirs, agreement.tau),
         inversions=tuple((subjects[i], subjects[j]) for i, j in agreement.inversions),
         deviation=deviation,
+        runs=len(alike),
         ties=()
         if deviation is None
         else tuple(
@@ -225,12 +229,9 @@ def _tau_interval(
     return percentile_interval(tau, taus, 0.95, "bootstrap over documents")
 
 
-def _deviation(pool: Pool, rows: Sequence[PublishedRow]) -> float | None:
-    """Standard deviation of recovery among runs that differ by seed alone; the largest family counts."""
+def _alike(pool: Pool, rows: Sequence[PublishedRow]) -> list[float]:
+    """Recoveries of runs that differ by seed alone, of the largest such family; empty without one."""
     points = {row.subject: row.ours.point for row in rows if row.ours.point is not None}
     families = [[points[i] for i in family if i in points] for family in replicate_families(pool.panel)]
     known = [family for family in families if len(family) > 1]
-    if not known:
-        return None
-    largest = max(known, key=len)
-    return stdev(largest)
+    return max(known, key=len, default=[])

@@ -66,8 +66,9 @@ def _best(report: Report) -> Tile | None:
     label = report.subjects[best.subject].label
     how = "answers ranked" if best.protocol == "loglikelihood" else "answers written"
     text = f"best recovery, {how}: {label} ({words.span(best.recovery.interval)})"
-    if best.rank_high is not None and best.rank_high > 1:
-        text += f"; ranks 1 to {best.rank_high} are not told apart"
+    low, high = best.rank_low, best.rank_high
+    if low is not None and high is not None and high > low:
+        text += f"; ranks {low} to {high} are not told apart"
     return Tile(words.percent(best.recovery.point), "%", text, "#recovery")
 
 

@@ -117,3 +117,20 @@ def test_who_changes_places_is_proven_where_it_is_said(zoo: tuple[Report, Path])
     assert report.over_all.inversions == ()
     page = (out / "index.html").read_text()
     assert "Recovery over everything that was asked under each protocol." in page
+
+
+def test_a_student_above_its_teacher_is_no_headline(dice: SimpleNamespace, tmp_path: Path) -> None:
+    run = dice.make_run(
+        tmp_path / "run",
+        [dice.Asked("piqa", "PIQA", "common_sense", 400, protocols=("loglikelihood",))],
+        [
+            dice.Answerer("t", lambda b, p, c: 0.5, "teacher"),
+            dice.Answerer("keeps", lambda b, p, c: 0.47),
+            dice.Answerer("learns", lambda b, p, c: 0.7),
+        ],
+        rho=0.9,
+    )
+    report = compare([run], tmp_path / "out").report
+    assert headline(report).startswith("keeps recovers")
+    said = "'learns' scores above its teacher under loglikelihood"
+    assert any(warning.startswith(said) for warning in report.warnings)
