@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from evalsuite.evaluator import evaluate
 from evalsuite.foundation import read_jsonl
@@ -28,6 +29,15 @@ import sys
 from evalsuite.evaluator import evaluate
 print(evaluate(sys.argv[1], [sys.argv[2]], sys.argv[3], quiet=True))
 """
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As the lives that are killed have: another number of threads sums in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -108,8 +118,6 @@ benchmarks:
 
 def ask(suite: str, checkpoint: str, out: str) -> None:
     """One life of a run, in a process of its own."""
-    import torch
-
     torch.set_num_threads(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     evaluate(suite, [checkpoint], out, quiet=True)
