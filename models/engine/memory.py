@@ -48,14 +48,13 @@ def sizes(decoder: Decoder, parameters: int, batch_tokens: int | None) -> Sizes:
     Raises:
         ConfigError: `LIMIT` is set to something else than a number.
     """
+    rows = most_rows(decoder.device, parameters)
     if decoder.device.type == "cuda":
         free = SHARE * usable(decoder.device)
         per_token = decoder.activation_bytes() + decoder.token_bytes
         tokens = batch_tokens or int(min(131072, max(2048, free / 2 / per_token)))
-        rows = most_rows(decoder.device, parameters)
         return Sizes(tokens, tokens // 4, 1 << 28, int(free / 2), rows)
     tokens = batch_tokens or 4096
-    rows = most_rows(decoder.device, parameters)
     return Sizes(tokens, tokens // 2 if decoder.packs else 512, 1 << 23, 2 << 30, rows)
 
 
