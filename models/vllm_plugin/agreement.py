@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,7 @@ class Reference:
             cached=vllm.cached_tokens,
             versions=", ".join(f"{name} {version}" for name, version in versions.items()),
             rounding=rounding,
+            measured=f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}",
         )
 
     @torch.no_grad()

@@ -42,6 +42,8 @@ class Row:
     versions: str
     rounding: "Rounding | None" = None
     """What the dtype alone changes, if it is not float32."""
+    measured: str = ""
+    """When, to the minute in UTC; empty in rows that are older than this field."""
 
     @property
     def holds(self) -> bool:
