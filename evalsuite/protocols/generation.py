@@ -16,7 +16,12 @@ from evalsuite.protocols.encode import Encoder
 from evalsuite.protocols.outcome import outcome_of
 from evalsuite.protocols.question import Judgement, Question, one_in
 from evalsuite.protocols.quiet import quiet_harness
-from evalsuite.protocols.time_limit import TookTooLongError, mathematics_without_forks, processor_limit
+from evalsuite.protocols.time_limit import (
+    TookTooLongError,
+    each_number_worked_out_once,
+    mathematics_without_forks,
+    processor_limit,
+)
 from evalsuite.protocols.truncate import cut_middle
 from evalsuite.tasks.benchmark import Benchmark, Generation
 from evalsuite.tasks.documents import Document
@@ -283,7 +288,11 @@ class GenerationBenchmark:
             replay = Replay(answer.text, answer.finish)
             state = self._adapter.run_inference(replay.model(), sample, "")
             try:
-                with processor_limit(JUDGE_SECONDS), mathematics_without_forks():
+                with (
+                    mathematics_without_forks(),
+                    each_number_worked_out_once(),
+                    processor_limit(JUDGE_SECONDS),
+                ):
                     score = self._adapter.calculate_metrics(state).score
             except TookTooLongError:
                 return self._undecided(answer, sample, chance)

@@ -55,6 +55,34 @@ def mathematics_without_forks() -> Iterator[None]:
 
 
 @contextmanager
+def each_number_worked_out_once() -> Iterator[None]:
+    """Keep sympy from working out a part of a number again that it has just worked out.
+
+    Its `evalf_mul` works out every factor twice, so that a quotient of n quotients, the `124/124/124/…` of a
+    model that runs in circles, takes 2^n steps. With every part kept for as long as the block lasts it takes
+    about n^2, and the number is the same: it depends on the part, the precision and the options alone.
+    """
+    from sympy.core import evalf as module
+
+    work_out = module.evalf
+    known: dict[tuple[Any, int, frozenset[tuple[str, Any]]], Any] = {}
+
+    def once(part: Any, precision: int, options: dict[str, Any]) -> Any:
+        if "subs" in options:
+            return work_out(part, precision, options)
+        key = (part, precision, frozenset(options.items()))
+        if key not in known:
+            known[key] = work_out(part, precision, options)
+        return known[key]
+
+    module.evalf = once
+    try:
+        yield
+    finally:
+        module.evalf = work_out
+
+
+@contextmanager
 def each_formula_read_once() -> Iterator[None]:
     """Keep EvalScope from reading a formula again that it has read before.
 

@@ -112,6 +112,21 @@ def test_no_process_is_forked_for_a_formula(monkeypatch: pytest.MonkeyPatch) -> 
     assert gsm.judge(0, written("aaa")).detail["judge"].startswith("gave up")
 
 
+def test_a_quotient_of_many_quotients_is_worked_out() -> None:
+    """sympy by itself takes 2^80 steps for this one."""
+    import sympy.core.evalf as sympy_evalf
+
+    before = sympy_evalf.evalf
+    gsm = harness("gsm8k", [GSM])
+    judged = gsm.judge(0, written(f"That makes {'/'.join(['124'] * 80)}", "length"))
+    assert "judge" not in judged.detail
+    assert (judged.values, judged.detail["extracted"].count("/")) == ({"accuracy": 0.0}, 79)
+    # Two to the 128th, halved 126 times, is 4.
+    halves = "/".join(["340282366920938463463374607431768211456"] + ["2"] * 126)
+    assert gsm.judge(0, written(f"That makes {halves}", "length")).values == {"accuracy": 1.0}
+    assert sympy_evalf.evalf is before
+
+
 def test_a_formula_is_read_once_for_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     from evalscope.metrics.math import parser
 
