@@ -60,7 +60,7 @@ def compare(
 
     Writes index.html, leaderboard.csv, scores.csv, gap.csv (where both protocols were asked), published.csv
     (where benchmarks are those of arXiv 2504.14366), report.md and report.json; with a policy also
-    junit.xml, gate.md and gate.json.
+    junit.xml, gate.md and gate.json. A gap.csv or published.csv of an earlier call does not stay.
 
     Args:
         runs: run folders.
@@ -86,13 +86,15 @@ def compare(
     texts = {
         "leaderboard.csv": leaderboard_csv(report),
         "scores.csv": scores_csv(report),
-        "gap.csv": gap_csv(report),
+        **({"gap.csv": gap_csv(report)} if report.gaps else {}),
         **({"published.csv": published_csv(report)} if report.published else {}),
         "report.md": _markdown(report, verdict),
         "index.html": render_page(report, None if published else questions, verdict, published=published),
     }
     for name, text in texts.items():
         write_text(out / name, text)
+    for name in {"gap.csv", "published.csv"} - set(texts):
+        (out / name).unlink(missing_ok=True)
     gated = {} if verdict is None else {"gate": verdict_json(verdict)}
     write_json(out / "report.json", {**report_json(report), "published": published, **gated})
     files = [out / name for name in (*texts, "report.json")]

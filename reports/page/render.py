@@ -63,6 +63,11 @@ def render_page(
     documents, per_cell = packed_samples(report, questions)
     return environment.get_template("index.html.j2").render(
         version=evalsuite.__version__,
+        tables=", ".join(
+            ["leaderboard.csv", "scores.csv"]
+            + (["gap.csv"] if report.gaps else [])
+            + (["published.csv"] if report.published else [])
+        ),
         headline=words.headline(report),
         meta=detail_view.meta(report),
         tiles=detail_view.tiles(report),

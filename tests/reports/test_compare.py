@@ -50,6 +50,23 @@ def test_every_file_is_written_and_agrees(small_run: Path, tmp_path: Path) -> No
     assert (tmp_path / "index.html").stat().st_size < 1_500_000
 
 
+def test_no_gap_table_where_nothing_was_asked_both_ways(
+    small_run: Path, dice: SimpleNamespace, tmp_path: Path
+) -> None:
+    ranked = [dice.Asked("arc_easy", "ARC-Easy", "knowledge", 50, protocols=("loglikelihood",))]
+    answerers = [
+        dice.Answerer("teacher", lambda *_: 0.8, "teacher"),
+        dice.Answerer("student", lambda *_: 0.7),
+    ]
+    compare([small_run], tmp_path / "out")
+    assert (tmp_path / "out" / "gap.csv").is_file()
+    # Nor does that of another comparison stay in the folder.
+    made = compare([dice.make_run(tmp_path / "run", ranked, answerers)], tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in made.files}
+    assert not (tmp_path / "out" / "gap.csv").exists()
+    assert "gap.csv" not in made.page.read_text()
+
+
 def test_the_same_records_give_the_same_page(small_run: Path, tmp_path: Path) -> None:
     pages = [compare([small_run], tmp_path / name).page.read_bytes() for name in ("a", "b")]
     assert pages[0] == pages[1]
