@@ -68,6 +68,21 @@ def describe(
     return found
 
 
+def each_checkpoint(paths: Sequence[str]) -> list[str]:
+    """The paths, with a folder that is no checkpoint and holds some (as `distill --out` makes) as those.
+
+    What holds none stays as it is: loading it says what is wrong with it.
+    """
+    found: list[str] = []
+    for path in paths:
+        folder = Path(path).expanduser()
+        below: list[Path] = []
+        if path != "pocket" and folder.is_dir() and not (folder / "config.json").is_file():
+            below = [config.parent for config in folder.rglob("config.json")]
+        found += sorted(str(each) for each in below if any(each.glob("*.safetensors"))) or [path]
+    return list(dict.fromkeys(found))
+
+
 def unique_labels(paths: Sequence[str]) -> list[str]:
     """The shortest ends of paths that tell them apart: ``gla``, or ``a/final`` and ``b/final``."""
     parts = [Path(path).parts for path in paths]
