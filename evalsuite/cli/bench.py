@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalsuite.cli.options import add_engine_option, add_model_options
+from evalsuite.cli.options import add_engine_option, add_model_options, engine_arguments
 from evalsuite.cli.parser import Parser, command
 
 if TYPE_CHECKING:
     from evalsuite.models.efficiency import Cost
+    from evalsuite.models.engine.vllm_engine import VllmEngine
 
 PARTS = {
     "engine": ("evalsuite.models.bench_engine", ()),
@@ -75,20 +76,25 @@ def checkpoints(argv: Sequence[str]) -> int:
     add_model_options(parser)
     options = parser.parse_args(argv)
 
-    from evalsuite.evaluator.answer import placement
+    from evalsuite.evaluator.answer import placement, serve
     from evalsuite.models.checkpoints import load_checkpoint
     from evalsuite.models.efficiency import Cost, keep, measure, table
 
     device, dtype = placement(options.device, options.dtype)
     found: list[tuple[str, Cost]] = []
     sizes = [(context, batch) for context in options.contexts for batch in options.batch]
+    given, trusted = engine_arguments(options), options.trust_remote_code
+    # What vLLM cannot serve is refused before anything is measured.
+    engines = {
+        path: serve(path, dtype, given, trust_remote_code=trusted)
+        for path in options.checkpoints
+        if options.engine == "vllm"
+    }
     for path in options.checkpoints:
-        if options.engine == "vllm":
-            label, costs = _served(path, dtype, sizes, options.trust_remote_code)
+        if path in engines:
+            label, costs = engines[path].info.label, _served(engines[path], sizes)
         else:
-            checkpoint = load_checkpoint(
-                path, dtype=dtype, device=device, trust_remote_code=options.trust_remote_code
-            )
+            checkpoint = load_checkpoint(path, dtype=dtype, device=device, trust_remote_code=trusted)
             label, costs = checkpoint.label, (measure(checkpoint, *size) for size in sizes)
         for cost in costs:
             found.append((label, cost))
@@ -100,19 +106,10 @@ def checkpoints(argv: Sequence[str]) -> int:
     return 0
 
 
-def _served(
-    path: str, dtype: str, sizes: Sequence[tuple[int, int]], trust_remote_code: bool
-) -> tuple[str, "Iterator[Cost]"]:
-    """Label of a checkpoint, and what it costs in vLLM, measured as it is asked for."""
-    from evalsuite.models.checkpoints import describe_checkpoint
-    from evalsuite.models.engine.vllm_engine import VllmEngine
+def _served(served: "VllmEngine", sizes: Sequence[tuple[int, int]]) -> "Iterator[Cost]":
+    """What a checkpoint costs in vLLM, measured as it is asked for."""
     from evalsuite.models.vllm_plugin.cost import measure_served
 
-    info = describe_checkpoint(path, trust_remote_code=trust_remote_code)
-
-    def costs() -> "Iterator[Cost]":
-        with VllmEngine(info, dtype=dtype) as engine:
-            for context, batch in sizes:
-                yield measure_served(info, context, batch, engine)
-
-    return info.label, costs()
+    with served as engine:
+        for context, batch in sizes:
+            yield measure_served(engine.info, context, batch, engine)

@@ -1,9 +1,10 @@
 """`evalsuite doctor`: are this model's numbers artefacts of how it is run?"""
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
 
-from evalsuite.cli.options import add_data_option, add_engine_option, add_model_options
+from evalsuite.cli.options import add_data_option, add_engine_option, add_model_options, engine_arguments
 from evalsuite.cli.parser import command
 
 
@@ -41,20 +42,27 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Examine, print the table, and say where it was written."""
     from evalsuite.evaluator import examination
-    from evalsuite.evaluator.answer import placement
+    from evalsuite.evaluator.answer import placement, serve
     from evalsuite.evaluator.checkpoints import positions
     from evalsuite.foundation import ConfigError
-    from evalsuite.models.checkpoints import describe_checkpoint, load_checkpoint
+    from evalsuite.models.checkpoints import load_checkpoint
     from evalsuite.models.doctor import examine, report
 
     if arguments.documents < 1:
         raise ConfigError(f"--documents {arguments.documents}: must be at least 1")
     device, dtype = placement(arguments.device, arguments.dtype)
+    trusted, given = arguments.trust_remote_code, engine_arguments(arguments)
+    # What vLLM cannot serve is refused before anything is loaded.
+    served = (
+        serve(arguments.checkpoint, dtype, given, trust_remote_code=trusted)
+        if arguments.engine == "vllm"
+        else None
+    )
     checkpoint = load_checkpoint(
         arguments.checkpoint,
         dtype=dtype,
         device=device,
-        trust_remote_code=arguments.trust_remote_code,
+        trust_remote_code=trusted,
     )
     if arguments.out is not None and not arguments.benchmark:
         requests = examination.requests_of_run(arguments.out, checkpoint.tokenizer, arguments.documents)
@@ -66,14 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.data,
             positions(checkpoint.model.config),
         )
-    if arguments.engine == "vllm":
-        from evalsuite.models.engine.vllm_engine import VllmEngine
-
-        info = describe_checkpoint(arguments.checkpoint, trust_remote_code=arguments.trust_remote_code)
-        with VllmEngine(info, dtype=dtype) as vllm:
-            result = examine(checkpoint, requests, vllm)
-    else:
-        result = examine(checkpoint, requests)
+    with served or nullcontext() as vllm:
+        result = examine(checkpoint, requests, vllm)
     print(report(result))
     if arguments.out is not None:
         print(f"written to {examination.write(arguments.out, examination.examined(result))}")

@@ -3,7 +3,13 @@
 import argparse
 from pathlib import Path
 
-from evalsuite.cli.options import add_data_option, add_engine_option, add_model_options, add_quiet
+from evalsuite.cli.options import (
+    add_data_option,
+    add_engine_option,
+    add_model_options,
+    add_quiet,
+    engine_arguments,
+)
 from evalsuite.cli.parser import command
 
 
@@ -98,6 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
             data_dir=arguments.data,
             limit=arguments.limit,
             engine=arguments.engine,
+            engine_arguments=engine_arguments(arguments),
             device=arguments.device,
             dtype=arguments.dtype,
             trust_remote_code=arguments.trust_remote_code,

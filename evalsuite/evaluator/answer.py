@@ -4,10 +4,10 @@ Needs the run folder, the checkpoints and `evalsuite.models`; neither harness no
 """
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from evalsuite.evaluator.environment import note_answering, note_engine, note_kernels
 from evalsuite.evaluator.layout import Asked, Cell, Index, read_questions
@@ -15,6 +15,9 @@ from evalsuite.foundation import CheckpointError, ConfigError, nearest, progress
 from evalsuite.models.engine.base import Engine, score_rest
 from evalsuite.models.engine.requests import Answer, GenerateRequest, Request, ScoreRequest
 from evalsuite.models.engine.store import AnswerStore, answer_all
+
+if TYPE_CHECKING:
+    from evalsuite.models.engine.vllm_engine import VllmEngine
 
 ENGINES = ("torch", "vllm")
 WRITING = 4
@@ -46,11 +49,18 @@ class MakeEngine(Protocol):
         """Raises CheckpointError for one that cannot be loaded."""
 
 
-def engine_maker(engine: str, *, device: str, dtype: str, trust_remote_code: bool) -> MakeEngine:
+def engine_maker(
+    engine: str,
+    *,
+    device: str,
+    dtype: str,
+    trust_remote_code: bool,
+    arguments: Mapping[str, Any] | None = None,
+) -> MakeEngine:
     """Return what loads checkpoints for one of our engines.
 
     Raises:
-        ConfigError: an engine that is not built in.
+        ConfigError: an engine that is not built in, or arguments for one that takes none.
         MissingDependencyError: when an engine is made, vLLM is not there.
     """
     if engine not in ENGINES:
@@ -58,13 +68,12 @@ def engine_maker(engine: str, *, device: str, dtype: str, trust_remote_code: boo
     if engine == "vllm":
 
         def make_vllm(path: str, label: str) -> Engine:
-            from evalsuite.models.checkpoints import describe_checkpoint
-            from evalsuite.models.engine.vllm_engine import VllmEngine
-
-            info = describe_checkpoint(path, trust_remote_code=trust_remote_code)
-            return VllmEngine(info, dtype=placement(device, dtype)[1])
+            kind = placement(device, dtype)[1]
+            return serve(path, kind, arguments, trust_remote_code=trust_remote_code)
 
         return make_vllm
+    if arguments:
+        raise ConfigError(f"engine {engine} takes no arguments, such as {next(iter(arguments))}")
 
     def make(path: str, label: str) -> Engine:
         from evalsuite.models.checkpoints import load_checkpoint
@@ -77,6 +86,33 @@ def engine_maker(engine: str, *, device: str, dtype: str, trust_remote_code: boo
         return TorchEngine(checkpoint)
 
     return make
+
+
+def serve(
+    path: str, dtype: str, arguments: Mapping[str, Any] | None, *, trust_remote_code: bool
+) -> "VllmEngine":
+    """Return vLLM's engine for a checkpoint; it starts when it is first asked.
+
+    Raises:
+        CheckpointError, ConfigError: a checkpoint or arguments that it cannot be served with.
+        MissingDependencyError: no vLLM, or a version that was not tested.
+    """
+    from evalsuite.models.checkpoints import describe_checkpoint
+    from evalsuite.models.engine.vllm_engine import VllmEngine
+
+    info = describe_checkpoint(path, trust_remote_code=trust_remote_code)
+    trusted = {"trust_remote_code": True} if trust_remote_code else {}
+    return VllmEngine(info, dtype=dtype, arguments={**trusted, **(arguments or {})})
+
+
+def refuse_early(engine: str, make: MakeEngine, paths: Sequence[str]) -> None:
+    """Raise what `make` raises for a checkpoint that vLLM cannot serve, before an hour went into others.
+
+    Making vLLM's engine starts nothing; other engines load the checkpoint, and are made when it is its turn.
+    """
+    if engine == "vllm":
+        for path in paths:
+            make(path, "")
 
 
 def placement(device: str, dtype: str) -> tuple[str, str]:
@@ -169,6 +205,8 @@ def answer(
                 if counting.answered:
                     spent = time.monotonic() - started
                     note_answering(run, asked.label, counting.answered, spent, protocols)
+                # vLLM holds its memory until it has ended, and the next one counts what is free.
+                getattr(engine, "close", lambda: None)()
             tally.computed = counting.answered
             del engine, counting
     return done

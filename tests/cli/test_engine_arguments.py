@@ -1,0 +1,74 @@
+"""`--engine-args`: what vLLM is given besides what evalsuite settles."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalsuite.cli.entry import main
+from evalsuite.cli.options import add_engine_option, engine_arguments
+from evalsuite.foundation import ConfigError
+from evalsuite.models.engine import vllm_engine
+
+
+def parse(*argv: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    add_engine_option(parser, "what answers")
+    return engine_arguments(parser.parse_args(argv))
+
+
+def test_values_are_json_or_words() -> None:
+    given = (
+        "tensor_parallel_size=2",
+        "enforce_eager=true",
+        "kv_cache_dtype=fp8",
+        'compilation_config={"mode": 0}',
+    )
+    assert parse("--engine", "vllm", "--engine-args", *given) == {
+        "tensor_parallel_size": 2,
+        "enforce_eager": True,
+        "kv_cache_dtype": "fp8",
+        "compilation_config": {"mode": 0},
+    }
+    assert parse() == parse("--engine", "vllm") == {}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--engine", "vllm", "--engine-args", "2"), "--engine-args 2: write NAME=VALUE"),
+        (("--engine", "vllm", "--engine-args", "a=1", "a=2"), "--engine-args a: given twice"),
+        (("--engine-args", "tensor_parallel_size=2"), "are vLLM's; add --engine vllm"),
+    ],
+)
+def test_what_cannot_be_meant(argv: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(*argv)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("run", "pocket", "--checkpoint", "pocket", "--out", "RUN"),
+        ("doctor", "pocket"),
+        ("bench", "pocket"),
+    ],
+)
+def test_every_verb_hands_them_to_vllm_before_it_loads_anything(
+    verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def refuse(info: Any, **rest: Any) -> None:
+        asked.append({"label": info.label, **rest})
+        raise ConfigError("not today")
+
+    monkeypatch.setattr(vllm_engine, "VllmEngine", refuse)
+    run = tmp_path / "run"
+    argv = [str(run) if word == "RUN" else word for word in verb]
+    code = main([*argv, "--dtype", "float32", "--engine", "vllm", "--engine-args", "tensor_parallel_size=2"])
+    assert code == ConfigError.exit_code
+    assert "not today" in capsys.readouterr().err
+    assert asked == [{"label": "pocket", "dtype": "float32", "arguments": {"tensor_parallel_size": 2}}]
+    assert not run.exists()
