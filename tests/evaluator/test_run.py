@@ -116,6 +116,30 @@ def test_a_further_checkpoint_joins_a_run(crew: Any, suite: Path, tmp_path: Path
         evaluate(suite, [], run, teacher="u", quiet=True)
 
 
+def test_a_folder_of_checkpoints_stands_for_all_in_it(
+    crew: Any, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `distill --variants` leaves: students side by side and deeper, logs and states among them."""
+    for name in ("gla", "variants/hybrid/gated_deltanet", "variants/seed1/gated_deltanet"):
+        made = tmp_path / "students" / name
+        made.mkdir(parents=True)
+        (made / "config.json").write_text("{}")
+        (made / "model.safetensors").write_bytes(b"")
+    for log in ("metrics.jsonl", "variants/hybrid/recipe.yaml", "state/000003/tensors.safetensors"):
+        (tmp_path / "students" / log).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "students" / log).write_text("")
+    monkeypatch.chdir(tmp_path)
+    evaluate(suite, ["students", "nowhere", "students/gla"], Path("run"), teacher="t", phases=("render",))
+    labels = [checkpoint.label for checkpoint in read_plan(Path("run")).checkpoints]
+    assert labels == [
+        "t",
+        "students/gla",
+        "students/variants/hybrid/gated_deltanet",
+        "students/variants/seed1/gated_deltanet",
+        "nowhere",
+    ]
+
+
 def test_phases_apart_come_to_the_same(crew: Any, suite: Path, tmp_path: Path) -> None:
     evaluate(suite, ["a"], tmp_path / "whole", quiet=True)
     run = tmp_path / "run"
