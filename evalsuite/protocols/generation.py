@@ -15,7 +15,7 @@ from evalsuite.protocols import sandbox
 from evalsuite.protocols.encode import Encoder
 from evalsuite.protocols.outcome import outcome_of
 from evalsuite.protocols.question import Judgement, Question, one_in
-from evalsuite.protocols.quiet import quiet_harness
+from evalsuite.protocols.quiet import quiet_harness, same_dice
 from evalsuite.protocols.time_limit import (
     TookTooLongError,
     each_number_worked_out_once,
@@ -291,6 +291,7 @@ class GenerationBenchmark:
                 with (
                     mathematics_without_forks(),
                     each_number_worked_out_once(),
+                    same_dice(),
                     processor_limit(JUDGE_SECONDS),
                 ):
                     score = self._adapter.calculate_metrics(state).score

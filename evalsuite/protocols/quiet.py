@@ -1,6 +1,8 @@
-"""The harnesses, used without their logs, bars and changes to the root logger, and without parsing anew."""
+"""The harnesses, used without their logs, bars and changes to the root logger, without parsing anew, and
+without chance."""
 
 import logging
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -34,6 +36,20 @@ def _set_level(logger: logging.Logger, level: int) -> None:
     """Only where it changes: setting it makes every logger forget what it is enabled for."""
     if logger.level != level:
         logger.setLevel(level)
+
+
+@contextmanager
+def same_dice() -> Iterator[None]:
+    """Let metrics that draw at random draw the same for every answer, and leave the caller's dice alone.
+
+    IFEval counts a random letter where a question asks for a character that is none, as one does for "#".
+    """
+    before = random.getstate()
+    random.seed(0)
+    try:
+        yield
+    finally:
+        random.setstate(before)
 
 
 @lru_cache(maxsize=1024)

@@ -1,5 +1,6 @@
 """Generation through EvalScope: its prompts, extraction and metrics over documents of ours."""
 
+import random
 import re
 from typing import Any
 
@@ -190,6 +191,22 @@ def test_instructions_are_judged_strictly_and_loosely() -> None:
     loose = ifeval.judge(0, written("Sure. Here it is. Look!\nIt is VERY LATE."))
     assert loose.values == {"prompt_level_strict": 0.0, "prompt_level_loose": 1.0}
     assert ifeval.judge(0, written("It is late.")).values["prompt_level_loose"] == 0.0
+
+
+def test_an_answer_is_judged_alike_whenever_it_is_judged() -> None:
+    """ "#" is no letter to IFEval, which then counts one that it draws at random."""
+    if find("punkt_tab") is None:
+        pytest.skip("NLTK's punkt_tab is not here")
+    provide("punkt_tab")
+    asked = {"let_frequency": 4, "let_relation": "at least", "letter": "#"}
+    row = INSTRUCTED | {"instruction_id_list": ["keywords:letter_frequency"], "kwargs": [asked]}
+    ifeval = harness("ifeval", [row])
+    random.seed(7)
+    state = random.getstate()
+    half = written("abcdefghijklm " * 4)
+    assert len({ifeval.judge(0, half).values["prompt_level_strict"] for _ in range(12)}) == 1
+    # The dice of whoever calls are not touched.
+    assert random.getstate() == state
 
 
 def test_a_failed_answer_has_no_values() -> None:
