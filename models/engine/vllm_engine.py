@@ -24,7 +24,7 @@ from evalsuite.models.engine.stops import Ending, eos_ids
 from evalsuite.models.engine.vllm_process import VllmProcess, check_environment, find_python
 from evalsuite.models.identity import fingerprint
 from evalsuite.models.student import StudentConfig
-from evalsuite.models.vllm_plugin.refusals import check_student
+from evalsuite.models.vllm_plugin.refusals import check_arguments, check_student
 
 CHUNK = 1024
 SPECULATIVE = ("speculative_config", "speculative_model", "num_speculative_tokens")
@@ -81,6 +81,7 @@ class VllmEngine:
         if type(ranks) is not int or ranks < 1:
             raise ConfigError(f"tensor_parallel_size = {ranks}: must be a whole number of at least 1")
         if self.student:
+            check_arguments(self.arguments)
             check_student(info.config, ranks)
         self.info = info
         self.dtype = dtype

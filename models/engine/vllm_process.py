@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evalsuite.foundation import EvalsuiteError, MissingDependencyError
+from evalsuite.foundation import ConfigError, EvalsuiteError, MissingDependencyError, nearest
 from evalsuite.models.vllm_plugin.shipping import ship
 from evalsuite.models.vllm_plugin.versions import INSTALL, version_problem
 
@@ -30,7 +30,7 @@ def find_python(python: str | None = None) -> str:
     named = python or os.environ.get("EVALSUITE_VLLM_PYTHON")
     if named:
         if not os.access(named, os.X_OK):
-            raise MissingDependencyError(f"{named}: no such Python (EVALSUITE_VLLM_PYTHON)")
+            raise MissingDependencyError(f"{named}: no such Python; {HOW}")
         return named
     if importlib.util.find_spec("vllm") is None:
         raise MissingDependencyError(f"engine vllm: vLLM is not installed here; {HOW}")
@@ -109,7 +109,8 @@ class VllmProcess:
                 cwd=folder,
             )
         found = self._read()
-        problem = version_problem(found["vllm"]) if "vllm" in found else ""
+        self.version: str = found.get("vllm", "")
+        problem = version_problem(self.version) if self.version else ""
         if "error" in found:
             problem = "it has no vLLM" if "No module named 'vllm'" in found["error"] else found["error"]
         if problem:
@@ -123,9 +124,15 @@ class VllmProcess:
             settings: `model`, `dtype`, `max_length`, and `arguments` for `vllm.LLM`.
 
         Raises:
+            ConfigError: an argument that vLLM does not have.
             EvalsuiteError: vLLM cannot load it; the end of its log is in the message.
         """
         reply = self._exchange({"verb": "start", **settings})
+        if "unknown" in reply:
+            name = reply["unknown"]
+            raise ConfigError(
+                f"{name}: vLLM {self.version} has no such argument{nearest(name, reply['known'])}"
+            )
         if "error" in reply:
             raise EvalsuiteError(f"vLLM cannot load {settings['model']}: {reply['error']}\n{self._tail()}")
         versions: dict[str, str] = reply["ready"]

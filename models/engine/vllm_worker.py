@@ -2,11 +2,14 @@
 
 Prints {"vllm": version} once. Then for each line read it prints one: to {"verb": "start", "model": …} it
 answers {"ready": {versions}}, to {"verb": "score" | "generate", "rows": […]} {"answers": […]}, and
-{"error": text} if that failed.
+{"error": text} if that failed; {"error": text, "unknown": name, "known": names} for an argument that vLLM
+does not have.
 """
 
+import dataclasses
 import gc
 import importlib.metadata
+import inspect
 import json
 import os
 import sys
@@ -41,9 +44,28 @@ def main() -> None:
             else:
                 answer = score if request["verb"] == "score" else generate
                 say({"answers": answer(engine, request)})
+        except UnknownArgumentError as error:
+            say({"error": f"no argument {error.name}", "unknown": error.name, "known": error.known})
         except Exception as error:
             traceback.print_exc()
             say({"error": f"{type(error).__name__}: {error}"})
+
+
+class UnknownArgumentError(Exception):
+    """vLLM has no such argument."""
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        super().__init__(name)
+        self.name, self.known = name, known
+
+
+def arguments_known() -> set[str]:
+    """What `vllm.LLM` of this version can be given by name."""
+    import vllm
+    from vllm.engine.arg_utils import EngineArgs
+
+    own = {name for name in inspect.signature(vllm.LLM.__init__).parameters if name not in {"self", "kwargs"}}
+    return own | {field.name for field in dataclasses.fields(EngineArgs)}
 
 
 def start(settings: dict[str, Any]) -> tuple[Any, dict[str, str]]:
@@ -77,6 +99,9 @@ def start(settings: dict[str, Any]) -> tuple[Any, dict[str, str]]:
     if current_platform.is_cpu():
         # Compiling takes minutes, longer than what it saves in most evaluations on a CPU.
         arguments.setdefault("enforce_eager", True)
+    known = arguments_known()
+    if unknown := [name for name in arguments if name not in known]:
+        raise UnknownArgumentError(unknown[0], sorted(known))
     engine = vllm.LLM(
         model=settings["model"],
         dtype=settings["dtype"],

@@ -1,6 +1,6 @@
 """What a student cannot be served with, refused before vLLM starts its workers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import AutoConfig
@@ -43,6 +43,23 @@ class ServedChecks:
         """Name the layers as vLLM counts them."""
         config = student_config(model_config.hf_config)
         config.layer_types = layer_types(config.mixers)
+
+
+NEVER = {
+    "quantization": None,
+    "enable_lora": False,
+    "pipeline_parallel_size": 1,
+    "decode_context_parallel_size": 1,
+    "prefill_context_parallel_size": 1,
+}
+"""Arguments of vLLM of which students take one value, and that value."""
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an argument that students cannot be served with, before vLLM starts."""
+    for name, value in NEVER.items():
+        if arguments.get(name, value) != value:
+            raise ConfigError(f"students cannot be served with {name} = {arguments[name]}; leave it out")
 
 
 def student_config(config: Any) -> StudentConfig:

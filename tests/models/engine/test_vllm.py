@@ -183,6 +183,21 @@ def test_another_version_is_refused_before_a_model_loads(tmp_path: Path, version
         _ = engine.fingerprint
 
 
+def test_an_argument_that_vllm_does_not_have_is_named(tmp_path: Path) -> None:
+    body = (
+        FOUND % "0.32.0"
+        + 'name, = json.loads(sys.stdin.readline())["arguments"]\n'
+        + 'print(json.dumps({"error": "no", "unknown": name, "known": ["seed", "block_size"]}), flush=True)'
+    )
+    engine = VllmEngine(
+        info_of(str(tmp_path)), python=fake_python(tmp_path, body), arguments={"block_sise": 32}
+    )
+    with pytest.raises(
+        ConfigError, match=r"block_sise: vLLM 0\.32\.0 has no such argument; did you mean 'block"
+    ):
+        list(engine.score([ScoreRequest((5,), ((6,),))]))
+
+
 def test_a_worker_that_dies_shows_its_log(tmp_path: Path) -> None:
     body = READY + 'sys.stdin.readline(); sys.stderr.write("out of everything"); sys.exit(7)'
     engine = VllmEngine(info_of(str(tmp_path)), python=fake_python(tmp_path, body))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from evalsuite.foundation import EvalsuiteError
+from evalsuite.foundation import ConfigError, EvalsuiteError
 from evalsuite.models import load_checkpoint
 from evalsuite.models.checkpoints import Checkpoint, describe_checkpoint
 from evalsuite.models.engine.vllm_engine import VllmEngine
@@ -103,6 +103,8 @@ def test_vllm_itself_refuses(
     settings = {"model": str(tmp_path), "dtype": "float32", "max_length": 64, "student": True}
     with pytest.raises(EvalsuiteError, match=message):
         process.start({**settings, "arguments": arguments})
+    with pytest.raises(ConfigError, match="has no such argument; did you mean 'tensor_parallel_size'"):
+        process.start({**settings, "arguments": {"tensor_paralel_size": 2}})
 
 
 def test_missing_weights_are_named(teacher: Checkpoint, process: VllmProcess, tmp_path: Path) -> None:

@@ -158,6 +158,10 @@ def test_the_engine_refuses_before_it_starts(
         VllmEngine(info, arguments={"tensor_parallel_size": 3})
     with pytest.raises(ConfigError, match="speculative"):
         VllmEngine(info, arguments={"speculative_config": {"method": "ngram"}})
+    with pytest.raises(ConfigError, match="cannot be served with quantization = fp8; leave it out"):
+        VllmEngine(info, arguments={"quantization": "fp8"})
+    with pytest.raises(ConfigError, match="cannot be served with pipeline_parallel_size = 2"):
+        VllmEngine(info, arguments={"pipeline_parallel_size": 2})
 
 
 def test_the_plugin_travels_and_imports_no_vllm(tmp_path: Path) -> None:
