@@ -85,6 +85,25 @@ def test_a_prompt_of_one_token_begins_afresh_among_those_that_write(
     assert row.holds, row
 
 
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks want two cores")
+def test_two_ranks_answer_as_one(teacher: Checkpoint) -> None:
+    """Every layer's heads lie on two ranks, those of softmax layers among them."""
+    # On one NUMA node vLLM has to be told which cores are whose.
+    process = VllmProcess(find_python(), students=True, environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+    try:
+        (row,) = measure(
+            [hybrid("gated_deltanet", 4)],
+            lambda student, place: save(student, teacher.model, teacher.tokenizer, place),
+            process,
+            regimes=["all at once"],
+            count=20,
+            arguments={"tensor_parallel_size": 2},
+        )
+    finally:
+        process.close()
+    assert row.holds, row
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
