@@ -58,12 +58,15 @@ def _recovery(report: Report, teacher: int) -> list[str]:
     students = report.students(teacher)
     rows = [r for r in report.averages if r.subject in students and r.scope == ALL]
     main = report.protocols[0]
-    lines = []
+    lines, notes = [], []
     for row in order([r for r in rows if r.protocol == main]):
         cells = [words.rank(row) or words.NOTHING, f"**{escape(report.subjects[row.subject].label)}**"]
         for protocol in report.protocols:
             average = report.average(row.subject, protocol)
-            cells.append(words.estimate(average.recovery) if average else words.NOTHING)
+            part = r"\*" if average and average.missing else ""
+            cells.append(words.estimate(average.recovery) + part if average else words.NOTHING)
+            if part and not notes:
+                notes.append(r"\* Over the part of the benchmarks that it answered; not ranked.")
         cells.append(words.percent(row.centred.point))
         gap = report.gap(row.subject)
         cells.append(f"{words.signed(100 * gap.gap.point)} ({words.span(gap.gap)})" if gap else words.NOTHING)
@@ -75,7 +78,7 @@ def _recovery(report: Report, teacher: int) -> list[str]:
     header += ["above chance %", "gap, points"]
     seeds = [escape(text) for protocol in report.protocols for text in replicate_sentences(report, protocol)]
     title = f"### Recovery of {escape(report.subjects[teacher].label)}"
-    return ["\n\n".join([title, table(header, lines), *seeds])]
+    return ["\n\n".join([title, table(header, lines), *notes, *seeds])]
 
 
 def _published(report: Report) -> list[str]:

@@ -15,6 +15,9 @@ from evalsuite.reports.report import Report
 CAPTION = "Means of steps, without the steep first tenth of the stage."
 POINTS = 60
 """A curve is drawn through at most so many means."""
+APART = 8.0
+"""A loss that ends so many times higher than the usual one, as one that is multiplied by the length, would
+press the others to the ground; it has a chart of its own."""
 
 
 def training_views(report: Report) -> list[ChartView]:
@@ -46,13 +49,18 @@ def training_views(report: Report) -> list[ChartView]:
 
 def _charts(stage: str, found: Sequence[Losses]) -> list[ChartView]:
     series = [Curve(losses.label, _means(losses)) for losses in found]
-    points = [point for curve in series for point in curve.points]
-    if len({point.x for point in points}) < 2:
+    if len({point.x for curve in series for point in curve.points}) < 2:
         return []
-    plot = Plot(nice_axis([point.x for point in points]), nice_axis([point.y for point in points]), 240)
-    parts = [series[start : start + LOOKS] for start in range(0, len(series), LOOKS)]
+    usual = APART * float(np.median([curve.points[-1].y for curve in series]))
+    parts: list[tuple[Plot, list[Curve]]] = []
+    for high in (False, True):
+        alike = [curve for curve in series if (curve.points[-1].y > usual) is high]
+        points = [point for curve in alike for point in curve.points]
+        if points:
+            plot = Plot(nice_axis([p.x for p in points]), nice_axis([p.y for p in points]), 240)
+            parts += [(plot, alike[start : start + LOOKS]) for start in range(0, len(alike), LOOKS)]
     views = []
-    for number, part in enumerate(parts, 1):
+    for number, (plot, part) in enumerate(parts, 1):
         title = f"Loss of stage {stage}" + (f" ({number} of {len(parts)})" if len(parts) > 1 else "")
         ends = "; ".join(f"{curve.name} ends at {curve.points[-1].y:.4g}" for curve in part)
         chart = curves(

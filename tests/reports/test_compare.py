@@ -67,6 +67,24 @@ def test_no_gap_table_where_nothing_was_asked_both_ways(
     assert "gap.csv" not in made.page.read_text()
 
 
+def test_what_was_answered_in_part_is_marked(dice: SimpleNamespace, tmp_path: Path) -> None:
+    asked = [
+        dice.Asked("arc_easy", "ARC-Easy", "knowledge", 60),
+        dice.Asked("piqa", "PIQA", "common_sense", 60),
+    ]
+    truth = [
+        dice.Answerer(name, lambda *_: 0.7, "student" if name != "t" else "teacher")
+        for name in ("t", "a", "b")
+    ]
+    run = dice.make_run(tmp_path / "run", asked, truth)
+    piqa = run / "records" / "piqa.generation.jsonl"
+    rows = [line for line in piqa.read_text().splitlines(True) if json.loads(line)["checkpoint"] != "b"]
+    piqa.write_text("".join(rows))
+    lines = compare([run], tmp_path / "out").markdown.splitlines()
+    assert [r"\*" in next(line for line in lines if f"**{name}**" in line) for name in "ab"] == [False, True]
+    assert lines.count(r"\* Over the part of the benchmarks that it answered; not ranked.") == 1
+
+
 def test_the_same_records_give_the_same_page(small_run: Path, tmp_path: Path) -> None:
     pages = [compare([small_run], tmp_path / name).page.read_bytes() for name in ("a", "b")]
     assert pages[0] == pages[1]
