@@ -101,7 +101,7 @@ def table(rows: Sequence[Row], regimes: Mapping[str, Any]) -> str:
     lines = [
         "# Students in vLLM against the in-process engine",
         "",
-        f"{_processor()}, {date.today():%d %B %Y}. Prompts of 1 to {LONGEST:,} random tokens, asked "
+        f"{_processor()}, {_when(rows)}. Prompts of 1 to {LONGEST:,} random tokens, asked "
         f"together; up to {WRITTEN} tokens written greedily. A first divergence is a near-tie if the two "
         f"likeliest tokens are less than {NEAR:g} apart. Regimes: {served}.",
         "",
@@ -138,6 +138,14 @@ def table(rows: Sequence[Row], regimes: Mapping[str, Any]) -> str:
             ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
+
+
+def _when(rows: Sequence[Row]) -> str:
+    times = sorted(row.measured for row in rows if row.measured)
+    if not times:
+        return f"{date.today():%d %B %Y}"
+    older = f" (of {len(rows) - len(times)} rows not known)" if len(times) < len(rows) else ""
+    return f"{times[0]} to {times[-1]}{older}"
 
 
 def _processor() -> str:

@@ -58,6 +58,11 @@ def test_agreement_is_99_in_100_with_near_ties_only() -> None:
     assert "| gla | all at once | float32 | 198 of 200 | 9.0e-04 | 2.0e-05 | 90 of 3000 | – |" in page
     assert "| kda | all at once | float32 | 200 of 200 | – | 2.0e-05 | 90 of 3000 | 128 |" in page
     assert page.count("Versions: vllm 0.32.0.") == 1
+    times = [replace(ROW, measured=time) for time in ("2026-11-21T20:18Z", "2026-11-21T19:42Z")]
+    assert ", 2026-11-21T19:42Z to 2026-11-21T20:18Z. Prompts" in table(times, {})
+    assert ", 2026-11-21T19:42Z to 2026-11-21T20:18Z (of 1 rows not known). Prompts" in table(
+        [ROW, *times], {}
+    )
 
 
 def test_in_bfloat16_vllm_may_be_as_far_from_float32_as_the_engine_in_process(tmp_path: Path) -> None:
