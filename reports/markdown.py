@@ -58,7 +58,8 @@ def _recovery(report: Report, teacher: int) -> list[str]:
     students = report.students(teacher)
     rows = [r for r in report.averages if r.subject in students and r.scope == ALL]
     main = report.protocols[0]
-    lines, notes = [], []
+    lines: list[list[str]] = []
+    notes: list[str] = []
     for row in order([r for r in rows if r.protocol == main]):
         cells = [words.rank(row) or words.NOTHING, f"**{escape(report.subjects[row.subject].label)}**"]
         for protocol in report.protocols:
