@@ -24,9 +24,9 @@ def test_variants_come_after_the_recipe_each_in_a_folder_of_its_own():
                 "hybrid",
                 "seed1",
                 "seed2",
+                "kl-only",
                 "wrong-heads",
-                "ce-and-kl",
-                "ce-and-kl-times-length",
+                "kl-times-length",
             )
         ),
     ]
