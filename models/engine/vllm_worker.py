@@ -160,6 +160,8 @@ def generate(engine: Any, request: dict[str, Any]) -> list[dict[str, Any]]:
             stop_token_ids=row["stop_tokens"],
             # Which tokens end an answer is said above; vLLM would add those of the folder's own settings.
             ignore_eos=True,
+            # Text is made of the tokens in process; vLLM needs it to look for words that end an answer.
+            detokenize=bool(row["stop"]),
         )
         for row in request["rows"]
     ]
