@@ -27,7 +27,14 @@ from evalsuite.models.student import StudentConfig
 from evalsuite.models.vllm_plugin.refusals import check_arguments, check_student
 
 CHUNK = 1024
-SPECULATIVE = ("speculative_config", "speculative_model", "num_speculative_tokens")
+SPECULATIVE = (
+    "speculative_config",
+    "speculative_model",
+    "num_speculative_tokens",
+    "spec_method",
+    "spec_model",
+    "spec_tokens",
+)
 """Arguments of vLLM that ask for speculative decoding."""
 OURS = {
     "model": "the checkpoint",

@@ -124,6 +124,8 @@ def test_what_vllm_cannot_load_is_refused(tmp_path: Path) -> None:
             python=sys.executable,
             arguments={"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
         )
+    with pytest.raises(ConfigError, match="spec_method: speculative decoding"):
+        VllmEngine(info_of(str(tmp_path)), python=sys.executable, arguments={"spec_method": "ngram"})
     with pytest.raises(ConfigError, match="dtype: --dtype says that to vLLM; leave it out"):
         VllmEngine(info_of(str(tmp_path)), python=sys.executable, arguments={"dtype": "float16"})
     with pytest.raises(ConfigError, match="tensor_parallel_size = two: must be a whole number"):
