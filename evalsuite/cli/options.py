@@ -35,7 +35,7 @@ def add_engine_option(parser: argparse.ArgumentParser, what: str) -> None:
         nargs="+",
         default=[],
         metavar="NAME=VALUE",
-        help="arguments of vllm.LLM, as in tensor_parallel_size=2 enforce_eager=true; values are JSON or words",
+        help="for vllm.LLM, as in tensor_parallel_size=2 enforce_eager=true; values are JSON or words",
     )
 
 
