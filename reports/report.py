@@ -34,6 +34,9 @@ from evalsuite.reports.panel import Panel, load_panel
 from evalsuite.reports.records import PROTOCOLS
 from evalsuite.reports.run_folder import BenchmarkPlan, read_environment
 
+MOST_NAMED = 4
+"""So many benchmarks a warning names."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -121,9 +124,10 @@ def build_report(runs: Sequence[Path], teacher: str | None = None, least: float 
     gaps = gap_rows(both)
     doctor = read_doctor(runs)
     published = published_rows(pools["loglikelihood"])
+    scores = score_rows(panel, pools)
     return Report(
         panel=panel,
-        scores=tuple(score_rows(panel, pools)),
+        scores=tuple(scores),
         averages=tuple(averages),
         gaps=tuple(gaps),
         pairs=tuple(pairs),
@@ -145,6 +149,7 @@ def build_report(runs: Sequence[Path], teacher: str | None = None, least: float 
             *_undefined(panel, averages),
             *_incomplete(panel, averages),
             *_beyond(panel, averages),
+            *_gained(panel, scores, gaps),
             *_floored(panel, gaps),
             *_artefacts(panel, gaps, doctor),
         ),
@@ -225,6 +230,34 @@ def _beyond(panel: Panel, averages: Sequence[AverageRow]) -> list[str]:
             found.append(
                 f"{', '.join(labels)} {whose} teacher under {protocol}: what goes beyond 100 % was learned "
                 "in training, not kept, and may hide what was lost. The headline names the best other one."
+            )
+    return found
+
+
+def _gained(panel: Panel, scores: Sequence[ScoreRow], gaps: Sequence[GapRow]) -> list[str]:
+    """Benchmarks on which students are better than what they were made from, unless their teacher is at the
+    floor there anyway."""
+    at_floor = {row.benchmark for row in gaps} if any(row.floored for row in gaps) else set()
+    titles = {benchmark.name: benchmark.title for benchmark in panel.merged.benchmarks}
+    found = []
+    for protocol in PROTOCOLS:
+        gained: dict[str, set[int]] = {}
+        for row in scores:
+            skipped = protocol == "generation" and row.benchmark in at_floor
+            if row.protocol != protocol or skipped or row.recovery.point is None or row.deficit is None:
+                continue
+            if row.deficit.high < 0:
+                gained.setdefault(row.benchmark, set()).add(row.subject)
+        named = sorted(gained.items(), key=lambda item: -len(item[1]))
+        said = ", ".join(
+            f"{len(subjects)} student{'s' if len(subjects) > 1 else ''} in {titles[name]}"
+            for name, subjects in named[:MOST_NAMED]
+        )
+        if said:
+            more = f" and in {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+            found.append(
+                f"Above their teacher under {protocol}, by more than chance: {said}{more}. Recovery sets "
+                "such gains against what was lost elsewhere."
             )
     return found
 

@@ -1,6 +1,7 @@
 """How numbers and findings are said, alike on the page, in Markdown and in the gate."""
 
 from evalsuite.reports.analysis.rows import AverageRow, GapRow
+from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.report import Report
 from evalsuite.reports.resampled import Estimate
 from evalsuite.reports.statistics.interval import Interval
@@ -136,11 +137,33 @@ def headline(report: Report) -> str:
     row = report.gap(best.subject)
     if best.protocol != "loglikelihood" or row is None:
         return f"{recovered}."
-    written = report.average(best.subject, "generation")
-    if row.floored and row.gap.low <= 0 and written is not None and written.recovery.point is not None:
+    if row.floored and row.gap.low <= 0:
         # The teacher has nothing to lose there; what else is written says more.
-        return f"{recovered} and {percent(written.recovery.point)} % when it writes them."
+        least = _least_kept(report, best.subject)
+        if least is not None:
+            kind = CATEGORY_TITLES[least.scope].lower()
+            return (
+                f"{recovered}; when it writes, it keeps least of {kind}: {percent(least.recovery.point)} %."
+            )
+        written = report.average(best.subject, "generation")
+        if written is not None and written.recovery.point is not None:
+            return f"{recovered} and {percent(written.recovery.point)} % when it writes them."
     return f"{recovered}; {gap_clause(row)}."
+
+
+def _least_kept(report: Report, subject: int) -> AverageRow | None:
+    """The category of which a student keeps least, of those that are written and not ranked."""
+    both = {row.benchmark for row in report.gaps}
+    rows = [
+        row
+        for row in report.averages
+        if (row.subject, row.protocol) == (subject, "generation")
+        and row.scope != ALL
+        and row.recovery.point is not None
+        and not row.missing
+        and not both & set(row.benchmarks)
+    ]
+    return min(rows, key=lambda row: row.recovery.point or 0.0, default=None)
 
 
 def gap_clause(row: GapRow) -> str:
