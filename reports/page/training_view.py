@@ -16,8 +16,8 @@ CAPTION = "Means of steps, without the steep first tenth of the stage."
 POINTS = 60
 """A curve is drawn through at most so many means."""
 APART = 8.0
-"""A loss that ends so many times higher than the usual one, as one that is multiplied by the length, would
-press the others to the ground; it has a chart of its own."""
+"""A loss that ends so many times higher or lower than the usual one, as one that is multiplied by the length,
+would press the others together; it has a chart of its own."""
 
 
 def training_views(report: Report) -> list[ChartView]:
@@ -51,10 +51,10 @@ def _charts(stage: str, found: Sequence[Losses]) -> list[ChartView]:
     series = [Curve(losses.label, _means(losses)) for losses in found]
     if len({point.x for curve in series for point in curve.points}) < 2:
         return []
-    usual = APART * float(np.median([curve.points[-1].y for curve in series]))
+    usual = float(np.median([curve.points[-1].y for curve in series]))
     parts: list[tuple[Plot, list[Curve]]] = []
-    for high in (False, True):
-        alike = [curve for curve in series if (curve.points[-1].y > usual) is high]
+    for side in (0, 1, -1):
+        alike = [curve for curve in series if _side(curve.points[-1].y, usual) == side]
         points = [point for curve in alike for point in curve.points]
         if points:
             plot = Plot(nice_axis([p.x for p in points]), nice_axis([p.y for p in points]), 240)
@@ -70,8 +70,14 @@ def _charts(stage: str, found: Sequence[Losses]) -> list[ChartView]:
             x_words=[words.tokens(round(tick)) for tick in plot.x_axis.ticks],
         )
         legend = tuple(curve.name for curve in part)
-        views.append(ChartView(title, CAPTION, chart, legend, "loss", "tokens trained on"))
+        caption = CAPTION if len(part) > 1 else f"{part[0].name}. {CAPTION}"
+        views.append(ChartView(title, caption, chart, legend, "loss", "tokens trained on"))
     return views
+
+
+def _side(loss: float, usual: float) -> int:
+    """1 for a loss far above the usual one, -1 for one far below it, else 0."""
+    return 1 if loss > APART * usual else -1 if loss < usual / APART else 0
 
 
 def _means(losses: Losses) -> tuple[Point, ...]:

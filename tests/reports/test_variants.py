@@ -117,20 +117,22 @@ def test_losses_of_different_objectives_are_drawn_apart(dice: SimpleNamespace, t
     ]
 
 
-def test_a_loss_of_another_size_does_not_press_the_others_to_the_ground(
+def test_losses_of_another_size_do_not_press_the_others_together(
     dice: SimpleNamespace, tmp_path: Path
 ) -> None:
     answerers = [dice.Answerer("t", lambda *_: 0.7, "teacher"), dice.Answerer("gla", lambda *_: 0.6)]
     run = dice.make_run(tmp_path / "run", [dice.Asked("piqa", "PIQA", "common_sense", 50)], answerers)
     (run / "training").mkdir()
-    for label, loss in (("gla", 0.2), ("kda", 0.25), ("kl-times-length", 250.0), ("retnet", 0.3)):
+    for label, loss in (("gla", 3.2), ("kda", 3.1), ("kl-times-length", 250.0), ("kl", 0.2), ("retnet", 3.4)):
         rows = [{"stage": "kd", "tokens": 10 * step, "loss": loss} for step in range(1, 41)]
         (run / "training" / f"{label}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     views = training_views(compare([run], tmp_path / "out").report)
     assert [(view.title, view.legend) for view in views] == [
-        ("Loss of stage 'kd' (1 of 2)", ("gla", "kda", "retnet")),
-        ("Loss of stage 'kd' (2 of 2)", ("kl-times-length",)),
+        ("Loss of stage 'kd' (1 of 3)", ("gla", "kda", "retnet")),
+        ("Loss of stage 'kd' (2 of 3)", ("kl-times-length",)),
+        ("Loss of stage 'kd' (3 of 3)", ("kl",)),
     ]
+    assert [view.caption.partition(".")[0] for view in views[1:]] == ["kl-times-length", "kl"]
 
 
 def test_losses_are_drawn_by_stage(made: tuple[Report, Path, Path]) -> None:
