@@ -1,9 +1,13 @@
 """The one progress bar: time left, a rate, and a few live figures."""
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from tqdm import tqdm
+
+LOG_SECONDS = 10.0
+"""Between two redrawings where stderr is no terminal: a log keeps every one of them."""
 
 
 def progress(
@@ -25,6 +29,7 @@ def progress(
         unit=unit,
         unit_scale=unit == "tok",
         delay=0.5,
+        mininterval=0.1 if sys.stderr.isatty() else LOG_SECONDS,
         disable=quiet,
         dynamic_ncols=True,
         smoothing=0.1,
