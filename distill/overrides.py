@@ -1,6 +1,7 @@
 """Overrides of a recipe that is still plain YAML: `stage.kd.lr=1e-3`, `student.mixers=[gla]`."""
 
 from collections.abc import Collection
+from copy import deepcopy
 from typing import Any
 
 from evalsuite.foundation import ConfigError, nearest
@@ -49,4 +50,5 @@ def _put(tree: dict[str, Any], key: str, setting: Any, source: str) -> None:
         if not isinstance(inner, dict):
             raise ConfigError(f"{source}: '{parent}' is not a group of settings")
         tree = inner
-    tree[last] = setting
+    # A variant may change inside what it sets, and YAML anchors make variants share it.
+    tree[last] = deepcopy(setting)

@@ -124,7 +124,8 @@ class Student(Strict):
     """How a grouped-query teacher's key and value heads are copied for every query head: whole (right), or
     as two defects of published code do it; see `models.mixers.geometry.expand_heads`."""
     checkpoints: dict[str, str] = Field(default_factory=dict)
-    """Mixer name → a distilled student to go on from, instead of a fresh one."""
+    """Mixer name → a distilled student to go on from, instead of a fresh one; `:NAME` is the student of that
+    variant of the recipe, in the folder beside."""
     sizes_of: str | None = None
     """Without a teacher: the model whose sizes a dry run takes."""
 
@@ -187,6 +188,12 @@ class Recipe(Strict):
                         f"stage '{stage.name}': data source '{source}' is not defined"
                         f"{nearest(source, self.data)}"
                     )
+        for mixer, start in self.student.checkpoints.items():
+            if start.startswith(":") and start[1:] not in self.variants:
+                raise ValueError(
+                    f"student.checkpoints.{mixer}: there is no variant '{start[1:]}'"
+                    f"{nearest(start[1:], self.variants)}"
+                )
         if self.architecture is not None:
             if self.teacher is not None:
                 raise ValueError("'architecture' starts from random weights and has no 'teacher'")
@@ -255,7 +262,8 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     for variant in filter(None, variants.split(",")):
         if variant not in offered:
             raise ConfigError(f"{source}: unknown variant '{variant}'{nearest(variant, offered)}")
-        for key, setting in offered[variant].items():
+        # A whole group (`stages`) before what is set inside it (`stage.tune.mask`).
+        for key, setting in sorted(offered[variant].items(), key=lambda item: item[0].count(".")):
             apply_override(value, key, setting, STAGE_FIELDS, f"{source}, variant {variant}")
     for override in overrides:
         key, equals, setting = override.partition("=")

@@ -183,8 +183,17 @@ class Saving(Strict):
 
     state_seconds: float = Field(default=300.0, ge=0)
     """Seconds between saved training states (from which a killed run goes on); 0: after every step."""
-    checkpoint_tokens: Tokens | None = None
-    """Tokens between checkpoints kept for token-scaling studies, besides the one at each stage's end."""
+    checkpoint_tokens: Tokens | list[Tokens] | None = None
+    """Checkpoints kept for token-scaling studies, besides the one at each stage's end: tokens from one to
+    the next, or a list of how many tokens each shall have seen."""
     stage_checkpoints: bool = True
     """Keep a checkpoint at the end of each stage but the last (whose is the student itself)."""
     tensorboard: bool = False
+
+    def due(self, before: int, after: int) -> bool:
+        """Whether a step from `before` to `after` tokens reaches a point where a checkpoint is kept."""
+        if self.checkpoint_tokens is None:
+            return False
+        if isinstance(self.checkpoint_tokens, list):
+            return any(before < tokens <= after for tokens in self.checkpoint_tokens)
+        return after // self.checkpoint_tokens > before // self.checkpoint_tokens

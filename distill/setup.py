@@ -51,6 +51,29 @@ def with_mixers(recipe: Recipe, mixers: Sequence[str] | None) -> Recipe:
     return recipe.model_copy(update={"student": recipe.student.model_copy(update={"mixers": list(mixers)})})
 
 
+def with_starts(recipe: Recipe, out: Path) -> Recipe:
+    """The recipe with the folder of every student of another variant that it goes on from (`:NAME`).
+
+    Args:
+        out: the run's folder; other variants lie beside it, as `distill --variants` puts them.
+
+    Raises:
+        ConfigError: that variant has not been made.
+    """
+    starts = dict(recipe.student.checkpoints)
+    for mixer, start in starts.items():
+        if start.startswith(":"):
+            folder = out.parent / start[1:] / mixer
+            if not (folder / "lineage.json").is_file():
+                raise ConfigError(
+                    f"student.checkpoints.{mixer}: recipe '{recipe.name}' goes on from its variant "
+                    f"'{start[1:]}', which is not in {folder}; name that variant first (--variants "
+                    f"{start[1:]} …), or a student with --set student.checkpoints.{mixer}=FOLDER"
+                )
+            starts[mixer] = str(folder)
+    return recipe.model_copy(update={"student": recipe.student.model_copy(update={"checkpoints": starts})})
+
+
 def assemble(recipe: Recipe, device: torch.device) -> Cast:
     """Load or build all models of a recipe.
 

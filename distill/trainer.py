@@ -33,7 +33,7 @@ from evalsuite.distill.saving import (
     save_checkpoint,
     save_state,
 )
-from evalsuite.distill.setup import Cast, assemble, with_mixers, with_selection
+from evalsuite.distill.setup import Cast, assemble, with_mixers, with_selection, with_starts
 from evalsuite.distill.step import Stepper, Trainee
 from evalsuite.distill.watch import Watch, cut_metrics
 from evalsuite.foundation import ConfigError, locked
@@ -77,7 +77,7 @@ def distill(
             with_responses(recipe, out, parallel.device, quiet=quiet)
         parallel.wait()
         readable = with_responses(recipe, out, parallel.device, quiet=quiet)
-        cast = assemble(recipe, parallel.device)
+        cast = assemble(with_starts(recipe, out), parallel.device)
         readers = check_data(readable, cast.tokenizer)
         Run(recipe, readable, out, cast, parallel, quiet, readers).go()
         return folders
@@ -207,11 +207,9 @@ class Run:
         self.parallel.wait()
 
     def _checkpoint_on_the_way(self, stage: Stage, watch: Watch) -> None:
-        every = self.recipe.saving.checkpoint_tokens
-        if every is None or self.at.step == stage.steps:
+        if self.at.step == stage.steps:
             return
-        step_tokens = stage.batch * stage.length
-        if self.at.total // every > (self.at.total - step_tokens) // every:
+        if self.recipe.saving.due(self.at.total - stage.batch * stage.length, self.at.total):
             watch.pause()
             for trainee in self.trainees:
                 self._checkpoint(trainee, self._way(trainee, stage))

@@ -74,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--out DIR is required (or --dry-run)")
     from evalsuite.distill import distill
 
+    check_starts(chosen, arguments.out)
     for folder, recipe, mixers in chosen:
         out = arguments.out / folder
         for made in distill(recipe, out, mixers=mixers, device=arguments.device, quiet=arguments.quiet):
@@ -91,9 +92,28 @@ def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str
     layers = [] if arguments.layers is None else [f"student.softmax_layers={json.dumps(arguments.layers)}"]
     overrides = [*arguments.overrides, *layers]
     plain = load_recipe(arguments.recipe, overrides)
-    names = list(plain.variants) if arguments.variants == ["all"] else arguments.variants
+    order = list(plain.variants)
+    names = order if arguments.variants == ["all"] else arguments.variants
+    # In the recipe's order, since one may go on from another; load_recipe refuses unknown ones.
+    names = sorted(names, key=lambda name: order.index(name) if name in order else -1)
     joint = "," if ":" in arguments.recipe else ":"
     return [("", plain, arguments.mixer)] + [
         (f"variants/{name}", load_recipe(f"{arguments.recipe}{joint}{name}", overrides), None)
         for name in names
     ]
+
+
+def check_starts(chosen: list[tuple[str, "Recipe", list[str] | None]], out: Path) -> None:
+    """Before anything is trained: what goes on from another variant finds it, made earlier or just before.
+
+    Raises:
+        ConfigError: neither.
+    """
+    from evalsuite.distill.setup import with_starts
+
+    coming: set[str] = set()
+    for folder, recipe, _ in chosen:
+        starts = {start[1:] for start in recipe.student.checkpoints.values() if start.startswith(":")}
+        if not starts <= coming:
+            with_starts(recipe, out / folder)
+        coming.add(Path(folder).name)

@@ -1,11 +1,13 @@
 """`evalsuite distill`: a recipe and its variants, one folder each."""
 
 import os
+from pathlib import Path
 
 import pytest
 
-from evalsuite.cli.distill import recipes
+from evalsuite.cli.distill import check_starts, recipes
 from evalsuite.cli.entry import build_parser, main
+from evalsuite.distill import load_recipe
 
 ZOO = "smollm2-135m-instruct"
 
@@ -16,28 +18,20 @@ def chosen(*argv: str):
 
 def test_variants_come_after_the_recipe_each_in_a_folder_of_its_own():
     found = chosen(ZOO, "--variants", "all", "--mixer", "kda", "--set", "teacher=here")
-    assert [folder for folder, _, _ in found] == [
-        "",
-        *(
-            f"variants/{name}"
-            for name in (
-                "hybrid",
-                "seed1",
-                "seed2",
-                "kl-only",
-                "wrong-heads",
-                "kl-times-length",
-            )
-        ),
-    ]
-    assert [mixers for _, _, mixers in found] == [["kda"], *[None] * 6]
+    names = list(load_recipe(ZOO).variants)
+    assert {"hybrid", "seed1", "kda-seed1", "wrong-heads-seed2", "hybrid-sft-full"} <= set(names)
+    assert [folder for folder, _, _ in found] == ["", *(f"variants/{name}" for name in names)]
+    assert [mixers for _, _, mixers in found] == [["kda"], *[None] * len(names)]
     assert {recipe.teacher for _, recipe, _ in found} == {"here"}
     seeds = {folder: recipe for folder, recipe, _ in found}
     assert seeds["variants/seed1"].seed == 1
     # Other seeds of one recipe go by one name; what differs otherwise has a name of its own.
-    assert {recipe.name for folder, recipe, _ in found if "seed" in folder} == {ZOO}
-    assert len({recipe.name for _, recipe, _ in found}) == 5
-    assert len({recipe.hash for _, recipe, _ in found}) == 7
+    assert {seeds[f"variants/{name}"].name for name in ("seed1", "seed2", "kda-seed1")} == {ZOO}
+    assert (
+        seeds["variants/wrong-heads-seed1"].name == seeds["variants/wrong-heads"].name == f"{ZOO}.wrong-heads"
+    )
+    assert len({recipe.name for _, recipe, _ in found}) == 9
+    assert len({recipe.hash for _, recipe, _ in found}) == len(found)
 
 
 def test_one_variant_of_a_variant():
@@ -45,6 +39,37 @@ def test_one_variant_of_a_variant():
     assert folder == "variants/wrong-heads"
     assert (plain.seed, plain.student.kv_expansion) == (1, "heads")
     assert (both.seed, both.student.kv_expansion) == (1, "head_size_32")
+
+
+def test_what_goes_on_from_another_variant_comes_after_it():
+    found = chosen(ZOO, "--variants", "hybrid-sft-full", "hybrid-kd-full", "hybrid")
+    assert [folder for folder, _, _ in found][1:] == [
+        "variants/hybrid",
+        "variants/hybrid-kd-full",
+        "variants/hybrid-sft-full",
+    ]
+    (_, kd), (_, sft) = [(folder, recipe.stages[0]) for folder, recipe, _ in found[2:]]
+    assert (kd.objective, kd.mask, sft.objective, sft.mask) == ("kd", "full", "sft", "full")
+    check_starts(found, Path("nowhere"))
+
+
+def test_what_goes_on_from_a_variant_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
+    command = [
+        "distill",
+        ZOO,
+        "--variants",
+        "hybrid-kd-full",
+        "--set",
+        "teacher=pocket",
+        "--out",
+        str(tmp_path),
+    ]
+    assert main(command) == 64
+    assert not list(tmp_path.iterdir())
+    made = tmp_path / "variants/hybrid/gated_deltanet"
+    made.mkdir(parents=True)
+    (made / "lineage.json").touch()
+    check_starts(chosen(*command[1:-2]), tmp_path)
 
 
 def test_a_dry_run_adds_up_what_all_of_them_cost(

@@ -162,3 +162,18 @@ def test_a_student_without_teacher_needs_its_checkpoint():
     with pytest.raises(ValueError, match=r"student\.checkpoints"):
         Recipe.model_validate(value)
     Recipe.model_validate({**value, "student": {"checkpoints": {"gated_deltanet": "runs/x"}}})
+
+
+def test_a_start_names_a_variant_that_exists():
+    value = {**MINIMAL, "student": {"checkpoints": {"gated_deltanet": ":gl"}}}
+    with pytest.raises(ValueError, match="no variant 'gl'; did you mean 'gla'"):
+        Recipe.model_validate(value)
+
+
+def test_variants_that_share_an_anchor_do_not_share_what_they_change(write):
+    stages = [{"name": "tune", "objective": "kd", "tokens": "1M", **SIZES}]
+    path = write(variants={"tuned": {"stages": stages}, "full": {"stages": stages, "stage.tune.lr": 1e-5}})
+    assert "&" in path.read_text()
+    recipe = load_recipe(f"{path}:full")
+    assert recipe.stages[0].lr == 1e-5
+    assert recipe.variants["tuned"]["stages"][0]["lr"] == SIZES["lr"]

@@ -19,7 +19,7 @@ from evalsuite.distill.parallel import Parallel
 from evalsuite.distill.recipe import Saving, Stage
 from evalsuite.distill.step import Stepper, Trainee
 from evalsuite.foundation import CheckpointError, ConfigError, RunFolderError, read_jsonl
-from evalsuite.models import build_student, weights_id
+from evalsuite.models import build_student, load_checkpoint, weights_id
 
 MIXERS = ["linear_attention", "gated_deltanet"]
 
@@ -352,6 +352,36 @@ def test_checkpoints_every_so_many_tokens(teacher_folder, tmp_path, small_recipe
     names = {path.name for path in (tmp_path / "out" / "checkpoints" / "gated_deltanet").iterdir()}
     assert names == {"kd-384", "kd-640", "kd-1024"}
     assert list((tmp_path / "out" / "tensorboard").iterdir())
+
+
+def test_checkpoints_after_a_list_of_tokens(teacher_folder, tmp_path, small_recipe, stage):
+    recipe = small_recipe(
+        teacher_folder, stages=[stage("kd", "kd", tokens=1280)], saving={"checkpoint_tokens": [256, 1000]}
+    )
+    distill(recipe, tmp_path / "out", quiet=True, device="cpu")
+    names = {path.name for path in (tmp_path / "out" / "checkpoints" / "gated_deltanet").iterdir()}
+    assert names == {"kd-256", "kd-1024"}
+
+
+def test_a_variant_goes_on_from_the_student_of_another(teacher_folder, tmp_path, small_recipe, stage):
+    stages = [stage("kd", "kd", tokens=256)]
+    first = small_recipe(teacher_folder, stages=stages)
+    (made,) = distill(first, tmp_path / "variants" / "first", quiet=True, device="cpu")
+    second = small_recipe(
+        teacher_folder,
+        stages=[{**stages[0], "lr": 1e-9}],
+        student={"checkpoints": {"gated_deltanet": ":first"}},
+        variants={"first": {}},
+    )
+    (further,) = distill(second, tmp_path / "variants" / "second", quiet=True, device="cpu")
+    start, end, fresh = (
+        load_checkpoint(folder).model.model.layers[0].self_attn.q_proj.weight
+        for folder in (made, further, teacher_folder)
+    )
+    assert torch.allclose(start, end, atol=1e-6)
+    assert not torch.allclose(start, fresh, atol=1e-4)
+    with pytest.raises(ConfigError, match=r"its variant 'first', which is not in"):
+        distill(second, tmp_path / "elsewhere" / "second", quiet=True, device="cpu")
 
 
 def test_the_same_batches_reach_every_run_of_a_recipe(small_recipe, tokenizer):
