@@ -38,8 +38,7 @@ from evalsuite.models.vllm_plugin.examples import (
     WRITTEN,
     Source,
     Student,
-    every_student,
-    hybrid,
+    chosen_students,
     noise,
     prompts,
     prose,
@@ -240,7 +239,9 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for agreement.jsonl and agreement.md")
     parser.add_argument("--teacher", default="pocket", help="default: %(default)s")
-    parser.add_argument("--mixer", nargs="+", help="only hybrids of these mixers")
+    mixers: dict[str, Any] = {"nargs": "+", "choices": MIXERS, "metavar": "MIXER", "default": []}
+    parser.add_argument("--mixer", **mixers, help="only hybrids of these mixers")
+    parser.add_argument("--pure", **mixers, help="only students of one of these mixers in every layer")
     parser.add_argument("--student", help="a student's folder; nothing is built")
     parser.add_argument("--name", help="what it is called in the table; default: its label")
     parser.add_argument("--text", type=Path, help="prose to cut prompts from; default: random tokens")
@@ -259,7 +260,7 @@ def main() -> int:
         teacher = load_checkpoint(chosen.student or chosen.teacher, dtype=chosen.dtype)
         process = starting.result()
     layers = teacher.model.config.num_hidden_layers
-    students = [hybrid(name, layers) for name in chosen.mixer or ()] or every_student(layers)
+    students = chosen_students(layers, alone=chosen.pure, hybrids=chosen.mixer)
     part, parts = map(int, chosen.part.split("/"))
     share = -(-len(students) // parts)
     students = students[(part - 1) * share : part * share]

@@ -27,6 +27,11 @@ class Student:
     mixers: tuple[str, ...]
 
 
+def pure(mixer: str, layers: int) -> Student:
+    """One mixer in every layer."""
+    return Student(mixer, (mixer,) * layers)
+
+
 def hybrid(mixer: str, layers: int) -> Student:
     """One mixer, and softmax in every fourth layer."""
     names = tuple("softmax" if layer % 4 == 3 else mixer for layer in range(layers))
@@ -37,7 +42,7 @@ def every_student(layers: int) -> list[Student]:
     """Every mixer pure and with a quarter of softmax layers, and one student of four kinds of state."""
     students = []
     for mixer in MIXERS:
-        students.append(Student(mixer, (mixer,) * layers))
+        students.append(pure(mixer, layers))
         if mixer != "softmax":
             students.append(hybrid(mixer, layers))
     kinds = ("rebased", "kda", "sliding_window", "hgrn2")
@@ -45,6 +50,12 @@ def every_student(layers: int) -> list[Student]:
         Student("rebased, kda, sliding_window, hgrn2", tuple(kinds[n % 4] for n in range(layers)))
     )
     return students
+
+
+def chosen_students(layers: int, *, alone: Sequence[str], hybrids: Sequence[str]) -> list[Student]:
+    """Pure students and hybrids of the mixers that are named; every student if none is."""
+    named = [pure(mixer, layers) for mixer in alone] + [hybrid(mixer, layers) for mixer in hybrids]
+    return named or every_student(layers)
 
 
 def save(student: Student, teacher: PreTrainedModel, tokenizer: Any, folder: Path) -> Path:

@@ -7,7 +7,15 @@ from evalsuite.foundation import append_jsonl
 from evalsuite.models import MIXERS
 from evalsuite.models.engine.requests import GenerateAnswer
 from evalsuite.models.vllm_plugin.agreement import Answers
-from evalsuite.models.vllm_plugin.examples import LONGEST, every_student, noise, prompts, prose, questions
+from evalsuite.models.vllm_plugin.examples import (
+    LONGEST,
+    chosen_students,
+    every_student,
+    noise,
+    prompts,
+    prose,
+    questions,
+)
 from evalsuite.models.vllm_plugin.rows import Rounding, Row, read, table
 
 ROW = Row(
@@ -47,6 +55,19 @@ def test_every_mixer_is_there_pure_and_with_a_quarter_of_softmax() -> None:
         if mixer != "softmax":
             assert (mixer, mixer, mixer, "softmax") * 2 in students
     assert any(len(set(mixers)) == 4 for mixers in students)
+
+
+def test_pure_students_and_hybrids_can_be_asked_alone() -> None:
+    every = every_student(8)
+    chosen = chosen_students(8, alone=["gla", "kda"], hybrids=["gla"])
+    assert [student.mixers for student in chosen] == [
+        ("gla",) * 8,
+        ("kda",) * 8,
+        ("gla", "gla", "gla", "softmax") * 2,
+    ]
+    # The same students: a row that one command wrote is known to the other.
+    assert all(student in every for student in chosen)
+    assert chosen_students(8, alone=[], hybrids=[]) == every
 
 
 def test_agreement_is_99_in_100_with_near_ties_only() -> None:
