@@ -1,10 +1,10 @@
 """Run folders: training states from which a killed run goes on, and checkpoints that others load.
 
 out/recipe.yaml                     the resolved recipe; a folder belongs to one recipe
-out/metrics.jsonl                   loss curves
+out/metrics.jsonl                   loss curves of all students
 out/state/<number>/                 tensors.safetensors and state.json; latest.json names the whole one
 out/checkpoints/<label>/<stage>-<tokens>/    along the way
-out/<label>/                        the student
+out/<label>/                        the student; with lineage.json, and training.jsonl: its own loss curve
 """
 
 import json
@@ -30,7 +30,7 @@ from evalsuite.foundation import (
     write_text,
 )
 from evalsuite.foundation.strict import parse, read_yaml
-from evalsuite.models.checkpoints import without_progress_bars
+from evalsuite.models.checkpoints import TRAINING, without_progress_bars
 
 STATE_SCHEMA = 1
 
@@ -217,11 +217,13 @@ def save_checkpoint(
     tokenizer: Any,
     lineage: dict[str, Any],
     dtype: torch.dtype,
+    training: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write a Hugging Face folder with its lineage; it appears under its name only when whole.
 
     Args:
         weights: the model's parameters by name, in `dtype`.
+        training: its loss curve (`watch.training_rows`); empty: no file of it.
 
     Raises:
         RunFolderError: the disk is full or the folder cannot be written.
@@ -242,5 +244,7 @@ def save_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
         raise RunFolderError(f"{folder}: the checkpoint cannot be written ({error})") from error
     write_json(partial / "lineage.json", lineage)
+    if training:
+        write_text(partial / TRAINING, "".join(json.dumps(row, allow_nan=False) + "\n" for row in training))
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)

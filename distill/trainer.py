@@ -35,8 +35,8 @@ from evalsuite.distill.saving import (
 )
 from evalsuite.distill.setup import Cast, assemble, with_mixers, with_selection, with_starts
 from evalsuite.distill.step import Stepper, Trainee
-from evalsuite.distill.watch import Watch, cut_metrics
-from evalsuite.foundation import ConfigError, locked
+from evalsuite.distill.watch import Watch, cut_metrics, training_rows
+from evalsuite.foundation import ConfigError, locked, read_jsonl
 
 
 def distill(
@@ -124,7 +124,7 @@ class Run:
                 if number >= self.at.stage:
                     self._stage(stage, number, stop)
         for trainee in self.trainees:
-            self._checkpoint(trainee, self.out / trainee.label)
+            self._checkpoint(trainee, self.out / trainee.label, finished=True)
 
     def _stage(self, stage: Stage, number: int, stop: list[int]) -> None:
         recipe, at, parallel = self.recipe, self.at, self.parallel
@@ -218,12 +218,14 @@ class Run:
     def _way(self, trainee: Trainee, stage: Stage) -> Path:
         return self.out / "checkpoints" / trainee.label / f"{stage.name}-{self.at.total}"
 
-    def _checkpoint(self, trainee: Trainee, folder: Path) -> None:
+    def _checkpoint(self, trainee: Trainee, folder: Path, *, finished: bool = False) -> None:
         if self.parallel.main or trainee.sharded:
             dtype = self.cast.dtype
             weights = {name: whole(tensor).to(dtype) for name, tensor in trainee.weights().items()}
         if self.parallel.main:
             mixers = getattr(trainee.model.config, "mixers", None)
+            # Checkpoints on the way are points of the curve that the finished student brings along.
+            metrics = read_jsonl(self.out / "metrics.jsonl") if finished else ()
             save_checkpoint(
                 folder,
                 trainee.model,
@@ -239,6 +241,7 @@ class Run:
                     precision=self.cast.precision,
                 ),
                 dtype,
+                training_rows(metrics, trainee.label),
             )
         self.parallel.wait()
 

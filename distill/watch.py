@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,3 +191,27 @@ def cut_metrics(folder: Path, tokens: int) -> None:
     kept = [row for row in rows if row["tokens"] <= tokens]
     if rows and len(kept) < len(rows):
         write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+
+
+def training_rows(metrics: Iterable[Mapping[str, Any]], student: str) -> list[dict[str, Any]]:
+    """The loss curve of one student, to lie in its folder: what the reports draw, and no more digits.
+
+    Args:
+        metrics: rows of `metrics.jsonl`, of all students of a run.
+        student: its label.
+
+    Returns:
+        Per logged step, in order: stage, tokens trained on in the whole run, loss, ce and kl where they were
+        logged (six significant digits), lr (four), seconds of training.
+    """
+    return [
+        {
+            "stage": row["stage"],
+            "tokens": row["tokens"],
+            **{name: float(f"{row[name]:.6g}") for name in ("loss", "ce", "kl") if name in row},
+            "lr": float(f"{row['lr']:.4g}"),
+            "seconds": row["seconds"],
+        }
+        for row in metrics
+        if row["student"] == student
+    ]

@@ -29,6 +29,9 @@ from evalsuite.models.weights import stored_tensors
 POCKET = Path(__file__).parent / "pocket"
 """Where the pocket teacher's checkpoint lies."""
 
+TRAINING = "training.jsonl"
+"""The loss curve in the folder of a student that `evalsuite.distill` made."""
+
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _QUANTIZATION = re.compile(r"(?:BF16|F16|F32|I?Q\d\w*)", re.IGNORECASE)
@@ -59,6 +62,8 @@ class CheckpointInfo:
     weights_id: str
     parameters: int
     lineage: dict[str, Any] = field(default_factory=dict)
+    training: Path | None = None
+    """Its loss curve, where it has one: see `training_file`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +167,17 @@ def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) ->
         weights_id=weights_id(place.path),
         parameters=parameters,
         lineage=_lineage(place),
+        training=None if place.gguf else training_file(place.folder),
     )
+
+
+def training_file(folder: Path) -> Path | None:
+    """The loss curve of a student in its folder; None for one without, and for what is no student of ours.
+
+    `training.jsonl` is also what people call their data: only beside a lineage is it a curve.
+    """
+    found = (folder / "lineage.json").is_file() and (folder / TRAINING).is_file()
+    return folder / TRAINING if found else None
 
 
 def _find(source: str) -> _Place:
@@ -189,7 +204,10 @@ def _from_hub(source: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(source, allow_patterns=_WANTED))
+        folder = Path(snapshot_download(source, allow_patterns=_WANTED))
+        if (folder / "lineage.json").is_file():
+            snapshot_download(source, allow_patterns=[TRAINING])
+        return folder
     except Exception as error:
         # The hub client raises a dozen kinds (offline, gated, not found, timeouts); all mean the same here.
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""

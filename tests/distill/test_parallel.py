@@ -90,6 +90,11 @@ def test_two_processes_make_what_one_makes(alone, tmp_path, sharding):
     recipe, one = alone
     assert finish(start(recipe.model_copy(update={"sharding": sharding}), tmp_path / "two")) == [0, 0]
     assert curve(tmp_path / "two") == pytest.approx(curve(one), rel=1e-4)
+    curves = [
+        list(read_jsonl(each / "gated_deltanet" / "training.jsonl")) for each in (tmp_path / "two", one)
+    ]
+    assert [row["tokens"] for row in curves[0]] == [row["tokens"] for row in curves[1]]
+    assert [row["loss"] for row in curves[0]] == pytest.approx([row["loss"] for row in curves[1]], rel=1e-4)
     expected = load_file(one / "gated_deltanet" / "model.safetensors")
     found = load_file(tmp_path / "two" / "gated_deltanet" / "model.safetensors")
     assert found.keys() == expected.keys()

@@ -1,5 +1,8 @@
 """What a training writes is the whole student."""
 
+import json
+import os
+
 import pytest
 import torch
 
@@ -20,3 +23,29 @@ def test_a_saved_student_of_every_mixer_is_whole(teacher, tokenizer, tmp_path, m
     assert set(loaded) == set(student.state_dict())
     for name, tensor in student.state_dict().items():
         assert torch.equal(loaded[name], tensor), name
+
+
+def test_a_student_appears_with_its_loss_curve_or_not_at_all(teacher, tokenizer, tmp_path, monkeypatch):
+    student, folder = build_student(teacher, "gla"), tmp_path / "gla"
+    trained = {name: parameter.detach() for name, parameter in student.named_parameters()}
+    row = {"stage": "kd", "tokens": 64, "loss": 0.5, "lr": 1e-3, "seconds": 1.0}
+    seen = []
+
+    def replace(source, target):
+        if target == folder:
+            seen.append({path.name for path in source.iterdir()})
+        os_replace(source, target)
+
+    os_replace = os.replace
+    monkeypatch.setattr("evalsuite.distill.saving.os.replace", replace)
+    save_checkpoint(folder, student, trained, tokenizer, {"schema": 1}, torch.float32, [row])
+    assert {"lineage.json", "training.jsonl", "model.safetensors"} <= seen[0]
+    assert (folder / "training.jsonl").read_text() == json.dumps(row) + "\n"
+    # Made again without one, it keeps no curve of another training.
+    save_checkpoint(folder, student, trained, tokenizer, {"schema": 1}, torch.float32)
+    assert not (folder / "training.jsonl").exists()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        save_checkpoint(
+            tmp_path / "nan", student, trained, tokenizer, {}, torch.float32, [row | {"loss": float("nan")}]
+        )
+    assert not (tmp_path / "nan").exists()

@@ -137,6 +137,11 @@ def test_killed_anywhere_and_resumed_the_run_is_the_same_to_the_bit(finished, tm
     distill(always, again, quiet=True, device="cpu")
     assert curves(again) == curves(out)
     for folder in folders:
+        steps, expected = (
+            [{**row, "seconds": None} for row in read_jsonl(each / "training.jsonl")]
+            for each in (again / folder.name, folder)
+        )
+        assert steps == expected
         found = load_file(again / folder.name / "model.safetensors")
         for name, tensor in load_file(folder / "model.safetensors").items():
             assert torch.equal(found[name], tensor), name
