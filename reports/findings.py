@@ -74,6 +74,23 @@ def variation_sentence(report: Report, variation: Variation) -> str:
     return " ".join(filter(None, (_both_ways(report, variation), _over_everything(report, variation))))
 
 
+def repeat_sentences(report: Report, variation: Variation) -> list[str]:
+    """What is left of a change when both sides are trained again with other seeds."""
+    said = []
+    for member in variation.members:
+        parts = [
+            f"{', '.join(words.signed(100 * each) for each in repeats.differences)} when "
+            f"{words.PROTOCOL_WORDS[protocol]}, {words.signed(100 * repeats.mean.point)} in the mean "
+            f"({words.span(repeats.mean)} over runs)"
+            for protocol, repeats in member.repeats.items()
+        ]
+        if parts and member.partner is not None:
+            seeds = ", ".join(map(str, next(iter(member.repeats.values())).seeds))
+            who, other = (report.subjects[i].label for i in (member.subject, member.partner))
+            said.append(f"{who} beside {other} with seeds {seeds}, in points: {'; '.join(parts)}.")
+    return said
+
+
 def _over_everything(report: Report, variation: Variation) -> str:
     """The order by recovery over all that was asked under either protocol."""
     rows = [[report.average(s, protocol) for s in variation.both] for protocol in PROTOCOLS]

@@ -8,6 +8,7 @@ from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.findings import (
     answered_all,
     order_sentences,
+    repeat_sentences,
     replicate_sentences,
     variation_sentence,
 )
@@ -123,7 +124,9 @@ def _variants(report: Report) -> list[str]:
             lines.append(cells)
         header = ["model", "beside", "recovery %, ranked", "points", "recovery %, written", "points"]
         text = escape(variation_sentence(report, variation))
-        parts.append(f"#### {escape(variation.base)}\n\n{table(header, lines)}\n\n{text}")
+        title = f"#### {escape(variation.base)}"
+        further = [escape(said) for said in repeat_sentences(report, variation)]
+        parts.append("\n\n".join([title, table(header, lines), text, *further]))
     return ["### One thing changed\n\n" + "\n\n".join(parts)] if parts else []
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from evalsuite.reports import words
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.variants import Variant, Variation
-from evalsuite.reports.findings import answered_all, variation_sentence
+from evalsuite.reports.findings import answered_all, repeat_sentences, variation_sentence
 from evalsuite.reports.records import PROTOCOLS
 from evalsuite.reports.report import Report
 
@@ -29,6 +29,8 @@ class VariantsView:
     title: str
     sentence: str
     lines: tuple[VariantLine, ...]
+    repeats: tuple[str, ...]
+    """What further seeds say, in sentences."""
 
 
 def variants_views(report: Report) -> list[VariantsView]:
@@ -38,6 +40,7 @@ def variants_views(report: Report) -> list[VariantsView]:
             title=variation.base,
             sentence=variation_sentence(report, variation),
             lines=tuple(_line(report, variation, member) for member in variation.members),
+            repeats=tuple(repeat_sentences(report, variation)),
         )
         for variation in report.variations
     ]

@@ -1,7 +1,9 @@
-"""Several seeds of a sampled generation, as a random effect crossed with the documents."""
+"""Several seeds: of a sampled generation, as a random effect crossed with the documents; of training runs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
+from statistics import mean, stdev
 
 import numpy as np
 
@@ -71,3 +73,18 @@ def seed_effect(values: np.ndarray) -> SeedEffect | None:
     return SeedEffect(
         mean, documents, seeds, between_documents, between_seeds, ms_rest, sqrt(variance), max(1.0, degrees)
     )
+
+
+def over_runs(values: Sequence[float], level: float = 0.95) -> Interval:
+    """Student's t interval of the mean of one value per training run, runs being all that is drawn.
+
+    Raises:
+        ValueError: fewer than two runs.
+    """
+    from scipy.special import stdtrit
+
+    if len(values) < 2:
+        raise ValueError("one run says nothing about how runs differ")
+    point = mean(values)
+    half = float(stdtrit(len(values) - 1, 0.5 + level / 2)) * stdev(values) / sqrt(len(values))
+    return Interval(point, point - half, point + half, f"t over {len(values)} runs")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import kendalltau
+from scipy.stats import kendalltau, t
 
 from evalsuite.foundation import DataError
 from evalsuite.reports import compare
@@ -36,7 +36,9 @@ def made(dice: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> tup
         student("gla-1", "plain", 0.8, seed=4),
         student("gla-half", "plain", 0.5, complete=False, seed=1),
         student("retnet", "plain", 0.9, mixers=["retnet", "retnet"]),
-        student("heads", "plain.wrong-heads", 0.5),
+        student("heads", "plain.wrong-heads", 0.5, seed=3),
+        student("heads-1", "plain.wrong-heads", 0.55, seed=4),
+        student("heads-2", "plain.wrong-heads", 0.2, seed=5),
         student("ce", "plain.ce-and-kl", 0.7),
         student("ce-long", "plain.ce-and-kl-times-length", 0.6),
         student("alone", "other", 0.6),
@@ -78,6 +80,30 @@ def test_each_variant_stands_beside_what_differs_by_it_alone(made: tuple[Report,
     assert difference.point == pytest.approx(-abs(pair.difference.point))
     assert difference.low < difference.point < difference.high < 0
     assert all(member.partner is None for member in groups["tune"].members)
+
+
+def test_a_difference_is_repeated_with_every_seed_that_both_have(made: tuple[Report, Path, Path]) -> None:
+    report, _, out = made
+    at = {subject.label: i for i, subject in enumerate(report.subjects)}
+    (plain,) = [each for each in report.variations if each.base == "plain"]
+    members = {member.subject: member for member in plain.members}
+    assert members.keys() == {at[name] for name in ("gla", "heads", "ce", "ce-long")}
+    assert not members[at["ce"]].repeats
+    repeats = members[at["heads"]].repeats["loglikelihood"]
+    assert repeats.seeds == (3, 4)
+    expected = []
+    for first, second in (("gla", "heads"), ("gla-1", "heads-1")):
+        (row,) = [
+            row
+            for row in report.pairs
+            if (row.first, row.second) == (at[first], at[second]) and row.protocol == "loglikelihood"
+        ]
+        expected.append(-row.difference.point)
+    assert repeats.differences == pytest.approx(expected)
+    low, high = t.interval(0.95, 1, np.mean(expected), np.std(expected, ddof=1) / np.sqrt(2))
+    assert (repeats.mean.low, repeats.mean.high) == pytest.approx((low, high))
+    for text in ((out / "index.html").read_text(), (out / "report.md").read_text()):
+        assert "heads beside gla with seeds 3, 4, in points: " in text
 
 
 def test_the_protocols_rank_a_group_alike_or_not(made: tuple[Report, Path, Path]) -> None:
