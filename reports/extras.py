@@ -11,11 +11,12 @@ selection.json    how softmax layers were chosen, one object (or a list of them,
                   "quality": [{"layers", "what", "score", "low", "high"}], "tokens", "seconds",
                   "details"};
                   `schema`, `selector` and `layers` are needed, see `Selection` for the rest
-training/         <label>.jsonl: {"stage", "tokens", "loss"} per step, as `metrics.jsonl` of a distillation
+training/         <label>.jsonl: {"stage", "tokens", "loss"} per step (further keys are not read); `distill`
+                  leaves it in a finished student's folder as training.jsonl, `run` and `run --add` bring it
+                  here, and one for a student without it may be put here by hand (see `training`)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -144,37 +145,6 @@ class Selection(Strict):
         if self.history and set(self.history[-1].layers) != set(self.layers):
             raise ValueError("the last layers of 'history' are not 'layers'")
         return self
-
-
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """The losses of one student along one stage of its training."""
-
-    label: str
-    stage: str
-    tokens: tuple[int, ...]
-    """Trained on so far, in the whole run."""
-    values: tuple[float, ...]
-
-
-def read_losses(runs: Sequence[Path]) -> list[Losses]:
-    """Losses of all runs, by student and stage in the order of training. Raises DataError for other rows."""
-    found = []
-    for run in runs:
-        for path in sorted((Path(run) / "training").glob("*.jsonl")):
-            stages: dict[str, tuple[list[int], list[float]]] = {}
-            for number, row in enumerate(read_jsonl(path), 1):
-                try:
-                    tokens, values = stages.setdefault(str(row["stage"]), ([], []))
-                    tokens.append(int(row["tokens"]))
-                    values.append(float(row["loss"]))
-                except (KeyError, TypeError, ValueError) as error:
-                    raise DataError(f"{path}, line {number}: not a step of a training ({error!r})") from error
-            found += [
-                Losses(path.stem, stage, tuple(tokens), tuple(values))
-                for stage, (tokens, values) in stages.items()
-            ]
-    return found
 
 
 def read_doctor(runs: Sequence[Path]) -> list[Examined]:

@@ -22,17 +22,16 @@ from evalsuite.reports.analysis.variants import Variation, variations_of
 from evalsuite.reports.extras import (
     Cost,
     Examined,
-    Losses,
     Selection,
     read_costs,
     read_doctor,
-    read_losses,
     read_selections,
 )
-from evalsuite.reports.merging import Subject
+from evalsuite.reports.merging import MergedPlan, Subject
 from evalsuite.reports.panel import Panel, load_panel
 from evalsuite.reports.records import PROTOCOLS
 from evalsuite.reports.run_folder import BenchmarkPlan, read_environment
+from evalsuite.reports.training import Losses, read_losses
 
 MOST_NAMED = 4
 """So many benchmarks a warning names."""
@@ -140,7 +139,7 @@ def build_report(runs: Sequence[Path], teacher: str | None = None, least: float 
         costs=tuple(read_costs(runs)),
         selections=tuple(read_selections(runs)),
         variations=tuple(variations_of(panel, pairs, gaps)),
-        losses=tuple(read_losses(runs)),
+        losses=tuple(read_losses(runs, _labels(panel.merged))),
         environments=tuple(read_environment(run) for run in runs),
         warnings=(
             *panel.warnings,
@@ -154,6 +153,12 @@ def build_report(runs: Sequence[Path], teacher: str | None = None, least: float 
             *_artefacts(panel, gaps, doctor),
         ),
     )
+
+
+def _labels(merged: MergedPlan) -> list[dict[str, str]]:
+    """Per run, its own labels → those of the report."""
+    shown = {subject.plan.weights_id: subject.label for subject in merged.subjects}
+    return [{each.label: shown[each.weights_id] for each in plan.checkpoints} for plan in merged.plans]
 
 
 def _too_thin(panel: Panel) -> list[str]:

@@ -41,22 +41,20 @@ def parse_losses(data: bytes, label: str, source: str) -> list[Losses]:
         source: its name in errors.
 
     Raises:
-        DataError: a line that is no step of a training, torn ones among them; no line at all.
+        DataError: a line that is no step of a training, torn ones among them.
     """
     stages: dict[str, tuple[list[int], list[float]]] = {}
     for number, line in enumerate(data.splitlines(), 1):
         try:
             row = json.loads(line.decode())
-            tokens, loss = row["tokens"], row["loss"]
-            if type(tokens) is not int or type(loss) not in (int, float) or not math.isfinite(loss):
-                raise ValueError(f"tokens {tokens!r}, loss {loss!r}")
-            steps = stages.setdefault(str(row["stage"]), ([], []))
-        except (KeyError, TypeError, ValueError) as error:
+            stage, tokens, loss = str(row["stage"]), int(row["tokens"]), float(row["loss"])
+            if not math.isfinite(loss):
+                raise ValueError(f"loss {loss}")
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise DataError(f"{source}, line {number}: not a step of a training ({error!r})") from error
+        steps = stages.setdefault(stage, ([], []))
         steps[0].append(tokens)
-        steps[1].append(float(loss))
-    if not stages:
-        raise DataError(f"{source}: no step of a training in it")
+        steps[1].append(loss)
     return [Losses(label, stage, tuple(at), tuple(values)) for stage, (at, values) in stages.items()]
 
 
@@ -65,33 +63,24 @@ def read_losses(runs: Sequence[Path], labels: Sequence[Mapping[str, str]] = ()) 
 
     Args:
         runs: run folders.
-        labels: per run, what the report calls the checkpoints that the run calls by the keys. A checkpoint
-            of several runs, or one that was called otherwise before, has its curve once.
+        labels: per run, what the report calls the checkpoints that the run calls by the keys. One that
+            several runs asked has its curve once, as the first of them keeps it.
 
     Raises:
         DataError: as `parse_losses`.
     """
-    files: list[tuple[str, bool, list[Losses]]] = []
+    taken: set[str] = set()
+    losses: list[Losses] = []
     for number, run in enumerate(runs):
         known = labels[number] if number < len(labels) else {}
         for path in sorted((Path(run) / "training").glob("*.jsonl")):
             mine = label_of(path)
             label = known.get(mine, mine)
-            files.append((label, mine in known, parse_losses(path.read_bytes(), label, str(path))))
-    drawn = {_steps(found) for _, evaluated, found in files if evaluated}
-    taken: set[str] = set()
-    losses: list[Losses] = []
-    for label, evaluated, found in files:
-        steps = _steps(found)
-        if label in taken if evaluated else steps in drawn:
-            continue
-        if evaluated:
-            taken.add(label)
-        drawn.add(steps)
-        losses += found
+            found = parse_losses(path.read_bytes(), label, str(path))
+            # Of a student that was not asked only the name is known, which others may have.
+            new = label not in taken if mine in known else any(each not in losses for each in found)
+            if mine in known:
+                taken.add(label)
+            if new:
+                losses += found
     return losses
-
-
-def _steps(losses: Sequence[Losses]) -> tuple[tuple[str, tuple[int, ...], tuple[float, ...]], ...]:
-    """A curve without its label."""
-    return tuple((each.stage, each.tokens, each.values) for each in losses)

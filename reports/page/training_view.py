@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from evalsuite.reports import words
-from evalsuite.reports.extras import Losses
 from evalsuite.reports.lineage import lineage_of
 from evalsuite.reports.page.axes import nice_axis
 from evalsuite.reports.page.charts import Curve, Plot, Point, curves
 from evalsuite.reports.page.scaling_view import LOOKS, ChartView
 from evalsuite.reports.report import Report
+from evalsuite.reports.training import Losses
 
 CAPTION = "Means of steps, without the steep first tenth of the stage."
 POINTS = 60

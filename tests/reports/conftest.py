@@ -50,11 +50,13 @@ class Answerer:
     parameters: int = 134_515_008
     bad_endings: Mapping[str, float] = field(default_factory=dict)
     """outcome → share of the wrong written answers that end so"""
+    weights: str = ""
+    """its weights_id; empty: one that follows from the label"""
 
     @property
     def weights_id(self) -> str:
         """A stable name."""
-        return f"{abs(hash_text(self.label)):016x}"
+        return self.weights or f"{abs(hash_text(self.label)):016x}"
 
 
 def hash_text(text: str) -> int:

@@ -11,9 +11,9 @@ from scipy.stats import kendalltau, t
 
 from evalsuite.foundation import DataError
 from evalsuite.reports import compare
-from evalsuite.reports.extras import read_losses
 from evalsuite.reports.page.training_view import training_views
 from evalsuite.reports.report import Report
+from evalsuite.reports.training import read_losses
 
 RANKED = {"tune-kd-full": 0.9, "tune-kd-part": 0.8, "tune-sft-full": 0.7, "tune-sft-part": 0.6}
 WRITTEN = {"tune-kd-full": 0.5, "tune-kd-part": 0.8, "tune-sft-full": 0.3, "tune-sft-part": 0.65}
