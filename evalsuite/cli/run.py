@@ -71,7 +71,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--pack",
         type=Path,
         metavar="FILE",
-        help="with --answer-only: pack the answers, as .tar.xz",
+        help="with --answer-only: pack the answers and the students' loss curves, as .tar.xz",
     )
     parser.add_argument(
         "--add",

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from evalsuite.evaluator.curves import keep_curves, read_curve
 from evalsuite.evaluator.layout import Asked, Index, write_index
 from evalsuite.foundation import ConfigError, read_json, write_json
 
@@ -28,18 +29,30 @@ def read_admitted(run: Path) -> dict[str, dict[str, Any]]:
 def admit(run: Path, index: Index, paths: Sequence[str], *, trust_remote_code: bool = False) -> Index:
     """Add checkpoints to what a rendered run asks, where their tokenizer is one that it was rendered for.
 
+    The run gets the loss curves of all that are named, also of those that it asked before.
+
     Raises:
         ConfigError: one with another tokenizer, or whose label another checkpoint of the run has.
         CheckpointError: one that cannot be read.
+        DataError: a loss curve that is not whole.
     """
     from evalsuite.evaluator.checkpoints import describe
+    from evalsuite.models.checkpoints import training_file
 
-    known = {asked.path for asked in index.checkpoints}
+    known = {asked.path: asked.label for asked in index.checkpoints}
+    curves = {
+        known[path]: read_curve(file)
+        for path in paths
+        if path in known and (file := training_file(Path(path).expanduser())) is not None
+    }
     admitted = read_admitted(run)
     checkpoints = list(index.checkpoints)
     for path in dict.fromkeys(path for path in paths if path not in known):
         (subject,) = describe([path], None, trust_remote_code=trust_remote_code)
-        if any(asked.weights_id == subject.weights_id for asked in checkpoints):
+        label = next((each.label for each in checkpoints if each.weights_id == subject.weights_id), None)
+        if subject.training is not None:
+            curves[label or subject.label] = read_curve(subject.training)
+        if label is not None:
             continue
         if all(asked.tokenizer != subject.tokenizer_id for asked in checkpoints):
             raise ConfigError(
@@ -64,6 +77,7 @@ def admit(run: Path, index: Index, paths: Sequence[str], *, trust_remote_code: b
             "parameters": subject.parameters,
             "lineage": subject.lineage,
         }
+    keep_curves(run, curves)
     if len(checkpoints) == len(index.checkpoints):
         return index
     write_json(admitted_path(run), admitted)

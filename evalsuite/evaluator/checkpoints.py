@@ -25,6 +25,8 @@ class Subject:
     lineage: dict[str, Any]
     config: Any = None
     """As transformers reads it; None where there is no model behind."""
+    training: Path | None = None
+    """The loss curve in its folder, where it has one."""
 
 
 def describe(
@@ -60,6 +62,7 @@ def describe(
             parameters=info.parameters,
             lineage=dict(info.lineage),
             config=info.config,
+            training=info.training,
         )
         for other in found:
             if other.weights_id == subject.weights_id:

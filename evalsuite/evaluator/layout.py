@@ -67,6 +67,11 @@ class Index:
     cells: tuple[Cell, ...]
     checkpoints: tuple[Asked, ...]
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """weights_id → label."""
+        return {each.weights_id: each.label for each in self.checkpoints}
+
 
 def index_path(run: Path) -> Path:
     """Where the index lies."""

@@ -1,8 +1,9 @@
 """Pieces: what one machine answered, packed to travel, and added to the run at home.
 
 A piece is the run folder that was answered there (or a ``.tar.xz`` of it), without its requests: the
-answers, what `environment.json` says of the machine, and the checkpoints that were admitted there. Answers
-are known by their requests, so that pieces may be added in any order, again, or after the run asked more.
+answers, what `environment.json` says of the machine, the checkpoints that were admitted there, and the loss
+curves of those that were asked. Answers are known by their requests, so that pieces may be added in any
+order, again, or after the run asked more.
 """
 
 import io
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from evalsuite.evaluator.admission import admitted_path, read_admitted
+from evalsuite.evaluator.curves import keep_curves, read_curve
 from evalsuite.evaluator.environment import environment_path, fingerprints, note, read
 from evalsuite.evaluator.layout import Asked, Index, index_path, read_index, read_questions, write_index
 from evalsuite.foundation import (
@@ -31,6 +33,7 @@ from evalsuite.foundation import (
     write_json,
 )
 from evalsuite.models.engine.store import AnswerStore
+from evalsuite.reports.training import curve_path
 
 CHECKPOINTS = "checkpoints.json"
 """In a piece: those asked there, as `requests/index.json` names them."""
@@ -50,16 +53,19 @@ def pack(run: Path, out: Path) -> Path:
         raise RunFolderError(f"{run}: nothing is answered here yet")
     index = read_index(run)
     answered = fingerprints(run)
-    asked = [asdict(each) for each in index.checkpoints if each.weights_id in answered]
+    asked = [each for each in index.checkpoints if each.weights_id in answered]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:xz") as archive:
-        _put(archive, CHECKPOINTS, canonical_json(asked).encode())
+        _put(archive, CHECKPOINTS, canonical_json([asdict(each) for each in asked]).encode())
         _put(archive, environment_path(Path()).name, environment_path(run).read_bytes())
         if admitted_path(run).is_file():
             _put(archive, str(admitted_path(Path())), admitted_path(run).read_bytes())
         for journal in journals:
             rows = sorted((_single(row) for row in read_jsonl(journal)), key=lambda row: str(row["key"]))
             _put(archive, f"answers/{journal.name}", _lines(rows))
+        for curve in (curve_path(run, each.label) for each in asked):
+            if curve.is_file():
+                _put(archive, str(curve.relative_to(run)), curve.read_bytes())
     write_bytes(out, buffer.getvalue())
     return out
 
@@ -86,7 +92,7 @@ def add(run: Path, pieces: Sequence[Path]) -> dict[str, int]:
         Per label, how many answers were new here.
 
     Raises:
-        DataError: a piece that is not one.
+        DataError: a piece that is not one, or with a loss curve that is not whole.
         RunFolderError: answers of an engine other than the one whose answers for these weights are here.
     """
     counts: dict[str, int] = {}
@@ -102,8 +108,9 @@ def _add_one(run: Path, piece: Path, name: str) -> dict[str, int]:
     engines = facts.get("engines", {})
     if not engines:
         raise DataError(f"{name}: not answers of a run (no environment.json that names an engine)")
-    index = _with_checkpoints(read_index(run), _asked(piece), name)
-    labels = {asked.weights_id: asked.label for asked in index.checkpoints}
+    asked = _asked(piece)
+    index = _with_checkpoints(read_index(run), asked, name)
+    labels = index.labels
     here = read(run)
     merged = dict(here.get("engines", {}))
     for weights_id, engine in engines.items():
@@ -115,6 +122,13 @@ def _add_one(run: Path, piece: Path, name: str) -> dict[str, int]:
                 f"{name}: answers of {labels[weights_id]} with fingerprint {engine['fingerprint']}; those in "
                 f"{run} have {before['fingerprint']} (another device, dtype or version)"
             )
+    curves = {}
+    for each in asked:
+        path = curve_path(piece, each.label)
+        if each.weights_id in engines and path.is_file():
+            curves[labels[each.weights_id]] = read_curve(
+                path, f"{name}: {path.relative_to(piece)}", "unpack it (a folder is a piece as well)"
+            )
     counts = {}
     for weights_id, engine in engines.items():
         journals = sorted((piece / "answers").glob(f"{engine['fingerprint']}.*.jsonl"))
@@ -123,6 +137,7 @@ def _add_one(run: Path, piece: Path, name: str) -> dict[str, int]:
     if admitted:
         write_json(admitted_path(run), read_admitted(run) | admitted)
     write_index(run, index)
+    keep_curves(run, curves)
     machine = {key: facts[key] for key in ("accelerators", "packages", "python", "platform") if key in facts}
     machines = [each for each in here.get("answered_on", []) if each != machine]
     spent = here.get("answering", [])

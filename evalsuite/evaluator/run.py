@@ -68,7 +68,7 @@ def evaluate(
 
     Raises:
         ConfigError: a suite, benchmark or option that cannot be used as written.
-        DataError: data that is missing, empty or not sound.
+        DataError: data that is missing, empty or not sound; a student's loss curve that is not whole.
         CheckpointError: a checkpoint that cannot be loaded.
         RunFolderError: a folder that holds another run, is in use, or cannot be written.
     """
@@ -141,11 +141,17 @@ def _render(
 ) -> None:
     from evalsuite.evaluator.asking import resolve_suite
     from evalsuite.evaluator.checkpoints import describe
+    from evalsuite.evaluator.curves import keep_curves, read_curves, rename_curves
+    from evalsuite.evaluator.layout import index_path, read_index
     from evalsuite.evaluator.render import render
 
     subjects = describe(checkpoints, teacher, trust_remote_code=trust_remote_code)
+    curves = read_curves({subject.label: subject.training for subject in subjects})
     asking = resolve_suite(suite, subjects, limit=limit)
-    render(out, asking, subjects, data_dir, skip_missing=skip_missing, quiet=quiet)
+    before = read_index(out).labels if index_path(out).is_file() else {}
+    index = render(out, asking, subjects, data_dir, skip_missing=skip_missing, quiet=quiet)
+    rename_curves(out, before, index.labels)
+    keep_curves(out, curves)
 
 
 def _admit(checkpoints: Sequence[str], out: Path, trust_remote_code: bool) -> None:

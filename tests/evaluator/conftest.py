@@ -60,6 +60,7 @@ class Crew:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.engines: list[FakeEngine] = []
+        self.training: dict[str, Path] = {}
 
     def describe(self, checkpoints: Sequence[str], teacher: str | None, **_: object) -> list[Subject]:
         paths = [teacher, *checkpoints] if teacher else checkpoints
@@ -74,6 +75,7 @@ class Crew:
                 max_length=2048,
                 parameters=1000,
                 lineage={},
+                training=self.training.get(path),
             )
             for path in paths
         ]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from evalsuite.evaluator import evaluate
+from evalsuite.reports.training import curve_path
 
 CODE = """
 import sys
@@ -23,6 +24,8 @@ def test_a_gpu_host_answers_without_harness_or_pydantic(tiny: Path, suite: Path,
     moved.mkdir()
     for file in tiny.iterdir():
         (moved / file.name).write_bytes(file.read_bytes())
+    (moved / "lineage.json").write_text('{"schema": 1}')
+    (moved / "training.jsonl").write_text('{"stage": "kd", "tokens": 64, "loss": 2.5}\n')
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(moved), str(run)],
@@ -33,4 +36,5 @@ def test_a_gpu_host_answers_without_harness_or_pydantic(tiny: Path, suite: Path,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith(": 20}")
+    assert curve_path(run, tiny.name).read_bytes() == (moved / "training.jsonl").read_bytes()
     assert evaluate(suite, [], run, phases=("judge",), quiet=True).missing == 0
