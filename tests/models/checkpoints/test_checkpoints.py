@@ -158,3 +158,26 @@ def test_an_unknown_hub_id_says_that_the_hub_is_off(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError, match="no such folder, and not to be had from the Hugging Face hub"):
         load_checkpoint("nobody/nothing")
+
+
+def test_the_loss_curve_of_a_student_is_fetched_and_no_data_set(
+    make_teacher: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = save(build_student(make_teacher(), "gla"), tmp_path / "hub")
+    (hub / "training.jsonl").write_text('{"stage": "kd", "tokens": 64, "loss": 2.5}\n')
+    cache = tmp_path / "cache"
+
+    def download(source: str, *, allow_patterns: list[str]) -> str:
+        found = {file for pattern in allow_patterns for file in hub.glob(pattern)}
+        cache.mkdir(exist_ok=True)
+        for file in found:
+            (cache / file.name).write_bytes(file.read_bytes())
+        return str(cache)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert describe_checkpoint("some/model").training is None
+    assert not (cache / "training.jsonl").exists()
+    (hub / "lineage.json").write_text('{"schema": 1}')
+    info = describe_checkpoint("some/model")
+    assert info.training == cache / "training.jsonl"
+    assert info.weights_id == weights_id(hub)
