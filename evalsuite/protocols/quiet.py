@@ -13,7 +13,8 @@ from typing import Any
 def quiet_harness() -> Iterator[None]:
     """Keep errors of lm-eval and EvalScope; drop their chatter and the bars of `datasets`.
 
-    EvalScope reconfigures the root logger when it is imported; that is undone.
+    EvalScope reconfigures the root logger when it is imported; that is undone. What its IFEval says of an
+    answer without a language, by which it decides as its authors do, would print every such answer twice.
     """
     import datasets
 
@@ -23,13 +24,19 @@ def quiet_harness() -> Iterator[None]:
     datasets.disable_progress_bars()
     for name in ("lm_eval", "evalscope", "math_verify"):
         _set_level(logging.getLogger(name), logging.ERROR)
+    root.addFilter(_of_use)
     try:
         yield
     finally:
+        root.removeFilter(_of_use)
         root.handlers[:] = handlers
         _set_level(root, level)
         if not bars:
             datasets.enable_progress_bars()
+
+
+def _of_use(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Unable to detect language")
 
 
 def _set_level(logger: logging.Logger, level: int) -> None:

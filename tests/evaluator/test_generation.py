@@ -1,5 +1,6 @@
 """Generation through EvalScope: its prompts, extraction and metrics over documents of ours."""
 
+import logging
 import random
 import re
 from typing import Any
@@ -191,6 +192,21 @@ def test_instructions_are_judged_strictly_and_loosely() -> None:
     loose = ifeval.judge(0, written("Sure. Here it is. Look!\nIt is VERY LATE."))
     assert loose.values == {"prompt_level_strict": 0.0, "prompt_level_loose": 1.0}
     assert ifeval.judge(0, written("It is late.")).values["prompt_level_loose"] == 0.0
+
+
+def test_an_answer_in_no_language_is_judged_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    if find("punkt_tab") is None:
+        pytest.skip("NLTK's punkt_tab is not here")
+    provide("punkt_tab")
+    asked = [{"language": "de"}]
+    row = INSTRUCTED | {"instruction_id_list": ["language:response_language"], "kwargs": asked}
+    ifeval = harness("ifeval", [row])
+    # IFEval's authors count it as followed.
+    assert ifeval.judge(0, written("1. 1. 1.")).values["prompt_level_strict"] == 1.0
+    assert ifeval.judge(0, written("It is late.")).values["prompt_level_strict"] == 0.0
+    assert not caplog.records
+    logging.getLogger().error("of another")
+    assert [record.message for record in caplog.records] == ["of another"]
 
 
 def test_an_answer_is_judged_alike_whenever_it_is_judged() -> None:
