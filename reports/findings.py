@@ -12,15 +12,28 @@ from evalsuite.reports.statistics.kendall import rank_agreement
 
 
 def replicate_sentences(report: Report, protocol: str) -> list[str]:
-    """What training seeds do to a recovery."""
+    """What training seeds do to a recovery; of several groups the widest says what is a tie."""
+    groups = [group for group in report.replicates if group.protocol == protocol]
+    if not groups:
+        return []
+    how = words.PROTOCOL_WORDS[protocol]
+    widest = max(group.deviation for group in groups)
+    names = [", ".join(report.subjects[i].label for i in group.subjects) for group in groups]
+    tie = f"differences under {200 * widest:.1f} points between recipes are a tie."
+    if len(groups) == 1:
+        (group,) = groups
+        return [
+            f"{len(group.subjects)} training runs that differ by seed alone ({names[0]}) recover "
+            f"{words.percent(group.mean)} % on average, with a standard deviation of {100 * widest:.2f} "
+            f"points when {how}: {tie}"
+        ]
+    each = [
+        f"{words.percent(group.mean)} ± {100 * group.deviation:.2f} ({which})"
+        for group, which in zip(groups, names, strict=True)
+    ]
     return [
-        f"{len(group.subjects)} training runs that differ by seed alone "
-        f"({', '.join(report.subjects[i].label for i in group.subjects)}) recover "
-        f"{words.percent(group.mean)} % on average, with a standard deviation of {100 * group.deviation:.2f} "
-        f"points when {words.PROTOCOL_WORDS[group.protocol]}: differences under {200 * group.deviation:.1f} "
-        "points between recipes are a tie."
-        for group in report.replicates
-        if group.protocol == protocol
+        "Training runs that differ by seed alone recover, in per cent with their standard deviation when "
+        f"{how}: {'; '.join(each)}. By the largest, {tie}"
     ]
 
 

@@ -11,6 +11,7 @@ from scipy.stats import kendalltau, t
 
 from evalsuite.foundation import DataError
 from evalsuite.reports import compare
+from evalsuite.reports.findings import replicate_sentences
 from evalsuite.reports.page.training_view import training_views
 from evalsuite.reports.report import Report
 from evalsuite.reports.training import read_losses
@@ -174,3 +175,14 @@ def test_losses_are_drawn_by_stage(made: tuple[Report, Path, Path]) -> None:
     (run / "training" / "bad.jsonl").write_text('{"stage": "kd"}\n')
     with pytest.raises(DataError, match=r"bad.jsonl, line 1: not a step of a training"):
         read_losses([run])
+
+
+def test_the_widest_group_of_seeds_says_what_is_a_tie(made: tuple[Report, Path, Path]) -> None:
+    report, _, _ = made
+    groups = [group for group in report.replicates if group.protocol == "loglikelihood"]
+    assert len(groups) == 2
+    widest = max(group.deviation for group in groups)
+    (said,) = replicate_sentences(report, "loglikelihood")
+    assert "(gla, gla-1" in said
+    assert "(heads, heads-1, heads-2). By the largest, " in said
+    assert f"differences under {200 * widest:.1f} points" in said
