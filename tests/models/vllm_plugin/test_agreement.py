@@ -18,7 +18,7 @@ from evalsuite.models.checkpoints import Checkpoint, describe_checkpoint
 from evalsuite.models.engine.vllm_engine import VllmEngine
 from evalsuite.models.engine.vllm_process import VllmProcess, find_python
 from evalsuite.models.vllm_plugin.agreement import REGIMES, measure
-from evalsuite.models.vllm_plugin.examples import Student, every_student, hybrid, save
+from evalsuite.models.vllm_plugin.examples import Student, every_student, hybrid, pure, save
 from evalsuite.models.vllm_plugin.rows import Row
 from evalsuite.models.vllm_plugin.shipping import ship
 
@@ -81,6 +81,18 @@ def test_a_prompt_of_one_token_begins_afresh_among_those_that_write(
         regimes=["little cache"],
         count=40,
         arguments={"max_num_seqs": 6},
+    )
+    assert row.holds, row
+
+
+def test_windows_alone_find_room_in_a_little_cache(teacher: Checkpoint, process: VllmProcess) -> None:
+    """vLLM gives them its kernel's smallest blocks, of which the longest prompt wants many more."""
+    (row,) = measure(
+        [pure("sliding_window", 4)],
+        lambda student, place: save(student, teacher.model, teacher.tokenizer, place),
+        process,
+        regimes=["little cache"],
+        count=40,
     )
     assert row.holds, row
 

@@ -3,14 +3,25 @@
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import pytest
+
 from evalsuite.foundation import append_jsonl
 from evalsuite.models import MIXERS
 from evalsuite.models.engine.requests import GenerateAnswer
-from evalsuite.models.vllm_plugin.agreement import Answers
+from evalsuite.models.vllm_plugin.agreement import (
+    AT_ONCE,
+    MAX_LENGTH,
+    RECURRENT,
+    REGIMES,
+    ROOM,
+    Answers,
+    served,
+)
 from evalsuite.models.vllm_plugin.examples import (
     LONGEST,
     chosen_students,
     every_student,
+    hybrid,
     noise,
     prompts,
     prose,
@@ -55,6 +66,29 @@ def test_every_mixer_is_there_pure_and_with_a_quarter_of_softmax() -> None:
         if mixer != "softmax":
             assert (mixer, mixer, mixer, "softmax") * 2 in students
     assert any(len(set(mixers)) == 4 for mixers in students)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_longest_prompt_fits_into_the_little_cache(gpu: bool) -> None:
+    """vLLM starts only if it does. Where all layers have a sliding window, blocks are of 16 tokens, and one
+    more is wanted, as a window may begin inside of one; states make all blocks large; else they are as told,
+    by default of 16 on a GPU and 128 on a CPU."""
+    for student in every_student(8):
+        told = served("little cache", student, gpu=gpu)
+        blocks = told["num_gpu_blocks_override"]
+        if set(student.mixers) == {"sliding_window"}:
+            assert (blocks - 1) * 16 >= MAX_LENGTH, student.name
+        elif not set(student.mixers) & RECURRENT:
+            assert blocks * told.get("block_size", 16 if gpu else 128) >= MAX_LENGTH, student.name
+
+
+def test_a_regime_is_what_it_says_on_a_gpu_too() -> None:
+    student = hybrid("gla", 4)
+    for regime, given in REGIMES.items():
+        told = served(regime, student, gpu=False)
+        assert told == {**ROOM, **given}
+        most = given.get("max_num_seqs", AT_ONCE.get(regime, 256))
+        assert served(regime, student, gpu=True) == {**told, "max_num_seqs": most}
 
 
 def test_pure_students_and_hybrids_can_be_asked_alone() -> None:
