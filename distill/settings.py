@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from evalsuite.foundation.strict import Strict
 
@@ -20,6 +20,17 @@ def _tokens(value: Any) -> Any:
 
 
 Tokens = Annotated[int, BeforeValidator(_tokens), Field(gt=0)]
+
+
+def _token_counts(value: Any) -> Any:
+    """Read one count, or a list of them."""
+    counts = [_tokens(each) for each in (value if isinstance(value, list) else [value])]
+    if not counts or not all(type(count) is int and count > 0 for count in counts):
+        raise ValueError("a count of tokens such as 500000, 80M or 1.5B, or a list of them, was expected")
+    return counts if isinstance(value, list) else counts[0]
+
+
+TokenCounts = Annotated[int | list[int], PlainValidator(_token_counts)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -183,7 +194,7 @@ class Saving(Strict):
 
     state_seconds: float = Field(default=300.0, ge=0)
     """Seconds between saved training states (from which a killed run goes on); 0: after every step."""
-    checkpoint_tokens: Tokens | list[Tokens] | None = None
+    checkpoint_tokens: TokenCounts | None = None
     """Checkpoints kept for token-scaling studies, besides the one at each stage's end: tokens from one to
     the next, or a list of how many tokens each shall have seen."""
     stage_checkpoints: bool = True

@@ -61,13 +61,16 @@ def load(path: Path, kind: type[StrictModel]) -> StrictModel:
 
 
 def _explain(mistake: Any, kind: type[BaseModel], source: str) -> str:
-    where = ".".join(str(part) for part in mistake["loc"]) or "(top level)"
+    where = ".".join(str(part) for part in mistake["loc"])
     if mistake["type"] == "extra_forbidden":
         *parents, key = mistake["loc"]
         return f"{source}: unknown key '{where}'{nearest(str(key), _known_keys(kind, parents))}"
     if mistake["type"] == "missing":
         return f"{source}: '{where}' is required"
-    return f"{source}: '{where}' = {mistake['input']!r}: {mistake['msg']}"
+    # What is wrong within a group of settings names them itself; all of them would bury it.
+    value = "" if isinstance(mistake["input"], dict) else f" = {mistake['input']!r}"
+    place = f"'{where}'{value}: " if where else ""
+    return f"{source}: {place}{mistake['msg'].removeprefix('Value error, ')}"
 
 
 def _known_keys(kind: Any, parents: list[Any]) -> list[str]:

@@ -177,3 +177,17 @@ def test_variants_that_share_an_anchor_do_not_share_what_they_change(write):
     recipe = load_recipe(f"{path}:full")
     assert recipe.stages[0].lr == 1e-5
     assert recipe.variants["tuned"]["stages"][0]["lr"] == SIZES["lr"]
+
+
+@pytest.mark.parametrize("given", ["abc", "[1M, abc]", "[]", "0", "2.5", "[1M, -2]"])
+def test_points_for_checkpoints_are_counts_of_tokens(write, given):
+    with pytest.raises(ConfigError, match=r"'saving.checkpoint_tokens' = .*: a count of tokens such as"):
+        load_recipe(write(), [f"saving.checkpoint_tokens={given}"])
+
+
+def test_a_mistake_of_the_whole_is_told_without_the_whole(write):
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(write(), ["student.checkpoints={gla: ':no'}"])
+    assert str(caught.value).endswith(
+        "with --set: student.checkpoints.gla: there is no variant 'no'; known: gla, short"
+    )
