@@ -1,6 +1,8 @@
 """The one progress bar: time left, a rate, and a few live figures."""
 
+import os
 import sys
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,6 +10,22 @@ from tqdm import tqdm
 
 LOG_SECONDS = 10.0
 """Between two redrawings where stderr is no terminal: a log keeps every one of them."""
+
+
+class _Bar(tqdm):
+    """A bar whose lock is this process's own.
+
+    tqdm's is shared with forked processes: one that is killed while it draws keeps it for ever.
+    """
+
+
+def _own_lock() -> None:
+    _Bar.set_lock(threading.RLock())
+
+
+_own_lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_own_lock)
 
 
 def progress(
@@ -22,7 +40,7 @@ def progress(
 
     Call ``.update(n)`` and ``.set_postfix(loss=…)`` on it, or iterate over it.
     """
-    return tqdm(
+    return _Bar(
         iterable,
         total=total,
         desc=what,

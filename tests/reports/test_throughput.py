@@ -1,10 +1,15 @@
 """The command that measures a report of many records; a million are measured by hand and published."""
 
 import json
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 from evalsuite.reports.panel import load_panel
-from evalsuite.reports.throughput import main, write_run
+from evalsuite.reports.throughput import main, usage_of, write_run
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "statistics"
 
@@ -26,6 +31,19 @@ def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
     assert found["processor_seconds"] > 0
     assert found["peak_bytes"] > 5e7
     assert found["page_bytes"] > 1e5
+
+
+def test_only_the_process_that_is_measured_counts() -> None:
+    def children() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    subprocess.run([sys.executable, "-c", "sum(range(10**7))"], check=True)
+    before = children()
+    used = usage_of([sys.executable, "-c", "sum(range(10**6))"])
+    assert 0 < used.ru_utime + used.ru_stime == pytest.approx(children() - before, abs=0.02)
+    with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
+        usage_of([sys.executable, "-c", "raise SystemExit(3)"])
 
 
 def test_what_is_published_holds() -> None:
