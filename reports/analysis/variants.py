@@ -29,6 +29,8 @@ class Variant:
     """One student of a recipe `base.name`."""
 
     subject: int
+    runs: tuple[int, ...]
+    """All students of it, which differ by their seed; `subject` is the first of them."""
     name: str
     """What the recipe changes; empty for the plain one."""
     partner: int | None
@@ -93,6 +95,7 @@ def _variation(
         members.append(
             Variant(
                 subject=subject,
+                runs=tuple(runs[seed] for seed in sorted(runs)),
                 name=name,
                 partner=partner,
                 differences={} if partner is None else _differences(pairs, subject, partner),

@@ -116,10 +116,11 @@ def _changed_otherwise(report: Report) -> set[int]:
         return len(lineage_of(report.subjects[subject].plan).softmax_layers)
 
     return {
-        member.subject
+        student
         for variation in report.variations
         for member in variation.members
         if member.partner is not None and layers(member.subject) == layers(member.partner)
+        for student in member.runs
     }
 
 

@@ -12,6 +12,7 @@ from scipy.stats import kendalltau, t
 from evalsuite.foundation import DataError
 from evalsuite.reports import compare
 from evalsuite.reports.findings import replicate_sentences
+from evalsuite.reports.page.layer_view import layer_charts
 from evalsuite.reports.page.training_view import training_views
 from evalsuite.reports.report import Report
 from evalsuite.reports.training import read_losses
@@ -175,6 +176,33 @@ def test_losses_are_drawn_by_stage(made: tuple[Report, Path, Path]) -> None:
     (run / "training" / "bad.jsonl").write_text('{"stage": "kd"}\n')
     with pytest.raises(DataError, match=r"bad.jsonl, line 1: not a step of a training"):
         read_losses([run])
+
+
+def test_no_seed_of_a_changed_recipe_is_drawn_as_a_student_without_softmax_layers(
+    dice: SimpleNamespace, tmp_path: Path
+) -> None:
+    def student(label: str, recipe: str, seed: int = 0, last: str = "gla") -> Any:
+        lineage = {"recipe": recipe, "seed": seed, "mixers": ["gla", last], "tokens": 100}
+        return dice.Answerer(label, lambda *_: 0.6, lineage=lineage)
+
+    students = [
+        student("plain", "r"),
+        student("plain-1", "r", 1),
+        student("heads", "r.wrong-heads"),
+        student("heads-1", "r.wrong-heads", 1),
+        student("hybrid", "r.hybrid", last="softmax"),
+    ]
+    teacher = dice.Answerer("t", lambda *_: 0.7, "teacher")
+    asked = [dice.Asked("piqa", "PIQA", "common_sense", 50)]
+    run = dice.make_run(tmp_path / "run", asked, [teacher, *students])
+    charts = layer_charts(compare([run], tmp_path / "out").report)
+    drawn = {
+        view.title: {each.label for each in students if f"{each.label}: " in view.chart} for view in charts
+    }
+    assert drawn == {
+        f"Recovery by number of softmax layers, {how}": {"plain", "plain-1", "hybrid"}
+        for how in ("ranked", "written")
+    }
 
 
 def test_the_widest_group_of_seeds_says_what_is_a_tie(made: tuple[Report, Path, Path]) -> None:
