@@ -1,1 +1,1 @@
-"""What is asked: benchmarks, suites, generators and the frozen data."""
+"""Benchmarks, suites, data sources and document generators."""

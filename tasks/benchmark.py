@@ -1,9 +1,9 @@
-"""A benchmark: one YAML file that says what is asked, how under each protocol, and what chance scores."""
+"""Benchmarks: one YAML file each, with its data source, protocols, metrics and chance level."""
 
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,63 +18,89 @@ ProtocolName = Literal["loglikelihood", "generation"]
 Chance = float | Literal["per_document"] | None
 
 
-class Source(Strict):
-    """Rows of a data set of the hub, or of a frozen copy of it."""
+class TaskConfig(Strict):
+    """Strict settings that refuse a retired key with the name that replaced it."""
+
+    RETIRED: ClassVar[dict[str, str]] = {}
+    """Retired key → current key."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_retired_keys(cls, value: Any) -> Any:
+        for key in value if isinstance(value, dict) else ():
+            if key in cls.RETIRED and key not in cls.model_fields:
+                raise ValueError(f"'{key}' was renamed; use '{cls.RETIRED[key]}'")
+        return value
+
+
+class Source(TaskConfig):
+    """Rows of a hub dataset, or of a frozen copy of it."""
+
+    RETIRED: ClassVar[dict[str, str]] = {
+        "shots_split": "fewshot_split",
+        "merged": "merge_configs",
+        "where": "filters",
+        "derive": "transform",
+        "options": "transform_args",
+    }
 
     dataset: str
     """Hub id, such as ``allenai/ai2_arc``."""
     config: str | None = None
     configs: tuple[str, ...] = ()
-    """Several configs, each one subject of the benchmark; instead of `config`."""
+    """Several configs, each a subject of the benchmark; excludes `config`."""
     split: str
-    shots_split: str | None = None
+    fewshot_split: str | None = None
     """Split that few-shot examples are drawn from; never the evaluated one."""
     subject_column: str | None = None
-    """Column that names a row's subject."""
-    merged: bool = False
-    """The hub keeps one config per subject; frozen, they are one file with `subject_column`."""
-    where: dict[str, str] = Field(default_factory=dict)
-    """Keep only rows whose columns have these values; case and surrounding space do not count."""
-    derive: str | None = None
-    """A name from `evalsuite.tasks.derive.DERIVE`, which makes questions of the rows."""
-    options: dict[str, int] = Field(default_factory=dict)
-    """Of `derive`: ``templates: 3``."""
+    """Column that names the subject of a row."""
+    merge_configs: bool = False
+    """The hub has one config per subject; the frozen copy is one file with `subject_column`."""
+    filters: dict[str, str] = Field(default_factory=dict)
+    """Column → required value; case and surrounding whitespace are ignored."""
+    transform: str | None = None
+    """A key of `evalsuite.tasks.sources.transform.TRANSFORMS`, which turns rows into questions."""
+    transform_args: dict[str, int] = Field(default_factory=dict)
+    """Arguments of `transform`, such as ``templates: 3``."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Source":
         if self.config is not None and self.configs:
             raise ValueError("give either 'config' or 'configs'")
-        if self.merged and (self.config is not None or self.configs or self.subject_column is None):
-            raise ValueError("'merged' needs 'subject_column', and neither 'config' nor 'configs'")
-        if self.shots_split == self.split:
-            raise ValueError("'shots_split' must not be the evaluated split")
-        if self.options and self.derive is None:
-            raise ValueError("'options' belong to 'derive'")
+        if self.merge_configs and (self.config is not None or self.configs or self.subject_column is None):
+            raise ValueError("'merge_configs' needs 'subject_column', and neither 'config' nor 'configs'")
+        if self.fewshot_split == self.split:
+            raise ValueError("'fewshot_split' must not be the evaluated split")
+        if self.transform_args and self.transform is None:
+            raise ValueError("'transform_args' needs 'transform'")
         return self
 
 
-class Split(Strict):
-    """One split of a data set, whole."""
+class SplitRef(TaskConfig):
+    """One complete split of a dataset."""
 
     dataset: str
     config: str | None = None
     split: str
 
 
-class Generated(Strict):
-    """Rows that a generator of ours makes from a seed."""
+class Generated(TaskConfig):
+    """Rows that a built-in generator makes from a seed."""
+
+    RETIRED: ClassVar[dict[str, str]] = {"kind": "task", "reads": "inputs"}
 
     generator: str
-    """A name from `evalsuite.tasks.documents.GENERATORS`."""
-    kind: str
+    """A key of `evalsuite.tasks.synthetic.generators.GENERATORS`."""
+    task: str
+    """Task of the generator, such as ``niah_single_1``."""
     count: int = Field(ge=1)
-    """Documents, per context length where there are contexts; at most, where it draws from `reads`."""
-    reads: tuple[Split, ...] = ()
-    """What the generator draws text or questions from."""
+    """Documents, per context length where there are several; an upper bound if drawn from `inputs`."""
+    inputs: tuple[SplitRef, ...] = ()
+    """Splits that the generator takes texts or questions from."""
 
 
-class SamplingSpec(Strict):
-    """How an answer is written; see `evalsuite.models.engine.requests.Sampling`."""
+class SamplingSpec(TaskConfig):
+    """Sampling parameters of generation; see `evalsuite.models.inference.requests.Sampling`."""
 
     max_new_tokens: int = Field(ge=1)
     temperature: float = Field(default=0.0, ge=0)
@@ -83,24 +109,26 @@ class SamplingSpec(Strict):
     stop: tuple[str, ...] = ()
 
 
-class LogLikelihood(Strict):
-    """How a benchmark is asked by ranking log-likelihoods, through lm-eval."""
+class LogLikelihood(TaskConfig):
+    """The log-likelihood protocol of a benchmark, through lm-eval."""
+
+    RETIRED: ClassVar[dict[str, str]] = {"shots": "num_fewshot", "begin": "add_bos_token"}
 
     task: str
     """A task file below lm-eval's task folder (``arc/arc_easy.yaml``; ``{subject}`` stands for the
-    subject), or ``evalsuite/<name>.yaml`` for one of ours (`evalsuite/protocols/lm_eval_tasks`)."""
+    subject), or ``evalsuite/<name>.yaml`` for a built-in one (`evalsuite/protocols/lm_eval_tasks`)."""
     metric: str
-    """The metric that tables show; a suite may choose another of the task's."""
+    """Main metric, shown in tables; a suite may choose another metric of the task."""
     direction: Literal["higher", "lower"] = "higher"
     units: str | None = None
-    shots: int = Field(default=0, ge=0)
-    begin: bool = False
-    """Every context begins with the tokenizer's BOS (EOS where it has none), whatever it does by default."""
+    num_fewshot: int = Field(default=0, ge=0)
+    add_bos_token: bool = False
+    """Prepend BOS (EOS where the tokenizer has none) to every context, whatever the tokenizer's default."""
     chance: Chance = None
-    """Where it differs from the benchmark's own."""
+    """Overrides the chance level of the benchmark."""
 
     @model_validator(mode="after")
-    def _direction_is_the_metrics(self) -> "LogLikelihood":
+    def _direction_fits_metric(self) -> "LogLikelihood":
         lower = self.metric in PERPLEXITIES
         if (self.direction, self.units) != ("lower" if lower else "higher", PERPLEXITIES.get(self.metric)):
             kind = f"a perplexity: lower, units {PERPLEXITIES[self.metric]}" if lower else "higher is better"
@@ -108,7 +136,7 @@ class LogLikelihood(Strict):
         return self
 
     def with_metric(self, metric: str) -> "LogLikelihood":
-        """The same questions, with another main metric."""
+        """Return the same protocol with another main metric."""
         lower = metric in PERPLEXITIES
         direction: Literal["higher", "lower"] = "lower" if lower else "higher"
         return self.model_copy(
@@ -116,42 +144,57 @@ class LogLikelihood(Strict):
         )
 
 
-class Generation(Strict):
-    """How a benchmark is asked by making the model write, through EvalScope."""
+class Generation(TaskConfig):
+    """The generation protocol of a benchmark, through EvalScope."""
+
+    RETIRED: ClassVar[dict[str, str]] = {
+        "shots": "num_fewshot",
+        "judge": "scorer",
+        "template": "prompt_template",
+        "options": "dataset_args",
+        "executes": "unsafe_code",
+    }
 
     dataset: str
-    """An EvalScope benchmark, or ``evalsuite`` for our adapter over rows with a prompt."""
+    """An EvalScope benchmark, or ``evalsuite`` for the built-in adapter over rows with a prompt."""
     metric: str
-    shots: int = Field(default=0, ge=0)
+    num_fewshot: int = Field(default=0, ge=0)
     prompt: Literal["chat", "literal"] = "chat"
-    """`chat`: through the tokenizer's chat template where there is one; `literal`: the text as it is."""
-    judge: str | None = None
-    """For our adapter: a name from `evalsuite.protocols.judges.JUDGES`."""
+    """`chat`: through the tokenizer's chat template where there is one; `literal`: plain text."""
+    scorer: str | None = None
+    """Built-in adapter only: a key of `evalsuite.protocols.scorers.SCORERS`."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Columns that EvalScope expects, as Jinja expressions over the row: ``question: goal``."""
-    template: str | None = None
-    """For our adapter: the prompt as a Jinja template over the row, where rows bring none themselves."""
+    prompt_template: str | None = None
+    """Built-in adapter only: Jinja template of the prompt, for rows that have none."""
     truncate: Literal["middle"] | None = None
-    """Cut what a model cannot read whole, leaving `max_new_tokens` free. None: refuse it by name."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of EvalScope's benchmark (`dataset_args`)."""
-    executes: bool = False
-    """Judging runs code that the model wrote: only where a user allows it."""
+    """Cut prompts that exceed the model's length minus `max_new_tokens`; None refuses them by name."""
+    dataset_args: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the EvalScope benchmark."""
+    unsafe_code: bool = False
+    """The scorer executes generated code, which requires the user's consent."""
     sampling: SamplingSpec
     chance: Chance = None
-    """Where it differs from the benchmark's own."""
+    """Overrides the chance level of the benchmark."""
 
     @model_validator(mode="after")
-    def _judge_is_ours(self) -> "Generation":
-        if (self.dataset == "evalsuite") != (self.judge is not None):
-            raise ValueError("'judge' belongs to dataset 'evalsuite', and only there")
-        if self.template is not None and self.judge is None:
-            raise ValueError("'template' belongs to dataset 'evalsuite'; EvalScope's have their own")
+    def _scorer_needs_built_in_adapter(self) -> "Generation":
+        if (self.dataset == "evalsuite") != (self.scorer is not None):
+            raise ValueError("'scorer' belongs to dataset 'evalsuite', and only there")
+        if self.prompt_template is not None and self.scorer is None:
+            raise ValueError("'prompt_template' belongs to dataset 'evalsuite'; EvalScope's have their own")
         return self
 
 
-class Benchmark(Strict):
+class Benchmark(TaskConfig):
     """A named question set with up to two protocols over the same documents."""
+
+    RETIRED: ClassVar[dict[str, str]] = {
+        "licence": "license",
+        "documents": "num_documents",
+        "needs": "requires",
+        "resources": "assets",
+    }
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")
     title: str
@@ -159,24 +202,24 @@ class Benchmark(Strict):
         "knowledge", "common_sense", "reasoning", "instruction_following", "recall", "language_modeling"
     ]
     chance: Chance = None
-    """Score of a guesser as a fraction; `per_document`: one over the number of choices; None: unknown."""
-    licence: str
+    """Expected score of guessing, as a fraction; `per_document`: 1 / number of choices; None: unknown."""
+    license: str
     citation: str
     source: Source | None = None
     sources: dict[str, Source] = Field(default_factory=dict)
-    """Instead of `source`: several data sets, each a subject. A limit is shared out evenly among them."""
+    """Subject → dataset, instead of `source`. A limit is divided evenly among them."""
     generated: Generated | None = None
-    """Instead of `source`."""
-    documents: int | None = Field(default=None, ge=1)
-    """How many documents there are as published; a data folder may hold only part of them."""
+    """Generator of the rows, instead of `source`."""
+    num_documents: int | None = Field(default=None, ge=1)
+    """Published number of documents; a data folder may hold only some of them."""
     contexts: tuple[int, ...] = ()
-    """Lengths in tokens at which it is asked unless a suite says otherwise."""
+    """Default prompt lengths in tokens; a suite may choose others."""
     group: str | None = None
-    """Suite of which it is a part, such as ``longbench``."""
-    needs: str | None = None
-    """What a user must bring or allow beside its data; shown by `evalsuite show`."""
-    resources: tuple[Literal["punkt_tab"], ...] = ()
-    """What its metric reads beside its rows; see `evalsuite.tasks.resources`."""
+    """Suite that the benchmark is a part of, such as ``longbench``."""
+    requires: str | None = None
+    """What the user must provide or allow besides the data; printed by `evalsuite show`."""
+    assets: tuple[Literal["punkt_tab"], ...] = ()
+    """Files that the metric reads besides the rows; see `evalsuite.tasks.sources.assets`."""
     loglikelihood: LogLikelihood | None = None
     generation: Generation | None = None
 
@@ -192,10 +235,8 @@ class Benchmark(Strict):
         given = [self.source is not None, bool(self.sources), self.generated is not None]
         if sum(given) != 1:
             raise ValueError("give either a 'source' or a 'generated' block (or several 'sources')")
-        if self.generated is not None and self.documents is not None:
-            raise ValueError(
-                "'documents' belongs to a 'source'; a generator's 'count' says how many it makes"
-            )
+        if self.generated is not None and self.num_documents is not None:
+            raise ValueError("'num_documents' belongs to a 'source'; a generator has 'count'")
         if self.contexts and self.generated is None:
             raise ValueError("'contexts' need a generator")
         if not self.protocols:
@@ -203,25 +244,25 @@ class Benchmark(Strict):
         return self
 
     @property
-    def parts(self) -> tuple[tuple[str | None, Source], ...]:
-        """Its data sets, each with the subject that it stands for; none where rows are generated."""
+    def subject_sources(self) -> tuple[tuple[str | None, Source], ...]:
+        """Pairs of subject and source; empty if rows are generated."""
         if self.source is not None:
             return ((None, self.source),)
         return tuple(self.sources.items())
 
     @property
-    def published(self) -> int | None:
-        """Documents of the whole benchmark (of one context, where there are several); None: not known."""
-        return self.generated.count if self.generated is not None else self.documents
+    def expected_documents(self) -> int | None:
+        """Documents of the complete benchmark (of one context, if it has several); None: unknown."""
+        return self.generated.count if self.generated is not None else self.num_documents
 
     @property
-    def draws_shots(self) -> bool:
-        """Whether there is a split to draw few-shot examples from."""
-        return any(source.shots_split is not None for _, source in self.parts)
+    def has_fewshot_split(self) -> bool:
+        """Whether any source has a split to draw few-shot examples from."""
+        return any(source.fewshot_split is not None for _, source in self.subject_sources)
 
     @property
     def protocols(self) -> tuple[ProtocolName, ...]:
-        """The protocols it has."""
+        """Protocols that the benchmark defines."""
         found: list[ProtocolName] = []
         if self.loglikelihood is not None:
             found.append("loglikelihood")
@@ -231,7 +272,7 @@ class Benchmark(Strict):
 
 
 def known_benchmarks() -> list[str]:
-    """Names of the benchmarks that are built in, sorted."""
+    """Return the names of the built-in benchmarks, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
@@ -240,10 +281,10 @@ def load_benchmark(name: str | Path, *, near: Path | None = None) -> Benchmark:
 
     Args:
         name: a name, or a path that ends in ``.yaml``.
-        near: folder that a relative path starts from.
+        near: folder that relative paths start from.
 
     Raises:
-        ConfigError: an unknown name (the nearest known one is named), or a file that is not a benchmark.
+        ConfigError: an unknown name (with the nearest known one), or an invalid file.
     """
     if str(name).endswith((".yaml", ".yml")):
         return load((near / name) if near is not None else Path(name), Benchmark)
@@ -257,11 +298,11 @@ def _built_in(name: str) -> Benchmark:
         raise ConfigError(f"unknown benchmark '{name}'{nearest(name, known_benchmarks())}")
     benchmark = load(path, Benchmark)
     if benchmark.name != name:
-        raise ConfigError(f"{path}: 'name' = {benchmark.name!r}; the file is called {name}")
+        raise ConfigError(f"{path}: 'name' = {benchmark.name!r} differs from the file name {name}")
     return benchmark
 
 
 def all_benchmarks() -> Iterator[Benchmark]:
-    """Yield every built-in benchmark, by name."""
+    """Yield every built-in benchmark, sorted by name."""
     for name in known_benchmarks():
         yield load_benchmark(name)

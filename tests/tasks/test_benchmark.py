@@ -1,4 +1,4 @@
-"""Benchmarks and suites: each is one YAML file that is understood whole or refused by name."""
+"""Validation of benchmark and suite files, and of the built-in ones."""
 
 from pathlib import Path
 
@@ -7,41 +7,41 @@ import yaml
 
 from evalsuite.foundation import ConfigError
 from evalsuite.tasks.benchmark import FOLDER, Benchmark, all_benchmarks, known_benchmarks, load_benchmark
-from evalsuite.tasks.pocket import KINDS
-from evalsuite.tasks.suite import Suite, known_suites, load_suite, resolve, sampling_of
+from evalsuite.tasks.suite import Suite, known_suites, load_suite, resolve, resolve_sampling
+from evalsuite.tasks.synthetic.pocket import TASKS
 
 
 @pytest.mark.parametrize("name", known_benchmarks())
-def test_every_built_in_benchmark_is_valid(name: str) -> None:
+def test_built_in_benchmarks_are_valid(name: str) -> None:
     benchmark = load_benchmark(name)
     assert benchmark.protocols
-    assert benchmark.licence
+    assert benchmark.license
 
 
 @pytest.mark.parametrize("name", known_suites())
-def test_every_built_in_suite_resolves(name: str) -> None:
+def test_built_in_suites_resolve(name: str) -> None:
     for entry, benchmark in resolve(load_suite(name)):
         assert entry.protocols
-        assert set(entry.shots) == set(benchmark.protocols)
+        assert set(entry.num_fewshot) == set(benchmark.protocols)
         assert bool(entry.contexts) == bool(benchmark.contexts)
 
 
-def test_the_pocket_benchmarks_are_what_the_pocket_world_offers() -> None:
+def test_pocket_benchmarks_match_the_task_registry() -> None:
     built_in = {
-        each.generated.kind: each
+        each.generated.task: each
         for each in all_benchmarks()
         if each.generated is not None and each.generated.generator == "pocket"
     }
-    assert set(built_in) == set(KINDS)
+    assert set(built_in) == set(TASKS)
     for kind, benchmark in built_in.items():
-        assert benchmark.category == KINDS[kind].category
-        assert benchmark.protocols == KINDS[kind].protocols
-        assert benchmark.contexts == KINDS[kind].contexts
+        assert benchmark.category == TASKS[kind].category
+        assert benchmark.protocols == TASKS[kind].protocols
+        assert benchmark.contexts == TASKS[kind].contexts
         assert benchmark.generation is not None
-        assert benchmark.generation.sampling.max_new_tokens == KINDS[kind].max_new_tokens
+        assert benchmark.generation.sampling.max_new_tokens == TASKS[kind].max_new_tokens
 
 
-def test_unknown_names_come_with_the_nearest() -> None:
+def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown benchmark 'hellaswg'; did you mean 'hellaswag'"):
         load_benchmark("hellaswg")
     with pytest.raises(ConfigError, match="unknown suite 'pocket-quik'; did you mean 'pocket-quick'"):
@@ -56,10 +56,10 @@ def arc() -> dict:
     ("change", "message"),
     [
         ({"titel": "x"}, "unknown key 'titel'; did you mean 'title'"),
-        ({"licence": None}, "'licence' = None"),
+        ({"license": None}, "'license' = None"),
         ({"source": {"dataset": "a/b", "splits": "test"}}, "'source.split' is required"),
         (
-            {"source": {"dataset": "a/b", "split": "test", "shots_split": "test"}},
+            {"source": {"dataset": "a/b", "split": "test", "fewshot_split": "test"}},
             "must not be the evaluated split",
         ),
         ({"source": None}, "either a 'source' or a 'generated' block"),
@@ -69,14 +69,48 @@ def arc() -> dict:
         ({"category": "maths"}, "'category' = 'maths'"),
     ],
 )
-def test_a_benchmark_file_with_a_mistake_is_refused(tmp_path: Path, change: dict, message: str) -> None:
+def test_invalid_benchmark_file_is_refused(tmp_path: Path, change: dict, message: str) -> None:
     path = tmp_path / "arc_easy.yaml"
     path.write_text(yaml.safe_dump(arc() | change))
     with pytest.raises(ConfigError, match=message):
         load_benchmark(path)
 
 
-def test_a_suite_may_bring_benchmarks_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "block", "old", "new"),
+    [
+        ("arc_easy", None, "licence", "license"),
+        ("arc_easy", "source", "shots_split", "fewshot_split"),
+        ("bear", "source", "derive", "transform"),
+        ("mmlu", "loglikelihood", "shots", "num_fewshot"),
+        ("pocket_facts", "generation", "judge", "scorer"),
+        ("pocket_facts", "generated", "kind", "task"),
+        ("humaneval", "generation", "executes", "unsafe_code"),
+    ],
+)
+def test_retired_key_is_refused_with_the_new_one(
+    tmp_path: Path, name: str, block: str | None, old: str, new: str
+) -> None:
+    value = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    settings = value if block is None else value[block]
+    settings[old] = settings.pop(new)
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(value))
+    with pytest.raises(ConfigError, match=f"{name}.yaml: .*'{old}' was renamed; use '{new}'"):
+        load_benchmark(path)
+
+
+def test_retired_keys_of_a_suite_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("name: s\ntitle: S\nbenchmarks: [{benchmark: mmlu, shots: {loglikelihood: 2}}]\n")
+    with pytest.raises(ConfigError, match="'shots' was renamed; use 'num_fewshot'"):
+        load_suite(path)
+    path.write_text("name: s\ntitle: S\nchat: never\nbenchmarks: [mmlu]\n")
+    with pytest.raises(ConfigError, match="'chat' was renamed; use 'chat_template'"):
+        load_suite(path)
+
+
+def test_suite_with_its_own_benchmark_files(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(arc() | {"name": "mine"}))
     (tmp_path / "suite.yaml").write_text("name: own\ntitle: Own\nbenchmarks: [mine.yaml, piqa]\n")
     suite = load_suite(tmp_path / "suite.yaml")
@@ -87,7 +121,7 @@ def suite(**settings: object) -> Suite:
     return Suite.model_validate({"name": "s", "title": "S", "benchmarks": ["arc_easy"], **settings})
 
 
-def test_a_protocol_that_a_benchmark_lacks_is_refused() -> None:
+def test_missing_protocol_is_refused() -> None:
     asked = suite(benchmarks=[{"benchmark": "gsm8k", "protocols": ["loglikelihood"]}])
     with pytest.raises(
         ConfigError, match="gsm8k: 'protocols' = loglikelihood: it has no loglikelihood protocol"
@@ -95,32 +129,32 @@ def test_a_protocol_that_a_benchmark_lacks_is_refused() -> None:
         resolve(asked)
 
 
-def test_contexts_where_there_are_none_are_refused() -> None:
-    with pytest.raises(ConfigError, match="benchmarks: arc_easy: 'contexts': it takes no contexts"):
+def test_contexts_of_a_benchmark_without_contexts_are_refused() -> None:
+    with pytest.raises(ConfigError, match="benchmarks: arc_easy: 'contexts': it has no context lengths"):
         resolve(suite(benchmarks=[{"benchmark": "arc_easy", "contexts": [128]}]))
 
 
-def test_a_benchmark_listed_twice_is_refused(tmp_path: Path) -> None:
+def test_duplicate_benchmark_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text("name: s\ntitle: S\nbenchmarks: [piqa, piqa]\n")
     with pytest.raises(ConfigError, match="'piqa' is listed twice"):
         load_suite(path)
 
 
-def test_a_suites_limit_shots_and_sampling_reach_its_benchmarks() -> None:
+def test_suite_limit_fewshot_and_sampling_apply_to_benchmarks() -> None:
     asked = suite(
         limit=5,
         sampling={"max_new_tokens": 256, "temperature": 0.7, "top_k": 20},
         benchmarks=[
             "arc_easy",
-            {"benchmark": "gsm8k", "limit": 7, "shots": {"generation": 2}},
+            {"benchmark": "gsm8k", "limit": 7, "num_fewshot": {"generation": 2}},
             "pocket_facts",
         ],
     )
     (first, arc_easy), (second, _), (third, facts) = resolve(asked)
     assert (first.limit, second.limit) == (5, 7)
-    assert second.shots == {"generation": 2}
-    assert sampling_of(asked, first, arc_easy).max_new_tokens == 256
-    assert sampling_of(asked, third, facts).max_new_tokens == 8
-    assert sampling_of(asked, third, facts).temperature == 0.7
+    assert second.num_fewshot == {"generation": 2}
+    assert resolve_sampling(asked, first, arc_easy).max_new_tokens == 256
+    assert resolve_sampling(asked, third, facts).max_new_tokens == 8
+    assert resolve_sampling(asked, third, facts).temperature == 0.7
     assert isinstance(facts, Benchmark)

@@ -1,4 +1,4 @@
-"""Suites: what each asks is what its paper (or the page that defines it) asks."""
+"""Built-in suites against the papers that define them, and suite settings."""
 
 import csv
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from evalsuite.foundation import ConfigError
 from evalsuite.tasks.benchmark import load_benchmark
-from evalsuite.tasks.suite import known_suites, load_suite, resolve, sampling_of
+from evalsuite.tasks.suite import known_suites, load_suite, resolve, resolve_sampling
 
 REFERENCES = Path(__file__).parents[2] / "reports" / "references"
 NAMES = {
@@ -28,10 +28,10 @@ def cells(name: str) -> dict[tuple[str, str], str]:
     }
 
 
-def test_quick_is_what_it_was_promised_to_be() -> None:
+def test_suite_quick_settings() -> None:
     suite = load_suite("quick")
     asked = {
-        (benchmark.name, protocol): (entry.limit, entry.contexts, entry.shots[protocol])
+        (benchmark.name, protocol): (entry.limit, entry.contexts, entry.num_fewshot[protocol])
         for entry, benchmark in resolve(suite)
         for protocol in entry.protocols
     }
@@ -47,13 +47,13 @@ def test_quick_is_what_it_was_promised_to_be() -> None:
     }
     for entry, benchmark in resolve(suite):
         if "generation" in entry.protocols:
-            sampling = sampling_of(suite, entry, benchmark)
+            sampling = resolve_sampling(suite, entry, benchmark)
             assert sampling.temperature == 0
             assert sampling.max_new_tokens <= 256
 
 
 @pytest.mark.parametrize(("paper", "suite"), [("linearizing_2025",) * 2, ("gendistill_2026",) * 2])
-def test_a_papers_suite_asks_what_its_tables_report(paper: str, suite: str) -> None:
+def test_paper_suites_cover_their_tables(paper: str, suite: str) -> None:
     asked = cells(suite.replace("_", "-"))
     with open(REFERENCES / f"{paper}.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["benchmark"] not in ("AVG.", "RECOV.", "Avg")]
@@ -70,23 +70,23 @@ def test_a_papers_suite_asks_what_its_tables_report(paper: str, suite: str) -> N
             assert asked[name, row["protocol"]] == row["metric"], row
 
 
-def test_the_papers_samplings_seeds_and_shots() -> None:
+def test_paper_suite_sampling_seeds_and_fewshot() -> None:
     suite = load_suite("gendistill-2026")
     assert suite.seeds == (1, 2, 3)
     entries = {benchmark.name: (entry, benchmark) for entry, benchmark in resolve(suite)}
-    spec = sampling_of(suite, *entries["gsm8k"])
+    spec = resolve_sampling(suite, *entries["gsm8k"])
     assert (spec.max_new_tokens, spec.temperature, spec.top_p, spec.top_k) == (1024, 0.7, 0.8, 20)
-    # Long contexts are asked greedily.
-    assert sampling_of(suite, *entries["niah_single_3"]).temperature == 0
-    shots = {name: entry.shots.get("generation") for name, (entry, _) in entries.items()}
+    # Long contexts use greedy decoding.
+    assert resolve_sampling(suite, *entries["niah_single_3"]).temperature == 0
+    shots = {name: entry.num_fewshot.get("generation") for name, (entry, _) in entries.items()}
     assert (shots["ceval"], shots["gsm8k"], shots["bbh"], shots["cmmlu"]) == (5, 4, 0, 0)
-    assert entries["mmlu"][0].shots == {"loglikelihood": 5}
+    assert entries["mmlu"][0].num_fewshot == {"loglikelihood": 5}
     greedy = load_suite("gendistill-2026-greedy")
     assert {benchmark.name for _, benchmark in resolve(greedy)} < set(entries)
-    assert sampling_of(greedy, *entries["gsm8k"]).temperature == 0
+    assert resolve_sampling(greedy, *entries["gsm8k"]).temperature == 0
 
 
-def test_nine_mixers_are_compared_by_unnormalized_accuracy() -> None:
+def test_kd_nine_suite_uses_unnormalized_accuracy() -> None:
     assert set(cells("kd-nine-2025").values()) == {"acc"}
     assert {name for name, _ in cells("kd-nine-2025")} == {
         "lambada",
@@ -98,25 +98,25 @@ def test_nine_mixers_are_compared_by_unnormalized_accuracy() -> None:
     }
 
 
-def test_all_asks_everything_but_the_pocket_world() -> None:
+def test_suite_all_has_every_real_benchmark() -> None:
     from evalsuite.tasks.benchmark import known_benchmarks
 
     asked = {name for name, _ in cells("all")}
     missing = set(known_benchmarks()) - asked
     assert {name for name in missing if load_benchmark(name).group != "pocket"} == {
-        "kv_retrieval_75",  # Their data is not on the hub; kv_retrieval makes the same question.
+        "kv_retrieval_75",  # Not on the hub; kv_retrieval generates equivalent questions.
         "kv_retrieval_140",
     }
 
 
 @pytest.mark.parametrize("name", known_suites())
-def test_a_perplexity_is_lower_and_everything_else_higher(name: str) -> None:
+def test_only_perplexities_are_lower_is_better(name: str) -> None:
     for _, benchmark in resolve(load_suite(name)):
         how = benchmark.loglikelihood
         assert how is None or (how.direction == "lower") == ("perplexity" in how.metric)
 
 
-def test_included_suites_bring_limits_and_not_sampling(tmp_path: Path) -> None:
+def test_included_suites_contribute_limits_but_not_sampling(tmp_path: Path) -> None:
     (tmp_path / "inner.yaml").write_text(
         "name: inner\ntitle: I\nlimit: 7\nseeds: [4, 5]\nbenchmarks: [gsm8k, {benchmark: piqa, limit: 2}]\n"
     )
@@ -139,7 +139,7 @@ def test_included_suites_bring_limits_and_not_sampling(tmp_path: Path) -> None:
         load_suite(outer)
 
 
-def test_a_suite_may_choose_another_metric(tmp_path: Path) -> None:
+def test_suite_overrides_the_main_metric(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     entry = "{benchmark: lambada_openai, metrics: {loglikelihood: perplexity}}"
     path.write_text(f"name: s\ntitle: S\nbenchmarks: [{entry}]\n")
@@ -149,7 +149,7 @@ def test_a_suite_may_choose_another_metric(tmp_path: Path) -> None:
     path.write_text(f"name: s\ntitle: S\nbenchmarks: [{entry.replace('loglikelihood', 'generation')}]\n")
     with pytest.raises(
         ConfigError,
-        match="lambada_openai: 'metrics' = generation: it has no generation protocol; ask for logl",
+        match="lambada_openai: 'metrics' = generation: it has no generation protocol; use logl",
     ):
         resolve(load_suite(path))
 
@@ -168,7 +168,7 @@ def test_limits_per_protocol(tmp_path: Path) -> None:
     assert asked("limit: 9\n" + whole + "[piqa]") == [(9, {"generation": 4})]
     assert asked(whole + "[{benchmark: piqa, protocols: [loglikelihood]}]") == [(None, {})]
     with pytest.raises(
-        ConfigError, match=r"s.yaml: benchmarks: pocket_facts: 'limits': it generates its documents"
+        ConfigError, match=r"s.yaml: benchmarks: pocket_facts: 'limits': its documents are generated"
     ):
         asked(whole + "[pocket_facts]")
     with pytest.raises(ConfigError, match="limits"):
@@ -180,7 +180,7 @@ def test_limits_per_protocol(tmp_path: Path) -> None:
     assert asked(f"include: ['{inner}']") == [(None, {"generation": 3})]
 
 
-def test_the_published_leaderboard_asks_what_the_paper_ranks_and_writes_on_part_of_it() -> None:
+def test_published_leaderboard_suite_matches_the_paper() -> None:
     suite = load_suite("smollm2-135m-instruct")
     entries = {benchmark.name: entry for entry, benchmark in resolve(suite)}
     ranked = {name: each for name, each in entries.items() if "loglikelihood" in each.protocols}
@@ -194,7 +194,7 @@ def test_the_published_leaderboard_asks_what_the_paper_ranks_and_writes_on_part_
     assert (entries["niah_single_3"].limit, entries["gsm8k"].limit) == (200, 1000)
 
 
-def test_an_unknown_benchmark_is_named_with_its_suite(tmp_path: Path) -> None:
+def test_unknown_benchmark_error_names_the_suite(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text("name: mine\ntitle: M\nbenchmarks: [arc_eazy]\n")
     with pytest.raises(ConfigError, match=r"s.yaml: benchmarks: unknown benchmark 'arc_eazy'; did you m"):

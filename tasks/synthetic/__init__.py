@@ -1,0 +1,1 @@
+"""Generated benchmarks: RULER with other recall tasks, and the pocket world."""

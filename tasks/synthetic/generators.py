@@ -1,0 +1,85 @@
+"""Document generators by name, behind one signature."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from evalsuite.foundation import ConfigError, DataError, nearest
+from evalsuite.tasks.benchmark import Benchmark
+
+Row = dict[str, Any]
+CountTokens = Callable[[str], int]
+Generator = Callable[[str, int, int, int | None, CountTokens | None, Sequence[list[Row]]], list[Row]]
+
+
+def _pocket(
+    task: str,
+    seed: int,
+    count: int,
+    context: int | None,
+    count_tokens: CountTokens | None,
+    inputs: Sequence[list[Row]],
+) -> list[Row]:
+    from evalsuite.tasks.synthetic.pocket import rows
+
+    return rows(task, seed=seed, count=count, context=context, count_tokens=count_tokens)
+
+
+def _ruler(
+    task: str,
+    seed: int,
+    count: int,
+    context: int | None,
+    count_tokens: CountTokens | None,
+    inputs: Sequence[list[Row]],
+) -> list[Row]:
+    from evalsuite.tasks.synthetic.ruler import rows
+
+    if context is None or count_tokens is None:
+        raise ConfigError(f"{task}: needs a checkpoint, whose tokenizer measures the length of its prompts")
+    return rows(task, seed=seed, count=count, context=context, count_tokens=count_tokens, inputs=inputs)
+
+
+GENERATORS: dict[str, Generator] = {"pocket": _pocket, "ruler": _ruler}
+"""Name → generator: (task, seed, count, context, count_tokens, rows of each input split) → rows."""
+RETIRED = {"sized": "ruler"}
+"""Retired generator → current name."""
+
+
+def generate(
+    benchmark: Benchmark,
+    count: int,
+    *,
+    seed: int,
+    context: int | None,
+    count_tokens: CountTokens | None,
+    read_inputs: Callable[[], Sequence[list[Row]]],
+) -> list[Row]:
+    """Generate the first `count` rows of a benchmark with a `generated` block.
+
+    Args:
+        benchmark: names the generator and its task.
+        count: rows; fewer are allowed if they are drawn from `inputs`.
+        seed: of all rows.
+        context: prompt length in tokens, for benchmarks with `contexts`.
+        count_tokens: number of tokens of a text.
+        read_inputs: returns the rows of each split in ``generated.inputs``; called after validation.
+
+    Raises:
+        ConfigError: an unknown generator, or a context that is missing or not applicable.
+        DataError: the generator returns too few rows.
+    """
+    generated = benchmark.generated
+    assert generated is not None
+    name = generated.generator
+    if name in RETIRED:
+        raise ConfigError(f"{benchmark.name}: generator '{name}' was renamed; use '{RETIRED[name]}'")
+    if name not in GENERATORS:
+        raise ConfigError(f"{benchmark.name}: unknown generator '{name}'{nearest(name, GENERATORS)}")
+    if (context is None) == bool(benchmark.contexts):
+        needed = f"one such as {benchmark.contexts[0]}" if benchmark.contexts else "none"
+        raise ConfigError(f"{benchmark.name}: context = {context}; it takes {needed}")
+    inputs = read_inputs()
+    rows = GENERATORS[name](generated.task, seed, count, context, count_tokens, inputs)
+    if not rows or (len(rows) != count and not inputs):
+        raise DataError(f"{benchmark.name}: {name} generated {len(rows)} of {count} documents")
+    return rows

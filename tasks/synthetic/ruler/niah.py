@@ -1,0 +1,195 @@
+"""Needle in a haystack: the eight retrieval tasks of RULER (Hsieh et al. 2024, arXiv 2404.06654, Table 5).
+
+Template, needles, haystacks, depths and the 128 answer tokens are RULER's (`niah.py`, `constants.py`,
+`synthetic.yaml` at github.com/NVIDIA/RULER). Differences: every document has its own seed; filler is added
+one unit at a time instead of 5 to 500; sentence ends are found by a regular expression instead of NLTK's
+punkt.
+"""
+
+import random
+import re
+import uuid
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from evalsuite.foundation import DataError
+from evalsuite.tasks.synthetic.ruler.fit_to_length import CountTokens, fit_to_length
+from evalsuite.tasks.synthetic.ruler.words import words
+
+TOKENS_TO_GENERATE = 128
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+NEEDLE = "One of the special magic {values} for {key} is: {value}."
+SINGLE_TEMPLATE = (
+    "A special magic {value} is hidden within the following text. Make sure to memorize it. I will quiz "
+    "you about the {value} afterwards.\n{context}\nWhat is the special magic {value} for {query} mentioned "
+    "in the provided text? The special magic {value} for {query} mentioned in the provided text is"
+)
+MULTI_TEMPLATE = (
+    "Some special magic {value}s are hidden within the following text. Make sure to memorize it. I will quiz "
+    "you about the {value}s afterwards.\n{context}\nWhat are all the special magic {value}s for {query} "
+    "mentioned in the provided text? The special magic {value}s for {query} mentioned in the provided "
+    "text are"
+)
+DEPTHS = tuple(round(100 * step / 39) for step in range(40))
+"""Needle depths in essays, in percent."""
+
+_SENTENCE_END = re.compile(r"[.!?][\"')\]]*$")
+_SENTENCE_START = re.compile(r"[\"'(\[]*[A-Z0-9]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """Haystack, needles and queries of a task."""
+
+    haystack: str
+    """``noise``: one repeated line; ``essay``: essays; ``needles``: distractor needles."""
+    key: str = "word"
+    value: str = "number"
+    keys: int = 1
+    values: int = 1
+    """Per key."""
+    queries: int = 1
+    """Number of queried keys."""
+
+
+TASKS = {
+    "niah_single_1": Task(haystack="noise"),
+    "niah_single_2": Task(haystack="essay"),
+    "niah_single_3": Task(haystack="essay", value="uuid"),
+    "niah_multikey_1": Task(haystack="essay", keys=4),
+    "niah_multikey_2": Task(haystack="needles"),
+    "niah_multikey_3": Task(haystack="needles", key="uuid", value="uuid"),
+    "niah_multivalue": Task(haystack="essay", values=4),
+    "niah_multiquery": Task(haystack="essay", keys=4, queries=4),
+}
+
+
+class Essays:
+    """Words and sentence ends of the essays, repeated from the start when they run out.
+
+    Raises:
+        DataError: rows without text.
+    """
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._words = " ".join(str(row.get("text", "")) for row in rows).split()
+        if not self._words:
+            raise DataError("the essays of RULER's haystack hold no text (column 'text')")
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Number of words up to the end of each sentence."""
+        after = [*self._words[1:], self._words[0]]
+        return [
+            number
+            for number, (word, following) in enumerate(zip(self._words, after, strict=True), 1)
+            if _SENTENCE_END.search(word) and _SENTENCE_START.match(following)
+        ]
+
+    def words(self, number: int) -> list[str]:
+        """The first `number` words."""
+        repeats = -(-number // len(self._words))
+        return (self._words * repeats)[:number]
+
+    def ends(self, number: int) -> list[int]:
+        """Sentence ends within the first `number` words; a truncated last sentence ends with the text."""
+        rounds, rest = divmod(number, len(self._words))
+        found = [turn * len(self._words) + end for turn in range(rounds) for end in self._ends]
+        found += [rounds * len(self._words) + end for end in self._ends[: bisect_right(self._ends, rest)]]
+        return found if found and found[-1] == number else [*found, number]
+
+
+class Sampled:
+    """Random parts of one document, independent of the amount of filler."""
+
+    def __init__(self, task: Task, seed: str, essays: Essays | None) -> None:
+        rng = random.Random(seed)
+        self._task = task
+        self._essays = essays
+        keys = _draw_distinct(rng, task.key, task.keys)
+        values = _draw_distinct(rng, task.value, task.keys * task.values)
+        per_key = {key: values[at * task.values :][: task.values] for at, key in enumerate(keys)}
+        self.needles = [self._needle(key, value) for key in keys for value in per_key[key]]
+        rng.shuffle(self.needles)
+        queried = rng.sample(keys, task.queries)
+        self.query = ", ".join(queried[:-1]) + ", and " + queried[-1] if len(queried) > 1 else queried[0]
+        self.answers = [value for key in queried for value in per_key[key]]
+        self.depths = sorted(rng.sample(DEPTHS, len(self.needles)))
+        self._depth = rng.random()
+        self._rng = random.Random(f"{seed} filler")
+        self._lines: list[str] = []
+
+    def _needle(self, key: str, value: str) -> str:
+        return NEEDLE.format(values=f"{self._task.value}s", key=key, value=value)
+
+    def position(self, units: int) -> int:
+        """Number of filler lines before the needle."""
+        return int(self._depth * units)
+
+    def _filler(self, units: int) -> list[str]:
+        if self._task.haystack == "noise":
+            return [FILLER] * units
+        while len(self._lines) < units:
+            self._lines.append(
+                self._needle(_draw_value(self._rng, self._task.key), _draw_value(self._rng, self._task.value))
+            )
+        return self._lines[:units]
+
+    def _context(self, units: int) -> str:
+        if self._essays is None:
+            lines = self._filler(units)
+            lines.insert(self.position(units), self.needles[0])
+            return "\n".join(lines)
+        return " ".join(self._insert_needles(self._essays, units))
+
+    def _insert_needles(self, essays: Essays, units: int) -> Iterator[str]:
+        text, ends = essays.words(units), [0, *essays.ends(units)]
+        before = 0
+        for depth, needle in zip(self.depths, self.needles, strict=True):
+            place = ends[(len(ends) - 1) * depth // 100]
+            yield from text[before:place]
+            yield needle
+            before = place
+        yield from text[before:]
+
+    def prompt(self, units: int) -> str:
+        """The prompt with `units` of filler: lines, or words of essays."""
+        template = SINGLE_TEMPLATE if len(self.answers) == 1 else MULTI_TEMPLATE
+        return template.format(value=self._task.value, context=self._context(units), query=self.query)
+
+
+def draw(
+    task: str, seed: str, context: int, count_tokens: CountTokens, essays: Essays | None
+) -> dict[str, Any]:
+    """Draw one document; {} if the context is too short.
+
+    Returns:
+        A row {"prompt", "answers", "units"}, with "depths" in percent of the sentences for essays, and
+        otherwise "position", the number of lines before the needle.
+    """
+    drawn = Sampled(TASKS[task], seed, essays)
+    units = fit_to_length(
+        drawn.prompt, count_tokens, context - TOKENS_TO_GENERATE, min_units=1, max_units=None
+    )
+    if units < 0:
+        return {}
+    row = {"prompt": drawn.prompt(units), "answers": drawn.answers, "units": units}
+    return row | ({"depths": drawn.depths} if essays is not None else {"position": drawn.position(units)})
+
+
+def _draw_distinct(rng: random.Random, kind: str, number: int) -> list[str]:
+    found: dict[str, None] = {}
+    while len(found) < number:
+        found[_draw_value(rng, kind)] = None
+    return list(found)
+
+
+def _draw_value(rng: random.Random, kind: str) -> str:
+    if kind == "number":
+        return str(rng.randint(1_000_000, 9_999_999))
+    if kind == "uuid":
+        return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+    return f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}"

@@ -1,0 +1,100 @@
+"""The corpus covers every format and fact, and contains no evaluation document."""
+
+from itertools import islice
+
+import pytest
+
+from evalsuite.foundation import ConfigError
+from evalsuite.tasks.synthetic.pocket import MIXTURE, TASKS, corpus, rows, texts
+from evalsuite.tasks.synthetic.pocket.facts import Fact, ask, facts, questions
+from evalsuite.tasks.synthetic.pocket.question import normalize
+
+
+def _taken(**options: object) -> list[str]:
+    return list(islice(corpus(0, **options), 1500))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_corpus_contains_no_evaluation_document(split: str) -> None:
+    """Neither a question with its answer nor, except for facts and needles, the question itself."""
+    read = normalize("\n".join(_taken(split=split, longest=160)))
+    for kind in TASKS.values():
+        context = kind.contexts[0] if kind.contexts else None
+        for row in rows(kind.name, count=200, context=context):
+            written = row["choices"][row["gold"]] if row["choices"] else row["answer"]
+            assert normalize(f"{row['prompt']} {written}") not in read
+            if row["rule"] != "contains":
+                assert f"{normalize(row['prompt'])} " not in read
+
+
+def test_corpus_has_every_prompt_format() -> None:
+    """Training texts have the prompts of each benchmark, and the overlap check detects training questions."""
+    read = "\n".join(_taken())
+    for beginning in ("Question: ", "Problem: ", "Pairs: ", "Instruction: ", "Some special magic strings"):
+        assert beginning in read
+    asked = list(islice(corpus(0, mixture={"facts": 1.0}), 40))
+    known = {normalize(f"{question.prompt} {question.answer}") for question in questions("train")}
+    read = normalize("\n".join(asked))
+    assert sum(question in read for question in known) > 100
+
+
+def test_corpus_states_every_fact() -> None:
+    told = " ".join(islice(corpus(0, mixture={"statements": 1.0}), 500)).replace("\n", " ")
+    sentences = [sentence.split() for sentence in told.replace(",", "").split(". ")]
+    pairs = {(word, other) for words in sentences for word in words for other in words}
+    for fact in facts():
+        assert (fact.subject, fact.value) in pairs, fact
+
+
+def test_evaluated_facts_have_other_wordings_in_training() -> None:
+    """Wordings are disjoint between splits; nearly every evaluated fact is trained in another wording."""
+    evaluated = {(q.prompt, q.answer) for q in questions("evaluation")}
+    trained = {(q.prompt, q.answer) for q in questions("train")}
+    validated = {(q.prompt, q.answer) for q in questions("validation")}
+    assert len(evaluated) >= 200
+    assert not evaluated & trained
+    assert not evaluated & validated
+    assert not validated & trained
+    asked = [fact for fact in facts() if _wordings(fact) & evaluated]
+    assert sum(bool(_wordings(fact) & trained) for fact in asked) >= 0.95 * len(asked)
+
+
+def _wordings(fact: Fact) -> set[tuple[str, str]]:
+    questions_of_it = [ask(fact, wording) for wording in range(len(fact.relation.questions))]
+    return {(question.prompt, question.answer) for question in questions_of_it}
+
+
+def test_splits_are_disjoint() -> None:
+    kept = {"facts": 1.0, "arithmetic": 1.0, "cloze": 1.0, "recall": 1.0, "instructions": 1.0}
+    train, validation = (
+        set(islice(corpus(0, split, mixture=kept), 500))  # type: ignore[arg-type]
+        for split in ("train", "validation")
+    )
+    assert not train & validation
+
+
+def test_texts_are_independent() -> None:
+    whole = list(islice(corpus(5), 60))
+    assert list(islice(corpus(5, start=1, step=3), 20)) == whole[1::3]
+    assert list(islice(corpus(6), 60)) != whole
+
+
+def test_answers_are_marked() -> None:
+    for text in islice(texts(0), 300):
+        assert text[-1].text.endswith("\n")
+        assert all(part.text.endswith("\n") for part in text if part.answer)
+        marked = [part.answer for part in text]
+        # Prompt and answer alternate, except for statements (answer only) and unused haystacks (prompt only).
+        assert marked in ([True], [False]) or marked == [False, True] * (len(marked) // 2)
+
+
+@pytest.mark.parametrize("kind", MIXTURE)
+def test_single_kind_mixtures(kind: str) -> None:
+    assert all(islice(corpus(0, "validation", mixture={kind: 1.0}, longest=128), 30))
+
+
+def test_invalid_requests_are_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'train'"):
+        next(corpus(0, "trian"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="did you mean 'recall'"):
+        next(corpus(0, mixture={"recal": 1.0}))
