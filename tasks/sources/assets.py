@@ -85,13 +85,13 @@ def freeze_asset(name: str, folder: Path) -> list[Path]:
 
 
 def _copy(source: Path, name: str, folder: Path) -> list[Path]:
-    written = []
+    copied = []
     for file in FILES[name]:
         target = Path(folder) / FROZEN / file
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / file, target)
-        written.append(target)
-    return written
+        copied.append(target)
+    return copied
 
 
 def _search_paths(data: Path | str | None) -> Iterator[Path]:

@@ -52,7 +52,7 @@ def encode_generated(rows: Sequence[Row], requested: int) -> bytes:
 
     Args:
         rows: the documents; fewer than `requested` if the generator ran out of questions.
-        requested: the count that was asked of the generator.
+        requested: the count requested from the generator.
     """
     lines = [{"requested": requested}, *rows]
     return "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines).encode()

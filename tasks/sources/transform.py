@@ -15,7 +15,7 @@ _HEADING = re.compile(r" = [^=]+ = \n?")
 
 
 def statements(rows: list[Row], data: DataSource, *, templates: int = 1) -> list[Row]:
-    """BEAR: one question per fact and template, its choices the whole answer space of the relation.
+    """BEAR: one question per fact and template, its choices the complete answer space of the relation.
 
     lm-pub-quiz ranks complete statements by their summed log-probability after BOS, with the first letter in
     upper case. The common prefix of a question's statements contributes equally to each, so it becomes the

@@ -122,11 +122,11 @@ def suite(**settings: object) -> Suite:
 
 
 def test_missing_protocol_is_refused() -> None:
-    asked = suite(benchmarks=[{"benchmark": "gsm8k", "protocols": ["loglikelihood"]}])
+    custom = suite(benchmarks=[{"benchmark": "gsm8k", "protocols": ["loglikelihood"]}])
     with pytest.raises(
         ConfigError, match="gsm8k: 'protocols' = loglikelihood: it has no loglikelihood protocol"
     ):
-        resolve(asked)
+        resolve(custom)
 
 
 def test_contexts_of_a_benchmark_without_contexts_are_refused() -> None:
@@ -142,7 +142,7 @@ def test_duplicate_benchmark_is_refused(tmp_path: Path) -> None:
 
 
 def test_suite_limit_fewshot_and_sampling_apply_to_benchmarks() -> None:
-    asked = suite(
+    custom = suite(
         limit=5,
         sampling={"max_new_tokens": 256, "temperature": 0.7, "top_k": 20},
         benchmarks=[
@@ -151,10 +151,10 @@ def test_suite_limit_fewshot_and_sampling_apply_to_benchmarks() -> None:
             "pocket_facts",
         ],
     )
-    (first, arc_easy), (second, _), (third, facts) = resolve(asked)
+    (first, arc_easy), (second, _), (third, facts) = resolve(custom)
     assert (first.limit, second.limit) == (5, 7)
     assert second.num_fewshot == {"generation": 2}
-    assert resolve_sampling(asked, first, arc_easy).max_new_tokens == 256
-    assert resolve_sampling(asked, third, facts).max_new_tokens == 8
-    assert resolve_sampling(asked, third, facts).temperature == 0.7
+    assert resolve_sampling(custom, first, arc_easy).max_new_tokens == 256
+    assert resolve_sampling(custom, third, facts).max_new_tokens == 8
+    assert resolve_sampling(custom, third, facts).temperature == 0.7
     assert isinstance(facts, Benchmark)

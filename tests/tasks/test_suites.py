@@ -30,12 +30,12 @@ def cells(name: str) -> dict[tuple[str, str], str]:
 
 def test_suite_quick_settings() -> None:
     suite = load_suite("quick")
-    asked = {
+    found = {
         (benchmark.name, protocol): (entry.limit, entry.contexts, entry.num_fewshot[protocol])
         for entry, benchmark in resolve(suite)
         for protocol in entry.protocols
     }
-    assert asked == {
+    assert found == {
         ("arc_easy", "loglikelihood"): (500, (), 0),
         ("hellaswag", "loglikelihood"): (500, (), 0),
         ("piqa", "loglikelihood"): (500, (), 0),
@@ -54,7 +54,7 @@ def test_suite_quick_settings() -> None:
 
 @pytest.mark.parametrize(("paper", "suite"), [("linearizing_2025",) * 2, ("gendistill_2026",) * 2])
 def test_paper_suites_cover_their_tables(paper: str, suite: str) -> None:
-    asked = cells(suite.replace("_", "-"))
+    found = cells(suite.replace("_", "-"))
     with open(REFERENCES / f"{paper}.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["benchmark"] not in ("AVG.", "RECOV.", "Avg")]
     assert len(rows) > 100
@@ -65,9 +65,9 @@ def test_paper_suites_cover_their_tables(paper: str, suite: str) -> None:
             name = f"longbench_{name}"
         if name == "lambada" and paper == "gendistill_2026":
             name = "lambada_openai"  # Appendix B names that version.
-        assert (name, row["protocol"]) in asked, row
+        assert (name, row["protocol"]) in found, row
         if row["metric"] in ("acc", "acc_norm", "perplexity") and row["protocol"] == "loglikelihood":
-            assert asked[name, row["protocol"]] == row["metric"], row
+            assert found[name, row["protocol"]] == row["metric"], row
 
 
 def test_paper_suite_sampling_seeds_and_fewshot() -> None:
@@ -101,8 +101,8 @@ def test_kd_nine_suite_uses_unnormalized_accuracy() -> None:
 def test_suite_all_has_every_real_benchmark() -> None:
     from evalsuite.tasks.benchmark import known_benchmarks
 
-    asked = {name for name, _ in cells("all")}
-    missing = set(known_benchmarks()) - asked
+    found = {name for name, _ in cells("all")}
+    missing = set(known_benchmarks()) - found
     assert {name for name in missing if load_benchmark(name).group != "pocket"} == {
         "kv_retrieval_75",  # Not on the hub; kv_retrieval generates equivalent questions.
         "kv_retrieval_140",
@@ -157,38 +157,38 @@ def test_suite_overrides_the_main_metric(tmp_path: Path) -> None:
 def test_limits_per_protocol(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
 
-    def asked(text: str) -> list[tuple[int | None, dict]]:
+    def limits_of(text: str) -> list[tuple[int | None, dict]]:
         path.write_text(f"name: s\ntitle: S\n{text}\n")
         return [(entry.limit, entry.limits) for entry, _ in resolve(load_suite(path))]
 
-    whole = "limits: {generation: 4}\nbenchmarks: "
-    assert asked(whole + "[piqa, gsm8k]") == [(None, {"generation": 4}), (4, {})]
-    assert asked(whole + "[{benchmark: piqa, limit: 9}]") == [(9, {})]
-    assert asked(whole + "[{benchmark: piqa, limits: {generation: 2}}]") == [(None, {"generation": 2})]
-    assert asked("limit: 9\n" + whole + "[piqa]") == [(9, {"generation": 4})]
-    assert asked(whole + "[{benchmark: piqa, protocols: [loglikelihood]}]") == [(None, {})]
+    prefix = "limits: {generation: 4}\nbenchmarks: "
+    assert limits_of(prefix + "[piqa, gsm8k]") == [(None, {"generation": 4}), (4, {})]
+    assert limits_of(prefix + "[{benchmark: piqa, limit: 9}]") == [(9, {})]
+    assert limits_of(prefix + "[{benchmark: piqa, limits: {generation: 2}}]") == [(None, {"generation": 2})]
+    assert limits_of("limit: 9\n" + prefix + "[piqa]") == [(9, {"generation": 4})]
+    assert limits_of(prefix + "[{benchmark: piqa, protocols: [loglikelihood]}]") == [(None, {})]
     with pytest.raises(
         ConfigError, match=r"s.yaml: benchmarks: pocket_facts: 'limits': its documents are generated"
     ):
-        asked(whole + "[pocket_facts]")
+        limits_of(prefix + "[pocket_facts]")
     with pytest.raises(ConfigError, match="limits"):
-        asked("limits: {generation: 0}\nbenchmarks: [piqa]")
+        limits_of("limits: {generation: 0}\nbenchmarks: [piqa]")
     with pytest.raises(ConfigError, match="gsm8k: 'limits' = loglikelihood: it has no loglikelihood"):
-        asked("benchmarks: [{benchmark: gsm8k, limits: {loglikelihood: 2}}]")
+        limits_of("benchmarks: [{benchmark: gsm8k, limits: {loglikelihood: 2}}]")
     inner = tmp_path / "inner.yaml"
     inner.write_text("name: inner\ntitle: I\nlimits: {generation: 3}\nbenchmarks: [piqa]\n")
-    assert asked(f"include: ['{inner}']") == [(None, {"generation": 3})]
+    assert limits_of(f"include: ['{inner}']") == [(None, {"generation": 3})]
 
 
 def test_published_leaderboard_suite_matches_the_paper() -> None:
     suite = load_suite("smollm2-135m-instruct")
     entries = {benchmark.name: entry for entry, benchmark in resolve(suite)}
-    ranked = {name: each for name, each in entries.items() if "loglikelihood" in each.protocols}
+    by_loglikelihood = {name: each for name, each in entries.items() if "loglikelihood" in each.protocols}
     paper = cells("linearizing-2025-zero-shot")
-    ours = {name: each.metrics["loglikelihood"] for name, each in ranked.items()}
+    ours = {name: each.metrics["loglikelihood"] for name, each in by_loglikelihood.items()}
     theirs = {name.replace("lambada", "lambada_openai"): metric for (name, _), metric in paper.items()}
     assert ours == theirs | {"mmlu": "acc"}
-    assert all(each.limit is None for each in ranked.values())
+    assert all(each.limit is None for each in by_loglikelihood.values())
     assert {entries[name].limits["generation"] for name in ("arc_easy", "piqa", "hellaswag")} == {1000}
     assert entries["niah_single_3"].contexts == (512, 1024, 2048, 4096)
     assert (entries["niah_single_3"].limit, entries["gsm8k"].limit) == (200, 1000)

@@ -54,7 +54,7 @@ def test_damaged_or_empty_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read as parquet"):
         read_parquet(path)
     pq.write_table(pa.table({"q": pa.array([], pa.string())}), path)
-    with pytest.raises(DataError, match="holds no rows"):
+    with pytest.raises(DataError, match="has no rows"):
         read_parquet(path)
 
 

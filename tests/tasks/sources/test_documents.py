@@ -104,7 +104,7 @@ def test_benchmark_without_documents_is_refused(tmp_path: Path) -> None:
 
 def test_contexts_and_limits_are_validated(tmp_path: Path) -> None:
     freeze(tmp_path, "default/test.parquet", ROWS)
-    with pytest.raises(ConfigError, match="takes no context length"):
+    with pytest.raises(ConfigError, match="has no context lengths"):
         documents(benchmark(), data_dir=tmp_path, context=128)
     with pytest.raises(ConfigError, match="limit = 0"):
         documents(benchmark(), data_dir=tmp_path, limit=0)
@@ -122,3 +122,10 @@ def test_generated_documents_have_their_context() -> None:
     assert not {each.doc_id for each in found} & {
         each.doc_id for each in documents(needles, limit=3, context=256)
     }
+
+
+def test_retired_generator_is_refused_with_the_new_one() -> None:
+    settings = load_benchmark("mqar").model_dump()
+    settings["generated"]["generator"] = "sized"
+    with pytest.raises(ConfigError, match="generator 'sized' was renamed; use 'ruler'"):
+        documents(Benchmark.model_validate(settings), context=512, count_tokens=len)

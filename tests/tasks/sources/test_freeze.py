@@ -105,7 +105,7 @@ def test_rows_that_parquet_would_change_are_refused(
     use(monkeypatch, Ragged())
     done = freeze(suite, tmp_path / "frozen", quiet=True)
     assert not done.files
-    assert all("its rows change when they are frozen" in reason for reason in done.missing.values())
+    assert all("its rows change in a round trip" in reason for reason in done.missing.values())
     assert not list((tmp_path / "frozen").rglob("*.parquet"))
 
 
@@ -130,11 +130,11 @@ def test_prepare_reports_missing_data(
 ) -> None:
     use(monkeypatch, Source(broken="cais/mmlu"))
     code = main(["prepare", str(suite), "--data", str(tmp_path / "frozen"), "--quiet"])
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert code == DataError.exit_code
-    assert "1 data sets are not whole" in said.err
-    assert "cais/mmlu: no route" in said.err
-    assert "AFL-3.0" in said.out
+    assert "1 data sets are not whole" in captured.err
+    assert "cais/mmlu: no route" in captured.err
+    assert "AFL-3.0" in captured.out
     assert main(["prepare", "quik", "--data", str(tmp_path / "frozen")]) == ConfigError.exit_code
     assert "did you mean 'quick'" in capsys.readouterr().err
     assert main(["prepare", "pocket", "--data", str(tmp_path / "none")]) == 0
@@ -149,7 +149,7 @@ def test_punkt_is_frozen_for_benchmarks_that_need_it(tmp_path: Path, monkeypatch
     path = tmp_path / "s.yaml"
     path.write_text("name: s\ntitle: S\nbenchmarks: [ifeval]\n")
     use(monkeypatch, Source())
-    monkeypatch.setattr(assets, "_places", lambda data: [there] if data is None else [Path(data)])
+    monkeypatch.setattr(assets, "_search_paths", lambda data: [there] if data is None else [Path(data)])
     folder = tmp_path / "frozen"
     done = freeze(path, folder, quiet=True)
     assert len(done.files) == 5
@@ -159,6 +159,6 @@ def test_punkt_is_frozen_for_benchmarks_that_need_it(tmp_path: Path, monkeypatch
 
 
 def test_missing_punkt_error_explains_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assets, "_places", lambda _: [])
+    monkeypatch.setattr(assets, "_search_paths", lambda _: [])
     with pytest.raises(MissingDependencyError, match=r"nltk.downloader punkt_tab.*llama-index-core.*prepare"):
         assets.ensure_asset("punkt_tab", tmp_path)

@@ -21,8 +21,8 @@ def test_corpus_contains_no_evaluation_document(split: str) -> None:
     for kind in TASKS.values():
         context = kind.contexts[0] if kind.contexts else None
         for row in rows(kind.name, count=200, context=context):
-            written = row["choices"][row["gold"]] if row["choices"] else row["answer"]
-            assert normalize(f"{row['prompt']} {written}") not in read
+            response = row["choices"][row["gold"]] if row["choices"] else row["answer"]
+            assert normalize(f"{row['prompt']} {response}") not in read
             if row["rule"] != "contains":
                 assert f"{normalize(row['prompt'])} " not in read
 
@@ -32,15 +32,15 @@ def test_corpus_has_every_prompt_format() -> None:
     read = "\n".join(_taken())
     for beginning in ("Question: ", "Problem: ", "Pairs: ", "Instruction: ", "Some special magic strings"):
         assert beginning in read
-    asked = list(islice(corpus(0, mixture={"facts": 1.0}), 40))
+    sampled_texts = list(islice(corpus(0, mixture={"facts": 1.0}), 40))
     known = {normalize(f"{question.prompt} {question.answer}") for question in questions("train")}
-    read = normalize("\n".join(asked))
+    read = normalize("\n".join(sampled_texts))
     assert sum(question in read for question in known) > 100
 
 
 def test_corpus_states_every_fact() -> None:
-    told = " ".join(islice(corpus(0, mixture={"statements": 1.0}), 500)).replace("\n", " ")
-    sentences = [sentence.split() for sentence in told.replace(",", "").split(". ")]
+    statements = " ".join(islice(corpus(0, mixture={"statements": 1.0}), 500)).replace("\n", " ")
+    sentences = [sentence.split() for sentence in statements.replace(",", "").split(". ")]
     pairs = {(word, other) for words in sentences for word in words for other in words}
     for fact in facts():
         assert (fact.subject, fact.value) in pairs, fact
@@ -55,8 +55,8 @@ def test_evaluated_facts_have_other_wordings_in_training() -> None:
     assert not evaluated & trained
     assert not evaluated & validated
     assert not validated & trained
-    asked = [fact for fact in facts() if _wordings(fact) & evaluated]
-    assert sum(bool(_wordings(fact) & trained) for fact in asked) >= 0.95 * len(asked)
+    evaluated_facts = [fact for fact in facts() if _wordings(fact) & evaluated]
+    assert sum(bool(_wordings(fact) & trained) for fact in evaluated_facts) >= 0.95 * len(evaluated_facts)
 
 
 def _wordings(fact: Fact) -> set[tuple[str, str]]:
@@ -65,18 +65,18 @@ def _wordings(fact: Fact) -> set[tuple[str, str]]:
 
 
 def test_splits_are_disjoint() -> None:
-    kept = {"facts": 1.0, "arithmetic": 1.0, "cloze": 1.0, "recall": 1.0, "instructions": 1.0}
+    mixture = {"facts": 1.0, "arithmetic": 1.0, "cloze": 1.0, "recall": 1.0, "instructions": 1.0}
     train, validation = (
-        set(islice(corpus(0, split, mixture=kept), 500))  # type: ignore[arg-type]
+        set(islice(corpus(0, split, mixture=mixture), 500))  # type: ignore[arg-type]
         for split in ("train", "validation")
     )
     assert not train & validation
 
 
 def test_texts_are_independent() -> None:
-    whole = list(islice(corpus(5), 60))
-    assert list(islice(corpus(5, start=1, step=3), 20)) == whole[1::3]
-    assert list(islice(corpus(6), 60)) != whole
+    all_texts = list(islice(corpus(5), 60))
+    assert list(islice(corpus(5, start=1, step=3), 20)) == all_texts[1::3]
+    assert list(islice(corpus(6), 60)) != all_texts
 
 
 def test_answers_are_marked() -> None:

@@ -51,8 +51,10 @@ def test_context_is_full(task: str, context: int) -> None:
         question = draw(generator("test", index), chosen, size, count_tokens)[0]
         match = PROMPT.fullmatch(question.prompt)
         assert match is not None
-        kept = [part for part in _sentences(match["text"]) if not part.startswith("One of the special")]
-        return size - chosen.tokens_to_generate - count_tokens(question.prompt), kept
+        filler_sentences = [
+            part for part in _sentences(match["text"]) if not part.startswith("One of the special")
+        ]
+        return size - chosen.tokens_to_generate - count_tokens(question.prompt), filler_sentences
 
     for index in range(10):
         room, sentences = filler(context, index)

@@ -65,7 +65,7 @@ def test_final_number(response: str, correct: bool, extracted: str | None) -> No
 )
 def test_list_format(response: str, correct: bool) -> None:
     form = {
-        "task": "list",
+        "kind": "list",
         "category": "animals",
         "size": 2,
         "separator": ", ",
@@ -76,7 +76,7 @@ def test_list_format(response: str, correct: bool) -> None:
 
 
 def test_text_format() -> None:
-    row = _row("[ red ] lamp", "format", {"task": "text"})
+    row = _row("[ red ] lamp", "format", {"kind": "text"})
     assert score_response(row, " [ red ] lamp\n").correct
     assert not score_response(row, " [ red lamp ]\n").correct
 

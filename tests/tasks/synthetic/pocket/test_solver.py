@@ -49,8 +49,8 @@ def _arithmetic(prompt: str) -> str:
         steps = [(first, "+", second), (first + second, "-", third)]
     signs = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
     results = [signs[sign](a, b) for a, sign, b in steps]
-    written = " ".join(f"{a} {sign} {b} = {end}." for (a, sign, b), end in zip(steps, results, strict=True))
-    return f"{written} The answer is {results[-1]}."
+    working = " ".join(f"{a} {sign} {b} = {end}." for (a, sign, b), end in zip(steps, results, strict=True))
+    return f"{working} The answer is {results[-1]}."
 
 
 def _cloze(prompt: str) -> str:
@@ -132,9 +132,9 @@ def test_random_choice_scores_at_chance(task: str) -> None:
     context = 128 if TASKS[task].contexts else None
     drawn = rows(task, count=200, context=context)
     rng = random.Random(7)
-    ranked = sum(rng.randrange(4) == row["gold"] for row in drawn)
+    hits = sum(rng.randrange(4) == row["gold"] for row in drawn)
     # 200 draws at 1/4: mean 50, standard deviation 6.1.
-    assert 25 <= ranked <= 75
+    assert 25 <= hits <= 75
     places = [row["gold"] for row in drawn]
     assert all(25 <= places.count(place) <= 75 for place in range(4))
 

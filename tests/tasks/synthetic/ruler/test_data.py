@@ -25,7 +25,7 @@ def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def asked(name: str, folder: Path, limit: int, context: int) -> list[Any]:
+def load(name: str, folder: Path, limit: int, context: int) -> list[Any]:
     return documents(load_benchmark(name), data_dir=folder, limit=limit, context=context, count_tokens=words)
 
 
@@ -44,13 +44,13 @@ def test_generator_inputs_are_frozen(tmp_path: Path, inputs: Inputs) -> None:
         "rajpurkar__squad/plain_text/validation.parquet",
     }
     for name in ("niah_single_2", "niah_single_1", "ruler_qa_1"):
-        found = asked(name, tmp_path / "frozen", 3, 512)
-        assert found == asked(name, tmp_path / "source", 3, 512)
+        found = load(name, tmp_path / "frozen", 3, 512)
+        assert found == load(name, tmp_path / "source", 3, 512)
         assert len(found) == 3
         assert {document.context for document in found} == {512}
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"baber__paul_graham_essays/default/train.parquet: no such file"):
-        asked("niah_single_2", tmp_path / "empty", 1, 512)
+        load("niah_single_2", tmp_path / "empty", 1, 512)
 
 
 def test_question_count_is_limited_by_the_data(tmp_path: Path, inputs: Inputs) -> None:
@@ -58,9 +58,9 @@ def test_question_count_is_limited_by_the_data(tmp_path: Path, inputs: Inputs) -
     # One of them is longer than the context and is skipped.
     few[3] = few[3] | {"context": {"title": ["long"], "sentences": [["word " * 300]]}}
     write(tmp_path, "hotpotqa__hotpot_qa/distractor/validation", few)
-    found = asked("ruler_qa_2", tmp_path, 500, 260)
+    found = load("ruler_qa_2", tmp_path, 500, 260)
     assert len(found) == 11
-    assert found[:4] == asked("ruler_qa_2", tmp_path, 4, 260)
+    assert found[:4] == load("ruler_qa_2", tmp_path, 4, 260)
 
 
 def test_published_pairs_keep_their_order(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_published_pairs_keep_their_order(tmp_path: Path) -> None:
 
 def test_prompt_template_needs_the_built_in_adapter() -> None:
     benchmark = load_benchmark("gsm8k").model_dump()
-    benchmark["generation"]["template"] = "{{ question }}"
-    with pytest.raises(ValueError, match="'template' belongs to dataset 'evalsuite'"):
+    benchmark["generation"]["prompt_template"] = "{{ question }}"
+    with pytest.raises(ValueError, match="'prompt_template' belongs to dataset 'evalsuite'"):
         Benchmark.model_validate(benchmark)
     with pytest.raises(ConfigError, match="did you mean 'niah_single_1'"):
         load_benchmark("niah_singel_1")

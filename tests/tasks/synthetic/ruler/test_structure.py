@@ -41,18 +41,18 @@ def test_needles_and_questions_match_ruler(task: str, inputs: Inputs) -> None:
             f"you about the {magic.removeprefix('special magic ')} afterwards."
         )
         there = "mentioned in the provided text"
-        asked = re.fullmatch(
+        question = re.fullmatch(
             rf"What {are_all} the {magic} for (.*) {there}\? The {magic} for (.*) {there} {are}", question
         )
-        assert asked is not None
-        assert asked[1] == asked[2]
-        keys = re.split(r", and |, ", asked[1])
+        assert question is not None
+        assert question[1] == question[2]
+        keys = re.split(r", and |, ", question[1])
         assert len(keys) == spec.queries
         found = {key: [value for _, name, value in hidden if name == key] for key in keys}
         assert sorted(row["answers"]) == sorted(value for values in found.values() for value in values)
         assert len(row["answers"]) == spec.queries * spec.values
-        kept = spec.keys * spec.values + (row["units"] if spec.haystack == "needles" else 0)
-        assert len(hidden) == kept
+        expected = spec.keys * spec.values + (row["units"] if spec.haystack == "needles" else 0)
+        assert len(hidden) == expected
         for value in row["answers"]:
             assert re.fullmatch(
                 r"\d{7}" if spec.value == "number" else r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", value
@@ -102,26 +102,26 @@ def test_essays_repeat_when_exhausted() -> None:
 
 def test_variable_chains_are_consistent(inputs: Inputs) -> None:
     for row in drawn("vt", inputs):
-        example, _, asked = row["prompt"].rpartition("Memorize and track the chain(s)")
-        statements = re.findall(r"VAR ([A-Z]+) = (?:VAR )?(\S+)", asked)
+        example, _, question = row["prompt"].rpartition("Memorize and track the chain(s)")
+        statements = re.findall(r"VAR ([A-Z]+) = (?:VAR )?(\S+)", question)
         assert [name for name, _ in statements] == row["answers"]
         value = statements[0][1]
         assert [source for _, source in statements[1:]] == row["answers"][:-1]
         assert re.fullmatch(r"\d{5}", value)
         assert all(re.fullmatch("[A-Z]{5}", name) for name in row["answers"])
-        assert f"5 variables are assgined the value {value}, they are:" in asked
+        assert f"5 variables are assgined the value {value}, they are:" in question
         assert row["prompt"].endswith("they are:")
         # The example is solved, with different names.
         solved = re.findall(r"VAR ([A-Z]{3}) = ", example)
         assert example.endswith(f"they are:  {' '.join(solved)}\n\n\n\n")
         assert len(set(solved)) == 5
         before = [
-            asked[: match.start()].count("The grass is green.")
-            for match in re.finditer("VAR [A-Z]+ =", asked)
+            question[: match.start()].count("The grass is green.")
+            for match in re.finditer("VAR [A-Z]+ =", question)
         ]
         assert before == row["positions"]
         assert all(a < b for a, b in pairwise(before))
-        assert before[-1] < row["units"] == asked.count("The grass is green.")
+        assert before[-1] < row["units"] == question.count("The grass is green.")
     (short,) = drawn("vt", inputs, context=512, count=1)
     assert short["prompt"].count("Memorize") == 1
 
@@ -181,8 +181,8 @@ def test_supporting_passages_are_in_the_prompt(task: str, inputs: Inputs) -> Non
 def test_distractors_of_the_same_article_are_used_first(inputs: Inputs) -> None:
     for row in drawn("qa_1", inputs, context=200):
         numbers = [int(number) for number in re.findall(r"Passage (\d+) ", row["prompt"])]
-        asked = int(row["answers"][1])
-        near = [number for number in numbers if number % 5 == asked % 5]
+        queried = int(row["answers"][1])
+        near = [number for number in numbers if number % 5 == queried % 5]
         assert len(near) == min(12, len(numbers))
 
 
