@@ -54,6 +54,9 @@ class Source(TaskConfig):
     """Split that few-shot examples are drawn from; never the evaluated one."""
     subject_column: str | None = None
     """Column that names the subject of a row."""
+    cluster_column: str | None = None
+    """Column whose equal values mark documents that share a passage, task, relation or subject; intervals
+    resample them together. ``subject`` stands for the subject where there is no such column."""
     merge_configs: bool = False
     """The hub has one config per subject; the frozen copy is one file with `subject_column`."""
     filters: dict[str, str] = Field(default_factory=dict)

@@ -6,7 +6,7 @@ every later run refer to the same questions.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,15 @@ class Document:
     """One question.
 
     `doc_id`: 16 hex digits over the row, its subject and the number of equal rows before it. `context`: the
-    nominal prompt length in tokens, for benchmarks with context lengths.
+    nominal prompt length in tokens, for benchmarks with context lengths. `cluster`: 12 hex digits, equal for
+    the documents of one cluster; None where documents are independent.
     """
 
     doc_id: str
     row: Row = field(repr=False)
     context: int | None = None
     subject: str | None = None
+    cluster: str | None = None
 
 
 def documents(
@@ -93,7 +95,7 @@ def all_documents(benchmark: Benchmark, *, data_dir: Path | str | None = None) -
     data = open_source(data_dir)
     found = []
     for subject, source in benchmark.subject_sources:
-        found.append(with_ids(_read(source, source.split, data, subject)))
+        found.append(with_clusters(with_ids(_read(source, source.split, data, subject)), source))
         if not found[-1]:
             raise DataError(f"{benchmark.name}: {source.dataset} ({source.split}) has no documents")
     return found
@@ -150,6 +152,26 @@ def with_ids(rows: Iterable[tuple[Row, str | None]], context: int | None = None)
         found.append(Document(content_hash([content, seen[content]]), row, context, subject))
         seen[content] += 1
     return found
+
+
+def with_clusters(documents: Sequence[Document], source: Source) -> list[Document]:
+    """Assign the cluster that the source's `cluster_column` names.
+
+    Raises:
+        DataError: the rows have no such column.
+    """
+    column = source.cluster_column
+    if column is None:
+        return list(documents)
+    return [replace(document, cluster=_cluster(document, column, source)) for document in documents]
+
+
+def _cluster(document: Document, column: str, source: Source) -> str:
+    if column in document.row:
+        return content_hash(document.row[column], length=12)
+    if column == "subject" and document.subject is not None:
+        return content_hash(document.subject, length=12)
+    raise DataError(f"{source.dataset}: has no cluster_column '{column}'{nearest(column, document.row)}")
 
 
 def sample_documents(population: Sequence[Document], limit: int, seed: int) -> list[Document]:

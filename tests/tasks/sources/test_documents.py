@@ -9,8 +9,14 @@ import pytest
 
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.foundation.strict import parse
-from evalsuite.tasks.benchmark import Benchmark, load_benchmark
-from evalsuite.tasks.sources.documents import documents, fewshot_documents, sample_documents, with_ids
+from evalsuite.tasks.benchmark import Benchmark, Source, load_benchmark
+from evalsuite.tasks.sources.documents import (
+    documents,
+    fewshot_documents,
+    sample_documents,
+    with_clusters,
+    with_ids,
+)
 
 ROWS = [{"q": f"question {number % 7}", "gold": number % 2} for number in range(20)]
 
@@ -129,3 +135,30 @@ def test_retired_generator_is_refused_with_the_new_one() -> None:
     settings["generated"]["generator"] = "sized"
     with pytest.raises(ConfigError, match="generator 'sized' was renamed; use 'ruler'"):
         documents(Benchmark.model_validate(settings), context=512, count_tokens=len)
+
+
+def test_documents_that_share_the_column_are_one_cluster() -> None:
+    source = Source(dataset="org/reading", split="test", cluster_column="passage")
+    rows = [{"passage": "p", "q": 1}, {"passage": "p", "q": 2}, {"passage": "r", "q": 1}]
+    first, second, third = with_clusters(with_ids((row, None) for row in rows), source)
+    assert first.cluster == second.cluster != third.cluster
+
+
+def test_the_subject_is_a_cluster_where_rows_have_no_such_column() -> None:
+    source = Source(dataset="org/bbh", configs=("a", "b"), split="test", cluster_column="subject")
+    found = with_clusters(with_ids([({"q": 1}, "a"), ({"q": 2}, "a"), ({"q": 3}, "b")]), source)
+    assert [each.cluster == found[0].cluster for each in found] == [True, True, False]
+
+
+def test_a_missing_cluster_column_is_named() -> None:
+    source = Source(dataset="org/reading", split="test", cluster_column="pasage")
+    with pytest.raises(
+        DataError, match=r"org/reading: has no cluster_column 'pasage'; did you mean 'passage'"
+    ):
+        with_clusters(with_ids([({"passage": "p"}, None)]), source)
+
+
+def test_clusters_do_not_change_ids() -> None:
+    source = Source(dataset="org/reading", split="test", cluster_column="passage")
+    plain = with_ids([({"passage": "p"}, None)])
+    assert [each.doc_id for each in with_clusters(plain, source)] == [each.doc_id for each in plain]
