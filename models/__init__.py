@@ -1,10 +1,10 @@
-"""What answers: the recurrence, the mixers, the student, the engine and the pocket teacher.
+"""Models and inference: linear-attention mixers, student model, inference engines.
 
-Importing this registers the student with transformers' AutoConfig and AutoModelForCausalLM.
+Importing this package registers the student with transformers' AutoConfig and AutoModelForCausalLM.
 """
 
 from evalsuite.models.checkpoints import Checkpoint, CheckpointInfo, describe_checkpoint, load_checkpoint
-from evalsuite.models.identity import fingerprint, weights_id
+from evalsuite.models.fingerprint import weights_id
 from evalsuite.models.mixers import MIXERS
 from evalsuite.models.recurrence import set_backend
 from evalsuite.models.student import StudentConfig, StudentForCausalLM, build_student
@@ -17,7 +17,6 @@ __all__ = [
     "StudentForCausalLM",
     "build_student",
     "describe_checkpoint",
-    "fingerprint",
     "load_checkpoint",
     "set_backend",
     "weights_id",

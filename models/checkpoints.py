@@ -1,4 +1,4 @@
-"""Checkpoints from a hub id, a folder or a GGUF file: whole and safe, or refused with a reason."""
+"""Loading and describing checkpoints from a hub id, a folder or a GGUF file."""
 
 import json
 import logging
@@ -19,41 +19,41 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import logging as logging_of_transformers
+from transformers.utils import logging as transformers_logging
 
 from evalsuite.foundation import CheckpointError, EvalsuiteError
-from evalsuite.models.gguf_files import parsed_once
-from evalsuite.models.identity import weights_id
-from evalsuite.models.weights import stored_tensors
+from evalsuite.models.fingerprint import weights_id
+from evalsuite.models.gguf_reader import cached_gguf_reader
+from evalsuite.models.safetensors_index import stored_tensors
 
 POCKET = Path(__file__).parent / "pocket"
-"""Where the pocket teacher's checkpoint lies."""
+"""Folder of the pocket teacher."""
 
 TRAINING = "training.jsonl"
-"""The loss curve in the folder of a student that `evalsuite.distill` made."""
+"""File name of the loss curve in a student's folder."""
 
-_WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _QUANTIZATION = re.compile(r"(?:BF16|F16|F32|I?Q\d\w*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A loaded model with its tokenizer and its name."""
+    """A loaded model with its tokenizer and label."""
 
     label: str
     path: str
-    """As the user wrote it."""
+    """As given by the user."""
     model: PreTrainedModel
     tokenizer: Any
     weights_id: str
     lineage: dict[str, Any] = field(default_factory=dict)
-    """How it was made: the `lineage.json` beside a student; empty for a teacher."""
+    """Provenance: the `lineage.json` in a student's folder; empty for a teacher."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What can be said of a checkpoint without its weights in memory."""
+    """Description of a checkpoint, without its weights in memory."""
 
     label: str
     path: str
@@ -63,12 +63,12 @@ class CheckpointInfo:
     parameters: int
     lineage: dict[str, Any] = field(default_factory=dict)
     training: Path | None = None
-    """Its loss curve, where it has one: see `training_file`."""
+    """Its loss curve, if it has one: see `training_file`."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a checkpoint lies on this machine."""
+class _Location:
+    """Local folder (and GGUF file) of a checkpoint."""
 
     source: str
     folder: Path
@@ -96,150 +96,156 @@ def load_checkpoint(
     Args:
         path: hub id, folder, `.gguf` file, or `pocket`.
         dtype: `auto` (as stored; float32 for GGUF), or a torch dtype or its name.
-        trust_remote_code: run Python code that comes with the checkpoint. Off unless asked for.
-        label: its name on pages; by default from the path.
+        trust_remote_code: allow Python code from the checkpoint. Off by default.
+        label: name in reports; derived from the path by default.
 
     Raises:
-        CheckpointError: missing, truncated, pickled, of a newer schema, in need of remote code, or with a
-            tokenizer that does not fit; the message says which and what would work.
+        CheckpointError: missing, truncated, pickled, of another schema, in need of remote code, or with a
+            tokenizer of another model; the message names the problem and a remedy.
     """
-    place = _find(str(path))
-    if place.gguf is None:
-        stored_tensors(place.folder)
-    wanted = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
-    if wanted != "auto" and not isinstance(wanted, torch.dtype):
+    location = _find(str(path))
+    if location.gguf is None:
+        stored_tensors(location.folder)
+    torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
+    if torch_dtype != "auto" and not isinstance(torch_dtype, torch.dtype):
         raise CheckpointError(f"dtype '{dtype}' is not a torch dtype; try auto, float32 or bfloat16")
     extra = {}
-    if place.gguf is not None:
-        # Plain tensors on every machine: transformers would keep the blocks packed where it finds a kernel.
+    if location.gguf is not None:
+        # Dequantize on every machine: with a suitable kernel transformers would keep the blocks packed.
         extra["quantization_config"] = GgufConfig(dequantize=True)
-        wanted = torch.float32 if wanted == "auto" else wanted
-    name = weights_id(place.path)
-    with parsed_once() if place.gguf else nullcontext():
-        tokenizer = _load(AutoTokenizer, place, trust_remote_code)
+        torch_dtype = torch.float32 if torch_dtype == "auto" else torch_dtype
+    identifier = weights_id(location.path)
+    with cached_gguf_reader() if location.gguf else nullcontext():
+        tokenizer = _load(AutoTokenizer, location, trust_remote_code)
         model, report = _load(
-            AutoModelForCausalLM, place, trust_remote_code, dtype=wanted, output_loading_info=True, **extra
+            AutoModelForCausalLM,
+            location,
+            trust_remote_code,
+            dtype=torch_dtype,
+            output_loading_info=True,
+            **extra,
         )
-    lost = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
-    if lost:
+    missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if missing:
         raise CheckpointError(
-            f"{place.source}: {len(lost)} weights are missing or of another shape, first '{lost[0]}'; "
-            "the files do not belong to this config"
+            f"{location.source}: {len(missing)} weights are missing or of another shape, "
+            f"first '{missing[0]}'; the files do not match the config"
         )
-    if place.gguf:
-        _forget_quantization(model)
-    _check_tokenizer(place.source, tokenizer, model.get_input_embeddings().weight.shape[0])
+    if location.gguf:
+        _remove_quantization_config(model)
+    _check_tokenizer(location.source, tokenizer, model.get_input_embeddings().weight.shape[0])
     return Checkpoint(
-        label=label or _label(place),
+        label=label or _label(location),
         path=str(path),
         model=model.to(device).eval(),
         tokenizer=tokenizer,
-        weights_id=name,
-        lineage=_lineage(place),
+        weights_id=identifier,
+        lineage=_lineage(location),
     )
 
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Silence transformers' own progress bars, which would tear ours."""
-    shown = logging_of_transformers.is_progress_bar_enabled()
-    logging_of_transformers.disable_progress_bar()
+    """Disable transformers' progress bars, which would interfere with ours."""
+    was_enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
-            logging_of_transformers.enable_progress_bar()
+        if was_enabled:
+            transformers_logging.enable_progress_bar()
 
 
 def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) -> CheckpointInfo:
     """Describe a checkpoint without loading its weights. Raises CheckpointError as `load_checkpoint`."""
-    place = _find(str(path))
-    with parsed_once() if place.gguf else nullcontext():
-        config = _load(AutoConfig, place, trust_remote_code)
-        tokenizer = _load(AutoTokenizer, place, trust_remote_code)
-        parameters = _parameters(place)
-    _check_tokenizer(place.source, tokenizer, config.vocab_size)
+    location = _find(str(path))
+    with cached_gguf_reader() if location.gguf else nullcontext():
+        config = _load(AutoConfig, location, trust_remote_code)
+        tokenizer = _load(AutoTokenizer, location, trust_remote_code)
+        parameters = _parameters(location)
+    _check_tokenizer(location.source, tokenizer, config.vocab_size)
     return CheckpointInfo(
-        label=_label(place),
+        label=_label(location),
         path=str(path),
         config=config,
         tokenizer=tokenizer,
-        weights_id=weights_id(place.path),
+        weights_id=weights_id(location.path),
         parameters=parameters,
-        lineage=_lineage(place),
-        training=None if place.gguf else training_file(place.folder),
+        lineage=_lineage(location),
+        training=None if location.gguf else training_file(location.folder),
     )
 
 
 def training_file(folder: Path) -> Path | None:
-    """The loss curve of a student in its folder; None for one without, and for what is no student of ours.
+    """The loss curve in a student's folder, or None.
 
-    `training.jsonl` is also what people call their data: only beside a lineage is it a curve.
+    `training.jsonl` is also a common name for data sets; it is a loss curve only if there is a
+    `lineage.json`.
     """
     found = (folder / "lineage.json").is_file() and (folder / TRAINING).is_file()
     return folder / TRAINING if found else None
 
 
-def _find(source: str) -> _Place:
-    """Where the checkpoint lies here; a hub id is looked up in the cache, and fetched unless offline."""
+def _find(source: str) -> _Location:
+    """Locate the checkpoint; a hub id is looked up in the cache and downloaded unless offline."""
     if source == "pocket":
         if not (POCKET / "config.json").is_file():
             raise CheckpointError("pocket: this installation has no pocket teacher; reinstall evalsuite")
-        return _Place(source, POCKET)
+        return _Location(source, POCKET)
     path = Path(source).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
             raise CheckpointError(f"{source}: a checkpoint is a hub id, a folder or a .gguf file")
-        return _Place(source, path.parent, path.name)
+        return _Location(source, path.parent, path.name)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise CheckpointError(f"{source}: no config.json here; a checkpoint is a Hugging Face folder")
-        return _Place(source, path)
+            raise CheckpointError(f"{source}: no config.json; a checkpoint is a Hugging Face folder")
+        return _Location(source, path)
     if not _HUB_ID.fullmatch(source):
         raise CheckpointError(f"{source}: no such folder or file")
-    return _Place(source, _from_hub(source))
+    return _Location(source, _from_hub(source))
 
 
 def _from_hub(source: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(source, allow_patterns=_WANTED))
+        folder = Path(snapshot_download(source, allow_patterns=_HUB_FILES))
         if (folder / "lineage.json").is_file():
             snapshot_download(source, allow_patterns=[TRAINING])
         return folder
     except Exception as error:
-        # The hub client raises a dozen kinds (offline, gated, not found, timeouts); all mean the same here.
+        # The hub client raises a dozen exception types (offline, gated, not found, timeouts).
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise CheckpointError(
-            f"{source}: no such folder, and not to be had from the Hugging Face hub{offline}: "
+            f"{source}: no such folder, and not available from the Hugging Face hub{offline}: "
             f"{_first_line(error)}"
         ) from error
 
 
-def _load(kind: Any, place: _Place, trust_remote_code: bool, **arguments: Any) -> Any:
-    """`kind.from_pretrained`, its errors made ours."""
+def _load(kind: Any, location: _Location, trust_remote_code: bool, **arguments: Any) -> Any:
+    """Call `kind.from_pretrained` and convert its errors."""
     try:
-        # Converting a GGUF tokenizer logs a warning about merges that says nothing to a user.
+        # Converting a GGUF tokenizer logs a warning about merges that does not concern the user.
         logging.getLogger("transformers.modeling_gguf_pytorch_utils").setLevel(logging.ERROR)
         with without_progress_bars():
             return kind.from_pretrained(
-                place.folder,
+                location.folder,
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,
-                **place.arguments,
+                **location.arguments,
                 **arguments,
             )
     except EvalsuiteError as error:
-        raise CheckpointError(f"{place.source}: {error}") from error
+        raise CheckpointError(f"{location.source}: {error}") from error
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError) as error:
-        raise CheckpointError(f"{place.source}: cannot be loaded: {_explain(error)}") from error
+        raise CheckpointError(f"{location.source}: cannot be loaded: {_explain(error)}") from error
 
 
 def _explain(error: Exception) -> str:
     text = _first_line(error)
     if "trust_remote_code" in str(error):
-        return f"{text} (it brings its own Python code; --trust-remote-code runs it, if you trust it)"
+        return f"{text} (the checkpoint includes Python code; --trust-remote-code allows it to run)"
     return text
 
 
@@ -247,34 +253,34 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _forget_quantization(model: PreTrainedModel) -> None:
-    """The weights are plain tensors now; marked as quantized, the model could not be saved or moved."""
+def _remove_quantization_config(model: PreTrainedModel) -> None:
+    """Mark a dequantized model as such; otherwise it could not be saved or moved."""
     for owner, name in ((model.config, "quantization_config"), (model, "hf_quantizer")):
         if hasattr(owner, name):
             delattr(owner, name)
 
 
 def _check_tokenizer(source: str, tokenizer: Any, rows: int) -> None:
-    """Every token id must have an embedding. Embeddings may be padded beyond the vocabulary."""
+    """Require an embedding for every token id; embeddings may be padded beyond the vocabulary."""
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= rows:
         raise CheckpointError(
-            f"{source}: the tokenizer has token {highest}, but the model embeds only {rows}; "
+            f"{source}: the tokenizer has token id {highest}, but the model has only {rows} embeddings; "
             "the tokenizer belongs to another model"
         )
 
 
-def _parameters(place: _Place) -> int:
-    if place.gguf is None:
-        return sum(tensor.elements for tensor in stored_tensors(place.folder))
+def _parameters(location: _Location) -> int:
+    if location.gguf is None:
+        return sum(tensor.elements for tensor in stored_tensors(location.folder))
     from gguf import GGUFReader
 
-    return int(sum(int(tensor.n_elements) for tensor in GGUFReader(place.path).tensors))
+    return int(sum(int(tensor.n_elements) for tensor in GGUFReader(location.path).tensors))
 
 
-def _lineage(place: _Place) -> dict[str, Any]:
-    file = place.folder / "lineage.json"
-    if place.gguf is not None or not file.is_file():
+def _lineage(location: _Location) -> dict[str, Any]:
+    file = location.folder / "lineage.json"
+    if location.gguf is not None or not file.is_file():
         return {}
     try:
         lineage = json.loads(file.read_text())
@@ -283,10 +289,10 @@ def _lineage(place: _Place) -> dict[str, Any]:
     return lineage if isinstance(lineage, dict) else {}
 
 
-def _label(place: _Place) -> str:
-    if place.gguf is None:
-        return place.source.rstrip("/").rsplit("/", 1)[-1] if place.source != "pocket" else "pocket"
-    stem = place.gguf.removesuffix(".gguf")
+def _label(location: _Location) -> str:
+    if location.gguf is None:
+        return location.source.rstrip("/").rsplit("/", 1)[-1] if location.source != "pocket" else "pocket"
+    stem = location.gguf.removesuffix(".gguf")
     name, dot, kind = stem.rpartition(".")
     if not dot:
         name, _, kind = stem.rpartition("-")

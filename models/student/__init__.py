@@ -1,4 +1,4 @@
-"""A student is a Hugging Face model: the teacher's architecture with other token mixers."""
+"""The student, a Hugging Face model: the teacher's architecture with other token mixers."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Make a student from a teacher: same architecture and weights, other token mixers."""
+"""Building a student from a teacher: same architecture and weights, other token mixers."""
 
 from typing import Any, Literal
 
@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from evalsuite.foundation import ConfigError, nearest
-from evalsuite.models.mixers import Mixer, expand_heads
+from evalsuite.models.mixers import Mixer, repeat_kv_weights
 from evalsuite.models.student.config import StudentConfig
 from evalsuite.models.student.model import StudentForCausalLM
 
 Init = Literal["qkvo", "qkv", "vo", "random"]
 INITS: dict[str, str] = {"qkvo": "qkvo", "qkv": "qkv", "vo": "vo", "random": ""}
-"""Which of the teacher's projections a mixer starts from (seed 002, section 3.1; seed 003, Appendix C)."""
+"""Teacher projections that initialize a mixer (arXiv 2504.14366v1, Section 3.1; 2603.26556, App. C)."""
 
 
 def build_student(
@@ -27,25 +27,25 @@ def build_student(
 ) -> StudentForCausalLM:
     """Build a student on the teacher's device and in its dtype.
 
-    Embeddings, norms, MLPs, head and kept softmax layers are copied. A mixer's projections are copied as
-    `init` says, whole heads expanded where the student has one key and value head per query head.
+    Embeddings, norms, MLPs, head and softmax layers are copied. A mixer's projections are copied according to
+    `init`; key and value heads are repeated if the student has one per query head.
 
     Args:
         mixers: one name for all layers, or one per layer.
         options: mixer name → option → value.
         init: `qkvo`, `qkv`, `vo` or `random`.
-        seed: of everything drawn at random; the global generators are left as they were.
-        kv_expansion: how keys and values are copied where the student has more heads; see `expand_heads`.
+        seed: seed of random initialization; the global generators are not affected.
+        kv_expansion: how key and value heads are repeated; see `repeat_kv_weights`.
 
     Raises:
-        ConfigError: unknown mixer, option or init, a wrong number of mixers, or a teacher whose
-            architecture is not known.
+        ConfigError: unknown mixer, option or init, a wrong number of mixers, or an
+            unsupported teacher architecture.
     """
     if init not in INITS:
         raise ConfigError(f"init = '{init}'{nearest(init, INITS)}")
     names = [mixers] * teacher.config.num_hidden_layers if isinstance(mixers, str) else list(mixers)
     config = StudentConfig(
-        teacher=teacher_dict(teacher),
+        teacher=teacher_config_dict(teacher),
         mixers=names,
         mixer_options=options or {},
         attn_implementation=teacher.config._attn_implementation,
@@ -55,7 +55,7 @@ def build_student(
     with torch.random.fork_rng(devices), torch.device(parameter.device):
         torch.manual_seed(seed)
         student = StudentForCausalLM(config)
-    # Not `student.to(dtype)`: rotary frequencies are a buffer, and bfloat16 would turn by wrong angles.
+    # Not `student.to(dtype)`, which would also cast the rotary frequencies, a buffer, to bfloat16.
     for mine in student.parameters():
         mine.data = mine.data.to(parameter.dtype)
     copy_teacher(student, teacher, init, kv_expansion)
@@ -67,8 +67,8 @@ def build_student(
     return student.train(teacher.training)
 
 
-def teacher_dict(teacher: PreTrainedModel) -> dict[str, Any]:
-    """The teacher's config as it goes into a student's: without paths, dtype and versions."""
+def teacher_config_dict(teacher: PreTrainedModel) -> dict[str, Any]:
+    """The teacher's config for use in a student's: without paths, dtype and versions."""
     values: dict[str, Any] = teacher.config.to_dict()
     for name in ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures"):
         values.pop(name, None)
@@ -84,7 +84,7 @@ def copy_teacher(
     missing, unexpected = student.load_state_dict(weights, strict=False)
     absent = [name for name in missing if ".self_attn." not in name and name != "lm_head.weight"]
     if absent or unexpected:
-        raise ConfigError(f"teacher and student do not fit: {[*absent, *unexpected][:4]}")
+        raise ConfigError(f"teacher and student have different parameters: {[*absent, *unexpected][:4]}")
     for layer, (mine, original) in enumerate(zip(student.model.layers, teacher.model.layers, strict=True)):
         attention = original.self_attn
         if isinstance(mine.self_attn, Mixer):
@@ -94,17 +94,17 @@ def copy_teacher(
             assert not found.missing_keys, f"layer {layer}"
 
 
-def write_logits(keys: nn.Linear, name: str) -> Tensor:
-    """A key projection as the logits of a write gate: every row to length one, bias to match.
+def normalize_key_proj_as_gate(keys: nn.Linear, name: str) -> Tensor:
+    """Scale a key projection for use as the logits of an input gate: unit rows, bias to match.
 
-    Keys of a trained teacher reach tens, which would open and close a sigmoid gate for good.
+    Keys of a trained teacher have magnitudes of tens, which would saturate a sigmoid gate.
     """
     length = keys.weight.norm(dim=1).clamp_min(1e-6)
     return keys.weight / length.unsqueeze(1) if name == "weight" else keys.bias / length
 
 
 def copy_attention(mixer: Mixer, attention: nn.Module, init: str, kv_expansion: str = "heads") -> None:
-    """Copy the projections that `init` names, and with q and k the teacher's QK-norms."""
+    """Copy the projections in `init`; QK-norms are copied along with q and k."""
     letters = INITS[init]
     for letter in letters:
         source, target = getattr(attention, f"{letter}_proj"), getattr(mixer, f"{letter}_proj", None)
@@ -114,10 +114,10 @@ def copy_attention(mixer: Mixer, attention: nn.Module, init: str, kv_expansion: 
             value, place = getattr(source, name), getattr(target, name)
             if value is None:
                 continue
-            if letter == "k" and not mixer.keyed:
-                value = write_logits(source, name)
-            wide = letter in "kv" and mixer.kv_heads != mixer.geometry.kv_heads
-            place.copy_(expand_heads(value, mixer.geometry, kv_expansion) if wide else value)
+            if letter == "k" and not mixer.has_keys:
+                value = normalize_key_proj_as_gate(source, name)
+            expand = letter in "kv" and mixer.num_kv_heads != mixer.attention_shape.num_kv_heads
+            place.copy_(repeat_kv_weights(value, mixer.attention_shape, kv_expansion) if expand else value)
     for letter in "qk":
         if letter in letters and hasattr(mixer, f"{letter}_norm"):
             getattr(mixer, f"{letter}_norm").weight.copy_(getattr(attention, f"{letter}_norm").weight)

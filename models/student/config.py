@@ -1,4 +1,4 @@
-"""A student's configuration: the teacher's own configuration, a mixer per layer, and mixer options."""
+"""Student configuration: the teacher's config, one mixer per layer, and mixer options."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from transformers import AutoConfig, PreTrainedConfig
 from evalsuite.foundation import CheckpointError, ConfigError, nearest
 from evalsuite.models.mixers import MIXERS, mixer_class, parse_options
 
-SCHEMA = 1
-"""Version of this file's fields; a checkpoint with a larger number was saved by a newer evalsuite."""
+SCHEMA = 2
+"""Version of the config fields and parameter names. Schema 1 had other names of mixer parameters."""
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-"""Teachers whose decoder is embed_tokens → layers (self_attn, mlp, two norms) → norm → lm_head."""
+"""Supported teachers: embed_tokens → layers (self_attn, mlp, two norms) → norm → lm_head."""
 
 _TEACHER_FIELDS = frozenset(
     {
@@ -34,9 +34,9 @@ _TEACHER_FIELDS = frozenset(
 
 
 class StudentConfig(PreTrainedConfig):
-    """`teacher` is the teacher's config as a dictionary; `mixers` names one mixer per layer.
+    """`teacher` is the teacher's config as a dictionary; `mixers` has one mixer name per layer.
 
-    Sizes (`hidden_size`, `vocab_size`, …) are the teacher's and are read from there.
+    Sizes (`hidden_size`, `vocab_size`, …) are read from the teacher's config.
     """
 
     model_type = "evalsuite_student"
@@ -50,11 +50,8 @@ class StudentConfig(PreTrainedConfig):
         **kwargs: Any,
     ) -> None:
         if schema != SCHEMA:
-            newer = isinstance(schema, int) and schema > SCHEMA
-            wrong = "newer than this evalsuite knows" if newer else "none that evalsuite ever wrote; it knows"
-            todo = "update it" if newer else "save the student again"
-            raise CheckpointError(f"student config: schema {schema} is {wrong} ({SCHEMA}); {todo}")
-        # transformers builds an empty config to learn the defaults; it describes no model.
+            raise CheckpointError(f"student config: {schema_error(schema)}")
+        # transformers builds an empty config to determine the defaults.
         self.teacher = dict(teacher or {})
         self.mixers = list(mixers or [])
         self.mixer_options = {name: dict(values) for name, values in (mixer_options or {}).items()}
@@ -80,20 +77,20 @@ class StudentConfig(PreTrainedConfig):
             parse_options(MIXERS[name].Options, values, name)
 
     def __getattr__(self, name: str) -> Any:
-        # Only reached when the attribute is not the student's own.
+        # Called only for attributes that the student does not have itself.
         base = self.__dict__.get("base")
         if base is not None and name in _TEACHER_FIELDS:
             return getattr(base, name)
         raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
 
     def to_dict(self) -> dict[str, Any]:
-        """What is saved: `base` is left out, being `teacher` in another form."""
+        """The fields to save; `base` is derived from `teacher` and left out."""
         values: dict[str, Any] = super().to_dict()
         values.pop("base", None)
         return values
 
     def window(self, layer: int) -> int | None:
-        """The teacher's own sliding window in a layer (Mistral, some Qwen2); None for full attention."""
+        """Sliding window of the teacher's layer (Mistral, some Qwen2); None for full attention."""
         width: int | None = getattr(self.base, "sliding_window", None)
         types: list[str] | None = getattr(self.base, "layer_types", None)
         if types is not None and types[layer] != "sliding_attention":
@@ -101,15 +98,26 @@ class StudentConfig(PreTrainedConfig):
         return width
 
 
+def schema_error(schema: Any) -> str:
+    """Message for a student of another schema."""
+    if isinstance(schema, int) and schema > SCHEMA:
+        return f"schema {schema} is newer than this evalsuite supports ({SCHEMA}); update evalsuite"
+    return (
+        f"schema {schema} is not supported: since schema {SCHEMA} mixer parameters have other names; "
+        "make the student again with `evalsuite distill` and its recipe"
+    )
+
+
 def base_config(teacher: dict[str, Any]) -> PreTrainedConfig:
     """The teacher's config object from its dictionary.
 
     Raises:
-        ConfigError: an architecture whose attention no mixer knows how to replace.
+        ConfigError: an unsupported architecture.
     """
     kind = teacher.get("model_type", "")
     if kind not in ARCHITECTURES:
-        raise ConfigError(f"teacher architecture '{kind}' is not known; known: {', '.join(ARCHITECTURES)}")
+        supported = ", ".join(ARCHITECTURES)
+        raise ConfigError(f"teacher architecture '{kind}' is not supported; supported: {supported}")
     fields = {name: value for name, value in teacher.items() if name != "model_type"}
     config: PreTrainedConfig = AutoConfig.for_model(kind, **fields)
     return config

@@ -1,4 +1,4 @@
-"""The student: the teacher's architecture from transformers, with `self_attn` of each layer replaced."""
+"""The student: the teacher's architecture from transformers with each layer's `self_attn` replaced."""
 
 import copy
 from typing import Any
@@ -10,14 +10,14 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.cache import StudentCache
 from evalsuite.models.mixers import Mixer, SlidingWindowMixer, make_mixer
-from evalsuite.models.mixers.convolution import positions
+from evalsuite.models.mixers.convolution import packed_position_ids
+from evalsuite.models.student.cache import StudentCache
 from evalsuite.models.student.config import StudentConfig
 
 
 class StudentPreTrainedModel(PreTrainedModel):
-    """Loading, saving and initialisation, as transformers does it for every model."""
+    """Loading, saving and initialization through transformers."""
 
     config_class = StudentConfig
     base_model_prefix = "model"
@@ -25,23 +25,23 @@ class StudentPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
-    # RetNet's fixed decays: near one, where bfloat16 has no digits left.
+    # RetNet's fixed decays are close to one, where bfloat16 has too few digits.
     _keep_in_fp32_modules_strict = ["log_decay"]  # noqa: RUF012 -- transformers' name
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 -- transformers' name
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Draw what is not loaded. Parameters that were loaded are marked and stay as they are."""
+        """Initialize parameters that are not loaded; loaded ones are marked and left unchanged."""
         super().initialize_weights()
-        # Not in `_init_weights`: transformers skips custom modules that own no parameter directly.
+        # Not in `_init_weights`, because transformers skips modules without parameters of their own.
         for module in self.modules():
-            if isinstance(module, Mixer) and not module.started:
+            if isinstance(module, Mixer) and not module.weights_initialized:
                 module.reset_parameters()
-                module.started = True
+                module.weights_initialized = True
 
 
 class StudentModel(StudentPreTrainedModel):
-    """The decoder: embeddings, layers, final norm. The modules and their names are the teacher's."""
+    """The decoder: embeddings, layers, final norm, with the teacher's modules and names."""
 
     def __init__(self, config: StudentConfig) -> None:
         super().__init__(config)
@@ -85,19 +85,19 @@ class StudentModel(StudentPreTrainedModel):
         cu_seqlens: Tensor | None = None,
         row_length: int | None = None,
     ) -> BaseModelOutputWithPast:
-        """Run the layers.
+        """Run the decoder.
 
         Args:
             input_ids: [B, T], or `inputs_embeds` [B, T, D].
-            attention_mask: [B, past + T] of zeros and ones; or 4-D, handed to softmax layers as it is.
-            position_ids: [B, T]; by default counted on from the cache, or per packed sequence.
-            past_key_values: a `StudentCache`, or any cache whose recurrent layers are `Slot`s.
-            token_mask: bool [B, T], the real ones among the new tokens; by default the end of a 2-D
+            attention_mask: [B, past + T] of zeros and ones; or 4-D, passed to softmax layers unchanged.
+            position_ids: [B, T]; by default they continue from the cache, or restart per packed sequence.
+            past_key_values: a `StudentCache`, or any cache whose recurrent layers are `LayerCache`s.
+            token_mask: bool [B, T], false at padding among the new tokens; by default the end of a 2-D
                 `attention_mask`.
-            cu_seqlens: integer bounds [N + 1] of sequences packed into one row; each is then alone in
-                every layer. Not with a cache.
-            row_length: with `cu_seqlens`, a length whose multiples no packed sequence crosses: softmax layers
-                then look over rows of that length, at a cost of T · row_length instead of T².
+            cu_seqlens: cumulative lengths [N + 1] of sequences packed into one row, which are isolated from
+                each other in every layer. Not with a cache.
+            row_length: with `cu_seqlens`, a length whose multiples no packed sequence crosses. Softmax layers
+                then attend within rows of that length, at a cost of T · row_length instead of T².
 
         Raises:
             ConfigError: packed sequences with a cache or with more than one row.
@@ -110,15 +110,17 @@ class StudentModel(StudentPreTrainedModel):
             past_key_values = self.new_cache()
         if token_mask is None and attention_mask is not None and attention_mask.dim() == 2:
             token_mask = attention_mask[:, -length:].bool()
-        # Positions that are merely counted hold no packed documents, which the mask would look for.
-        given = position_ids
+        # Default position_ids never encode packing, so skip transformers' packed-sequence detection.
+        explicit_position_ids = position_ids
         if position_ids is None:
             if cu_seqlens is None:
                 seen = 0 if past_key_values is None else past_key_values.get_seq_length()
                 position_ids = torch.arange(seen, seen + length, device=embeddings.device).unsqueeze(0)
             else:
-                position_ids = positions(cu_seqlens, length).unsqueeze(0)
-        masks = self._masks(embeddings, attention_mask, given, past_key_values, cu_seqlens, row_length)
+                position_ids = packed_position_ids(cu_seqlens, length).unsqueeze(0)
+        masks = self._masks(
+            embeddings, attention_mask, explicit_position_ids, past_key_values, cu_seqlens, row_length
+        )
         rotary = self.rotary_emb(embeddings, position_ids)
         hidden, states = embeddings, []
         for layer in self.layers:
@@ -154,7 +156,7 @@ class StudentModel(StudentPreTrainedModel):
         cu_seqlens: Tensor | None,
         row_length: int | None,
     ) -> dict[int | None, Any]:
-        """Attention masks by window, for the softmax layers that there are."""
+        """Attention masks of the softmax layers, by window."""
         masks: dict[int | None, Any] = {}
         for index, layer in enumerate(self.layers):
             if isinstance(layer.self_attn, Mixer) or layer.self_attn.window in masks:
@@ -239,20 +241,20 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
         check_attention(self.config._attn_implementation, self.model)
         self.config.base._attn_implementation = self.config._attn_implementation
 
-    def _prepare_cache_for_generation(  # type: ignore[override]  # says bool, returns nothing
+    def _prepare_cache_for_generation(  # type: ignore[override]  # annotated bool upstream, returns None
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             if generation_config.cache_implementation is not None:
                 raise ConfigError(
                     f"cache_implementation = '{generation_config.cache_implementation}': a student generates "
-                    "with its own cache; leave it out"
+                    "with its own cache; remove it"
                 )
             model_kwargs["past_key_values"] = self.model.new_cache()
 
 
 def check_attention(implementation: str | None, model: StudentModel) -> None:
-    """Refuse an attention implementation that takes its window from the module and not from the mask."""
+    """Reject attention implementations that ignore the mask's sliding window."""
     if implementation is None or not implementation.startswith("flash"):
         return
     if any(isinstance(layer.self_attn, SlidingWindowMixer) for layer in model.layers):
@@ -264,18 +266,18 @@ def check_attention(implementation: str | None, model: StudentModel) -> None:
 def packed_mask(
     cu_seqlens: Tensor, embeddings: Tensor, window: int | None, row_length: int | None = None
 ) -> Tensor:
-    """The causal mask of packed sequences, true where a token may look: bool [T / L, 1, L, L].
+    """Causal mask of packed sequences, true where attention is allowed: bool [T / L, 1, L, L].
 
     Args:
         embeddings: [1, T, D].
-        row_length: L, whose multiples no sequence crosses; default: T.
+        row_length: L, whose multiples no sequence crosses; default T.
     """
     length = embeddings.shape[1]
     token = torch.arange(length, device=embeddings.device)
-    start = token - positions(cu_seqlens, length)
+    start = token - packed_position_ids(cu_seqlens, length)
     token, start = token.view(-1, row_length or length), start.view(-1, row_length or length)
-    asked = token.unsqueeze(1)
-    seen = (asked <= token.unsqueeze(2)) & (asked >= start.unsqueeze(2))
+    key, query = token.unsqueeze(1), token.unsqueeze(2)
+    allowed = (key <= query) & (key >= start.unsqueeze(2))
     if window is not None:
-        seen = seen & (asked > token.unsqueeze(2) - window)
-    return seen.unsqueeze(1)
+        allowed = allowed & (key > query - window)
+    return allowed.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Small random teachers that the tests of this room build on."""
+"""Small random teachers."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +19,7 @@ FAMILIES = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tests share two cores with each other; torch's threads would only wait for one another."""
+    """Limit torch to one thread, because tests run in parallel."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -28,7 +28,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_teacher() -> Callable[..., PreTrainedModel]:
-    """Make a random grouped-query teacher (4 query heads on 2 key heads), its biases and norms drawn too."""
+    """Make a random grouped-query teacher (4 query heads, 2 key heads) with random biases and norms."""
 
     def make(family: str = "llama", *, layers: int = 2, **changes: Any) -> PreTrainedModel:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The shipped teacher: what it is, and that it knows its world (plain transformers, no engine of ours)."""
+"""The pocket teacher: architecture, tokenizer and task accuracy, with plain transformers."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from evalsuite.tasks.pocket import KINDS, build_tokenizer, judge, rows
+from evalsuite.tasks.synthetic.pocket import TASKS, build_tokenizer, rows, score_response
 
 FOLDER = Path(__file__).parents[2] / "models" / "pocket"
 
@@ -23,7 +23,7 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(FOLDER)
 
 
-def test_it_is_a_small_llama(model: Any) -> None:
+def test_architecture(model: Any) -> None:
     config = model.config
     assert config.model_type == "llama"
     assert config.num_attention_heads > config.num_key_value_heads
@@ -33,14 +33,14 @@ def test_it_is_a_small_llama(model: Any) -> None:
     assert 1_000_000 <= sum(parameter.numel() for parameter in model.parameters()) <= 3_000_000
 
 
-def test_it_fits_in_the_wheel() -> None:
+def test_size_of_the_package() -> None:
     weights = list(FOLDER.glob("*.safetensors"))
     assert [path.name for path in weights] == ["model.safetensors"]
     assert weights[0].stat().st_size <= 8_000_000
     assert (FOLDER / "README.md").is_file()
 
 
-def test_its_tokenizer_is_the_worlds(model: Any, tokenizer: Any) -> None:
+def test_tokenizer_matches_the_pocket_tasks(model: Any, tokenizer: Any) -> None:
     stored = json.loads((FOLDER / "tokenizer.json").read_text())
     built = json.loads(build_tokenizer().to_str())
     for part in ("model", "pre_tokenizer", "decoder", "added_tokens"):
@@ -50,16 +50,18 @@ def test_its_tokenizer_is_the_worlds(model: Any, tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "context"), [("facts", None), ("niah_single_2", 256)])
-def test_it_answers_under_both_protocols(model: Any, tokenizer: Any, kind: str, context: int | None) -> None:
+def test_accuracy_under_both_protocols(model: Any, tokenizer: Any, kind: str, context: int | None) -> None:
     drawn = rows(kind, count=30, context=context)
-    ranked = sum(_ranks_right(model, tokenizer, row) for row in drawn)
-    written = sum(judge(row, _write(model, tokenizer, row["prompt"], kind)).correct for row in drawn)
-    assert ranked >= 28
-    assert written >= 28
+    loglikelihood = sum(_picks_gold(model, tokenizer, row) for row in drawn)
+    generation = sum(
+        score_response(row, _generate(model, tokenizer, row["prompt"], kind)).correct for row in drawn
+    )
+    assert loglikelihood >= 28
+    assert generation >= 28
 
 
-def _ranks_right(model: Any, tokenizer: Any, row: dict[str, Any]) -> bool:
-    """Whether the right choice has the largest summed log-probability."""
+def _picks_gold(model: Any, tokenizer: Any, row: dict[str, Any]) -> bool:
+    """Whether the correct choice has the largest summed log-probability."""
     prompt = tokenizer(row["prompt"])["input_ids"]
     choices = tokenizer(row["choices"])["input_ids"]
     longest = max(map(len, choices))
@@ -73,17 +75,17 @@ def _ranks_right(model: Any, tokenizer: Any, row: dict[str, Any]) -> bool:
     return max(range(4), key=sums.__getitem__) == row["gold"]
 
 
-def _write(model: Any, tokenizer: Any, prompt: str, kind: str) -> str:
+def _generate(model: Any, tokenizer: Any, prompt: str, kind: str) -> str:
     """Greedy generation up to a newline, with a cache."""
     newline = tokenizer("\n")["input_ids"][0]
     tokens = torch.tensor([tokenizer(prompt)["input_ids"]])
-    written: list[int] = []
+    generated: list[int] = []
     cache = None
     with torch.no_grad():
-        for _ in range(KINDS[kind].max_new_tokens):
+        for _ in range(TASKS[kind].max_new_tokens):
             output = model(tokens, past_key_values=cache, use_cache=True)
             cache, tokens = output.past_key_values, output.logits[:, -1].argmax(-1, keepdim=True)
-            written.append(int(tokens))
-            if written[-1] == newline:
+            generated.append(int(tokens))
+            if generated[-1] == newline:
                 break
-    return str(tokenizer.decode(written))
+    return str(tokenizer.decode(generated))

@@ -1,4 +1,4 @@
-"""Packed sequences that never cross a row are attended to row by row, with the same result."""
+"""Attention within rows of packed sequences equals attention over the full packed sequence."""
 
 import torch
 
@@ -6,7 +6,7 @@ from evalsuite.models import build_student
 from evalsuite.models.student.model import packed_mask
 
 
-def test_rows_side_by_side_are_one_long_row(make_teacher):
+def test_row_length_does_not_change_the_result(make_teacher):
     student = build_student(
         make_teacher(layers=3),
         ["softmax", "sliding_window", "gla"],
@@ -28,7 +28,7 @@ def test_rows_side_by_side_are_one_long_row(make_teacher):
         torch.testing.assert_close(short_gradients[name], gradient)
 
 
-def test_the_mask_of_rows_is_the_block_diagonal_of_the_whole():
+def test_the_mask_by_rows_is_the_block_diagonal_of_the_full_mask():
     bounds = torch.tensor([0, 3, 4, 8, 12], dtype=torch.int32)
     embeddings = torch.zeros(1, 12, 2)
     for window in (None, 2):

@@ -28,11 +28,11 @@ def read(checkpoint: Checkpoint) -> Tensor:
 
 
 @torch.no_grad()
-def test_softmax_student_is_smollm2_exactly(teacher: Checkpoint) -> None:
+def test_softmax_student_equals_smollm2(teacher: Checkpoint) -> None:
     ids = read(teacher)
     wanted = teacher.model(ids).logits
     assert torch.equal(build_student(teacher.model, "softmax")(ids).logits, wanted)
-    # A sane teacher, so that equality means something.
+    # Sanity check of the teacher, so that equality is meaningful.
     top = teacher.tokenizer.decode(
         wanted[0, ids.tolist()[0].index(teacher.tokenizer.encode(" is")[0])].argmax()
     )
@@ -40,7 +40,7 @@ def test_softmax_student_is_smollm2_exactly(teacher: Checkpoint) -> None:
 
 
 @torch.no_grad()
-def test_gated_deltanet_student_of_smollm2_is_saved_and_loaded(teacher: Checkpoint, tmp_path: Path) -> None:
+def test_gated_deltanet_student_of_smollm2_round_trips(teacher: Checkpoint, tmp_path: Path) -> None:
     student = build_student(teacher.model, "gated_deltanet")
     student.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()

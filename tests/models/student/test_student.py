@@ -1,4 +1,4 @@
-"""A student is its teacher with other mixers, and a Hugging Face model."""
+"""The student as its teacher with other mixers, and as a Hugging Face model."""
 
 import json
 from collections.abc import Callable
@@ -36,9 +36,7 @@ def close(found: Tensor, wanted: Tensor) -> None:
 
 @pytest.mark.parametrize(("family", "changes"), TEACHERS)
 @torch.no_grad()
-def test_softmax_student_is_its_teacher_exactly(
-    make_teacher: Make, family: str, changes: dict[str, Any]
-) -> None:
+def test_softmax_student_equals_its_teacher(make_teacher: Make, family: str, changes: dict[str, Any]) -> None:
     teacher = make_teacher(family, **changes)
     student = build_student(teacher, "softmax")
     padded = torch.ones(2, 12, dtype=torch.long)
@@ -52,7 +50,7 @@ def test_softmax_student_is_its_teacher_exactly(
 
 
 @torch.no_grad()
-def test_a_bfloat16_student_keeps_exact_rotary_frequencies(make_teacher: Make, tmp_path: Path) -> None:
+def test_a_bfloat16_student_has_float32_rotary_frequencies(make_teacher: Make, tmp_path: Path) -> None:
     make_teacher().save_pretrained(tmp_path)
     teacher = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     student = build_student(teacher, "softmax").eval()
@@ -62,7 +60,7 @@ def test_a_bfloat16_student_keeps_exact_rotary_frequencies(make_teacher: Make, t
 
 
 @torch.no_grad()
-def test_a_bfloat16_student_of_all_mixers_is_saved_and_loaded(make_teacher: Make, tmp_path: Path) -> None:
+def test_a_bfloat16_student_of_all_mixers_round_trips(make_teacher: Make, tmp_path: Path) -> None:
     student = build_student(make_teacher(layers=len(MIXERS)).bfloat16(), list(MIXERS))
     student.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
@@ -73,7 +71,9 @@ def test_a_bfloat16_student_of_all_mixers_is_saved_and_loaded(make_teacher: Make
 
 @pytest.mark.parametrize(("family", "changes"), TEACHERS)
 @torch.no_grad()
-def test_kept_layers_and_copied_projections(make_teacher: Make, family: str, changes: dict[str, Any]) -> None:
+def test_softmax_layers_and_projections_are_copied(
+    make_teacher: Make, family: str, changes: dict[str, Any]
+) -> None:
     teacher = make_teacher(family, layers=3, **changes)
     student = build_student(teacher, HYBRID)
     mine, original = student.state_dict(), teacher.state_dict()
@@ -83,13 +83,13 @@ def test_kept_layers_and_copied_projections(make_teacher: Make, family: str, cha
     attention, mixer = teacher.model.layers[0].self_attn, student.model.layers[0].self_attn
     x = torch.randn(1, 3, 32)
     keys = attention.k_proj(x).unflatten(-1, (2, -1)).repeat_interleave(2, 2)
-    close(mixer.split(mixer.k_proj(x)), keys)
+    close(mixer.split_heads(mixer.k_proj(x)), keys)
     close(mixer.q_proj(x), attention.q_proj(x))
     assert torch.equal(mixer.o_proj.weight, attention.o_proj.weight)
 
 
 @pytest.mark.parametrize(("init", "copied"), [("qkv", "qkv"), ("vo", "vo"), ("random", "")])
-def test_init_copies_what_it_says(make_teacher: Make, init: str, copied: str) -> None:
+def test_init_selects_the_copied_projections(make_teacher: Make, init: str, copied: str) -> None:
     teacher = make_teacher(num_key_value_heads=4)
     state = torch.random.get_rng_state()
     student = build_student(teacher, "gla", init=init, seed=5)
@@ -109,7 +109,7 @@ def test_init_copies_what_it_says(make_teacher: Make, init: str, copied: str) ->
 @pytest.mark.parametrize("name", sorted(MIXERS))
 @both_widths
 @torch.no_grad()
-def test_saved_and_loaded_is_the_same(make_teacher: Make, tmp_path: Path, name: str, head_dim: int) -> None:
+def test_save_and_load_round_trips(make_teacher: Make, tmp_path: Path, name: str, head_dim: int) -> None:
     teacher = make_teacher("qwen3", layers=1, head_dim=head_dim, tie_word_embeddings=True)
     student = build_student(
         teacher, name, options={"sliding_window": {"window": 4}} if "sliding" in name else {}
@@ -126,7 +126,7 @@ def test_saved_and_loaded_is_the_same(make_teacher: Make, tmp_path: Path, name: 
 @pytest.mark.parametrize("name", [*sorted(MIXERS), "hybrid"])
 @both_widths
 @torch.no_grad()
-def test_cached_generation_is_uncached(make_teacher: Make, name: str, head_dim: int) -> None:
+def test_cached_generation_equals_uncached(make_teacher: Make, name: str, head_dim: int) -> None:
     teacher = make_teacher(layers=3, head_dim=head_dim)
     mixers = ["gla", "sliding_window", "softmax"] if name == "hybrid" else name
     options = {"sliding_window": {"window": 4}} if "sliding_window" in mixers else {}
@@ -152,7 +152,7 @@ def test_beam_search_reorders_states(make_teacher: Make) -> None:
 
 
 @torch.no_grad()
-def test_packed_and_padded_are_alone_in_a_hybrid(make_teacher: Make) -> None:
+def test_packed_and_padded_rows_equal_single_rows_in_a_hybrid(make_teacher: Make) -> None:
     student = build_student(
         make_teacher(layers=3),
         ["gla", "sliding_window", "softmax"],
@@ -180,7 +180,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(make_teacher: Make) -> 
         assert torch.allclose(parameter.grad, wanted[name], atol=1e-7), name
 
 
-def test_hidden_states_have_one_entry_per_layer_and_the_normed_last(make_teacher: Make) -> None:
+def test_hidden_states_have_one_entry_per_layer_and_the_final_norm(make_teacher: Make) -> None:
     teacher = make_teacher(layers=3)
     found = build_student(teacher, "softmax")(ids(), output_hidden_states=True).hidden_states
     wanted = teacher(ids(), output_hidden_states=True).hidden_states
@@ -196,9 +196,12 @@ def test_hidden_states_have_one_entry_per_layer_and_the_normed_last(make_teacher
         ({"mixer_options": {"kda": {}}}, "options for mixer 'kda', which no layer uses"),
         ({"mixer_options": {"gla": {"gate": 1}}}, "gla: unknown option 'gate'"),
         ({"schema": 99}, "schema 99 is newer"),
-        ({"schema": 0}, "schema 0 is none that evalsuite ever wrote"),
-        ({"schema": "1"}, "schema 1 is none that evalsuite ever wrote"),
-        ({"teacher": {"model_type": "gpt2"}}, "teacher architecture 'gpt2' is not known; known: llama"),
+        ({"schema": 1}, "schema 1 is not supported: since schema 2 mixer parameters have other names"),
+        ({"schema": "1"}, "schema 1 is not supported"),
+        (
+            {"teacher": {"model_type": "gpt2"}},
+            "teacher architecture 'gpt2' is not supported; supported: llama",
+        ),
     ],
 )
 def test_bad_configs_are_refused(make_teacher: Make, change: dict[str, Any], message: str) -> None:
@@ -211,7 +214,7 @@ def test_a_checkpoint_of_a_newer_schema_is_refused(make_teacher: Make, tmp_path:
     build_student(make_teacher(), "gla").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "schema": config["schema"] + 1}))
-    with pytest.raises(CheckpointError, match=r"schema 2 is newer than .* knows \(1\); update it"):
+    with pytest.raises(CheckpointError, match=r"schema 3 is newer than .* supports \(2\); update evalsuite"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 

@@ -1,0 +1,1 @@
+"""Diagnostics of a checkpoint: numerical consistency, recurrent states."""

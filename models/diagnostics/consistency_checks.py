@@ -1,0 +1,354 @@
+"""Consistency checks: do batching, padding, packing, decoding or dtype change a model's scores?
+
+The same documents are evaluated in several ways that are equivalent in exact arithmetic. The deviations
+between them bound the smallest difference between two models that is not an artefact of how they are run.
+"""
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from evalsuite.foundation import DataError, MissingDependencyError
+from evalsuite.models import StudentForCausalLM, set_backend
+from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.inference.base import Engine
+from evalsuite.models.inference.requests import (
+    GenerateRequest,
+    GenerateResponse,
+    SamplingParams,
+    ScoreRequest,
+)
+from evalsuite.models.inference.torch.engine import TorchEngine
+
+SCHEMA = 2
+NUM_GENERATED = 24
+"""Length of a greedy response."""
+
+Logprobs = list[Tensor]
+"""Log-probabilities [T, V] of each sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistencyCheck:
+    """One variant, compared with the reference: each sequence alone in a plain forward pass.
+
+    Args:
+        name: short name; description: the difference from the reference.
+        max_difference: largest difference of a token's log-probability, in nats.
+        changed_tokens: number of argmax disagreements; num_tokens: number of tokens compared.
+        changed_responses: number of documents whose response (most likely continuation) changes.
+        num_documents: number of documents compared.
+        skipped: why the check was not run, or None.
+    """
+
+    name: str
+    description: str
+    max_difference: float = 0.0
+    changed_tokens: int = 0
+    num_tokens: int = 0
+    changed_responses: int = 0
+    num_documents: int = 0
+    skipped: str | None = None
+
+
+def run_consistency_checks(
+    checkpoint: Checkpoint, requests: Sequence[ScoreRequest], engine: Engine | None = None
+) -> dict[str, Any]:
+    """Evaluate `requests` in every variant and compare.
+
+    Args:
+        checkpoint: the model, on the device and in the dtype of the evaluation.
+        requests: documents with several continuations each; a few dozen are enough.
+        engine: another engine to compare with, such as vLLM, with the same checkpoint in the same dtype.
+
+    Returns:
+        A JSON-serializable result: `schema`, `label`, `weights_id`, `device`, `dtype`, `documents`, `checks`
+        (the fields of `ConsistencyCheck`), `max_difference` (over all checks of the same precision) and
+        `max_changed_share` (the largest share of responses that any check changes). A difference between two
+        models below that share can be an artefact of how they are run.
+
+    Raises:
+        DataError: no request has two continuations, or the model's logits are not finite.
+    """
+    requests = [request for request in requests if len(request.continuations) > 1]
+    if not requests:
+        raise DataError("the consistency checks need documents with at least two continuations")
+    runner = _CheckRunner(checkpoint, requests)
+    checks = [runner.run(*variant) for variant in runner.variants()] + [runner.greedy_batched()]
+    if engine is not None:
+        checks += runner.compare_engine(engine)
+    same = [check for check in checks if check.skipped is None and not check.name.startswith("precision")]
+    shares = [check.changed_responses / check.num_documents for check in checks if check.num_documents]
+    return {
+        "schema": SCHEMA,
+        "label": checkpoint.label,
+        "weights_id": checkpoint.weights_id,
+        "device": str(checkpoint.model.device),
+        "dtype": str(checkpoint.model.dtype).removeprefix("torch."),
+        "documents": len(requests),
+        "checks": [asdict(check) for check in checks],
+        "max_difference": max((check.max_difference for check in same), default=0.0),
+        "max_changed_share": max(shares, default=0.0),
+    }
+
+
+class _CheckRunner:
+    """The sequences (context + continuation) of some requests and their reference log-probabilities."""
+
+    def __init__(self, checkpoint: Checkpoint, requests: Sequence[ScoreRequest]) -> None:
+        self.checkpoint, self.requests = checkpoint, requests
+        self.model = checkpoint.model.eval()
+        self.sequences = [r.context + tokens for r in requests for tokens in r.continuations]
+        self.reference = self.unbatched(self.model)
+        if not all(bool(part.isfinite().all()) for part in self.reference):
+            raise DataError(f"{checkpoint.label}: its log-probabilities are not finite (NaN in its logits)")
+        pairs = zip(self.sequences, self.reference, strict=True)
+        self.expected = self._continuation_sums([_target_logprobs(*pair) for pair in pairs])
+
+    @torch.inference_mode()
+    def greedy_batched(self) -> ConsistencyCheck:
+        """Compare greedy generation of all prompts together with one prompt at a time."""
+        engine, requests, batched = self.greedy
+        single = [response for request in requests for _, response in engine.generate([request])]
+        changed = sum(batched[index].tokens != response.tokens for index, response in enumerate(single))
+        return ConsistencyCheck(
+            "generation",
+            "greedy generation in a batch, compared with one prompt at a time",
+            changed_responses=changed,
+            num_documents=len(requests),
+        )
+
+    @cached_property
+    def greedy(self) -> tuple[TorchEngine, list[GenerateRequest], dict[int, GenerateResponse]]:
+        """The in-process engine, the requests, and the greedy responses to all of them together."""
+        engine = TorchEngine(self.checkpoint, max_length=max(map(len, self.sequences)) + NUM_GENERATED)
+        sampling = SamplingParams(NUM_GENERATED)
+        requests = [GenerateRequest(request.context, sampling) for request in self.requests]
+        return engine, requests, dict(engine.generate(requests))
+
+    def compare_engine(self, other: Engine) -> list[ConsistencyCheck]:
+        """Compare log-likelihoods and greedy responses with those of another engine.
+
+        Raises:
+            DataError: a request fails in the other engine.
+        """
+        scored = dict(other.score(self.requests))
+        _, requests, ours = self.greedy
+        theirs = dict(other.generate(requests))
+        for response in (*scored.values(), *theirs.values()):
+            if response.error:
+                raise DataError(
+                    f"{self.checkpoint.label}: a request fails in engine {other.name}: {response.error}"
+                )
+        sums = [logprob for index in range(len(scored)) for logprob in scored[index].logprobs]
+        return [
+            ConsistencyCheck(
+                other.name,
+                f"the engine {other.name}",
+                max_difference=max(abs(a - b) for a, b in zip(sums, self.expected, strict=True)),
+                changed_responses=self._num_changed(sums),
+                num_documents=len(scored),
+            ),
+            ConsistencyCheck(
+                f"generation {other.name}",
+                f"greedy generation by {other.name}, compared with the in-process engine",
+                changed_responses=sum(ours[index].tokens != theirs[index].tokens for index in ours),
+                num_documents=len(requests),
+            ),
+        ]
+
+    def variants(self) -> list[tuple[str, str, Callable[[], Logprobs | list[float]]]]:
+        """Name, description and function of each variant."""
+        on_gpu = self.model.device.type == "cuda"
+        return [
+            (
+                "batched",
+                "the engine: shared prefill of contexts, branched caches, batches of similar length",
+                self.batched,
+            ),
+            ("padded right", "one batch, padded on the right", lambda: self.padded("right")),
+            (
+                "padded left",
+                "one batch, padded on the left, as harnesses generate",
+                lambda: self.padded("left"),
+            ),
+            ("packed", "sequences packed into one row", self.packed),
+            ("decode", "token by token from a cache", self.decoded),
+            *(
+                (f"precision {name}", f"all weights and activations in {name}", lambda d=dtype: self.cast(d))
+                for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
+                if dtype != self.model.dtype
+            ),
+            (
+                "backend",
+                "the recurrence on the torch backend instead of fla" if on_gpu else "fla's kernels",
+                self.other_backend,
+            ),
+        ]
+
+    @torch.inference_mode()
+    def run(
+        self, name: str, description: str, variant: Callable[[], Logprobs | list[float]]
+    ) -> ConsistencyCheck:
+        """Run one variant and compare it with the reference."""
+        check = ConsistencyCheck(name, description, num_documents=len(self.requests))
+        try:
+            result = variant()
+        except MissingDependencyError as error:
+            return replace(check, num_documents=0, skipped=str(error))
+        if isinstance(result[0], Tensor):
+            if not all(bool(part.isfinite().all()) for part in result):
+                return replace(check, num_documents=0, skipped="its log-probabilities are not finite")
+            return self._compare(check, result)
+        largest = max(abs(a - b) for a, b in zip(result, self.expected, strict=True))
+        return replace(check, max_difference=largest, changed_responses=self._num_changed(result))
+
+    def _compare(self, check: ConsistencyCheck, found: Logprobs) -> ConsistencyCheck:
+        largest, changed, compared, targets = 0.0, 0, 0, []
+        for tokens, reference, other in zip(self.sequences, self.reference, found, strict=True):
+            a, b = _target_logprobs(tokens, reference), _target_logprobs(tokens, other)
+            largest = max(largest, float((a - b).abs().max()))
+            changed += int((reference.argmax(-1) != other.argmax(-1)).sum())
+            compared += len(tokens)
+            targets.append(b)
+        return replace(
+            check,
+            max_difference=largest,
+            changed_tokens=changed,
+            num_tokens=compared,
+            changed_responses=self._num_changed(self._continuation_sums(targets)),
+        )
+
+    def _continuation_sums(self, targets: Sequence[Tensor]) -> list[float]:
+        """Log-probability of each continuation, from those of all tokens of its sequence."""
+        lengths = [len(tokens) for request in self.requests for tokens in request.continuations]
+        return [float(t[-length:].double().sum()) for t, length in zip(targets, lengths, strict=True)]
+
+    def _num_changed(self, sums: Sequence[float]) -> int:
+        return sum(a != b for a, b in zip(self._choices(sums), self._choices(self.expected), strict=True))
+
+    def _choices(self, sums: Sequence[float]) -> list[int]:
+        rest = iter(sums)
+        groups = [list(itertools.islice(rest, len(request.continuations))) for request in self.requests]
+        return [group.index(max(group)) for group in groups]
+
+    @torch.inference_mode()
+    def unbatched(self, model: PreTrainedModel) -> Logprobs:
+        """The reference: each sequence alone, in one forward pass."""
+        return [_logprobs(model(input_ids=self._ids(tokens)).logits[0]) for tokens in self.sequences]
+
+    def batched(self) -> list[float]:
+        """Log-probabilities of the continuations, from the engine."""
+        longest = max(map(len, self.sequences))
+        responses = dict(TorchEngine(self.checkpoint, max_length=longest).score(self.requests))
+        return [logprob for index in range(len(responses)) for logprob in responses[index].logprobs]
+
+    def padded(self, side: str) -> Logprobs:
+        """Batches of sixteen padded sequences, with an attention mask."""
+        found: Logprobs = []
+        for start in range(0, len(self.sequences), 16):
+            rows = self.sequences[start : start + 16]
+            width = max(map(len, rows))
+            tokens = torch.zeros(len(rows), width, dtype=torch.long)
+            mask = torch.zeros(len(rows), width, dtype=torch.long)
+            for number, row in enumerate(rows):
+                place = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
+                tokens[number, place] = torch.tensor(row)
+                mask[number, place] = 1
+            positions = (mask.cumsum(1) - 1).clamp(min=0)
+            device = self.model.device
+            logits = self.model(
+                input_ids=tokens.to(device),
+                attention_mask=mask.to(device),
+                position_ids=positions.to(device),
+            ).logits
+            found += [_logprobs(row[real.bool()]) for row, real in zip(logits, mask, strict=True)]
+        return found
+
+    def packed(self) -> Logprobs:
+        """Four sequences packed into one row, isolated from each other."""
+        found: Logprobs = []
+        for start in range(0, len(self.sequences), 4):
+            rows = self.sequences[start : start + 4]
+            lengths = [len(row) for row in rows]
+            positions = torch.cat([torch.arange(length) for length in lengths])[None]
+            extra: dict[str, Any] = {"position_ids": positions.to(self.model.device)}
+            if isinstance(self.model, StudentForCausalLM):
+                extra["cu_seqlens"] = torch.tensor([0, *itertools.accumulate(lengths)]).to(self.model.device)
+            joined = tuple(itertools.chain.from_iterable(rows))
+            logits = self.model(input_ids=self._ids(joined), use_cache=False, **extra).logits[0]
+            found += [_logprobs(part) for part in logits.split(lengths)]
+        return found
+
+    def decoded(self) -> Logprobs:
+        """Prefill of the first half of each sequence, then token by token from the cache."""
+        found: Logprobs = []
+        for tokens in self.sequences:
+            ids = self._ids(tokens)
+            half = (len(tokens) + 1) // 2
+            out = self.model(input_ids=ids[:, :half], use_cache=True)
+            parts, cache = [out.logits[0]], out.past_key_values
+            for place in range(half, len(tokens)):
+                out = self.model(input_ids=ids[:, place : place + 1], past_key_values=cache, use_cache=True)
+                parts.append(out.logits[0])
+                cache = out.past_key_values
+            found.append(_logprobs(torch.cat(parts)))
+        return found
+
+    def cast(self, dtype: torch.dtype) -> Logprobs:
+        """The whole model in another dtype."""
+        return self.unbatched(copy.deepcopy(self.model).to(dtype))
+
+    def other_backend(self) -> Logprobs:
+        """The recurrence on the other backend."""
+        if not isinstance(self.model, StudentForCausalLM):
+            raise MissingDependencyError("no recurrence in this model")
+        try:
+            set_backend("torch" if self.model.device.type == "cuda" else "fla")
+            return self.unbatched(self.model)
+        finally:
+            set_backend("auto")
+
+    def _ids(self, tokens: Sequence[int]) -> Tensor:
+        return torch.tensor([tokens], device=self.model.device)
+
+
+def _logprobs(logits: Tensor) -> Tensor:
+    return logits.float().log_softmax(-1).cpu()
+
+
+def _target_logprobs(tokens: Sequence[int], logprobs: Tensor) -> Tensor:
+    """Log-probability of each token after the first, given those before it: [T − 1]."""
+    return logprobs[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+
+
+def format_checks(result: dict[str, Any]) -> str:
+    """Text table of the result of `run_consistency_checks`."""
+    lines = [f"{'check':<20}{'max Δ log p':>16}{'tokens changed':>18}{'responses changed':>20}"]
+    for check in result["checks"]:
+        if check["skipped"]:
+            lines.append(f"{check['name']:<20}  skipped: {check['skipped']}")
+            continue
+        tokens = f"{check['changed_tokens']}/{check['num_tokens']}" if check["num_tokens"] else "–"
+        responses = f"{check['changed_responses']}/{check['num_documents']}"
+        lines.append(f"{check['name']:<20}{check['max_difference']:>16.2e}{tokens:>18}{responses:>20}")
+    share = 100 * result["max_changed_share"]
+    if share:
+        lines.append(
+            f"Differences between models below {share:.1f} points may be artefacts of how they are run."
+        )
+    else:
+        # Rule of three: with no change in n documents, the true share is below 3 / n at 95 % confidence.
+        bound = 300 / result["documents"]
+        lines.append(
+            f"None of {result['documents']} responses changed: how the model is run accounts for at most "
+            f"{bound:.1f} points of a difference between models (95 %)."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,26 @@
+"""Inference engines: two verbs, `score` and `generate`, from requests of token ids to responses."""
+
+from evalsuite.models.inference.base import Engine
+from evalsuite.models.inference.requests import (
+    GenerateRequest,
+    GenerateResponse,
+    Request,
+    Response,
+    SamplingParams,
+    ScoreRequest,
+    ScoreResponse,
+)
+from evalsuite.models.inference.response_cache import ResponseCache, run_requests
+
+__all__ = [
+    "Engine",
+    "GenerateRequest",
+    "GenerateResponse",
+    "Request",
+    "Response",
+    "ResponseCache",
+    "SamplingParams",
+    "ScoreRequest",
+    "ScoreResponse",
+    "run_requests",
+]

@@ -1,0 +1,60 @@
+"""The protocol that every inference engine implements."""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+from evalsuite.models.inference.requests import (
+    GenerateRequest,
+    GenerateResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
+
+
+class Engine(Protocol):
+    """Runs requests of token ids on one checkpoint.
+
+    Both verbs yield (index into the given list, response) in order of completion, so that a caller can
+    store each response immediately. A request that cannot be run yields a response with an error. Responses
+    do not depend on which requests are batched together, up to rounding.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name of the engine, e.g. "torch"."""
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over weights, dtype, engine and versions; responses are reused only if it matches."""
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of positions that the model reads."""
+
+    def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreResponse]]:
+        """Compute the log-likelihood of continuations given their contexts."""
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateResponse]]:
+        """Generate continuations of prompts."""
+
+
+@runtime_checkable
+class ResumableEngine(Protocol):
+    """An engine whose log-probabilities after a restart equal those of an uninterrupted run bit for bit."""
+
+    def score_remaining(
+        self, requests: Sequence[ScoreRequest], completed: Collection[int]
+    ) -> Iterator[tuple[int, ScoreResponse]]:
+        """`Engine.score` without the indices in `completed`, batched as if none were completed."""
+
+
+def score_remaining(
+    engine: Engine, requests: Sequence[ScoreRequest], completed: Collection[int]
+) -> Iterator[tuple[int, ScoreResponse]]:
+    """Score all requests except those whose indices are in `completed`; indices refer to `requests`."""
+    if isinstance(engine, ResumableEngine):
+        yield from engine.score_remaining(requests, completed)
+        return
+    missing = [index for index in range(len(requests)) if index not in completed]
+    for position, response in engine.score([requests[index] for index in missing]):
+        yield missing[position], response

@@ -1,0 +1,166 @@
+"""Responses on disk: appended as they arrive, never computed twice, never shared across fingerprints.
+
+The folder holds one journal per fingerprint and verb, `<fingerprint>.<verb>.jsonl`; each line is
+`{"key": [request hash, sampling, seed], "response": {…}}`. Journals are append-only and locked, so several
+processes may share a folder; of two lines with the same key the later one counts.
+"""
+
+import gc
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from evalsuite.foundation import DataError, append_jsonl, progress, read_jsonl
+from evalsuite.models.inference.base import Engine, score_remaining
+from evalsuite.models.inference.requests import (
+    INVALID_PREFIX,
+    GenerateRequest,
+    GenerateResponse,
+    Request,
+    Response,
+    ScoreRequest,
+    ScoreResponse,
+)
+
+FLUSH_SECONDS = 1.0
+FLUSH_RESPONSES = 256
+
+Key = tuple[str, str, str, int]
+AnyRequest = TypeVar("AnyRequest", ScoreRequest, GenerateRequest)
+
+
+class ResponseCache:
+    """The responses in one folder.
+
+    Raises:
+        DataError: a journal has a line that is not a response (an incomplete last line is dropped).
+        RunFolderError: the folder is not writable or the disk is full; existing lines stay intact.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self._loaded: dict[tuple[str, str], dict[tuple[str, str, int], Response]] = {}
+
+    def get(self, fingerprint: str, request: Request) -> Response | None:
+        """Return the cached response to `request` under this fingerprint, or None."""
+        return self.get_by_key(fingerprint, request.key())
+
+    def get_by_key(self, fingerprint: str, key: Key) -> Response | None:
+        """Return the cached response to the request with this key, or None."""
+        verb, *rest = key
+        return self._load(fingerprint, verb).get(cast(Any, tuple(rest)))
+
+    def add(self, fingerprint: str, responses: Sequence[tuple[Key, Response]]) -> None:
+        """Append responses and flush them to disk before returning."""
+        lines: dict[str, list[dict[str, Any]]] = {}
+        for (verb, *rest), response in responses:
+            lines.setdefault(verb, []).append({"key": rest, "response": response.to_dict()})
+        for verb, new in lines.items():
+            append_jsonl(self._path(fingerprint, verb), new)
+        for (verb, hashed, sampling, seed), response in responses:
+            self._load(fingerprint, verb)[hashed, sampling, seed] = response
+
+    def _path(self, fingerprint: str, verb: str) -> Path:
+        return self.folder / f"{fingerprint}.{verb}.jsonl"
+
+    def _load(self, fingerprint: str, verb: str) -> dict[tuple[str, str, int], Response]:
+        loaded = self._loaded.get((fingerprint, verb))
+        if loaded is None:
+            with gc_disabled():
+                loaded = dict(_read(self._path(fingerprint, verb), verb))
+            self._loaded[fingerprint, verb] = loaded
+        return loaded
+
+
+@contextmanager
+def gc_disabled() -> Iterator[None]:
+    """Pause the garbage collector, which would otherwise rescan hundreds of thousands of new objects."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _read(path: Path, verb: str) -> Iterator[tuple[tuple[str, str, int], Response]]:
+    kind = ScoreResponse if verb == "score" else GenerateResponse
+    for number, line in enumerate(read_jsonl(path), 1):
+        try:
+            hashed, sampling, seed = line["key"]
+            yield (hashed, sampling, seed), kind.from_dict(line["response"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}, line {number}: not a response ({error!r})") from error
+
+
+def run_requests(
+    engine: Engine, cache: ResponseCache, requests: Sequence[Request], *, quiet: bool = False
+) -> list[Response]:
+    """Return responses in request order, computing only what the cache lacks; equal requests run once.
+
+    Responses are flushed at least once per second, and before this function returns or raises. A cached
+    response is recomputed if the engine's `max_length` now lets a rejected or truncated request run further.
+
+    Raises:
+        RunFolderError: the cache is not writable.
+    """
+    keys = [request.key() for request in requests]
+    unique = dict(zip(keys, requests, strict=True))
+    done: dict[Key, Response] = {}
+    for key, request in unique.items():
+        cached = cache.get_by_key(engine.fingerprint, key)
+        if cached is not None and _is_valid(request, cached, engine.max_length):
+            done[key] = cached
+    missing = len(unique) - len(done)
+    with progress(total=missing, what=f"infer ({engine.name})", unit="req", quiet=quiet) as bar:
+        for key, response in _compute(engine, cache, unique, frozenset(done)):
+            done[key] = response
+            bar.update(1)
+    return [done[key] for key in keys]
+
+
+def _is_valid(request: Request, response: Response, max_length: int) -> bool:
+    if response.error and response.error.startswith(INVALID_PREFIX):
+        return response.error == request.validation_error(max_length)
+    if isinstance(request, GenerateRequest) and isinstance(response, GenerateResponse):
+        return response.finish_reason != "length" or len(response.tokens) == request.token_limit(max_length)
+    return True
+
+
+def _compute(
+    engine: Engine, cache: ResponseCache, requests: dict[Key, Request], done: Collection[Key]
+) -> Iterator[tuple[Key, Response]]:
+    scores = {key: request for key, request in requests.items() if isinstance(request, ScoreRequest)}
+    prompts = {
+        key: request
+        for key, request in requests.items()
+        if key not in done and isinstance(request, GenerateRequest)
+    }
+    completed = frozenset(index for index, key in enumerate(scores) if key in done)
+    if len(completed) < len(scores):
+        responses = score_remaining(engine, list(scores.values()), completed)
+        yield from _store(engine, cache, list(scores), responses)
+    if prompts:
+        yield from _store(engine, cache, list(prompts), engine.generate(list(prompts.values())))
+
+
+def _store(
+    engine: Engine, cache: ResponseCache, keys: list[Key], responses: Iterator[tuple[int, Any]]
+) -> Iterator[tuple[Key, Response]]:
+    """Pass responses on and write them to the cache in batches, also when the engine is interrupted."""
+    pending: list[tuple[Key, Response]] = []
+    flushed = time.monotonic()
+    try:
+        for index, response in responses:
+            pending.append((keys[index], response))
+            if len(pending) >= FLUSH_RESPONSES or time.monotonic() - flushed > FLUSH_SECONDS:
+                batch, pending = pending, []
+                cache.add(engine.fingerprint, batch)
+                flushed = time.monotonic()
+                yield from batch
+    finally:
+        cache.add(engine.fingerprint, pending)
+    yield from pending

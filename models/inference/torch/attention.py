@@ -1,0 +1,144 @@
+"""Softmax attention for inference, called by transformers' attention modules; KV heads are never expanded.
+
+transformers repeats keys and values for all query heads whenever a mask is given. With grouped queries that
+multiplies the KV traffic, which dominates a decode step. Here the query heads of a group are laid out along
+the query axis instead, which computes the same sum.
+
+Masks are not passed through the model, because transformers builds a mask of its own for layers with a
+sliding window, which is wrong for rows of different lengths. `attention_forward` takes the mask for its
+window from a context variable.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+from evalsuite.models.inference.torch.unpadding import UnpaddedLayout
+
+NAME = "evalsuite"
+
+
+class AttentionMasks:
+    """Additive attention masks of one forward pass, one per sliding window, built on first use.
+
+    Args:
+        queries: positions [R, T] of the new tokens.
+        keys: positions [R or 1, L] of all keys, the new tokens' included.
+        valid: bool [R, L], which keys exist; None if the keys are the new tokens themselves, in order, so
+            that plain causal attention applies and right padding needs no mask.
+        dtype: dtype of the attention scores.
+    """
+
+    def __init__(self, queries: Tensor, keys: Tensor, valid: Tensor | None, dtype: torch.dtype) -> None:
+        self._queries, self._keys, self._valid, self._dtype = queries, keys, valid, dtype
+        self._cache: dict[int | None, Tensor | None] = {}
+        self.layout: UnpaddedLayout | None = None
+        """Layout of un-padded queries, if the pass is un-padded; keys and values are always padded."""
+
+    def get(self, window: int | None) -> Tensor | None:
+        """Mask [R or 1, 1, T, L] for layers with this window; None for plain causal attention."""
+        if self._valid is None and (window is None or window >= self._keys.shape[1]):
+            return None
+        if window not in self._cache:
+            self._cache[window] = self._build(window)
+        return self._cache[window]
+
+    def _build(self, window: int | None) -> Tensor:
+        queries, keys = self._queries[:, :, None], self._keys[:, None]
+        if self._valid is None:
+            queries, keys = queries[:1], keys[:1]
+        allowed = keys <= queries
+        if self._valid is not None:
+            allowed = allowed & self._valid[:, None]
+        if window is not None:
+            allowed = allowed & (keys > queries - window)
+        mask = torch.zeros(allowed.shape, dtype=self._dtype, device=allowed.device)
+        return mask.masked_fill_(~allowed, -torch.inf)[:, None]
+
+
+_masks: ContextVar[AttentionMasks] = ContextVar("masks of the running forward pass")
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention function for transformers' `AttentionInterface`, with the masks of the running pass.
+
+    Args:
+        module: the attention module; the student's modules have their window as `window`.
+        query: [B, H, T, D], or un-padded [1, H, N, D]; key, value: [B, H / groups, L, D].
+        attention_mask: always None (see the module docstring).
+        scaling: factor on the products; None is D ** -0.5.
+        sliding_window: window of transformers' own sliding layers.
+
+    Returns:
+        [B, T, H, D] (un-padded [1, N, H, D]) and None, as transformers expects.
+    """
+    masks = _masks.get()
+    mask = masks.get(getattr(module, "window", sliding_window))
+    if masks.layout is None:
+        return _grouped_attention(query, key, value, mask, scaling), None
+    padded = _grouped_attention(masks.layout.pad_heads(query), key, value, mask, scaling)
+    return masks.layout.unpad(padded), None
+
+
+def _grouped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+) -> Tensor:
+    batch, heads, length, width = query.shape
+    kv_heads, keys = key.shape[1], key.shape[2]
+    groups = heads // kv_heads
+    if mask is None:
+        # The fused kernels accept grouped heads except in fp32 on CUDA, where torch would fall back to a
+        # kernel that materialises all scores.
+        if groups > 1 and query.is_cuda and query.dtype == torch.float32:
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+            groups = 1
+        out = scaled_dot_product_attention(
+            query, key, value, is_causal=length > 1, scale=scaling, enable_gqa=groups > 1
+        )
+        return out.transpose(1, 2)
+    if groups > 1:
+        query = query.reshape(batch, kv_heads, groups * length, width)
+        if length > 1:
+            mask = mask[:, :, None].expand(-1, -1, groups, -1, -1).reshape(-1, 1, groups * length, keys)
+    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(batch, heads, length, -1).transpose(1, 2)
+
+
+AttentionInterface.register(NAME, attention_forward)
+
+
+class AttentionOverride:
+    """Switches the softmax layers of a model to `attention_forward` and back."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+        self._configs = list({id(c): c for c in configs if hasattr(c, "_attn_implementation")}.values())
+
+    @contextmanager
+    def use_masks(self, masks: AttentionMasks) -> Iterator[None]:
+        """Use `attention_forward` with `masks` in all layers; the previous implementation is restored."""
+        before = [config._attn_implementation for config in self._configs]
+        token = _masks.set(masks)
+        try:
+            for config in self._configs:
+                config._attn_implementation = NAME
+            yield
+        finally:
+            _masks.reset(token)
+            for config, name in zip(self._configs, before, strict=True):
+                config._attn_implementation = name

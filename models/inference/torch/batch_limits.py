@@ -1,0 +1,86 @@
+"""Batch size limits from free memory; the engine halves a batch that still does not fit."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.inference.torch.model_runner import ModelRunner
+
+MEMORY_FRACTION = 0.6
+"""Fraction of the free memory to plan with; the rest covers what the estimate leaves out."""
+
+MEMORY_LIMIT_ENV = "EVALSUITE_GPU_GIB"
+"""Environment variable: maximum GiB that this process takes of a shared GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Upper limits of what the engine holds at once.
+
+    Args:
+        max_tokens: padded tokens in one forward pass.
+        min_tokens: padded tokens below which a pass is not split because of padding.
+        max_logits: logits (rows × vocabulary) at once.
+        cache_bytes: size of the static cache of a generation.
+        max_num_seqs: sequences that decode together.
+    """
+
+    max_tokens: int
+    min_tokens: int
+    max_logits: int
+    cache_bytes: int
+    max_num_seqs: int
+
+
+def compute_batch_limits(runner: ModelRunner, parameters: int, batch_tokens: int | None) -> BatchLimits:
+    """Choose limits for a model on its device.
+
+    On a GPU passes are large, bounded by memory; on a CPU they are small enough for the caches, since
+    nothing is gained above a few thousand tokens.
+
+    Args:
+        runner: the model.
+        parameters: number of its parameters.
+        batch_tokens: overrides `max_tokens`.
+
+    Raises:
+        ConfigError: the environment variable `MEMORY_LIMIT_ENV` is not a positive number.
+    """
+    num_seqs = max_num_seqs(runner.device, parameters)
+    if runner.device.type == "cuda":
+        free = MEMORY_FRACTION * free_gpu_memory(runner.device)
+        per_token = runner.activation_bytes_per_token() + runner.kv_bytes_per_token
+        tokens = batch_tokens or int(min(131072, max(2048, free / 2 / per_token)))
+        return BatchLimits(tokens, tokens // 4, 1 << 28, int(free / 2), num_seqs)
+    tokens = batch_tokens or 4096
+    return BatchLimits(tokens, tokens // 2 if runner.unpads else 512, 1 << 23, 2 << 30, num_seqs)
+
+
+def max_num_seqs(device: torch.device, parameters: int) -> int:
+    """Number of sequences that decode together where memory allows."""
+    if device.type == "cuda":
+        return 512
+    # A step over this many sequences takes about as long as reading the weights once, or as Python's
+    # overhead.
+    return int(min(256, max(32, 4e9 / parameters)))
+
+
+def free_gpu_memory(device: torch.device) -> float:
+    """Free bytes of a GPU, capped by `MEMORY_LIMIT_ENV`.
+
+    With the variable set, the process's share of the GPU's memory is also limited to it.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    value = os.environ.get(MEMORY_LIMIT_ENV)
+    if not value:
+        return free
+    try:
+        limit = float(value) * 2**30
+    except ValueError:
+        limit = 0.0
+    if limit <= 0:
+        raise ConfigError(f"{MEMORY_LIMIT_ENV}={value!r}: must be a number of GiB above 0")
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+    return min(free, limit)

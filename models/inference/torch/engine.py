@@ -1,0 +1,218 @@
+"""The in-process engine: teachers, hybrids and recurrent students, on a CPU or a GPU."""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+import transformers
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.fingerprint import fingerprint
+from evalsuite.models.inference.requests import (
+    INVALID_PREFIX,
+    GenerateRequest,
+    GenerateResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
+from evalsuite.models.inference.stopping import eos_token_ids
+from evalsuite.models.inference.torch.batch_limits import compute_batch_limits
+from evalsuite.models.inference.torch.cuda_graphs import cuda_graph_step, eager_step
+from evalsuite.models.inference.torch.loglikelihood import LoglikelihoodBatch, make_remaining_batches
+from evalsuite.models.inference.torch.model_runner import ModelRunner
+from evalsuite.models.inference.torch.scheduler import KEY_BLOCK, GenerationScheduler
+from evalsuite.models.recurrence import fla_backend, use_triton
+from evalsuite.models.student import StudentForCausalLM
+
+NUMERICS = {"cuda": "2", "cpu": "4"}
+"""Revision of the engine's numerics by device type, part of the fingerprint. Increment it when responses
+change by rounding, so that cached ones are not reused."""
+
+
+class TorchEngine:
+    """Runs requests on a loaded checkpoint.
+
+    Args:
+        checkpoint: model (any device and dtype) and tokenizer.
+        max_length: maximum number of positions; None uses the config's `max_position_embeddings`.
+        batch_tokens: padded tokens in one forward pass; None chooses by device and free memory.
+
+    Raises:
+        ConfigError: decoder and head of the model cannot be run separately, or `max_length` is not positive.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self, checkpoint: Checkpoint, *, max_length: int | None = None, batch_tokens: int | None = None
+    ) -> None:
+        self.checkpoint = checkpoint
+        model = checkpoint.model.eval()
+        self.max_length = max_length or _max_positions(model)
+        if self.max_length < 1:
+            raise ConfigError(f"max_length = {max_length}: must be positive")
+        self.runner = ModelRunner(model)
+        self.eos_ids = eos_token_ids(model.config, checkpoint.tokenizer, model.generation_config)
+        self.limits = compute_batch_limits(self.runner, model.num_parameters(), batch_tokens)
+        on_gpu = self.runner.device.type == "cuda"
+        self.steps_per_block, self.lookahead = (8, 1) if on_gpu else (1, 0)
+        # On a GPU the masks that shared prefixes need rule out fused attention, and prefill is a small part.
+        self.share_prefixes = not on_gpu
+
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        """Device, dtype and package versions: everything that affects rounding."""
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        versions["numerics"] = NUMERICS.get(self.runner.device.type, "1")
+        if isinstance(self.checkpoint.model, StudentForCausalLM):
+            triton = use_triton(torch.empty(0, dtype=self.runner.dtype, device=self.runner.device))
+            versions["recurrence"] = fla_backend.version() if triton else "torch"
+        dtype = str(self.runner.dtype).removeprefix("torch.")
+        return {"device": self.runner.device.type, "dtype": dtype, **versions}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `Engine.fingerprint`."""
+        versions = dict(self.versions)
+        engine = f"torch/{versions.pop('device')}"
+        return fingerprint(self.checkpoint.weights_id, versions.pop("dtype"), engine, versions)
+
+    def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreResponse]]:
+        """See `Engine.score`: batches of similar length, the longest first.
+
+        Raises:
+            torch.OutOfMemoryError: a single request does not fit.
+        """
+        return self.score_remaining(requests, ())
+
+    def score_remaining(
+        self, requests: Sequence[ScoreRequest], completed: Collection[int]
+    ) -> Iterator[tuple[int, ScoreResponse]]:
+        """See `ResumableEngine.score_remaining`; raises as `score`."""
+        completed = set(completed)
+        for index, response in self._score(requests, completed):
+            if index not in completed:
+                yield index, response
+
+    @torch.inference_mode()
+    def _score(
+        self, requests: Sequence[ScoreRequest], completed: Collection[int]
+    ) -> Iterator[tuple[int, ScoreResponse]]:
+        valid: list[int] = []
+        for index, request in enumerate(requests):
+            tokens = (request.context, *request.continuations)
+            error = request.validation_error(self.max_length) or self._out_of_vocabulary(tokens)
+            if error is not None:
+                yield index, ScoreResponse.from_error(error)
+            else:
+                valid.append(index)
+        waiting = make_remaining_batches(requests, valid, completed, self.limits)
+        started: deque[tuple[list[int], LoglikelihoodBatch]] = deque()
+        while waiting:
+            batch = waiting[0]
+            running = out_of_memory = None
+            try:
+                batch_requests = [requests[index] for index in batch.indices]
+                running = LoglikelihoodBatch(self.runner, batch_requests, self.limits, batch.num_shared)
+            except torch.OutOfMemoryError as error:
+                out_of_memory = error.with_traceback(None)
+            if running is None:
+                # Collect the batches in flight first: they must not be lost, and they hold memory.
+                while started:
+                    yield from _collect(*started.popleft())
+                if len(batch.indices) == 1 and out_of_memory is not None:
+                    raise out_of_memory
+                waiting[:1] = batch.halves()
+                _release_cached_memory()
+                continue
+            del waiting[0]
+            started.append((batch.indices, running))
+            while len(started) > self.lookahead:
+                yield from _collect(*started.popleft())
+        while started:
+            yield from _collect(*started.popleft())
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateResponse]]:
+        """See `Engine.generate`: continuous batching in static slots, the longest first.
+
+        Raises:
+            torch.OutOfMemoryError: a single request does not fit.
+        """
+        waiting: dict[int, GenerateRequest] = {}
+        for index, request in enumerate(requests):
+            error = request.validation_error(self.max_length) or self._out_of_vocabulary([request.prompt])
+            if error is not None:
+                yield index, GenerateResponse.from_error(error)
+            else:
+                waiting[index] = request
+        max_num_seqs = self.limits.max_num_seqs
+        scheduler: GenerationScheduler | None = None
+        while waiting:
+            try:
+                scheduler = self._make_scheduler(waiting, max_num_seqs)
+                for index, response in scheduler.responses():
+                    del waiting[index]
+                    yield index, response
+            except torch.OutOfMemoryError:
+                if max_num_seqs == 1:
+                    raise
+                max_num_seqs = max(1, min(max_num_seqs, len(waiting)) // 2)
+            scheduler = None
+            _release_cached_memory()
+
+    def _make_scheduler(self, waiting: dict[int, GenerateRequest], max_num_seqs: int) -> GenerationScheduler:
+        """A scheduler for all requests; if their slots do not fit into memory, for the longest of them."""
+        limits = {index: request.token_limit(self.max_length) for index, request in waiting.items()}
+        # The last generated token is never read.
+        needs = {index: len(request.prompt) + limits[index] - 1 for index, request in waiting.items()}
+        order = sorted(waiting, key=lambda index: -needs[index])
+        capacity = -(-needs[order[0]] // KEY_BLOCK) * KEY_BLOCK
+        slot_bytes = capacity * self.runner.kv_bytes_per_token + self.runner.state_bytes_per_seq
+        num_slots = min(max_num_seqs, max(1, self.limits.cache_bytes // max(1, slot_bytes)))
+        if num_slots < min(max_num_seqs, len(order)):
+            order = [index for index in order if needs[index] > capacity // 2]
+        return GenerationScheduler(
+            self.runner,
+            self.checkpoint.tokenizer,
+            self.eos_ids,
+            [(index, waiting[index], limits[index]) for index in order],
+            num_slots=min(num_slots, len(order)),
+            capacity=capacity,
+            max_prefill_tokens=self.limits.max_tokens,
+            steps_per_block=self.steps_per_block,
+            lookahead=self.lookahead,
+            make_step=cuda_graph_step if self.runner.device.type == "cuda" else eager_step,
+            share_prefixes=self.share_prefixes,
+        )
+
+    def _out_of_vocabulary(self, tokens: Sequence[Sequence[int]]) -> str | None:
+        """Error for ids without an embedding; on a GPU they would abort the process."""
+        highest = max(max(ids, default=0) for ids in tokens)
+        if highest < self.runner.vocab_size and min(min(ids, default=0) for ids in tokens) >= 0:
+            return None
+        return INVALID_PREFIX + (
+            f"token id {highest} is outside the model's vocabulary of {self.runner.vocab_size}"
+        )
+
+
+def _max_positions(model: Any) -> int:
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not positions:
+        raise ConfigError(
+            f"{type(model).__name__}: the config has no max_position_embeddings; pass max_length"
+        )
+    return int(positions)
+
+
+def _collect(indices: list[int], batch: LoglikelihoodBatch) -> Iterator[tuple[int, ScoreResponse]]:
+    yield from zip(indices, batch.responses(), strict=True)
+
+
+def _release_cached_memory() -> None:
+    """Return cached blocks to the device, so that fragmentation does not fail the next, smaller attempt."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,60 @@
+"""Fused RMS norms for inference on a GPU: one kernel instead of the eight of the modules' own code.
+
+A small model on a large GPU is bound by the number of kernels, and norms account for a third of them.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+_ULP = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+
+
+class FusedNorms:
+    """The RMS norms of a model for which torch's kernel gives the same result; none on a CPU.
+
+    A module qualifies if it has nothing but a weight and an epsilon and, on a random input, agrees to the
+    last place of its dtype. All others are left alone.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        found = ((module, fused_forward(module)) for module in model.modules())
+        self._fused = [(module, forward) for module, forward in found if forward is not None]
+
+    @contextmanager
+    def enabled(self) -> Iterator[None]:
+        """Use the fused kernel within this context; the model is restored afterwards."""
+        for module, forward in self._fused:
+            module.__dict__["forward"] = forward
+        try:
+            yield
+        finally:
+            for module, _ in self._fused:
+                del module.__dict__["forward"]
+
+
+def fused_forward(
+    module: nn.Module, devices: tuple[str, ...] = ("cuda",)
+) -> Callable[[Tensor], Tensor] | None:
+    """Torch's RMS norm with the module's weight, or None if the module is not an equivalent norm."""
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    weight_only = [name for name, _ in module.named_parameters()] == ["weight"]
+    if not (weight_only and isinstance(weight, Tensor) and weight.dim() == 1 and isinstance(eps, float)):
+        return None
+    if weight.device.type not in devices or "forward" in module.__dict__:
+        return None
+    forward = partial(_rms_norm, weight=weight, eps=eps)
+    sample = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(0)).to(weight) * 3
+    with torch.inference_mode():
+        mine, theirs = forward(sample).float(), module(sample).float()
+    close = torch.allclose(mine, theirs, rtol=_ULP.get(weight.dtype, 1e-5), atol=1e-6)
+    return forward if close else None
+
+
+def _rms_norm(hidden_states: Tensor, *, weight: Tensor, eps: float) -> Tensor:
+    return rms_norm(hidden_states, weight.shape, weight, eps)

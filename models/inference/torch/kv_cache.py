@@ -1,0 +1,165 @@
+"""Per-row caches of a batch (keys, values, recurrent states) and branching from them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evalsuite.models.inference.torch.unpadding import UnpaddedLayout
+
+
+@dataclass(slots=True)
+class LayerState:
+    """Cache of one layer: softmax keys and values [R, Hkv, L, D], named recurrent states [R, …]."""
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    recurrent: dict[str, Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors of this layer."""
+        softmax = [tensor for tensor in (self.keys, self.values) if tensor is not None]
+        return softmax + list(self.recurrent.values())
+
+
+@dataclass(slots=True)
+class KVCache:
+    """Cache of R rows after some tokens.
+
+    Args:
+        layers: one per decoder layer.
+        lengths: [R], tokens read so far; the position of the next token.
+        positions: [R, L], positions of the cached keys.
+        valid: bool [R, L], false at keys of padding.
+    """
+
+    layers: list[LayerState]
+    lengths: Tensor
+    positions: Tensor
+    valid: Tensor
+
+    def truncate(self, lengths: Sequence[int]) -> "KVCache":
+        """Broadcast a single-row cache to one row per entry of `lengths`, truncated to that many tokens.
+
+        Keys and values only: recurrent states cannot be truncated and remain those of the full row.
+        """
+        longest = max(lengths)
+        new_lengths = torch.tensor(list(lengths), device=self.lengths.device)
+        layers = [
+            LayerState(
+                None if layer.keys is None else layer.keys[:, :, :longest],
+                None if layer.values is None else layer.values[:, :, :longest],
+                layer.recurrent,
+            )
+            for layer in self.layers
+        ]
+        positions = self.positions[:, :longest].expand(len(new_lengths), -1)
+        return KVCache(layers, new_lengths, positions, positions < new_lengths[:, None])
+
+    def compact(self) -> "KVCache":
+        """Move the valid keys and values of each row to its front, in order."""
+        order = (~self.valid).long().argsort(dim=1, stable=True)[:, : int(self.lengths.max())]
+        along = order[:, None, :, None]
+        layers = [
+            LayerState(
+                None if layer.keys is None else layer.keys.take_along_dim(along, 2),
+                None if layer.values is None else layer.values.take_along_dim(along, 2),
+                layer.recurrent,
+            )
+            for layer in self.layers
+        ]
+        return KVCache(layers, self.lengths, self.positions.gather(1, order), self.valid.gather(1, order))
+
+
+class BranchingCache:
+    """The cache of one forward pass in which every row continues a row of a parent cache.
+
+    Takes the place of a transformers `Cache`: softmax layers call `update`, recurrent layers
+    `layers[i].read()` and `.write(state)`. The resulting cache is stored only with `keep`.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        parent: KVCache | None,
+        parent_rows: Tensor | None,
+        keep: bool,
+        layout: UnpaddedLayout | None = None,
+    ) -> None:
+        self.layers = [
+            _BranchingLayer(parent.layers[i] if parent is not None else None, parent_rows, keep, layout)
+            for i in range(num_layers)
+        ]
+        self._parent_length = 0 if parent is None else parent.valid.shape[1]
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append keys and values [R, Hkv, T, D] (un-padded [1, Hkv, N, D]) to the parents'; return all."""
+        return self.layers[layer_idx].append(keys, values)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of cached keys per row before this pass, padding included."""
+        return self._parent_length
+
+    def layer_states(self) -> list[LayerState]:
+        """State of each layer after the pass (only with `keep`)."""
+        return [layer.after for layer in self.layers]
+
+
+class _BranchingLayer:
+    def __init__(
+        self,
+        before: LayerState | None,
+        parent_rows: Tensor | None,
+        keep: bool,
+        layout: UnpaddedLayout | None,
+    ) -> None:
+        self.before = before
+        self.parent_rows = parent_rows
+        self.keep = keep
+        self.layout = layout
+        self.after = LayerState()
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        if self.layout is not None:
+            keys, values = self.layout.pad_heads(keys), self.layout.pad_heads(values)
+        if self.before is not None and self.before.keys is not None and self.before.values is not None:
+            keys = torch.cat([self._select(self.before.keys), keys], 2)
+            values = torch.cat([self._select(self.before.values), values], 2)
+        if self.keep:
+            self.after.keys, self.after.values = keys, values
+        return keys, values
+
+    def read(self) -> dict[str, Tensor] | None:
+        if self.before is None or not self.before.recurrent:
+            return None
+        return {name: self._select(state) for name, state in self.before.recurrent.items()}
+
+    def write(self, state: dict[str, Tensor]) -> None:
+        if self.keep:
+            self.after.recurrent = state
+
+    def _select(self, tensor: Tensor) -> Tensor:
+        assert self.parent_rows is not None
+        if tensor.shape[0] == 1:
+            return tensor.expand(self.parent_rows.shape[0], *tensor.shape[1:])
+        return tensor.index_select(0, self.parent_rows)
+
+
+def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return token ids [R, T] padded with 0 on the right, and lengths [R]; no row may be empty."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    tokens = np.zeros((len(rows), lengths.max()), dtype=np.int64)
+    for number, row in enumerate(rows):
+        tokens[number, : len(row)] = row
+    return to_device(tokens, device), to_device(lengths, device)
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Copy an array to the device; through pinned memory on CUDA, so that the host does not block."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

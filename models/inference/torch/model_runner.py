@@ -1,0 +1,162 @@
+"""Forward passes of a causal language model: rows of tokens in, hidden states and caches out."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.inference.torch.attention import AttentionMasks, AttentionOverride
+from evalsuite.models.inference.torch.fused_norms import FusedNorms
+from evalsuite.models.inference.torch.kv_cache import BranchingCache, KVCache, pad_right, to_device
+from evalsuite.models.inference.torch.unpadding import make_unpadded_layout
+
+
+class ModelRunner:
+    """Runs the decoder and the head of a causal language model separately.
+
+    Args:
+        model: a transformers causal LM or one of our students, in eval mode.
+
+    Raises:
+        ConfigError: the model's logits are not `lm_head(decoder(x))`, so that running the two parts
+            separately would give other numbers than the model itself.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.decoder: nn.Module = model.get_decoder()
+        self.lm_head: nn.Module = model.get_output_embeddings()
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        config = model.config.get_text_config()
+        self.num_layers = int(config.num_hidden_layers)
+        self.vocab_size = int(self.lm_head.weight.shape[0])
+        self._widths = int(config.hidden_size), int(getattr(config, "intermediate_size", 0) or 0)
+        self._attention = AttentionOverride(model)
+        self._norms = FusedNorms(self.decoder)
+        self._takes_token_mask = "token_mask" in inspect.signature(self.decoder.forward).parameters
+        # On a GPU the number of kernels matters more than padding; a recurrence needs padded rows.
+        self.unpads = self.device.type == "cpu" and not self._takes_token_mask
+        self._check(model)
+
+    @torch.inference_mode()
+    def _check(self, model: PreTrainedModel) -> None:
+        """Compare the parts with the full model on a few tokens, and measure the cache size per token."""
+        count = min(16, self.vocab_size)
+        tokens = torch.linspace(0, self.vocab_size - 1, count).long()[None].to(self.device)
+        full = model(input_ids=tokens, use_cache=False).logits.float()
+        plain = self.lm_head(self.decoder(input_ids=tokens, use_cache=False).last_hidden_state).float()
+        hidden, cache = self.prefill(tokens.tolist(), keep=True)
+        parts = self.lm_head(hidden).float()
+        if full.isfinite().all():
+            same = torch.allclose(full, plain, atol=0.1, rtol=0.05)
+            if not same or not _close(full, parts, exact=self.dtype in (torch.float32, torch.float64)):
+                deviation = float((full - (parts if same else plain)).abs().max())
+                raise ConfigError(
+                    f"{type(model).__name__}: the head on the decoder's output differs from the model's own "
+                    f"logits by {deviation:.3g}; this engine cannot run it"
+                )
+        assert cache is not None
+        self.kv_bytes_per_token = 0
+        """Bytes of keys and values of one token."""
+        self.state_bytes_per_seq = 0
+        """Bytes of the recurrent states of one sequence, independent of its length."""
+        for layer in cache.layers:
+            for tensor in (layer.keys, layer.values):
+                self.kv_bytes_per_token += tensor.nbytes // count if tensor is not None else 0
+            self.state_bytes_per_seq += sum(tensor.nbytes for tensor in layer.recurrent.values())
+
+    def activation_bytes_per_token(self) -> int:
+        """Estimate of the activation memory of one token within a layer."""
+        hidden, intermediate = self._widths
+        return (24 * hidden + 4 * intermediate) * self.dtype.itemsize
+
+    def prefill(
+        self,
+        rows: Sequence[Sequence[int]],
+        *,
+        parent: KVCache | None = None,
+        parent_rows: Sequence[int] | None = None,
+        keep: bool = False,
+    ) -> tuple[Tensor, KVCache | None]:
+        """Run rows of tokens, each continuing a row of the parent cache.
+
+        Args:
+            rows: R non-empty rows of token ids; padded on the right to the longest, T.
+            parent: cache to continue from; None starts with an empty one.
+            parent_rows: for each row the row of `parent` that it continues.
+            keep: also return the cache after each row's last real token.
+
+        Returns:
+            Hidden states [R, T, width] (undefined at pads), and the cache or None.
+        """
+        tokens, lengths = pad_right(rows, self.device)
+        steps = torch.arange(tokens.shape[1], device=self.device)
+        valid = steps < lengths[:, None]
+        positions = steps.expand(len(rows), -1)
+        # Pads follow the real tokens, so they matter only to a recurrent state that is kept.
+        token_mask = valid if keep and len({len(row) for row in rows}) > 1 else None
+        if parent is None:
+            selected, keys = None, positions
+            masks = AttentionMasks(positions, keys, None, self.dtype)
+        else:
+            selected = to_device(np.asarray(parent_rows), self.device)
+            positions = positions + parent.lengths[selected, None]
+            lengths = lengths + parent.lengths[selected]
+            keys = torch.cat([parent.positions[selected], positions], 1)
+            valid = torch.cat([parent.valid[selected], valid], 1)
+            masks = AttentionMasks(positions, keys, valid, self.dtype)
+        layout = make_unpadded_layout([len(row) for row in rows], self.device) if self.unpads else None
+        cache = BranchingCache(self.num_layers, parent, selected, keep, layout)
+        if layout is not None:
+            masks.layout, token_mask = layout, None
+            tokens, positions = layout.unpad(tokens), layout.unpad(positions)
+        with _cudnn_attention_disabled():
+            hidden = self.forward(tokens, positions, cache, masks, token_mask)
+        if layout is not None:
+            hidden = layout.pad(hidden)
+        return hidden, KVCache(cache.layer_states(), lengths, keys, valid) if keep else None
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: Any,
+        masks: AttentionMasks,
+        token_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Run the decoder on tokens [R, T] at positions [R, T]; return hidden states [R, T, width]."""
+        extra = {"token_mask": token_mask} if self._takes_token_mask and token_mask is not None else {}
+        with self._attention.use_masks(masks), self._norms.enabled():
+            hidden: Tensor = self.decoder(
+                input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True, **extra
+            ).last_hidden_state
+            return hidden
+
+
+@contextmanager
+def _cudnn_attention_disabled() -> Iterator[None]:
+    """Disable cuDNN's attention, which builds a plan per shape; that takes longer than the attention."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def _close(full: Tensor, parts: Tensor, *, exact: bool) -> bool:
+    """Whether logits [1, T, V] differ by rounding alone.
+
+    In half precision single positions are not conclusive: massive activations at first and special tokens
+    make two summation orders differ by whole nats. The median over positions is compared instead.
+    """
+    if exact:
+        return torch.allclose(full, parts, atol=0.1, rtol=0.05)
+    deviation = (full - parts).abs().mean(-1) / full.std(-1).clamp(min=1e-6)
+    return float(deviation.median()) < 0.25

@@ -1,0 +1,222 @@
+"""The vLLM engine: vLLM runs in its own environment, as a subprocess.
+
+Its pinned dependencies therefore never conflict with ours. `EVALSUITE_VLLM_PYTHON` names the environment's
+Python; the default is the current one if vLLM is installed there.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+
+from evalsuite.foundation import ConfigError, EvalsuiteError, canonical_json
+from evalsuite.models.checkpoints import POCKET, CheckpointInfo
+from evalsuite.models.fingerprint import fingerprint
+from evalsuite.models.inference.requests import (
+    GenerateRequest,
+    GenerateResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
+from evalsuite.models.inference.stopping import StopChecker, eos_token_ids
+from evalsuite.models.inference.vllm.process import VllmProcess, check_environment, find_python
+from evalsuite.models.student import StudentConfig
+from evalsuite.models.vllm_plugin.validation import validate_args, validate_student
+
+CHUNK_SIZE = 1024
+"""Requests per message to the worker."""
+SPECULATIVE_ARGS = (
+    "speculative_config",
+    "speculative_model",
+    "num_speculative_tokens",
+    "spec_method",
+    "spec_model",
+    "spec_tokens",
+)
+"""Arguments of vLLM that enable speculative decoding."""
+RESERVED_ARGS = {
+    "model": "the checkpoint",
+    "tokenizer": "the checkpoint",
+    "dtype": "--dtype",
+    "max_model_len": "the checkpoint's config",
+}
+"""Arguments of vLLM that evalsuite sets itself, and their source."""
+
+
+class VllmEngine:
+    """Runs requests in vLLM, which starts on first use and is stopped by `close` (or `with`).
+
+    Args:
+        info: the checkpoint, as a folder or hub id; vLLM loads it itself.
+        dtype: "auto", "float32", "bfloat16" or "float16".
+        max_length: maximum number of positions; None uses the config's `max_position_embeddings`. One less is
+            usable, because vLLM always generates a token.
+        python: Python of the environment that has vLLM.
+        arguments: additional arguments of `vllm.LLM`, such as `tensor_parallel_size`; part of the
+        fingerprint.
+        process: a running `VllmProcess` (with `students=True` if this is a student) whose model is replaced
+            by this checkpoint. The caller closes it.
+
+    Raises:
+        MissingDependencyError: no such environment, or an untested version of vLLM.
+        ConfigError: a checkpoint that vLLM cannot load, or unsupported arguments.
+        EvalsuiteError: vLLM failed; the message includes the end of its log.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        info: CheckpointInfo,
+        *,
+        dtype: str = "auto",
+        max_length: int | None = None,
+        python: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        process: VllmProcess | None = None,
+    ) -> None:
+        if info.path.endswith(".gguf"):
+            raise ConfigError(f"{info.path}: vLLM reads folders, not GGUF files; save the checkpoint as one")
+        self.arguments = dict(arguments or {})
+        if speculative := [name for name in SPECULATIVE_ARGS if self.arguments.get(name) is not None]:
+            raise ConfigError(f"{speculative[0]}: speculative decoding is not supported; remove it")
+        self.student = isinstance(info.config, StudentConfig)
+        if reserved := [name for name in RESERVED_ARGS if name in self.arguments]:
+            name = reserved[0]
+            raise ConfigError(f"{name}: set by {RESERVED_ARGS[name]}; remove it from the engine arguments")
+        ranks = self.arguments.get("tensor_parallel_size", 1)
+        if type(ranks) is not int or ranks < 1:
+            raise ConfigError(f"tensor_parallel_size = {ranks}: must be an integer of at least 1")
+        if self.student:
+            validate_args(self.arguments)
+            validate_student(info.config, ranks)
+        self.info = info
+        self.dtype = dtype
+        self._external_process = process
+        self.cached_tokens = 0
+        """Number of prompt tokens that `generate` found in vLLM's prefix cache so far."""
+        self._model_length = max_length or info.config.get_text_config().max_position_embeddings
+        self.max_length = self._model_length - 1
+        self._python = None if process is not None else find_python(python)
+        if self._python is not None:
+            check_environment(self._python)
+        path = POCKET if info.path == "pocket" else Path(info.path).expanduser()
+        self._model = str(path.resolve()) if path.is_dir() else info.path
+        self.eos_ids = eos_token_ids(info.config, info.tokenizer, _generation_config(self._model))
+
+    @cached_property
+    def _running(self) -> tuple[VllmProcess, dict[str, str]]:
+        """The process with this checkpoint loaded, and the versions that affect its numerics."""
+        settings = {
+            "model": self._model,
+            "dtype": self.dtype,
+            "max_length": self._model_length,
+            "student": self.student,
+            "arguments": self.arguments,
+        }
+        if self._external_process is not None:
+            return self._external_process, self._external_process.start(settings)
+        assert self._python is not None
+        process = VllmProcess(self._python, students=self.student)
+        try:
+            return process, process.start(settings)
+        except EvalsuiteError:
+            process.close()
+            raise
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of vLLM and its dependencies, and its `device`. Starts vLLM."""
+        return self._running[1]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `Engine.fingerprint`. Starts vLLM, which reports its versions."""
+        versions = dict(self.versions)
+        engine = f"vllm/{versions.pop('device')}"
+        if self.arguments:
+            engine += f" {canonical_json(self.arguments)}"
+        return fingerprint(self.info.weights_id, self.dtype, engine, versions)
+
+    def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreResponse]]:
+        """See `Engine.score`. vLLM prefills the context once per continuation."""
+        valid: list[int] = []
+        for index, request in enumerate(requests):
+            if error := request.validation_error(self.max_length):
+                yield index, ScoreResponse.from_error(error)
+            else:
+                valid.append(index)
+        for start in range(0, len(valid), CHUNK_SIZE):
+            chunk = valid[start : start + CHUNK_SIZE]
+            rows = [
+                {"tokens": requests[index].context + continuation, "start": len(requests[index].context)}
+                for index in chunk
+                for continuation in requests[index].continuations
+            ]
+            results = iter(self._running[0].call("score", rows))
+            for index in chunk:
+                continuations = requests[index].continuations
+                scored = [next(results) for _ in continuations]
+                logprobs = tuple(result["logprob"] for result in scored)
+                if not all(map(math.isfinite, logprobs)):
+                    yield index, ScoreResponse.from_error("the model's log-probabilities are not finite")
+                    continue
+                greedy = tuple(result["greedy"] for result in scored)
+                yield index, ScoreResponse(logprobs, greedy, tuple(map(len, continuations)))
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateResponse]]:
+        """See `Engine.generate`. vLLM's random draws differ from the torch engine's for the same seed."""
+        valid: list[int] = []
+        for index, request in enumerate(requests):
+            if error := request.validation_error(self.max_length):
+                yield index, GenerateResponse.from_error(error)
+            else:
+                valid.append(index)
+        for start in range(0, len(valid), CHUNK_SIZE):
+            chunk = valid[start : start + CHUNK_SIZE]
+            checkers = [self._stop_checker(requests[index]) for index in chunk]
+            rows = [
+                {
+                    "tokens": requests[index].prompt,
+                    "limit": checker.limit,
+                    "temperature": requests[index].sampling.temperature,
+                    "top_p": requests[index].sampling.top_p,
+                    "top_k": requests[index].sampling.top_k,
+                    "seed": requests[index].seed,
+                    "stop": checker.stop_strings,
+                    "stop_tokens": sorted(self.eos_ids | checker.stop_ids),
+                }
+                for index, checker in zip(chunk, checkers, strict=True)
+            ]
+            results = self._running[0].call("generate", rows)
+            for index, checker, result in zip(chunk, checkers, results, strict=True):
+                self.cached_tokens += result.get("cached", 0)
+                # Stopping and detokenization follow the same code in all engines.
+                response = checker.append(result["tokens"])
+                yield index, response or GenerateResponse.from_error("vLLM stopped without a reason")
+
+    def _stop_checker(self, request: GenerateRequest) -> StopChecker:
+        limit = request.token_limit(self.max_length)
+        return StopChecker(self.info.tokenizer, request.sampling, limit, self.eos_ids)
+
+    def close(self) -> None:
+        """Stop vLLM if this engine started it."""
+        running = self.__dict__.pop("_running", None)
+        if running is not None and self._external_process is None:
+            running[0].close()
+
+    def __enter__(self) -> "VllmEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _generation_config(model: str) -> GenerationConfig | None:
+    try:
+        return GenerationConfig.from_pretrained(model)
+    except OSError:
+        return None  # generation_config.json is optional.

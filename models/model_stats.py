@@ -1,0 +1,155 @@
+"""Parameter counts and cache size of a model, from its config (no weights in memory)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint
+from evalsuite.models.mixers import Mixer
+from evalsuite.models.student import StudentConfig, StudentForCausalLM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCounts:
+    """Numbers of parameters; a tied head is counted once, under `embeddings`."""
+
+    embeddings: int
+    mixers: int
+    """Parameters of `self_attn`, all layers."""
+    rest: int
+    """MLPs and norms."""
+
+    @property
+    def total(self) -> int:
+        return self.embeddings + self.mixers + self.rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSize:
+    """Cache size of one sequence in bytes."""
+
+    per_token: int
+    """Keys and values of full attention, per token."""
+    window_per_token: int
+    """Keys and values of sliding windows, per token within the window."""
+    fixed: int
+    """Recurrent and convolution states, independent of the length."""
+    window_limit: int
+    """Maximum size of the sliding windows."""
+
+    def at(self, tokens: int) -> int:
+        """Cache size in bytes after `tokens` tokens."""
+        return self.fixed + self.per_token * tokens + min(self.window_per_token * tokens, self.window_limit)
+
+
+def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model of a config on the meta device."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def count_parameters(config: PreTrainedConfig) -> ParameterCounts:
+    """Count the parameters of a model."""
+    model = build_on_meta(config)
+    tied = bool(config.tie_word_embeddings)
+    counts = {"embeddings": 0, "mixers": 0, "rest": 0}
+    for name, parameter in model.named_parameters():
+        if name == "lm_head.weight" and tied:
+            continue
+        if "embed_tokens" in name or name.startswith("lm_head"):
+            kind = "embeddings"
+        else:
+            kind = "mixers" if ".self_attn." in name else "rest"
+        counts[kind] += parameter.numel()
+    return ParameterCounts(**counts)
+
+
+def cache_size(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
+    """Cache size per sequence; recurrent states are in float32, everything else in `dtype`."""
+    base = config.base if isinstance(config, StudentConfig) else config
+    head_dim = getattr(base, "head_dim", None) or base.hidden_size // base.num_attention_heads
+    pair = 2 * base.num_key_value_heads * head_dim * dtype.itemsize
+    per_token = window_per_token = window_limit = fixed = 0
+    student = build_on_meta(config) if isinstance(config, StudentConfig) else None
+    for layer in student.model.layers if isinstance(student, StudentForCausalLM) else ():
+        mixer = layer.self_attn
+        if isinstance(mixer, Mixer):
+            for name, shape in mixer.state_shapes().items():
+                size = 4 if name == "recurrent" else dtype.itemsize
+                fixed += size * torch.Size(shape).numel()
+        elif mixer.window is not None:
+            window_per_token += pair
+            window_limit += pair * (mixer.window - 1)
+        else:
+            per_token += pair
+    if student is None:
+        per_token = pair * base.num_hidden_layers
+    return CacheSize(
+        per_token=per_token, window_per_token=window_per_token, window_limit=window_limit, fixed=fixed
+    )
+
+
+def describe(path: str | Path) -> str:
+    """Text description of a checkpoint: architecture, parameters, mixers per layer, cache, lineage.
+
+    Raises:
+        CheckpointError: as `load_checkpoint`; the weights are not read into memory.
+    """
+    info = describe_checkpoint(path)
+    counts, cache = count_parameters(info.config), cache_size(info.config)
+    lines = [
+        f"{info.label}",
+        f"  path        {info.path}",
+        f"  weights_id  {info.weights_id}",
+        f"  model       {_architecture(info.config)}",
+        f"  vocabulary  {info.config.vocab_size:,} embeddings, {len(info.tokenizer):,} tokens",
+        f"  parameters  {counts.total:,} ({counts.embeddings:,} embeddings, {counts.mixers:,} mixers, "
+        f"{counts.rest:,} MLPs and norms)",
+        f"  layers      {_mixers_by_layer(info.config)}",
+        f"  cache       {_format_bytes(cache.per_token)} per token, {_format_bytes(cache.fixed)} of states; "
+        f"{_format_bytes(cache.at(2048))} at 2,048 tokens, "
+        f"{_format_bytes(cache.at(32768))} at 32,768 (bfloat16)",
+    ]
+    return "\n".join([*lines, *_lineage_lines(info)])
+
+
+def _architecture(config: PreTrainedConfig) -> str:
+    if isinstance(config, StudentConfig):
+        return f"student of a {config.base.model_type} teacher, {config.num_hidden_layers} layers"
+    return f"{config.model_type} teacher, {config.num_hidden_layers} layers"
+
+
+def _mixers_by_layer(config: PreTrainedConfig) -> str:
+    """Mixers with their layers: `gla 0-2, softmax 3`."""
+    if not isinstance(config, StudentConfig):
+        return f"softmax 0-{config.num_hidden_layers - 1}"
+    runs: list[tuple[str, int, int]] = []
+    for layer, name in enumerate(config.mixers):
+        if runs and runs[-1][0] == name:
+            runs[-1] = (name, runs[-1][1], layer)
+        else:
+            runs.append((name, layer, layer))
+    return ", ".join(f"{name} {first}" + (f"-{last}" if last > first else "") for name, first, last in runs)
+
+
+def _format_bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _lineage_lines(info: CheckpointInfo) -> list[str]:
+    if not info.lineage:
+        return []
+    return ["  lineage", *(f"    {name}: {_shorten(value)}" for name, value in info.lineage.items())]
+
+
+def _shorten(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 90 else f"{text[:87]}…"

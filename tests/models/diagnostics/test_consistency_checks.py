@@ -1,0 +1,139 @@
+"""The consistency checks pass on a correct model and fail on a broken one."""
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from evalsuite.foundation import DataError
+from evalsuite.models import build_student
+from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.diagnostics.consistency_checks import format_checks, run_consistency_checks
+from evalsuite.models.inference.requests import ScoreRequest
+from evalsuite.models.inference.torch.engine import TorchEngine
+
+
+class NoTokenizer:
+    eos_token_id = None
+    all_special_tokens = ()
+
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return " ".join(map(str, tokens))
+
+
+def checkpoint(mixers: list[str] | None) -> Checkpoint:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=90,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+    )
+    model: Any = LlamaForCausalLM(config).eval()
+    return Checkpoint(
+        "tiny", "tiny", build_student(model, mixers) if mixers else model, NoTokenizer(), "0" * 16
+    )
+
+
+def documents(count: int = 8) -> list[ScoreRequest]:
+    draw = random.Random(0)
+
+    def ids(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(90) for _ in range(draw.randint(low, high)))
+
+    return [ScoreRequest(ids(3, 30), tuple(ids(1, 6) for _ in range(3))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("mixers", [None, ["gated_deltanet", "softmax"], ["gla", "linear_attention"]])
+def test_a_correct_model_is_consistent(mixers: list[str] | None) -> None:
+    result = run_consistency_checks(checkpoint(mixers), documents())
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    checks = {check["name"]: check for check in result["checks"]}
+    assert set(checks) == {
+        "batched",
+        "padded right",
+        "padded left",
+        "packed",
+        "decode",
+        "precision bfloat16",
+        "backend",
+        "generation",
+    }
+    for name in ("batched", "padded right", "padded left", "packed", "decode"):
+        assert checks[name]["skipped"] is None
+        assert checks[name]["max_difference"] < 1e-3
+        assert checks[name]["changed_responses"] == 0
+        assert checks[name]["changed_tokens"] == 0
+    assert checks["precision bfloat16"]["max_difference"] > 1e-3
+    assert checks["backend"]["skipped"]
+    assert checks["generation"]["num_documents"] == 8
+    assert checks["generation"]["changed_responses"] == 0
+    assert result["max_difference"] < 1e-3
+    assert "responses changed" in format_checks(result)
+
+
+def test_a_model_that_attends_to_padding_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = checkpoint(["gated_deltanet", "gated_deltanet"])
+    original = broken.model.forward
+
+    def forward(attention_mask: Any = None, **rest: Any) -> Any:
+        return original(**rest)
+
+    monkeypatch.setattr(broken.model, "forward", forward)
+    result = run_consistency_checks(broken, documents())
+    checks = {check["name"]: check for check in result["checks"]}
+    assert checks["padded left"]["max_difference"] > 0.1
+    assert checks["packed"]["max_difference"] < 1e-3
+    assert result["max_difference"] > 0.1
+    assert result["max_changed_share"] >= checks["padded left"]["changed_responses"] / 8
+
+
+def test_non_finite_logits_are_refused() -> None:
+    broken = checkpoint(None)
+    with torch.no_grad():
+        broken.model.lm_head.weight[3] = torch.nan
+    with pytest.raises(DataError, match="not finite"):
+        run_consistency_checks(broken, documents())
+
+
+def test_documents_with_one_continuation_are_refused() -> None:
+    with pytest.raises(DataError, match="two continuations"):
+        run_consistency_checks(checkpoint(None), [ScoreRequest((1,), ((2,),))])
+
+
+def test_another_engine_is_compared() -> None:
+    """An equal engine is consistent; deviating log-probabilities and refused requests are detected."""
+    examined = checkpoint(["gated_deltanet", "softmax"])
+    requests = documents()
+
+    class Other(TorchEngine):
+        name = "other"
+        shift = 0.0
+
+        def score(self, requests: Any) -> Any:
+            for index, response in super().score(requests):
+                shifted = tuple(value - self.shift * (n == 0) for n, value in enumerate(response.logprobs))
+                yield index, replace(response, logprobs=shifted)
+
+    same = Other(examined)
+    checks = {check["name"]: check for check in run_consistency_checks(examined, requests, same)["checks"]}
+    assert checks["other"]["max_difference"] < 1e-4
+    assert checks["other"]["changed_responses"] == checks["generation other"]["changed_responses"] == 0
+    assert checks["generation other"]["num_documents"] == len(requests)
+    same.shift = 30.0
+    found = run_consistency_checks(examined, requests, same)
+    checks = {check["name"]: check for check in found["checks"]}
+    assert found["max_difference"] == checks["other"]["max_difference"] == pytest.approx(30.0, abs=1e-3)
+    assert checks["other"]["changed_responses"] > 0
+    same.shift = 0.0
+    same.max_length = 10
+    with pytest.raises(DataError, match="a request fails in engine other: invalid request"):
+        run_consistency_checks(examined, requests, same)

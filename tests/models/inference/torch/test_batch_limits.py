@@ -1,0 +1,37 @@
+"""Batch limits on a shared GPU."""
+
+import pytest
+import torch
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.inference.torch.batch_limits import MEMORY_LIMIT_ENV, free_gpu_memory
+
+
+@pytest.fixture
+def fractions(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A GPU of 100 GiB with 60 free; returns the memory fractions that the process sets."""
+    set_to: list[float] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * 2**30, 100 * 2**30))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: set_to.append(share)
+    )
+    return set_to
+
+
+def test_the_limit_caps_free_memory(fractions: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.delenv(MEMORY_LIMIT_ENV, raising=False)
+    assert (free_gpu_memory(gpu), fractions) == (60 * 2**30, [])
+    for value, expected in (("20", 20), ("80", 60)):
+        monkeypatch.setenv(MEMORY_LIMIT_ENV, value)
+        assert free_gpu_memory(gpu) == expected * 2**30
+    assert fractions == [0.2, 0.8]
+
+
+@pytest.mark.parametrize("value", ["much", "0", "-3"])
+def test_an_invalid_limit_is_refused(
+    value: str, fractions: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MEMORY_LIMIT_ENV, value)
+    with pytest.raises(ConfigError, match=MEMORY_LIMIT_ENV):
+        free_gpu_memory(torch.device("cuda"))
