@@ -1,4 +1,4 @@
-"""How a student is made: recipes, stages, objectives, data and the trainer.
+"""Distillation: recipes, data, objectives, training and layer selection.
 
 from evalsuite.distill import distill, load_recipe
 folders = distill(load_recipe("pocket"), Path("students"))
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from evalsuite.distill.recipe import Recipe, known_recipes, load_recipe, write_recipe
 
 if TYPE_CHECKING:
-    from evalsuite.distill.estimate import Estimate, dry_run
-    from evalsuite.distill.trainer import distill
-    from evalsuite.distill.watch import TrainingError
+    from evalsuite.distill.training.estimate import Estimate, dry_run
+    from evalsuite.distill.training.metrics import TrainingError
+    from evalsuite.distill.training.trainer import distill
 
 __all__ = [
     "Estimate",
@@ -24,13 +24,18 @@ __all__ = [
     "write_recipe",
 ]
 
-_HOMES = {"distill": "trainer", "TrainingError": "watch", "Estimate": "estimate", "dry_run": "estimate"}
+_LAZY = {
+    "distill": "training.trainer",
+    "TrainingError": "training.metrics",
+    "Estimate": "training.estimate",
+    "dry_run": "training.estimate",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Torch and transformers take seconds to import, and `show recipes` does not need them.
-    if name in _HOMES:
+    # Importing torch and transformers takes seconds and is not needed for `show recipes`.
+    if name in _LAZY:
         from importlib import import_module
 
-        return getattr(import_module(f"evalsuite.distill.{_HOMES[name]}"), name)
+        return getattr(import_module(f"evalsuite.distill.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Overrides of a recipe that is still plain YAML: `stage.kd.lr=1e-3`, `student.mixers=[gla]`."""
+"""Dotted-key overrides of an unvalidated recipe, such as `stage.kd.lr=1e-3` or `student.mixers=[gla]`."""
 
 from collections.abc import Collection
 from copy import deepcopy
@@ -10,24 +10,25 @@ from evalsuite.foundation import ConfigError, nearest
 def apply_override(
     tree: dict[str, Any], key: str, setting: Any, stage_fields: Collection[str], source: str
 ) -> None:
-    """Set the dotted `key` inside the unvalidated recipe `tree`; `stage.…` reaches one stage or all.
+    """Set the dotted `key` in the recipe `tree` in place; `stage.…` addresses one stage or all of them.
 
     Raises:
-        ConfigError: a stage that does not exist, or a key inside something that holds no keys; the
-            message starts with `source`.
+        ConfigError: the stage does not exist, or a parent key is not a mapping. The message starts with
+            `source`.
     """
     head, _, rest = key.partition(".")
     if head in ("stage", "stages") and rest:
-        for stage, field in _addressed(tree.get("stages") or [], rest, stage_fields, source):
-            _put(stage, field, setting, source)
+        for stage, field in _matching_stages(tree.get("stages") or [], rest, stage_fields, source):
+            _set(stage, field, setting, source)
     else:
-        _put(tree, key, setting, source)
+        _set(tree, key, setting, source)
 
 
-def _addressed(
+def _matching_stages(
     stages: list[dict[str, Any]], key: str, stage_fields: Collection[str], source: str
 ) -> list[tuple[dict[str, Any], str]]:
-    """The stages that `key` (a field, perhaps after a stage's name or number) speaks of, and the field."""
+    """The stages that `key` addresses (a field, optionally after a stage's name or number), with the
+    field."""
     first, _, rest = key.partition(".")
     names = [str(stage.get("name")) for stage in stages]
     if rest and first in names:
@@ -41,14 +42,14 @@ def _addressed(
     return [(stage, key) for stage in stages]
 
 
-def _put(tree: dict[str, Any], key: str, setting: Any, source: str) -> None:
+def _set(tree: dict[str, Any], key: str, setting: Any, source: str) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         inner = tree.get(parent)
         if inner is None:
             inner = tree[parent] = {}
         if not isinstance(inner, dict):
-            raise ConfigError(f"{source}: '{parent}' is not a group of settings")
+            raise ConfigError(f"{source}: '{parent}' is not a mapping of settings")
         tree = inner
-    # A variant may change inside what it sets, and YAML anchors make variants share it.
+    # YAML anchors make variants share their values, so each override gets its own copy.
     tree[last] = deepcopy(setting)

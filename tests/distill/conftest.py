@@ -7,25 +7,26 @@ from typing import Any
 import pytest
 import torch
 
-from evalsuite.distill.recipe import Architecture, Recipe
-from evalsuite.distill.setup import architecture_tokenizer, from_architecture
+from evalsuite.distill.config import ArchitectureConfig
+from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.training.builders import build_random_model, load_architecture_tokenizer
 
-TINY = Architecture(
+TINY = ArchitectureConfig(
     tokenizer="pocket",
     hidden_size=32,
-    layers=3,
-    heads=4,
-    kv_heads=2,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
     head_dim=8,
     intermediate_size=48,
-    max_length=512,
-    initial_std=0.2,
+    max_position_embeddings=512,
+    initializer_range=0.2,
 )
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Tests share two cores with each other; torch's threads would only wait for one another."""
+    """Tests run in parallel; more torch threads would compete for the same cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -34,13 +35,13 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
-    return architecture_tokenizer(TINY)
+    return load_architecture_tokenizer(TINY)
 
 
 @pytest.fixture(scope="session")
 def teacher_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     folder = tmp_path_factory.mktemp("teacher")
-    model = from_architecture(TINY, len(tokenizer), tokenizer, seed=0)
+    model = build_random_model(TINY, len(tokenizer), tokenizer, seed=0)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -48,12 +49,12 @@ def teacher_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> 
 
 @pytest.fixture
 def teacher(tokenizer: Any) -> Any:
-    return from_architecture(TINY, len(tokenizer), tokenizer, seed=0).eval().requires_grad_(False)
+    return build_random_model(TINY, len(tokenizer), tokenizer, seed=0).eval().requires_grad_(False)
 
 
 @pytest.fixture(scope="session")
 def stage() -> Callable[..., dict[str, Any]]:
-    """A function that writes a stage: four steps of two sequences of 64 tokens, unless told otherwise."""
+    """Factory of stages, by default four steps of two sequences of 64 tokens."""
 
     def make(name: str, objective: str, **changes: Any) -> dict[str, Any]:
         value = {
@@ -61,8 +62,8 @@ def stage() -> Callable[..., dict[str, Any]]:
             "objective": objective,
             "data": "pocket",
             "tokens": 512,
-            "length": 64,
-            "batch": 2,
+            "seq_len": 64,
+            "batch_size": 2,
         }
         return {**value, "lr": 1e-3, **changes}
 
@@ -71,14 +72,14 @@ def stage() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def small_recipe(stage: Callable[..., dict[str, Any]]) -> Callable[..., Recipe]:
-    """A function that makes a recipe: attention-output, hidden-state and KD stages on the pocket world."""
+    """Factory of recipes with attention-output, hidden-state and KD stages on the pocket corpus."""
 
     def make(teacher: Path | str | None, **changes: Any) -> Recipe:
         value: dict[str, Any] = {
             "name": "small",
             "teacher": None if teacher is None else str(teacher),
             "student": {"mixers": ["gated_deltanet"]},
-            "data": {"pocket": {"kind": "pocket", "longest": 128}},
+            "data": {"pocket": {"kind": "pocket", "max_haystack_tokens": 128}},
             "stages": [
                 stage("mixer", "attention_output"),
                 stage("block", "hidden_state"),

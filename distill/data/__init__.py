@@ -1,0 +1,1 @@
+"""Training data: sources, chat rendering, tokenization, packing, mixtures and batches."""

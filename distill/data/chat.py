@@ -1,0 +1,86 @@
+"""Chat rendering with loss masks: conversations as text segments, with assistant turns marked.
+
+Works with any chat template: the text of an assistant turn is what the rendered conversation gains beyond
+the generation prompt. Some templates rewrite earlier turns (move the system prompt, drop reasoning), so
+that only their final form is rendered; such turns are excluded from the loss.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evalsuite.foundation import ConfigError, DataError, nearest
+
+TEMPLATES = Path(__file__).with_name("chat_templates.yaml")
+
+Render = Callable[[Sequence[dict[str, str]], bool], str]
+"""(messages, add_generation_prompt) → text."""
+
+
+@cache
+def shipped_templates() -> dict[str, str]:
+    """Name → Jinja template."""
+    templates: dict[str, str] = yaml.safe_load(TEMPLATES.read_text())
+    return templates
+
+
+def chat_renderer(tokenizer: Any, template: str | None) -> Render:
+    """A function that renders conversations with a shipped template, a Jinja template, or the tokenizer's
+    own.
+
+    Raises:
+        ConfigError: unknown name, or no template given and the tokenizer has none.
+    """
+    if template is not None and "{" not in template:
+        if template not in shipped_templates():
+            raise ConfigError(f"unknown chat template '{template}'{nearest(template, shipped_templates())}")
+        template = shipped_templates()[template]
+    if template is None and not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(
+            "the tokenizer has no chat template; set chat_template to one of: "
+            + ", ".join(shipped_templates())
+        )
+
+    def render(messages: Sequence[dict[str, str]], add_generation_prompt: bool) -> str:
+        text: str = tokenizer.apply_chat_template(
+            list(messages),
+            chat_template=template,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+        )
+        return text
+
+    return render
+
+
+def render_conversation(messages: Sequence[dict[str, str]], render: Render) -> tuple[tuple[str, bool], ...]:
+    """Segments of the conversation; True marks assistant turns, including their end-of-turn token.
+
+    Raises:
+        DataError: the last assistant turn cannot be separated from its prompt.
+    """
+    text = render(messages, False)
+    spans: list[tuple[int, int]] = []
+    last = max((index for index, turn in enumerate(messages) if turn["role"] == "assistant"), default=-1)
+    for index, turn in enumerate(messages):
+        if turn["role"] != "assistant":
+            continue
+        before = render(messages[:index], True)
+        after = text if index == len(messages) - 1 else render(messages[: index + 1], False)
+        if text.startswith(before) and text.startswith(after) and len(after) > len(before):
+            spans.append((len(before), len(after)))
+        elif index == last and not spans:
+            raise DataError(
+                "the chat template renders the start of a conversation differently from the whole, so "
+                "assistant turns cannot be located; set chat_template to another template"
+            )
+    segments: list[tuple[str, bool]] = []
+    position = 0
+    for start, end in spans:
+        segments += [(text[position:start], False), (text[start:end], True)]
+        position = end
+    segments.append((text[position:], False))
+    return tuple(segment for segment in segments if segment[0])

@@ -1,0 +1,179 @@
+"""Tokenization, and packing of documents into sequences of fixed length.
+
+Every position of a sequence has an input token, the next token (its label) and a flag that says whether the
+label is in the loss. A document of n tokens therefore fills n − 1 positions; a concatenated stream loses
+none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from evalsuite.distill.data.sources import Example
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """Token ids [n] and loss mask [n]: whether each token is in the loss as a target."""
+
+    tokens: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedSequence:
+    """One training sequence: input ids, labels and loss mask, each [length], and the document lengths.
+
+    `doc_lengths` sums to `length`; a sequence of a concatenated stream has one entry.
+    """
+
+    input_ids: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    doc_lengths: tuple[int, ...]
+
+
+def tokenize(
+    examples: Sequence[Example], tokenizer: Tokenizer, eos_id: int, *, mask_prompt: bool
+) -> list[Document]:
+    """Tokenize `examples`, each terminated by `eos_id`.
+
+    With `mask_prompt`, only tokens that start inside a completion segment are in the loss, together with the
+    end token that follows a completion; without it, all tokens are.
+    """
+    texts = [example.text for example in examples]
+    if not mask_prompt:
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=True)
+        return [
+            _document(encoding.ids, None, example, eos_id)
+            for encoding, example in zip(encodings, examples, strict=True)
+        ]
+    documents = []
+    for encoding, example in zip(
+        tokenizer.encode_batch(texts, add_special_tokens=True), examples, strict=True
+    ):
+        boundaries = np.cumsum([len(text) for text, _ in example.segments])
+        is_completion = np.array([marked for _, marked in example.segments], dtype=bool)
+        starts = np.array([start for start, _ in encoding.offsets], dtype=np.int64)
+        # Special tokens added by the tokenizer have the empty offsets (0, 0).
+        ends = np.array([end for _, end in encoding.offsets], dtype=np.int64)
+        segment = np.minimum(np.searchsorted(boundaries, starts, side="right"), len(is_completion) - 1)
+        documents.append(_document(encoding.ids, is_completion[segment] & (ends > starts), example, eos_id))
+    return documents
+
+
+def _document(ids: list[int], loss_mask: NDArray[np.bool_] | None, example: Example, eos_id: int) -> Document:
+    tokens = np.array(ids, dtype=np.int32)
+    mask = np.ones(len(ids), dtype=bool) if loss_mask is None else loss_mask
+    if not example.has_eos and (len(ids) == 0 or ids[-1] != eos_id):
+        tokens = np.append(tokens, np.int32(eos_id))
+        mask = np.append(mask, bool(len(mask) and mask[-1]) if loss_mask is not None else True)
+    return Document(tokens, mask)
+
+
+def repeat_spans(document: Document, chunk_tokens: int, span_tokens: int | None = None) -> Document:
+    """Split the document into chunks of chunk_tokens/8 to chunk_tokens tokens and write each chunk twice.
+
+    With `span_tokens`, the second copy consists of shuffled spans of span_tokens/4 to span_tokens tokens, so
+    that the continuation of every span has to be looked up. Lengths are seeded by the document's own tokens
+    and vary, so that no fixed lag between a chunk and its copy can be learned.
+    """
+    generator = np.random.default_rng([len(document.tokens), *document.tokens[:8].tolist()])
+    boundaries = _random_boundaries(0, len(document.tokens), chunk_tokens // 8, chunk_tokens, generator)
+    order = []
+    for start, end in pairwise(boundaries):
+        copy = [np.arange(start, end)]
+        if span_tokens is not None:
+            spans = list(pairwise(_random_boundaries(start, end, span_tokens // 4, span_tokens, generator)))
+            copy = [np.arange(*spans[number]) for number in generator.permutation(len(spans))]
+        order += [np.arange(start, end), *copy]
+    indices = np.concatenate(order or [np.empty(0, dtype=np.int64)])
+    return Document(document.tokens[indices], document.loss_mask[indices])
+
+
+def _random_boundaries(
+    start: int, end: int, shortest: int, longest: int, generator: np.random.Generator
+) -> list[int]:
+    """Boundaries from `start` to `end`, `shortest` to `longest` apart; the last interval may be shorter."""
+    boundaries = [start]
+    while boundaries[-1] < end:
+        size = int(generator.integers(max(1, shortest), longest, endpoint=True))
+        boundaries.append(min(end, boundaries[-1] + size))
+    return boundaries
+
+
+def pack_concat(documents: Sequence[Document], length: int) -> tuple[list[PackedSequence], list[Document]]:
+    """Concatenate the documents and cut them into sequences; the leftover is returned as one document.
+
+    Consecutive sequences share one token: the last label of one is the first input of the next.
+    """
+    if not documents:
+        return [], []
+    tokens = np.concatenate([document.tokens for document in documents])
+    loss_mask = np.concatenate([document.loss_mask for document in documents])
+    sequences = []
+    start = 0
+    while start + length < len(tokens):
+        labels = slice(start + 1, start + length + 1)
+        sequences.append(
+            PackedSequence(tokens[start : start + length], tokens[labels], loss_mask[labels], (length,))
+        )
+        start += length
+    return sequences, [Document(tokens[start:], loss_mask[start:])]
+
+
+def pack_documents(
+    documents: Sequence[Document], length: int, pad_id: int, *, last: bool
+) -> tuple[list[PackedSequence], list[Document]]:
+    """Pack whole documents into sequences (first fit, longest first); longer documents are split.
+
+    Unless this is the `last` call, the documents of the emptiest sequence are returned as leftover, to be
+    packed with the next batch of documents. Padding forms a document of its own that is not in the loss.
+    """
+    pieces = [piece for document in documents for piece in _split(document, length) if len(piece.tokens) > 1]
+    pieces.sort(key=lambda piece: len(piece.tokens), reverse=True)
+    bins: list[list[Document]] = []
+    free: list[int] = []
+    for piece in pieces:
+        size = len(piece.tokens) - 1
+        index = next((index for index, space in enumerate(free) if space >= size), None)
+        if index is None:
+            bins.append([piece])
+            free.append(length - size)
+        else:
+            bins[index].append(piece)
+            free[index] -= size
+    leftover: list[Document] = []
+    if bins and not last and max(free) > 0:
+        leftover = bins.pop(int(np.argmax(free)))
+    return [_join(members, length, pad_id) for members in bins], leftover
+
+
+def _split(document: Document, length: int) -> list[Document]:
+    """Pieces of at most `length` positions; consecutive pieces share one token, as in a stream."""
+    return [
+        Document(document.tokens[start : start + length + 1], document.loss_mask[start : start + length + 1])
+        for start in range(0, max(1, len(document.tokens) - 1), length)
+    ]
+
+
+def _join(documents: Sequence[Document], length: int, pad_id: int) -> PackedSequence:
+    input_ids = np.full(length, pad_id, dtype=np.int32)
+    labels = np.full(length, pad_id, dtype=np.int32)
+    loss_mask = np.zeros(length, dtype=bool)
+    doc_lengths = []
+    start = 0
+    for document in documents:
+        size = len(document.tokens) - 1
+        input_ids[start : start + size] = document.tokens[:-1]
+        labels[start : start + size] = document.tokens[1:]
+        loss_mask[start : start + size] = document.loss_mask[1:]
+        doc_lengths.append(size)
+        start += size
+    if start < length:
+        doc_lengths.append(length - start)
+    return PackedSequence(input_ids, labels, loss_mask, tuple(doc_lengths))

@@ -1,0 +1,116 @@
+"""Teacher responses to prompts, as training data.
+
+Responses go through the inference engine and its cache, so that an interrupted run generates only the missing
+ones.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evalsuite.distill.config import DataSourceConfig
+from evalsuite.distill.data.chat import chat_renderer
+from evalsuite.distill.data.loader import eos_token_id
+from evalsuite.distill.data.sources import Example, open_reader
+from evalsuite.distill.recipe import Recipe
+from evalsuite.foundation import ConfigError, DataError, write_text
+
+
+def generate_responses(recipe: Recipe, out: Path, device: torch.device, *, quiet: bool = False) -> Recipe:
+    """Generate the teacher's responses for all `responses` sources; return a recipe that reads them.
+
+    Responses are written to `out/responses/<source>.jsonl`; existing files are reused.
+
+    Raises:
+        ConfigError: a responses source without a teacher, or with an unknown prompt source.
+        DataError: the prompt source has no prompts, or no response was completed.
+    """
+    wanted = {name: source for name, source in recipe.data.items() if source.kind == "responses"}
+    if not wanted:
+        return recipe
+    data = dict(recipe.data)
+    checkpoint: Any = None
+    for name, source in wanted.items():
+        path = out / "responses" / f"{name}.jsonl"
+        if not path.exists():
+            if recipe.teacher is None:
+                raise ConfigError(f"data source '{name}': generating responses needs a 'teacher'")
+            if checkpoint is None:
+                from evalsuite.models import load_checkpoint
+
+                dtype = "bfloat16" if device.type == "cuda" else "float32"
+                checkpoint = load_checkpoint(recipe.teacher, dtype=dtype, device=str(device))
+            _generate(path, name, source, recipe, checkpoint, quiet)
+        data[name] = DataSourceConfig(
+            kind="local",
+            files=[str(path)],
+            prompt="prompt",
+            completion="completion",
+            seed=source.seed,
+            infinite=source.infinite,
+        )
+    return recipe.model_copy(update={"data": data})
+
+
+def _generate(
+    path: Path, name: str, source: DataSourceConfig, recipe: Recipe, checkpoint: Any, quiet: bool
+) -> None:
+    from evalsuite.models.inference import GenerateRequest, ResponseCache, SamplingParams, run_requests
+    from evalsuite.models.inference.torch.engine import TorchEngine
+
+    prompts = _prompts(name, source, recipe, checkpoint.tokenizer)
+    backend = checkpoint.tokenizer.backend_tokenizer
+    sampling = SamplingParams(
+        max_new_tokens=source.max_new_tokens, temperature=source.temperature, top_p=source.top_p
+    )
+    requests = [
+        GenerateRequest(prompt=tuple(encoding.ids), sampling=sampling, seed=source.seed)
+        for encoding in backend.encode_batch(prompts, add_special_tokens=True)
+    ]
+    responses: list[Any] = run_requests(
+        TorchEngine(checkpoint), ResponseCache(path.parent / "cache"), list(requests), quiet=quiet
+    )
+    rows = [
+        {"prompt": prompt, "completion": response.text}
+        for prompt, response in zip(prompts, responses, strict=True)
+        # Truncated responses would teach the student to stop in mid-sentence.
+        if response.finish_reason in ("eos", "stop") and response.text
+    ]
+    if not rows:
+        raise DataError(
+            f"data source '{name}': none of {len(prompts)} responses was completed within "
+            f"{source.max_new_tokens} tokens; raise 'max_new_tokens'"
+        )
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _prompts(name: str, source: DataSourceConfig, recipe: Recipe, tokenizer: Any) -> list[str]:
+    """The first `num_prompts` distinct prompts (texts before a completion) of the prompt source."""
+    origin = recipe.data.get(source.prompt_source or "")
+    if origin is None or origin.kind == "responses":
+        raise ConfigError(
+            f"data source '{name}': 'prompt_source' = '{source.prompt_source}' is not a source of prompts"
+        )
+    eos_token_id(tokenizer)
+    render = chat_renderer(tokenizer, origin.chat_template) if origin.messages is not None else None
+    reader = open_reader(origin, str(source.prompt_source), render)
+    found: dict[str, None] = {}
+    position: dict[str, Any] | None = {}
+    while position is not None and len(found) < source.num_prompts:
+        examples, position = reader.read_shard(position)
+        found.update(dict.fromkeys(filter(None, map(_prompt, examples))))
+    if not found:
+        raise DataError(f"data source '{name}': '{source.prompt_source}' has no prompts with completions")
+    return list(found)[: source.num_prompts]
+
+
+def _prompt(example: Example) -> str:
+    """The text before the first completion segment; empty if there is no completion or nothing before it."""
+    before: list[str] = []
+    for text, is_completion in example.segments:
+        if is_completion:
+            return "".join(before)
+        before.append(text)
+    return ""

@@ -1,0 +1,1 @@
+"""Training objectives: layerwise distances to the teacher, and end-to-end losses."""

@@ -1,0 +1,255 @@
+"""Fused linear layer and distillation loss, without a [batch, time, vocabulary] tensor of logits.
+
+The language-model heads of teacher and student are applied to one chunk of tokens at a time. The loss of a
+chunk and its gradient with respect to the student's logits are computed at once and multiplied back through
+the head, so that only [chunk, vocabulary] exists in memory. All of this happens in the forward pass; the
+backward pass scales the stored gradients. On CUDA, one Triton kernel (`evalsuite.models.kernels`) computes
+loss and gradient.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from evalsuite.models.recurrence import use_triton
+
+DEFAULT_CHUNK_BYTES = 1 << 29
+"""Size of one chunk of logits, in bytes of the accumulation dtype."""
+TRITON_CHUNK_SIZE = 8192
+"""Tokens per chunk with the Triton kernel, which needs no fp32 copies of the logits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillLossConfig:
+    """Weights and form of the loss; see `evalsuite.distill.config.LossConfig` for the fields."""
+
+    ce: float = 0.0
+    kl: float = 1.0
+    temperature: float = 1.0
+    direction: Literal["forward", "reverse"] = "forward"
+    top_k: int | None = None
+    tail: Literal["renormalize", "bucket"] = "renormalize"
+
+
+def kd_per_token(student: Tensor, teacher: Tensor, config: DistillLossConfig) -> Tensor:
+    """Reference implementation of the KL of each token, times temperature², from logits [N, V];
+    differentiable.
+
+    forward: Σ p_T (log p_T − log p_S), arXiv 2504.14366 Eq. 6; reverse: with the two exchanged. With `top_k`,
+    the sum runs over the teacher's K most likely tokens, with both distributions renormalized over these K
+    tokens, or with all other tokens as one additional outcome.
+    """
+    student, teacher = student / config.temperature, teacher / config.temperature
+    if config.top_k is None or config.top_k >= teacher.shape[-1]:
+        log_s, log_t = student.log_softmax(-1), teacher.log_softmax(-1)
+    elif config.tail == "renormalize":
+        top, indices = teacher.topk(config.top_k, dim=-1)
+        log_s, log_t = student.gather(-1, indices).log_softmax(-1), top.log_softmax(-1)
+    else:
+        indices = teacher.topk(config.top_k, dim=-1).indices
+        log_s, log_t = _with_bucket(student, indices), _with_bucket(teacher, indices)
+    if config.direction == "reverse":
+        log_s, log_t = log_t, log_s
+    return (log_t.exp() * (log_t - log_s)).sum(-1) * config.temperature**2
+
+
+def _with_bucket(logits: Tensor, indices: Tensor) -> Tensor:
+    """Log-probabilities of the tokens at `indices` [N, K], and of all other tokens combined: [N, K+1]."""
+    total = logits.logsumexp(-1, keepdim=True)
+    others = torch.ones_like(logits, dtype=torch.bool).scatter(-1, indices, False)
+    bucket = logits.masked_fill(~others, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([logits.gather(-1, indices), bucket], -1) - total
+
+
+class _FusedLinearDistillation(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor | None,
+        teacher_hidden: Tensor | None,
+        teacher_weight: Tensor | None,
+        token_weights: Tensor,
+        config: DistillLossConfig,
+        chunk_size: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        accumulate = torch.promote_types(hidden.dtype, torch.float32)
+        autocast = (
+            torch.get_autocast_dtype(hidden.device.type)
+            if torch.is_autocast_enabled(hidden.device.type)
+            else None
+        )
+        compute = autocast or torch.promote_types(hidden.dtype, weight.dtype)
+        head = weight.to(compute)
+        teacher_head = None if teacher_weight is None else teacher_weight.to(compute)
+        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        grad_hidden = torch.empty_like(hidden) if need_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=accumulate) if need_weight else None
+        ce = torch.zeros((), dtype=accumulate, device=hidden.device)
+        kl = torch.zeros_like(ce)
+        use_kernel = _triton_supported(hidden, config)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, hidden.shape[0], chunk_size):
+                chunk = slice(start, start + chunk_size)
+                states = hidden[chunk].to(compute)
+                logits = states @ head.T
+                teacher_logits = None
+                if teacher_head is not None and teacher_hidden is not None:
+                    teacher_logits = teacher_hidden[chunk].to(compute) @ teacher_head.T
+                chunk_ce, chunk_kl, gradient = (
+                    _loss_and_gradient_triton if use_kernel else _loss_and_gradient
+                )(
+                    logits,
+                    teacher_logits,
+                    None if labels is None else labels[chunk],
+                    token_weights[chunk].to(accumulate),
+                    config,
+                )
+                ce += chunk_ce
+                kl += chunk_kl
+                if grad_hidden is not None or grad_weight is not None:
+                    gradient = gradient.to(compute)
+                if grad_hidden is not None:
+                    grad_hidden[chunk] = gradient @ head
+                if grad_weight is not None:
+                    grad_weight += gradient.T @ states
+        ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype))
+        ctx.mark_non_differentiable(ce, kl)
+        return config.ce * ce + config.kl * kl, ce, kl
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> Any:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        if grad_hidden is not None:
+            grad_hidden = grad_hidden * grad_loss.to(grad_hidden.dtype)
+        if grad_weight is not None:
+            grad_weight = grad_weight * grad_loss.to(grad_weight.dtype)
+        return grad_hidden, grad_weight, None, None, None, None, None, None
+
+
+def _triton_supported(hidden: Tensor, config: DistillLossConfig) -> bool:
+    """Whether the Triton kernel implements this configuration; the others run in torch."""
+    supported = (
+        config.direction == "forward" and config.top_k is None and (config.temperature == 1 or config.ce == 0)
+    )
+    return supported and hidden.is_cuda and use_triton(hidden)
+
+
+def _loss_and_gradient_triton(
+    logits: Tensor,
+    teacher_logits: Tensor | None,
+    labels: Tensor | None,
+    weights: Tensor,
+    config: DistillLossConfig,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`_loss_and_gradient` as one kernel; `logits` is overwritten with the gradient."""
+    from evalsuite.models.kernels.distill_loss import row_losses
+
+    ce, kl = row_losses(
+        logits,
+        teacher_logits,
+        labels,
+        weights,
+        ce=config.ce if labels is not None else 0.0,
+        kl=config.kl if teacher_logits is not None else 0.0,
+        temperature=config.temperature,
+    )
+    return ce, kl, logits
+
+
+def _loss_and_gradient(
+    logits: Tensor,
+    teacher_logits: Tensor | None,
+    labels: Tensor | None,
+    weights: Tensor,
+    config: DistillLossConfig,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted sums of CE and KL over one chunk, and the gradient of ce·CE + kl·KL w.r.t. the logits [C, V].
+
+    Computed in fp32 or above; `logits` and `teacher_logits` are overwritten if they already have that dtype.
+    """
+    accumulate = torch.promote_types(logits.dtype, torch.float32)
+    logits = logits.to(accumulate)
+    if teacher_logits is not None:
+        teacher_logits = teacher_logits.to(accumulate)
+    ce = kl = logits.new_zeros(())
+    default_form = config.direction == "forward" and config.top_k is None
+    if teacher_logits is not None and config.kl and not default_form:
+        return _loss_by_autograd(logits, teacher_logits, labels, weights, config)
+    gradient: Tensor | None = None
+    if labels is not None and config.ce:
+        log_s = logits.log_softmax(-1) if teacher_logits is not None else _log_softmax_(logits)
+        ce = -(log_s.gather(-1, labels[:, None])[:, 0] * weights).sum()
+        gradient = log_s.exp_()
+        gradient.scatter_add_(-1, labels[:, None], -torch.ones_like(weights)[:, None])
+        gradient *= (weights * config.ce)[:, None]
+    if teacher_logits is not None and config.kl:
+        temperature = config.temperature
+        if temperature != 1:
+            logits /= temperature
+            teacher_logits /= temperature
+        log_s, log_t = _log_softmax_(logits), _log_softmax_(teacher_logits)
+        p_t = log_t.exp()
+        kl = (p_t * log_t.sub_(log_s)).sum(-1).mul(weights).sum() * temperature**2
+        # d KL / d logits = (p_S − p_T) / τ, times the τ² that keeps its scale comparable with CE.
+        kl_gradient = log_s.exp_().sub_(p_t).mul_((weights * (config.kl * temperature))[:, None])
+        gradient = kl_gradient if gradient is None else gradient.add_(kl_gradient)
+    if gradient is None:
+        gradient = torch.zeros_like(logits)
+    return ce, kl, gradient
+
+
+def _log_softmax_(logits: Tensor) -> Tensor:
+    return logits.sub_(logits.logsumexp(-1, keepdim=True))
+
+
+def _loss_by_autograd(
+    logits: Tensor, teacher_logits: Tensor, labels: Tensor | None, weights: Tensor, config: DistillLossConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Reverse KL and top-k, differentiated by autograd: more passes over a chunk, the same memory bound."""
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_()
+        kl = (kd_per_token(leaf, teacher_logits, config) * weights).sum()
+        ce = logits.new_zeros(())
+        if labels is not None and config.ce:
+            ce = -(leaf.log_softmax(-1).gather(-1, labels[:, None])[:, 0] * weights).sum()
+        (gradient,) = torch.autograd.grad(config.ce * ce + config.kl * kl, leaf)
+    return ce.detach(), kl.detach(), gradient
+
+
+def fused_linear_distillation(
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    token_weights: Tensor,
+    config: DistillLossConfig,
+    labels: Tensor | None = None,
+    teacher_hidden: Tensor | None = None,
+    teacher_weight: Tensor | None = None,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """ce · Σ w CE + kl · Σ w KL over tokens, without materializing the logits of all tokens.
+
+    Args:
+        hidden: the student's last hidden states [N, D].
+        weight: the student's language-model head [V, D].
+        token_weights: weight w of each token [N]; 1 / N for a per-token mean.
+        labels: the next token [N]; required if config.ce > 0.
+        teacher_hidden, teacher_weight: [N, Dt] and [V, Dt], without gradient; required if config.kl > 0.
+        chunk_size: tokens per chunk; affects the result by rounding only.
+
+    Returns:
+        The loss (differentiable w.r.t. `hidden` and `weight`), Σ w CE and Σ w KL.
+    """
+    if chunk_size is None and _triton_supported(hidden, config):
+        chunk_size = TRITON_CHUNK_SIZE
+    elif chunk_size is None:
+        size = torch.promote_types(hidden.dtype, torch.float32).itemsize
+        chunk_size = max(256, DEFAULT_CHUNK_BYTES // (size * weight.shape[0]))
+    result: tuple[Tensor, Tensor, Tensor] = _FusedLinearDistillation.apply(
+        hidden, weight, labels, teacher_hidden, teacher_weight, token_weights, config, chunk_size
+    )
+    return result

@@ -1,0 +1,147 @@
+"""Layerwise objectives: every student layer is trained on the teacher's own activations.
+
+The teacher runs once, without gradients. As each of its layers finishes, that layer of every student is run
+on the same input, compared and differentiated. Memory is that of one layer, there is no full student forward,
+and several students share one teacher forward. During CUDA graph capture, the students' layers and the
+teacher's next layer run on parallel streams.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evalsuite.distill.data.loader import MicroBatch
+from evalsuite.distill.objectives.distances import l2_distance, matrix_mixing
+from evalsuite.distill.objectives.end_to_end import teacher_hidden_states
+from evalsuite.distill.recipe import Stage
+from evalsuite.distill.training.cuda_streams import SideStreams
+from evalsuite.distill.training.parameter_groups import softmax_layer_indices
+from evalsuite.distill.types import CausalLM
+from evalsuite.models.student.model import packed_mask
+
+
+def layerwise_backward(
+    teacher: CausalLM, students: Sequence[CausalLM], batch: MicroBatch, stage: Stage, share: float
+) -> Tensor:
+    """Accumulate the gradients of one micro-batch in every student and return their losses [students].
+
+    The loss of a student is the mean over its replaced layers (arXiv 2504.14366 Eq. 2 and 4). Gradients are
+    those of the sum over layers, since every layer is optimized and clipped separately.
+
+    Args:
+        share: loss tokens of this micro-batch over those of the whole step.
+    """
+    softmax = [softmax_layer_indices(student) for student in students]
+    streams = SideStreams(len(students), batch.input_ids.device)
+    losses = torch.zeros(len(students), device=batch.input_ids.device)
+    if share == 0:
+        return losses
+
+    def compare(layer: int, activations: dict[str, Any]) -> None:
+        streams.join(activations)
+        for number, student in enumerate(students):
+            if layer in softmax[number]:
+                continue
+            with streams.fork(number), torch.enable_grad():
+                loss = _layer_loss(student.model.layers[layer], activations, batch, stage)
+                (loss * share).backward()
+                num_replaced = len(student.model.layers) - len(softmax[number])
+                losses[number] += loss.detach() * (share / num_replaced)
+
+    layers = set.union(
+        *(set(range(len(s.model.layers))) - excluded for s, excluded in zip(students, softmax, strict=True))
+    )
+    with torch.no_grad(), _layer_hooks(teacher, layers, compare):
+        teacher_hidden_states(teacher, batch)
+    streams.join()
+    return losses
+
+
+@contextmanager
+def _layer_hooks(teacher: CausalLM, layers: set[int], callback: Any) -> Iterator[None]:
+    """Call `callback(layer, activations)` when each of the given layers of the teacher finishes.
+
+    `activations` holds the attention's `input` (after the norm), `output`, `attention` matrix (if computed)
+    and other `arguments`, and the `block_input` and `block_output`.
+    """
+    activations: dict[str, Any] = {}
+    hooks = []
+
+    def after_attention(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        activations.update(
+            arguments=kwargs, input=kwargs["hidden_states"], output=output[0], attention=output[1]
+        )
+
+    def after_block(layer: int) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            block_input = args[0] if args else kwargs["hidden_states"]
+            activations.update(
+                block_input=block_input, block_output=output[0] if isinstance(output, tuple) else output
+            )
+            callback(layer, activations)
+            activations.clear()
+
+        return hook
+
+    try:
+        for layer in layers:
+            block = teacher.model.layers[layer]
+            hooks.append(block.self_attn.register_forward_hook(after_attention, with_kwargs=True))
+            hooks.append(block.register_forward_hook(after_block(layer), with_kwargs=True))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _layer_loss(block: Any, activations: dict[str, Any], batch: MicroBatch, stage: Stage) -> Tensor:
+    """Distance between a student layer and the teacher's, both on the teacher's input."""
+    config = stage.alignment_loss
+    if stage.objective == "matrix_mixing":
+        matrix, _ = block.self_attn.attention_matrix(
+            activations["input"], activations["arguments"]["position_embeddings"]
+        )
+        return matrix_mixing(matrix, activations["attention"], norm=config.matrix_norm)
+    target = config.target or ("mixer" if stage.objective == "attention_output" else "block")
+    mixer_output = _run_mixer(block.self_attn, activations, batch)
+    if target == "mixer":
+        student, expected = mixer_output, activations["output"]
+    else:
+        residual = activations["block_input"] + mixer_output
+        student = residual + block.mlp(block.post_attention_layernorm(residual))
+        expected = activations["block_output"]
+    student, expected = student.flatten(0, 1), expected.flatten(0, 1)
+    if batch.loss_indices is not None:
+        student, expected = student[batch.loss_indices], expected[batch.loss_indices]
+    squared = config.squared if config.squared is not None else stage.objective == "attention_output"
+    return l2_distance(student, expected, squared=squared, normalize_by_teacher=config.normalize_by_teacher)
+
+
+def _run_mixer(mixer: nn.Module, activations: dict[str, Any], batch: MicroBatch) -> Tensor:
+    """The mixer's output [B, T, D] on the teacher's input; packed documents run as one varlen sequence."""
+    hidden: Tensor = activations["input"]
+    cos, sin = activations["arguments"]["position_embeddings"]
+    window: Any = getattr(mixer, "window", None)
+    output: Tensor
+    if batch.cu_seqlens is None:
+        mask = None if window is None else sliding_window_mask(hidden, window)
+        output = mixer(hidden_states=hidden, attention_mask=mask, position_embeddings=(cos, sin))[0]
+        return output
+    packed = hidden.reshape(1, -1, hidden.shape[-1])
+    mask = None if window is None else packed_mask(batch.cu_seqlens, packed, window, hidden.shape[1])
+    output = mixer(
+        hidden_states=packed,
+        attention_mask=mask,
+        position_embeddings=(cos.reshape(*packed.shape[:2], -1), sin.reshape(*packed.shape[:2], -1)),
+        cu_seqlens=batch.cu_seqlens,
+    )[0]
+    return output.view_as(hidden)
+
+
+def sliding_window_mask(hidden: Tensor, window: int) -> Tensor:
+    """Causal mask of a sliding window: bool [1, 1, T, T], True where a token attends."""
+    attends = torch.ones(hidden.shape[1], hidden.shape[1], dtype=torch.bool, device=hidden.device)
+    return attends.tril().triu(1 - window)[None, None]

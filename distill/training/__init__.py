@@ -1,0 +1,1 @@
+"""The training core: models, optimizer steps, checkpoints, metrics and cost estimates."""

@@ -1,0 +1,247 @@
+"""Builds teacher, students and tokenizer from a recipe."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evalsuite.distill.config import ArchitectureConfig, SelectionProvenance
+from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.types import CausalLM
+from evalsuite.foundation import CheckpointError, ConfigError, MissingDependencyError
+from evalsuite.foundation.strict import parse
+from evalsuite.models.kernels.apply import apply_fused_kernels
+
+
+@dataclass(frozen=True)
+class TrainingModels:
+    """The frozen teacher, the students by label, and the tokenizer."""
+
+    teacher: CausalLM | None
+    teacher_weights_id: str | None
+    students: dict[str, CausalLM]
+    tokenizer: Any
+    precision: str
+    """`bf16` (a bf16 copy of fp32 master weights runs) or `fp32`."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """dtype of the forward and backward passes."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+
+def tensorboard_writer(out: Path) -> Any:
+    """A TensorBoard writer in the run folder."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MissingDependencyError("'tensorboard: true' needs `pip install tensorboard`") from None
+    return SummaryWriter(str(out / "tensorboard"))
+
+
+def override_mixers(recipe: Recipe, mixers: Sequence[str] | None) -> Recipe:
+    """The recipe with other mixers, if any are given."""
+    if not mixers:
+        return recipe
+    if recipe.architecture is not None:
+        raise ConfigError(
+            f"recipe '{recipe.name}' trains a Transformer from random weights and has no mixers"
+        )
+    return recipe.model_copy(update={"student": recipe.student.model_copy(update={"mixers": list(mixers)})})
+
+
+def resolve_checkpoints(recipe: Recipe, out: Path) -> Recipe:
+    """Replace `:NAME` in `initial_checkpoints` by the folder of that variant's student.
+
+    Args:
+        out: the run folder; runs of other variants are siblings of it, as `distill --variants` places them.
+
+    Raises:
+        ConfigError: that variant has not been trained.
+    """
+    paths = dict(recipe.student.initial_checkpoints)
+    for mixer, path in paths.items():
+        if path.startswith(":"):
+            variant = path[1:]
+            folder = out.parent / variant / mixer
+            if not (folder / "lineage.json").is_file():
+                raise ConfigError(
+                    f"student.initial_checkpoints.{mixer}: recipe '{recipe.name}' continues from its variant "
+                    f"'{variant}', which is not in {folder}; train that variant first (--variants {variant} "
+                    f"…), or give a student with --set student.initial_checkpoints.{mixer}=FOLDER"
+                )
+            paths[mixer] = str(folder)
+    student = recipe.student.model_copy(update={"initial_checkpoints": paths})
+    return recipe.model_copy(update={"student": student})
+
+
+def build_models(recipe: Recipe, device: torch.device) -> TrainingModels:
+    """Load or build all models of a recipe.
+
+    Raises:
+        CheckpointError: a checkpoint is missing, damaged or unsafe.
+        ConfigError: an unknown mixer or option, layers that the teacher does not have, or different
+            vocabularies.
+    """
+    precision = recipe.precision
+    if precision == "auto":
+        precision = "bf16" if device.type == "cuda" else "fp32"
+    if recipe.architecture is not None:
+        tokenizer = load_architecture_tokenizer(recipe.architecture)
+        random = build_random_model(recipe.architecture, len(tokenizer), tokenizer, recipe.seed)
+        apply_fused_kernels(random)
+        return TrainingModels(None, None, {recipe.labels[0]: random.to(device).train()}, tokenizer, precision)
+    from evalsuite.models import load_checkpoint
+
+    loaded = None if recipe.teacher is None else load_checkpoint(recipe.teacher, dtype="float32")
+    if loaded is not None:
+        _check_selection(recipe, loaded.weights_id)
+    tokenizer = None if loaded is None else loaded.tokenizer
+    students: dict[str, CausalLM] = {}
+    for label, mixer in zip(recipe.labels, recipe.student.mixers, strict=True):
+        path = recipe.student.initial_checkpoints.get(mixer)
+        if path is not None:
+            checkpoint = load_checkpoint(path, dtype="float32")
+            model: Any = checkpoint.model
+            tokenizer = tokenizer or checkpoint.tokenizer
+        else:
+            assert loaded is not None
+            model = _build_student(recipe, mixer, loaded.model)
+        if loaded is not None and model.config.vocab_size != loaded.model.config.vocab_size:
+            raise ConfigError(
+                f"vocabularies differ: student '{path}' has {model.config.vocab_size} tokens, teacher "
+                f"'{recipe.teacher}' has {loaded.model.config.vocab_size}"
+            )
+        apply_fused_kernels(model)
+        students[label] = model.to(device).train()
+    teacher = None if loaded is None else _prepare_teacher(loaded.model, device, precision)
+    weights_id = None if loaded is None else loaded.weights_id
+    return TrainingModels(teacher, weights_id, students, tokenizer, precision)
+
+
+def _build_student(recipe: Recipe, mixer: str, teacher: Any) -> Any:
+    from evalsuite.models import build_student
+
+    config = recipe.student
+    return build_student(
+        teacher,
+        layer_mixers(recipe, mixer, teacher.config.num_hidden_layers),
+        options={mixer: config.options[mixer]} if mixer in config.options else {},
+        init=config.init,
+        seed=recipe.seed,
+        kv_expansion=config.kv_expansion,
+    )
+
+
+def _prepare_teacher(teacher: Any, device: torch.device, precision: str) -> CausalLM:
+    """Move the teacher to the device, freeze it and cast its parameters."""
+    teacher.to(device).eval().requires_grad_(False)
+    if precision == "bf16":
+        # Parameters only: with rotary frequencies in bf16, distant positions would be off by radians.
+        for parameter in teacher.parameters():
+            parameter.data = parameter.data.bfloat16()
+    apply_fused_kernels(teacher)
+    _check_head(teacher)
+    model: CausalLM = teacher
+    return model
+
+
+def layer_mixers(recipe: Recipe, mixer: str, num_layers: int) -> list[str]:
+    """The mixer of each layer: softmax in the recipe's softmax layers, `mixer` elsewhere.
+
+    Raises:
+        ConfigError: a layer that does not exist, or a missing or invalid selection file.
+    """
+    softmax = resolve_layer_selection(recipe).student.softmax_layers
+    assert not isinstance(softmax, str)
+    invalid = [layer for layer in softmax if not 0 <= layer < num_layers]
+    if invalid:
+        raise ConfigError(
+            f"student.softmax_layers: the teacher has layers 0 to {num_layers - 1}, not {invalid}"
+        )
+    return ["softmax" if layer in softmax else mixer for layer in range(num_layers)]
+
+
+def resolve_layer_selection(recipe: Recipe) -> Recipe:
+    """Replace the name of a selection file by its layers and their provenance.
+
+    A run is thereby tied to the layers themselves, not to a file that can change.
+
+    Raises:
+        ConfigError: the file is missing or is not a selection.
+    """
+    name = recipe.student.softmax_layers
+    if not isinstance(name, str):
+        return recipe
+    try:
+        value = json.loads(Path(name).read_text())
+        found = value if isinstance(value, dict) else {"layers": value}
+        layers = sorted(int(layer) for layer in found["layers"])
+    except FileNotFoundError:
+        raise ConfigError(f"student.softmax_layers: {name}: no such file") from None
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"student.softmax_layers: {name} has no list 'layers' ({error})") from None
+    selection = None
+    if "selector" in found:
+        origin = {key: found.get(key) for key in ("selector", "teacher", "mixer")}
+        selection = parse(origin, SelectionProvenance, name)
+    student = recipe.student.model_copy(update={"softmax_layers": layers, "selection": selection})
+    return recipe.model_copy(update={"student": student})
+
+
+def _check_selection(recipe: Recipe, weights_id: str) -> None:
+    selection = recipe.student.selection
+    if selection is not None and selection.teacher not in (None, weights_id):
+        raise ConfigError(
+            f"student.softmax_layers were selected by {selection.selector} for another teacher (weights "
+            f"{selection.teacher}); '{recipe.teacher}' has weights {weights_id}. To use them anyway, give "
+            "the layers as a list"
+        )
+
+
+def _check_head(teacher: CausalLM) -> None:
+    """Refuse heads other than a plain matrix product, which the fused loss does not support."""
+    head = teacher.get_output_embeddings()
+    config: Any = teacher.config
+    if getattr(head, "bias", None) is not None or getattr(config, "final_logit_softcapping", None):
+        raise CheckpointError("the teacher's head has a bias or soft-capped logits, which is not supported")
+
+
+def load_architecture_tokenizer(architecture: ArchitectureConfig) -> Any:
+    """The tokenizer of an architecture."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if architecture.tokenizer == "pocket":
+        from evalsuite.tasks.synthetic.pocket import build_tokenizer
+        from evalsuite.tasks.synthetic.pocket.tokenizer import END, PAD
+
+        return PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(), eos_token=END, pad_token=PAD)
+    try:
+        return AutoTokenizer.from_pretrained(architecture.tokenizer)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"architecture.tokenizer '{architecture.tokenizer}' cannot be loaded ({error})"
+        ) from error
+
+
+def build_random_model(architecture: ArchitectureConfig, vocab_size: int, tokenizer: Any, seed: int) -> Any:
+    """A Llama-style model with random weights, determined by `seed`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = architecture.model_dump(exclude={"tokenizer", "rope_theta"})
+    config = LlamaConfig(
+        **sizes,
+        vocab_size=vocab_size,
+        rope_parameters={"rope_type": "default", "rope_theta": architecture.rope_theta},
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    rng_state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    torch.set_rng_state(rng_state)
+    return model

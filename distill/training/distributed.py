@@ -1,0 +1,91 @@
+"""Data parallelism: one process per GPU with its share of every batch, and summed gradients.
+
+This is plain torch.distributed, started by `torchrun` or `accelerate launch`. A step needs two all-reduces,
+one of them on the flat gradient buffer; accelerate's wrappers would hide both. Models that do not fit on one
+GPU are sharded with FSDP2 (see `fsdp`).
+"""
+
+import os
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from evalsuite.foundation import ConfigError
+
+
+class ProcessGroup:
+    """The processes of a run; with a single process, every collective is a no-op.
+
+    Several GPUs are started by `torchrun` or `accelerate launch`, which set RANK and WORLD_SIZE.
+
+    Args:
+        device: `cpu`, `cuda` or `cuda:1`; default: CUDA if available, with one GPU per local process.
+
+    Raises:
+        ConfigError: the device does not exist.
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ.get("RANK", "0"))
+        try:
+            chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        except RuntimeError:
+            raise ConfigError(f"unknown device '{device}'; use cpu, cuda or cuda:1") from None
+        if chosen.type == "cuda":
+            if not torch.cuda.is_available():
+                raise ConfigError(f"device '{chosen}': no CUDA device is available")
+            if self.world_size > 1:
+                chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            elif chosen.index is not None and chosen.index >= torch.cuda.device_count():
+                raise ConfigError(f"device '{chosen}': there are {torch.cuda.device_count()} CUDA devices")
+            elif chosen.index is None:
+                chosen = torch.device("cuda", torch.cuda.current_device())
+            torch.cuda.set_device(chosen)
+        self.device = chosen
+        if self.world_size > 1 and not distributed.is_initialized():
+            distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+
+    @property
+    def is_main(self) -> bool:
+        """True in the one process that writes files."""
+        return self.rank == 0
+
+    @property
+    def device_name(self) -> str:
+        """Name of the device, for the lineage."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+        return name if self.world_size == 1 else f"{self.world_size} × {name}"
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum a tensor over all processes, in place."""
+        if self.world_size > 1:
+            distributed.all_reduce(tensor)
+
+    def any(self, flag: bool) -> bool:
+        """True in all processes if `flag` is true in any of them."""
+        if self.world_size == 1:
+            return flag
+        tensor = torch.tensor(float(flag), device=self.device)
+        distributed.all_reduce(tensor, distributed.ReduceOp.MAX)
+        return bool(tensor.item())
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        if self.world_size > 1:
+            distributed.barrier()
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The unsharded tensor, detached; a collective call for sharded tensors."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def distribute_like(value: Tensor, pattern: Tensor) -> Tensor:
+    """`value` on the device of `pattern`, sharded like it if the shapes are equal."""
+    value = value.to(pattern.device)
+    if isinstance(pattern, DTensor) and value.shape == pattern.shape:
+        return distribute_tensor(value, pattern.device_mesh, pattern.placements)
+    return value

@@ -1,0 +1,271 @@
+"""Cost estimate of a recipe from model configurations alone, without loading weights.
+
+FLOPs count matrix products (two per multiply-add). Memory and time are estimates under the stated
+assumptions.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evalsuite.distill.recipe import Recipe, Stage
+from evalsuite.distill.training.builders import override_mixers, resolve_layer_selection
+from evalsuite.foundation import ConfigError, nearest
+
+MODEL_SHAPES = Path(__file__).with_name("model_shapes.yaml")
+CHUNK_SIZE = 64
+"""Chunk length of the recurrence, within which its cost is quadratic."""
+LOGITS_BYTES = 4 * 2**29
+"""The fused loss holds about four fp32 tensors of at most one chunk of logits each."""
+CPU_FLOPS_PER_CORE = 3e10
+GPU_FLOPS = {"small": 790e12 * 0.25, "large": 790e12 * 0.40}
+"""Dense bf16 rate of an H200 times the MFU reached by models below and above 1B parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """The shape of a Llama-style decoder. Field names follow transformers' LlamaConfig."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    tie_word_embeddings: bool = True
+
+    @property
+    def attention_params(self) -> int:
+        """Parameters of one layer of softmax attention."""
+        return self.hidden_size * self.head_dim * 2 * (self.num_attention_heads + self.num_key_value_heads)
+
+    @property
+    def mixer_params(self) -> int:
+        """Parameters of one linear-attention layer with full key and value heads and an output gate."""
+        return 5 * self.hidden_size * self.head_dim * self.num_attention_heads
+
+    @property
+    def mlp_params(self) -> int:
+        """Parameters of one MLP."""
+        return 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def head_params(self) -> int:
+        """Parameters of the language-model head."""
+        return self.hidden_size * self.vocab_size
+
+    @property
+    def embedding_params(self) -> int:
+        """Parameters of embeddings and head."""
+        return self.head_params * (1 if self.tie_word_embeddings else 2)
+
+    @property
+    def num_params(self) -> int:
+        """Parameters of the Transformer, without norms."""
+        return self.num_hidden_layers * (self.attention_params + self.mlp_params) + self.embedding_params
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """Cost of one stage, summed over students."""
+
+    name: str
+    objective: str
+    tokens: int
+    steps: int
+    flops: float
+    memory: float
+    """Bytes per GPU."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of a recipe; `str` formats it as a table."""
+
+    recipe: str
+    labels: tuple[str, ...]
+    num_params: int
+    device: str
+    stages: tuple[StageEstimate, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens over all stages, shared by all students."""
+        return sum(stage.tokens for stage in self.stages)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs over all stages and students."""
+        return sum(stage.flops for stage in self.stages)
+
+    @property
+    def seconds(self) -> float:
+        """Expected training time."""
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def memory(self) -> float:
+        """Peak bytes per GPU over all stages."""
+        return max(stage.memory for stage in self.stages)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.recipe}: {', '.join(self.labels)} from {self.num_params / 1e6:,.1f}M parameters, "
+            f"on {self.device}",
+            f"{'stage':<16} {'objective':<17} {'tokens':>15} {'steps':>9} "
+            f"{'FLOPs':>9} {'memory':>9} {'time':>9}",
+        ]
+        lines += [
+            f"{stage.name:<16} {stage.objective:<17} {stage.tokens:>15,} {stage.steps:>9,} "
+            f"{stage.flops:>9.1e} {_bytes(stage.memory):>9} {_time(stage.seconds):>9}"
+            for stage in self.stages
+        ]
+        lines.append(
+            f"{'total':<16} {'':<17} {self.tokens:>15,} {sum(stage.steps for stage in self.stages):>9,} "
+            f"{self.flops:>9.1e} {_bytes(self.memory):>9} {_time(self.seconds):>9}"
+        )
+        lines.append(
+            "FLOPs are counted; memory and time are estimates (25 % MFU on an H200 below 1B parameters, "
+            "40 % above; 30 GFLOP/s per CPU core)."
+        )
+        return "\n".join(lines)
+
+
+def dry_run(recipe: Recipe, *, mixers: Sequence[str] | None = None, device: str | None = None) -> Estimate:
+    """Estimate tokens, FLOPs, memory and time of a recipe from model configurations alone.
+
+    Raises:
+        ConfigError: the teacher's configuration is not available offline.
+    """
+    recipe = resolve_layer_selection(override_mixers(recipe, mixers))
+    shape = recipe_shape(recipe)
+    on_gpu = _on_gpu(device)
+    precision = "bf16" if recipe.precision == "bf16" or (recipe.precision == "auto" and on_gpu) else "fp32"
+    softmax = recipe.student.softmax_layers
+    num_softmax = len(softmax) if isinstance(softmax, list) else 0
+    if recipe.architecture is not None:
+        num_softmax = shape.num_hidden_layers
+    rate = GPU_FLOPS["small" if shape.num_params < 1e9 else "large"]
+    if not on_gpu:
+        rate = CPU_FLOPS_PER_CORE * (os.cpu_count() or 1)
+    stages = []
+    for stage in recipe.stages:
+        tokens = stage.steps * stage.tokens_per_step
+        flops = tokens * flops_per_token(shape, stage, num_softmax, len(recipe.labels))
+        memory = stage_memory(shape, stage, num_softmax, len(recipe.labels), bf16=precision == "bf16")
+        stages.append(
+            StageEstimate(stage.name, stage.objective, tokens, stage.steps, flops, memory, flops / rate)
+        )
+    device_name = "one H200-class GPU" if on_gpu else f"{os.cpu_count()} CPU cores"
+    return Estimate(recipe.name, tuple(recipe.labels), shape.num_params, device_name, tuple(stages))
+
+
+def flops_per_token(shape: ModelShape, stage: Stage, num_softmax: int, students: int) -> float:
+    """FLOPs per token of a stage: one teacher forward, and forward and backward of every student."""
+    inner = shape.num_attention_heads * shape.head_dim
+    scores = 2 * stage.seq_len * inner
+    recurrence = 4 * CHUNK_SIZE * inner + 4 * inner * shape.head_dim
+    teacher_body = shape.num_hidden_layers * (2 * (shape.attention_params + shape.mlp_params) + scores)
+    linear = shape.num_hidden_layers - num_softmax
+    mixers = linear * (2 * shape.mixer_params + recurrence)
+    if stage.is_layerwise:
+        # A frozen MLP after the mixer costs a forward pass and the gradient w.r.t. its input.
+        block = stage.alignment_loss.target == "block" or (
+            stage.alignment_loss.target is None and stage.objective == "hidden_state"
+        )
+        return teacher_body + students * (3 * mixers + (4 * linear * shape.mlp_params if block else 0))
+    body = (
+        mixers
+        + num_softmax * (2 * shape.attention_params + scores)
+        + shape.num_hidden_layers * 2 * shape.mlp_params
+    )
+    student = 3 * (body + 2 * shape.head_params)
+    teaches = stage.objective == "kd" and stage.loss.kl > 0
+    return students * student + (teacher_body + 2 * shape.head_params if teaches else 0)
+
+
+def stage_memory(shape: ModelShape, stage: Stage, num_softmax: int, students: int, *, bf16: bool) -> float:
+    """Bytes on one GPU: weights, gradients, optimizer states, teacher, activations, one chunk of logits."""
+    linear = shape.num_hidden_layers - num_softmax
+    mixers = linear * shape.mixer_params
+    student = (
+        mixers
+        + num_softmax * shape.attention_params
+        + shape.num_hidden_layers * shape.mlp_params
+        + shape.embedding_params
+    )
+    trained = mixers if stage.trainable_set in ("mixer", "mixer_qk") else student
+    states = students * (4 * student + 12 * trained)
+    teacher = 0 if stage.objective == "sft" else shape.num_params * (2 if bf16 else 4)
+    tokens = (stage.micro_batch_size or stage.batch_size) * stage.seq_len
+    width = 2 if bf16 else 4
+    # Activations per layer and token: about 16 vectors around the mixer and 2 of the MLP (measured: 28.6 GB
+    # in total for 32,768 tokens of SmolLM2-135M in bf16).
+    layer = tokens * width * (16 * shape.hidden_size + 2 * shape.intermediate_size)
+    activations = layer * (1 if stage.is_layerwise else shape.num_hidden_layers)
+    logits = 0 if stage.is_layerwise else min(LOGITS_BYTES, 16 * tokens * shape.vocab_size)
+    return states + teacher + activations + logits
+
+
+def recipe_shape(recipe: Recipe) -> ModelShape:
+    """The shape of a recipe's teacher (or of its architecture), without loading weights."""
+    architecture = recipe.architecture
+    if architecture is not None:
+        from evalsuite.distill.training.builders import load_architecture_tokenizer
+
+        tokenizer = load_architecture_tokenizer(architecture)
+        names = ModelShape.__dataclass_fields__.keys() - {"vocab_size"}
+        return ModelShape(**architecture.model_dump(include=names), vocab_size=len(tokenizer))
+    student = recipe.student
+    teacher = recipe.teacher or student.shape_from or next(iter(student.initial_checkpoints.values()))
+    known = yaml.safe_load(MODEL_SHAPES.read_text())
+    if teacher in known:
+        return ModelShape(**known[teacher])
+    return _config_shape(teacher, known)
+
+
+def _config_shape(teacher: str, known: dict[str, Any]) -> ModelShape:
+    from evalsuite.foundation import EvalsuiteError
+    from evalsuite.models import describe_checkpoint
+
+    try:
+        config: Any = describe_checkpoint(teacher).config
+    except EvalsuiteError as error:
+        raise ConfigError(
+            f"the shape of '{teacher}' is not available{nearest(teacher, known)} ({error})"
+        ) from None
+    config = getattr(config, "base", config)
+    return ModelShape(
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        tie_word_embeddings=config.tie_word_embeddings,
+    )
+
+
+def _on_gpu(device: str | None) -> bool:
+    if device is not None:
+        return device.startswith("cuda")
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

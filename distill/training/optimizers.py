@@ -1,0 +1,153 @@
+"""Optimizers, fp32 master weights, and gradients in one flat buffer."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from evalsuite.distill.recipe import Stage
+from evalsuite.distill.training.schedules import lr_factor
+from evalsuite.distill.types import CausalLM
+
+
+def build_optimizers(
+    parameters: Mapping[str, nn.Parameter], stage: Stage, is_mixer: Callable[[str], bool]
+) -> list[torch.optim.Optimizer]:
+    """The optimizer of a stage; two with Muon, which leaves vectors and embeddings to AdamW.
+
+    Each parameter group holds `initial_lr`, its rate before the schedule. Weight decay applies to matrices
+    only, except embeddings, heads and convolutions.
+    """
+    config = stage.optimizer
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        lr = stage.lr if is_mixer(name) or stage.backbone_lr is None else stage.backbone_lr
+        is_matrix = parameter.ndim == 2 and not any(
+            part in name for part in ("embed_tokens", "lm_head", "conv")
+        )
+        decay = config.weight_decay if is_matrix else 0.0
+        groups.setdefault((lr, decay, is_matrix and config.kind == "muon"), []).append(parameter)
+    device = next(iter(parameters.values())).device
+    optimizers: list[torch.optim.Optimizer] = []
+    adamw = [_group(key, members) for key, members in groups.items() if not key[2]]
+    if adamw:
+        optimizers.append(
+            torch.optim.AdamW(
+                adamw,
+                betas=(config.beta1, config.beta2),
+                eps=config.eps,
+                fused=device.type in ("cuda", "cpu"),
+            )
+        )
+    muon = [_group(key, members) for key, members in groups.items() if key[2]]
+    if muon:
+        # Updates are scaled to AdamW's RMS, so that one learning rate fits both.
+        optimizers.append(torch.optim.Muon(muon, momentum=config.momentum, adjust_lr_fn="match_rms_adamw"))
+    return optimizers
+
+
+def _group(key: tuple[float, float, bool], members: list[nn.Parameter]) -> dict[str, object]:
+    lr, decay, _ = key
+    return {"params": members, "lr": lr, "initial_lr": lr, "weight_decay": decay}
+
+
+def set_lr(optimizers: Iterable[torch.optim.Optimizer], stage: Stage, step: int) -> float:
+    """Set the learning rate of every parameter group for `step`; return the schedule's factor."""
+    factor = lr_factor(stage.schedule, step, stage.steps)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+    return factor
+
+
+class MasterWeights:
+    """fp32 master weights of a student whose forward and backward passes run on a copy in `dtype`.
+
+    The checkpoint stores the copy, so a student is trained as it will be used, and no weight is cast twice in
+    a step. In fp32, the model's own parameters are the master weights. Buffers (rotary frequencies) stay in
+    fp32; in bf16 their angles would be off by radians.
+    """
+
+    def __init__(self, model: CausalLM, dtype: torch.dtype) -> None:
+        self.params = dict(model.named_parameters())
+        self._dtype = dtype
+        self._model_params: dict[str, nn.Parameter] = {}
+        if dtype != torch.float32:
+            self._model_params = self.params
+            self.params = {
+                name: nn.Parameter(parameter.detach().float().clone())
+                for name, parameter in self._model_params.items()
+            }
+            for parameter in self._model_params.values():
+                parameter.data = parameter.data.to(dtype)
+
+    @property
+    def has_model_copy(self) -> bool:
+        """Whether the model's parameters are separate from the master weights."""
+        return bool(self._model_params)
+
+    @torch.no_grad()
+    def copy_to_model(self, names: Iterable[str]) -> None:
+        """Round the master weights `names` into the model."""
+        if self.has_model_copy:
+            chosen = list(names)
+            torch._foreach_copy_(
+                [self._model_params[name] for name in chosen], [self.params[name] for name in chosen]
+            )
+
+    def set(self, name: str, tensor: Tensor) -> None:
+        """Replace the master weight `name` by `tensor` (fp32) and round it into the model."""
+        self.params[name].data = tensor
+        if self.has_model_copy:
+            self._model_params[name].data = tensor.to(self._dtype)
+
+    def free(self) -> None:
+        """Free the memory of master weights and model, until each is `set` again."""
+        for parameter in (*self.params.values(), *self._model_params.values()):
+            parameter.data = torch.empty(0, dtype=parameter.dtype)
+
+
+class FlatGrads:
+    """All gradients of a student as views of one buffer, which is zeroed, all-reduced and clipped at once.
+
+    Args:
+        groups: the trainable parameters in groups (such as layers) that are clipped separately.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+        parameters = [parameter for group in groups for parameter in group]
+        first = parameters[0]
+        self.buffer = torch.zeros(
+            sum(parameter.numel() for parameter in parameters), dtype=torch.float32, device=first.device
+        )
+        self._groups: list[Tensor] = []
+        offset = 0
+        for group in groups:
+            start = offset
+            for parameter in group:
+                parameter.grad = self.buffer[offset : offset + parameter.numel()].view_as(parameter)
+                offset += parameter.numel()
+            self._groups.append(self.buffer[start:offset])
+
+    def zero(self) -> None:
+        """Set all gradients to zero."""
+        self.buffer.zero_()
+
+    @torch.no_grad()
+    def accumulate(self, model_params: Sequence[nn.Parameter]) -> None:
+        """Add the gradients of the model's copies of the master weights, and clear them there."""
+        grads = [torch.zeros_like(param) if param.grad is None else param.grad for param in model_params]
+        self.buffer.add_(torch.cat([grad.reshape(-1) for grad in grads]))
+        for param in model_params:
+            param.grad = None
+
+    def clip(self, max_norm: float | None) -> Tensor:
+        """Clip the gradient norm of each group to `max_norm`; return the total norm before clipping."""
+        norms = torch.stack([torch.linalg.vector_norm(group) for group in self._groups])
+        if max_norm is not None:
+            scales = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+            if len(self._groups) == 1:
+                self.buffer.mul_(scales[0])
+            else:
+                torch._foreach_mul_(self._groups, list(scales.unbind()))
+        return torch.linalg.vector_norm(norms)

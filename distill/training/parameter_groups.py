@@ -1,0 +1,71 @@
+"""Trainable parameter sets of a stage."""
+
+from torch import nn
+
+from evalsuite.distill.types import CausalLM
+from evalsuite.foundation import ConfigError, nearest
+
+TRAINABLE_SETS = {
+    "mixer_qk": "query and key projections of the mixers",
+    "mixer": "all parameters of the mixers",
+    "no_softmax": "all parameters except softmax attention and embeddings",
+    "no_mlp": "all parameters except MLPs",
+    "no_softmax_no_mlp": "all parameters except softmax attention, embeddings and MLPs",
+    "all": "all parameters",
+}
+"""Name of a parameter set → its trainable parameters."""
+
+
+def softmax_layer_indices(model: CausalLM) -> set[int]:
+    """Layers of a student (or teacher) with softmax attention."""
+    mixers = getattr(model.config, "mixers", None)
+    count = len(model.model.layers)
+    return (
+        set(range(count)) if mixers is None else {i for i, mixer in enumerate(mixers) if mixer == "softmax"}
+    )
+
+
+def set_trainable(model: CausalLM, name: str) -> dict[str, nn.Parameter]:
+    """Set `requires_grad` according to the parameter set `name`; return the trainable parameters by name.
+
+    A head that is tied to the embeddings belongs to the embeddings.
+
+    Raises:
+        ConfigError: unknown set, or a set that is empty for this model.
+    """
+    if name not in TRAINABLE_SETS:
+        raise ConfigError(f"unknown parameter set '{name}'{nearest(name, TRAINABLE_SETS)}")
+    softmax = softmax_layer_indices(model)
+    embeddings = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
+    trainable: dict[str, nn.Parameter] = {}
+    for parameter_name, parameter in model.named_parameters():
+        trains = _is_trainable(parameter_name, name, softmax, id(parameter) in embeddings)
+        parameter.requires_grad_(trains)
+        if trains:
+            trainable[parameter_name] = parameter
+    if not trainable:
+        raise ConfigError(f"this student has no parameters in the set '{name}' ({TRAINABLE_SETS[name]})")
+    return trainable
+
+
+def is_mixer_parameter(name: str, softmax: set[int]) -> bool:
+    """True for parameters of mixers that replace softmax attention."""
+    layer, _, rest = name.removeprefix("model.layers.").partition(".")
+    return name.startswith("model.layers.") and rest.startswith("self_attn.") and int(layer) not in softmax
+
+
+def _is_trainable(name: str, trainable_set: str, softmax: set[int], is_embedding: bool) -> bool:
+    if trainable_set == "all":
+        return True
+    if trainable_set == "mixer":
+        return is_mixer_parameter(name, softmax)
+    if trainable_set == "mixer_qk":
+        return is_mixer_parameter(name, softmax) and name.endswith(
+            ("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")
+        )
+    if ".mlp." in name:
+        return trainable_set == "no_softmax"
+    if trainable_set == "no_mlp":
+        return True
+    is_softmax_attention = ".self_attn." in name and not is_mixer_parameter(name, softmax)
+    return not (is_softmax_attention or is_embedding)

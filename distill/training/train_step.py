@@ -1,0 +1,223 @@
+"""One optimizer step of every student: gradients of all micro-batches, then clipping and update.
+
+On CUDA, a micro-batch of a small model consists of thousands of short kernels, which Python launches more
+slowly than the GPU runs them. If shapes are fixed, the whole micro-batch (teacher, students, losses,
+gradients) is therefore captured once as a CUDA graph and replayed.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from evalsuite.distill.data.loader import GlobalBatch, MicroBatch
+from evalsuite.distill.objectives.end_to_end import StudentWithLoss, end_to_end_backward
+from evalsuite.distill.objectives.layerwise import layerwise_backward
+from evalsuite.distill.recipe import Stage
+from evalsuite.distill.training.distributed import ProcessGroup
+from evalsuite.distill.training.optimizers import FlatGrads, MasterWeights, build_optimizers, set_lr
+from evalsuite.distill.training.parameter_groups import (
+    is_mixer_parameter,
+    set_trainable,
+    softmax_layer_indices,
+)
+from evalsuite.distill.types import CausalLM
+
+_log = logging.getLogger("evalsuite")
+
+CUDA_GRAPH_WARMUP = 2
+"""Eager micro-batches before capture, in which kernels are selected and compiled."""
+
+
+class StudentTrainState:
+    """A student in training: its master weights, and the trainable parameters and optimizers of the stage.
+
+    Args:
+        dtype: dtype of forward and backward passes; master weights are fp32.
+    """
+
+    def __init__(self, label: str, model: CausalLM, dtype: torch.dtype = torch.float32) -> None:
+        self.label, self.model = label, model
+        self.master_weights = MasterWeights(model, dtype)
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.optimizer_params: dict[str, nn.Parameter] = {}
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.flat_grads: FlatGrads | None = None
+        self.student_with_loss = StudentWithLoss(model)
+        self._model_params: list[nn.Parameter] = []
+
+    @property
+    def sharded(self) -> bool:
+        """Whether this process holds a shard of the student only."""
+        return False
+
+    def begin_stage(self, stage: Stage) -> None:
+        """Select the trainable parameters and create optimizers and gradient buffers."""
+        self.end_stage()
+        self.parameters = set_trainable(self.model, stage.trainable_set)
+        softmax = softmax_layer_indices(self.model)
+        masters = self.optimizer_params = {name: self.master_weights.params[name] for name in self.parameters}
+        self.optimizers = build_optimizers(masters, stage, lambda name: is_mixer_parameter(name, softmax))
+        groups: dict[str, list[str]] = {}
+        for name in masters:
+            # model.layers.<number>: layerwise objectives train, and clip, every layer separately.
+            groups.setdefault(".".join(name.split(".")[:3]) if stage.is_layerwise else "", []).append(name)
+        self.flat_grads = FlatGrads([[masters[name] for name in group] for group in groups.values()])
+        self._model_params = [self.parameters[name] for group in groups.values() for name in group]
+
+    def zero_grad(self) -> None:
+        """Set all gradients to zero."""
+        assert self.flat_grads is not None
+        self.flat_grads.zero()
+
+    def accumulate_grads(self) -> None:
+        """Move the gradients of a micro-batch from the model to the master weights."""
+        assert self.flat_grads is not None
+        if self.master_weights.has_model_copy:
+            self.flat_grads.accumulate(self._model_params)
+
+    def discard_grads(self) -> None:
+        """Drop the gradients of a micro-batch that was aborted."""
+        if self.master_weights.has_model_copy:
+            for parameter in self._model_params:
+                parameter.grad = None
+
+    def reduce_grads(self, process_group: ProcessGroup) -> None:
+        """Sum the gradients over all processes."""
+        assert self.flat_grads is not None
+        process_group.all_reduce(self.flat_grads.buffer)
+
+    def optimizer_step(self, stage: Stage, step: int) -> tuple[Tensor, float]:
+        """Clip and update; return the gradient norm before clipping and the schedule's factor."""
+        assert self.flat_grads is not None
+        norm = self.flat_grads.clip(stage.max_grad_norm)
+        factor = set_lr(self.optimizers, stage, step)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.master_weights.copy_to_model(self.parameters)
+        return norm, factor
+
+    def fp32_weights(self) -> Mapping[str, Tensor]:
+        """The fp32 weights by name."""
+        return self.master_weights.params
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """State tensors of the optimizers, by `<parameter>/<name>`."""
+        names = {id(parameter): name for name, parameter in self.optimizer_params.items()}
+        return {
+            f"{names[id(parameter)]}/{key}": torch.as_tensor(value)
+            for optimizer in self.optimizers
+            for parameter, values in optimizer.state.items()
+            for key, value in values.items()
+        }
+
+    def end_stage(self) -> None:
+        """Free gradients and optimizers."""
+        for parameter in (*self.model.parameters(), *self.master_weights.params.values()):
+            parameter.grad = None
+        self.optimizer_params, self.optimizers, self.flat_grads, self._model_params = {}, [], None, []
+
+
+class TrainStep:
+    """The optimizer step of one stage, for all students.
+
+    Args:
+        teacher: None in stages without one.
+        cuda_graphs: capture micro-batches of fixed shape on CUDA; False runs all of them eagerly.
+    """
+
+    def __init__(
+        self,
+        teacher: CausalLM | None,
+        train_states: Sequence[StudentTrainState],
+        stage: Stage,
+        process_group: ProcessGroup,
+        *,
+        cuda_graphs: bool = True,
+    ) -> None:
+        self._teacher, self._train_states, self._stage = teacher, train_states, stage
+        self._process_group = process_group
+        num_columns = 1 if stage.is_layerwise else 3
+        self._losses = torch.zeros(len(train_states), num_columns, device=process_group.device)
+        # FSDP allocates unsharded weights anew in every step, which a graph cannot replay.
+        sharded = any(train_state.sharded for train_state in train_states)
+        self._cuda_graphs = cuda_graphs and process_group.device.type == "cuda" and not sharded
+        self._captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, MicroBatch]] = {}
+        self._num_eager: dict[tuple[int, ...], int] = {}
+
+    def __call__(self, batch: GlobalBatch, step: int) -> tuple[Tensor, Tensor, float]:
+        """Train on one global batch.
+
+        Returns:
+            Losses [students, columns], gradient norms [students], and the schedule's factor.
+        """
+        self._losses.zero_()
+        for train_state in self._train_states:
+            train_state.zero_grad()
+        # A masked batch can contain no loss tokens; clamp the denominator so that the gradient is zero, not
+        # NaN.
+        num_loss_tokens = max(1, batch.num_loss_tokens)
+        for micro_batch in batch.micro_batches:
+            self._run(micro_batch.to(self._process_group.device), num_loss_tokens)
+        losses = self._losses.clone()
+        self._process_group.all_reduce(losses)
+        norms = []
+        factor = 1.0
+        for train_state in self._train_states:
+            train_state.reduce_grads(self._process_group)
+            norm, factor = train_state.optimizer_step(self._stage, step)
+            norms.append(norm)
+        return losses, torch.stack(norms), factor
+
+    def _run(self, batch: MicroBatch, num_loss_tokens: int) -> None:
+        """Run one micro-batch: eagerly, or by capturing and replaying a CUDA graph."""
+        key = (*batch.input_ids.shape, num_loss_tokens)
+        if not self._cuda_graphs or not batch.is_dense:
+            self._forward_backward(batch, num_loss_tokens)
+            return
+        if key not in self._captured and self._num_eager.get(key, 0) >= CUDA_GRAPH_WARMUP:
+            self._capture(key, batch, num_loss_tokens)
+        if key in self._captured:
+            graph, static = self._captured[key]
+            static.input_ids.copy_(batch.input_ids)
+            static.labels.copy_(batch.labels)
+            graph.replay()
+            return
+        self._num_eager[key] = self._num_eager.get(key, 0) + 1
+        self._forward_backward(batch, num_loss_tokens)
+
+    def _capture(self, key: tuple[int, ...], batch: MicroBatch, num_loss_tokens: int) -> None:
+        """Capture a micro-batch as a CUDA graph, without running it."""
+        static = MicroBatch(batch.input_ids.clone(), batch.labels.clone())
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # The prefetch thread pins memory during capture, which other error modes reject.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._forward_backward(static, num_loss_tokens)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).split("\n")[0]
+            _log.warning(
+                "CUDA graph capture failed; training continues in eager mode, which is slower: %s", reason
+            )
+            self._cuda_graphs = False
+            for train_state in self._train_states:
+                train_state.discard_grads()
+            return
+        self._captured[key] = (graph, static)
+
+    def _forward_backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
+        """Add losses and gradients of one micro-batch to those of the step."""
+        if self._stage.is_layerwise:
+            assert self._teacher is not None
+            students = [train_state.model for train_state in self._train_states]
+            local = batch.input_ids.numel() if batch.loss_indices is None else batch.loss_indices.numel()
+            losses = layerwise_backward(self._teacher, students, batch, self._stage, local / num_loss_tokens)
+            self._losses += losses[:, None]
+        else:
+            modules = [train_state.student_with_loss for train_state in self._train_states]
+            self._losses += end_to_end_backward(self._teacher, modules, batch, self._stage, num_loss_tokens)
+        for train_state in self._train_states:
+            train_state.accumulate_grads()

@@ -1,0 +1,310 @@
+"""The trainer: trains the students of one recipe together, in one run folder.
+
+    for each stage:      select parameters, create optimizers, restore the data loader
+      for each step:     gradients of all micro-batches, clip, update, log; save the state at intervals
+
+Students are trained together so that they see identical data and share every teacher forward.
+"""
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+from evalsuite.distill.data.loader import StageDataLoader, prefetch, validate_data
+from evalsuite.distill.data.responses import generate_responses
+from evalsuite.distill.data.sources import Reader
+from evalsuite.distill.recipe import Recipe, Stage
+from evalsuite.distill.training.builders import (
+    TrainingModels,
+    build_models,
+    override_mixers,
+    resolve_checkpoints,
+    resolve_layer_selection,
+    tensorboard_writer,
+)
+from evalsuite.distill.training.checkpoint import (
+    TrainerState,
+    init_run_dir,
+    load_master_weights,
+    load_optimizer_state,
+    load_state,
+    save_checkpoint,
+    save_state,
+)
+from evalsuite.distill.training.distributed import ProcessGroup, full_tensor
+from evalsuite.distill.training.metrics import MetricsLogger, loss_curve, truncate_metrics
+from evalsuite.distill.training.provenance import build_lineage
+from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
+from evalsuite.distill.types import CausalLM
+from evalsuite.foundation import ConfigError, locked, read_jsonl
+
+
+def distill(
+    recipe: Recipe,
+    out: Path,
+    *,
+    mixers: Sequence[str] | None = None,
+    device: str | None = None,
+    quiet: bool = False,
+) -> list[Path]:
+    """Train the students of a recipe, or resume an interrupted run.
+
+    Args:
+        out: the run folder; the same call with the same recipe resumes.
+        mixers: students to train instead of the recipe's.
+        device: `cpu`, `cuda` or `cuda:1`; default: CUDA if available.
+
+    Returns:
+        One Hugging Face folder per student (for an `architecture`, of the model), with lineage.json.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: before training starts.
+        RunFolderError: `out` holds another run, is in use, or cannot be written.
+        TrainingError: a loss became NaN or diverged.
+        KeyboardInterrupt: after SIGINT or SIGTERM, once the state is saved.
+    """
+    recipe = resolve_layer_selection(override_mixers(recipe, mixers))
+    out = Path(out)
+    process_group = ProcessGroup(device)
+    if process_group.is_main:
+        init_run_dir(out, recipe)
+    with locked(out / ".lock", wait=False) if process_group.is_main else nullcontext():
+        process_group.barrier()
+        folders = [out / label for label in recipe.labels]
+        if all((folder / "lineage.json").exists() for folder in folders):
+            return folders
+        if process_group.is_main:
+            generate_responses(recipe, out, process_group.device, quiet=quiet)
+        process_group.barrier()
+        data_recipe = generate_responses(recipe, out, process_group.device, quiet=quiet)
+        models = build_models(resolve_checkpoints(recipe, out), process_group.device)
+        readers = validate_data(data_recipe, models.tokenizer)
+        Trainer(recipe, data_recipe, out, models, process_group, quiet, readers).train()
+        return folders
+
+
+class Trainer:
+    """Runs the stages of one recipe.
+
+    `data_recipe` is the same recipe with generated responses as local files (see `generate_responses`).
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data_recipe: Recipe,
+        out: Path,
+        models: TrainingModels,
+        process_group: ProcessGroup,
+        quiet: bool,
+        readers: dict[str, Reader],
+    ) -> None:
+        self.recipe, self.data_recipe, self.out = recipe, data_recipe, out
+        self.models, self.process_group, self.quiet, self.readers = models, process_group, quiet, readers
+        self.train_states = [
+            select_strategy(recipe, model, process_group)(label, model, models.dtype)
+            for label, model in models.students.items()
+        ]
+        self.state = TrainerState()
+        self.saved_tensors: dict[str, Tensor] = {}
+        found = load_state(out)
+        if found is not None:
+            self.state, self.saved_tensors = found
+            for train_state in self.train_states:
+                masters = train_state.master_weights
+                load_master_weights(masters.params, train_state.label, self.saved_tensors)
+                masters.copy_to_model(masters.params)
+            torch.set_rng_state(self.saved_tensors["random"])
+        if process_group.is_main:
+            truncate_metrics(out, self.state.total_tokens)
+
+    def train(self) -> None:
+        """Run the remaining stages, then write the students."""
+        with _catch_stop_signals() as stop_signals:
+            for number, stage in enumerate(self.recipe.stages):
+                if number >= self.state.stage:
+                    self._train_stage(stage, number, stop_signals)
+        for train_state in self.train_states:
+            self._save_checkpoint(train_state, self.out / train_state.label, finished=True)
+
+    def _train_stage(self, stage: Stage, number: int, stop_signals: list[int]) -> None:
+        state, process_group = self.state, self.process_group
+        for train_state in self.train_states:
+            train_state.begin_stage(stage)
+            load_optimizer_state(
+                train_state.optimizer_params, train_state.label, train_state.optimizers, self.saved_tensors
+            )
+        self.saved_tensors = {}
+        self._select_attention(stage)
+        loader = StageDataLoader(
+            self.data_recipe,
+            stage,
+            self.models.tokenizer,
+            state=state.data,
+            rank=process_group.rank,
+            world_size=process_group.world_size,
+            pin_memory=process_group.device.type == "cuda",
+            readers=self.readers,
+        )
+        train_step = TrainStep(self.models.teacher, self.train_states, stage, process_group)
+        last_save = time.monotonic()
+        with self._metrics_logger(stage, number) as metrics:
+            for batch in prefetch(islice(loader, stage.steps - state.step)):
+                losses, norms, lr_factor = train_step(batch, state.step)
+                state.step += 1
+                state.data = batch.state
+                state.tokens[stage.name] = state.tokens.get(stage.name, 0) + batch.tokens
+                metrics.record(
+                    state.step - 1, state.total_tokens, lr_factor, losses, norms, batch.micro_batches[0]
+                )
+                self._save_intermediate_checkpoint(stage, metrics)
+                stopping = process_group.any(bool(stop_signals))
+                elapsed = time.monotonic() - last_save
+                if stopping or process_group.any(elapsed >= self.recipe.checkpoint.state_interval_seconds):
+                    self._save_state_mid_stage(metrics)
+                    last_save = time.monotonic()
+                if stopping:
+                    raise KeyboardInterrupt
+            metrics.flush()
+            metrics.pause()
+            state.stage, state.step, state.data, state.seconds = number + 1, 0, None, metrics.seconds
+        for train_state in self.train_states:
+            train_state.end_stage()
+        if self.recipe.checkpoint.save_each_stage and number + 1 < len(self.recipe.stages):
+            for train_state in self.train_states:
+                self._save_checkpoint(train_state, self._checkpoint_path(train_state, stage))
+        self._save_state()
+
+    def _metrics_logger(self, stage: Stage, number: int) -> MetricsLogger:
+        is_main = self.process_group.is_main
+        return MetricsLogger(
+            self.out,
+            stage,
+            [train_state.label for train_state in self.train_states],
+            ("loss",) if stage.is_layerwise else ("loss", "ce", "kl"),
+            start=self.state.step,
+            seconds=self.state.seconds,
+            title=f"{stage.name} ({number + 1}/{len(self.recipe.stages)})",
+            quiet=self.quiet,
+            is_main=is_main,
+            tensorboard=tensorboard_writer(self.out) if self.recipe.tensorboard and is_main else None,
+        )
+
+    def _select_attention(self, stage: Stage) -> None:
+        """Use the teacher's eager attention if its attention matrices are needed, SDPA otherwise."""
+        if self.models.teacher is not None:
+            eager = stage.objective == "matrix_mixing"
+            self.models.teacher.set_attn_implementation("eager" if eager else "sdpa")
+
+    def _save_state_mid_stage(self, metrics: MetricsLogger) -> None:
+        """Save the state within a stage, unless the losses have become NaN or diverged."""
+        metrics.flush()
+        metrics.pause()
+        self.state.seconds = metrics.seconds
+        self._save_state()
+        metrics.resume()
+
+    def _save_state(self) -> None:
+        if self.process_group.is_main or any(train_state.sharded for train_state in self.train_states):
+            save_state(
+                self.out,
+                self.state,
+                {train_state.label: train_state.fp32_weights() for train_state in self.train_states},
+                {train_state.label: train_state.optimizer_state() for train_state in self.train_states},
+                is_main=self.process_group.is_main,
+            )
+        self.process_group.barrier()
+
+    def _save_intermediate_checkpoint(self, stage: Stage, metrics: MetricsLogger) -> None:
+        if self.state.step == stage.steps:
+            return
+        tokens = self.state.total_tokens
+        if self.recipe.checkpoint.is_due(tokens - stage.tokens_per_step, tokens):
+            metrics.pause()
+            for train_state in self.train_states:
+                self._save_checkpoint(train_state, self._checkpoint_path(train_state, stage))
+            metrics.resume()
+
+    def _checkpoint_path(self, train_state: StudentTrainState, stage: Stage) -> Path:
+        return self.out / "checkpoints" / train_state.label / f"{stage.name}-{self.state.total_tokens}"
+
+    def _save_checkpoint(
+        self, train_state: StudentTrainState, folder: Path, *, finished: bool = False
+    ) -> None:
+        if self.process_group.is_main or train_state.sharded:
+            dtype = self.models.dtype
+            weights = {
+                name: full_tensor(tensor).to(dtype) for name, tensor in train_state.fp32_weights().items()
+            }
+        if self.process_group.is_main:
+            # Intermediate checkpoints are points on the loss curve that the finished student stores.
+            metrics = read_jsonl(self.out / "metrics.jsonl") if finished else ()
+            save_checkpoint(
+                folder,
+                train_state.model,
+                weights,
+                self.models.tokenizer,
+                build_lineage(
+                    self.recipe,
+                    label=train_state.label,
+                    mixers=getattr(train_state.model.config, "mixers", None),
+                    teacher_weights_id=self.models.teacher_weights_id,
+                    tokens=self.state.tokens,
+                    device=self.process_group.device_name,
+                    precision=self.models.precision,
+                ),
+                dtype,
+                loss_curve(metrics, train_state.label),
+            )
+        self.process_group.barrier()
+
+
+FSDP_MIN_PARAMETERS = 3_000_000_000
+"""With `sharding: auto`, students with at least this many parameters are sharded on several GPUs."""
+
+
+def select_strategy(recipe: Recipe, model: CausalLM, process_group: ProcessGroup) -> type[StudentTrainState]:
+    """Whether a student is replicated on every GPU or sharded.
+
+    Raises:
+        ConfigError: sharding with Muon, whose update needs unsharded matrices.
+    """
+    size = sum(parameter.numel() for parameter in model.parameters())
+    sharded = recipe.sharding == "full" or (recipe.sharding == "auto" and size >= FSDP_MIN_PARAMETERS)
+    if process_group.world_size == 1 or not sharded:
+        return StudentTrainState
+    if any(stage.optimizer.kind == "muon" and not stage.is_layerwise for stage in recipe.stages):
+        raise ConfigError("sharding: Muon needs unsharded matrices; use adamw, or --set sharding=none")
+    from evalsuite.distill.training.fsdp import FSDPTrainState
+
+    return FSDPTrainState
+
+
+@contextmanager
+def _catch_stop_signals() -> Iterator[list[int]]:
+    """Yield a list that collects SIGTERM and SIGINT; a second SIGINT interrupts immediately."""
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    try:
+        previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:
+        # Signals can only be handled in the main thread; elsewhere, a stop loses the unsaved steps.
+        yield received
+        return
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,77 @@
+"""Chat rendering: assistant turns of different chat templates are located exactly."""
+
+import pytest
+
+from evalsuite.distill.data.chat import chat_renderer, render_conversation, shipped_templates
+from evalsuite.distill.data.packing import tokenize
+from evalsuite.distill.data.sources import Example
+from evalsuite.foundation import ConfigError, DataError
+
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Where does Nils live?"},
+    {"role": "assistant", "content": "Penhall"},
+    {"role": "user", "content": "What pet has Ivan?"},
+    {"role": "assistant", "content": "an owl"},
+]
+
+REWRITES_HISTORY = """
+{%- for message in messages -%}
+{%- if message['role'] == 'assistant' and not loop.last -%}{{- '[A]' + message['content'] | upper + '[/A]' -}}
+{%- elif message['role'] == 'assistant' -%}{{- '[A]' + message['content'] + '[/A]' -}}
+{%- else -%}{{- '[Q]' + message['content'] + '[/Q]' -}}{%- endif -%}
+{%- endfor -%}{%- if add_generation_prompt -%}{{- '[A]' -}}{%- endif -%}"""
+
+MARKED = {
+    "chatml": ["Penhall<|im_end|>\n", "an owl<|im_end|>\n"],
+    "llama3": ["Penhall<|eot_id|>", "an owl<|eot_id|>"],
+    "zephyr": ["Penhall<|end|>\n", "an owl<|end|>\n"],
+}
+
+
+@pytest.mark.parametrize("template", MARKED)
+def test_assistant_turns_are_marked_with_their_end_of_turn_token(tokenizer, template):
+    tokenizer.bos_token = "<|end|>"
+    segments = render_conversation(CONVERSATION, chat_renderer(tokenizer, template))
+    assert [text for text, marked in segments if marked] == MARKED[template]
+    rendered = tokenizer.apply_chat_template(
+        CONVERSATION, chat_template=shipped_templates()[template], tokenize=False
+    )
+    assert "".join(text for text, _ in segments) == rendered
+
+
+@pytest.mark.parametrize("template", MARKED)
+def test_the_loss_mask_covers_exactly_the_marked_text(tokenizer, template):
+    tokenizer.bos_token = "<|end|>"
+    segments = render_conversation(CONVERSATION, chat_renderer(tokenizer, template))
+    (document,) = tokenize(
+        [Example(segments, has_eos=True)],
+        tokenizer.backend_tokenizer,
+        tokenizer.eos_token_id,
+        mask_prompt=True,
+    )
+    completions = tokenizer.decode(document.tokens[document.loss_mask])
+    assert completions == "".join(MARKED[template])
+    assert len(document.tokens) == len(document.loss_mask)
+
+
+def test_turns_that_a_template_rewrites_are_excluded_from_the_loss(tokenizer):
+    segments = render_conversation(CONVERSATION[1:], chat_renderer(tokenizer, REWRITES_HISTORY))
+    assert [text for text, marked in segments if marked] == ["an owl[/A]"]
+
+
+def test_a_template_whose_prompt_is_not_a_prefix_is_refused(tokenizer):
+    broken = "{%- if add_generation_prompt -%}other{%- endif -%}"
+    broken += "{%- for m in messages -%}{{- m.content -}}{%- endfor -%}"
+    with pytest.raises(DataError, match="chat_template"):
+        render_conversation(CONVERSATION, chat_renderer(tokenizer, broken))
+
+
+def test_unknown_templates_suggest_the_nearest(tokenizer):
+    with pytest.raises(ConfigError, match="did you mean 'chatml'"):
+        chat_renderer(tokenizer, "chatm")
+
+
+def test_a_tokenizer_without_template_is_refused(tokenizer):
+    with pytest.raises(ConfigError, match="no chat template"):
+        chat_renderer(tokenizer, None)

@@ -1,0 +1,256 @@
+"""Data sources and their errors, mixtures, held-out splits, and exact resumption of the data loader."""
+
+import json
+from collections import Counter
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from evalsuite.distill.config import DataSourceConfig
+from evalsuite.distill.data.loader import StageDataLoader, prefetch, validate_data
+from evalsuite.distill.data.sources import document_hash, open_reader
+from evalsuite.foundation import DataError
+
+WORDS = [
+    "The",
+    "house",
+    "of",
+    "Igor",
+    "is",
+    "in",
+    "Dunmore",
+    "and",
+    "Nils",
+    "likes",
+    "to",
+    "eat",
+    "soup",
+    "with",
+    "a",
+    "fox",
+]
+
+
+def texts(count: int) -> list[str]:
+    generator = np.random.default_rng(0)
+    return [" ".join(generator.choice(WORDS, generator.integers(3, 40))) for _ in range(count)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [{"text": text, "score": index % 4} for index, text in enumerate(texts(700))]
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(rows[:300]), tmp_path / "a.parquet", row_group_size=70
+    )
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[300:500]))
+    compressed = pyarrow.CompressedOutputStream(str(tmp_path / "c.jsonl.zst"), "zstd")
+    compressed.write("".join(json.dumps(row) + "\n" for row in rows[500:]).encode())
+    compressed.close()
+    return tmp_path
+
+
+def loader(recipe, tokenizer, state=None, **options):
+    return StageDataLoader(recipe, recipe.stages[0], tokenizer, state=state, **options)
+
+
+@pytest.fixture
+def local_recipe(folder: Path, small_recipe, stage):
+    def make(source: dict | None = None, **changes):
+        files = [str(folder / "*.parquet"), str(folder / "*.jsonl*")]
+        data = {"local": {"kind": "local", "files": files, **(source or {})}}
+        stages = [stage("s", "kd", data="local", **{"tokens": "10M", **changes})]
+        return small_recipe("teacher", data=data, stages=stages)
+
+    return make
+
+
+def flatten(steps):
+    return [
+        [None if x is None else x.tolist() for x in (batch.input_ids, batch.labels, batch.loss_indices)]
+        for step in steps
+        for batch in step.micro_batches
+    ]
+
+
+@pytest.mark.parametrize("packing", ["concat", "documents"])
+@pytest.mark.parametrize("source", ["local", "pocket"])
+@pytest.mark.parametrize("mask", ["full", "completion"])
+def test_the_loader_resumes_exactly_from_any_step(
+    tokenizer, packing, source, mask, local_recipe, small_recipe, stage
+):
+    if source == "local":
+        recipe = local_recipe({"shuffle_buffer_size": 128}, packing=packing, loss_mask=mask)
+    else:
+        chosen = stage("s", "kd", packing=packing, loss_mask=mask, tokens="10M")
+        recipe = small_recipe("teacher", stages=[chosen])
+    steps = list(islice(loader(recipe, tokenizer), 140))
+    for cut in (1, 2, 63, 100):
+        state = json.loads(json.dumps(steps[cut - 1].state))
+        assert flatten(islice(loader(recipe, tokenizer, state), 25)) == flatten(steps[cut : cut + 25])
+
+
+def test_every_document_is_read_once_per_epoch_in_a_new_order(tokenizer, local_recipe):
+    recipe = local_recipe(packing="documents", seq_len=256, batch_size=1)
+    data = loader(recipe, tokenizer)
+    seen: list[list[str]] = [[], []]
+    for step in data:
+        epoch = step.state["sources"]["local"]["epoch"]
+        if epoch == 2:
+            break
+        batch = step.micro_batches[0]
+        boundaries = batch.cu_seqlens.tolist()
+        for start, end in pairwise(boundaries):
+            seen[epoch].append(tokenizer.decode(batch.input_ids[0, start:end]).replace("<|end|>", ""))
+    wanted = Counter(texts(700))
+    for epoch in (0, 1):
+        read = Counter(text for text in seen[epoch] if text)
+        # Documents of the last, emptiest sequence of an epoch are packed with those of the next epoch.
+        assert (read - wanted).total() <= 20
+        assert read.total() >= 650
+    assert seen[0][:20] != seen[1][:20]
+
+
+def test_worker_processes_do_not_change_the_texts(tokenizer, small_recipe, stage):
+    alone = small_recipe("teacher", stages=[stage("s", "sft", tokens="10M", loss_mask="completion")])
+    helped = small_recipe(
+        "teacher",
+        data={"pocket": {"kind": "pocket", "max_haystack_tokens": 128, "num_workers": 2}},
+        stages=[stage("s", "sft", tokens="10M", loss_mask="completion")],
+    )
+    steps = list(islice(loader(helped, tokenizer), 40))
+    assert flatten(steps) == flatten(islice(loader(alone, tokenizer), 40))
+
+
+def test_mixture_shares_are_exact_to_one_sequence(folder, tokenizer, small_recipe, stage):
+    sources = {"pocket": {"kind": "pocket"}, "local": {"kind": "local", "files": [str(folder / "*.parquet")]}}
+    mixed = stage("s", "kd", data={"pocket": 85, "local": 15}, tokens="10M")
+    recipe = small_recipe("teacher", data=sources, stages=[mixed])
+    for number, step in enumerate(islice(loader(recipe, tokenizer), 100), 1):
+        num_drawn = step.state["num_drawn"]
+        assert abs(num_drawn.get("local", 0) - 0.15 * 2 * number) <= 1
+    assert num_drawn == {"pocket": 170, "local": 30}
+
+
+def test_ranks_split_the_same_global_batch(tokenizer, small_recipe, stage):
+    recipe = small_recipe("teacher", stages=[stage("s", "kd", batch_size=4, tokens="10M")])
+    whole = next(loader(recipe, tokenizer)).micro_batches[0].input_ids
+    parts = [
+        next(loader(recipe, tokenizer, rank=rank, world_size=2)).micro_batches[0].input_ids for rank in (0, 1)
+    ]
+    assert parts[0].tolist() == whole[0::2].tolist()
+    assert parts[1].tolist() == whole[1::2].tolist()
+
+
+def test_filters_drop_rows(tokenizer, local_recipe):
+    recipe = local_recipe({"where": {"score": 3}, "min_characters": 20})
+    assert next(loader(recipe, tokenizer)).tokens == 128
+
+
+@pytest.mark.parametrize(
+    ("source", "stage_changes", "message"),
+    [
+        ({"text": "txt"}, {}, "no column 'txt'; did you mean 'text'"),
+        ({"text": "score"}, {}, "column 'score' holds int, not text"),
+        ({"messages": "text", "chat_template": "plain"}, {}, "is not a list of {role, content}"),
+        ({"where": {"score": 9}}, {}, "no document is left after filtering"),
+        ({"min_characters": 10**6}, {}, "no document is left after filtering"),
+        ({"infinite": False, "where": {"text": texts(1)}}, {"seq_len": 512}, "data end before the budget"),
+        ({"files": ["/nowhere/*.parquet"]}, {}, "no file matches '/nowhere/\\*.parquet'"),
+    ],
+)
+def test_invalid_data_is_refused_before_training(tokenizer, source, stage_changes, message, local_recipe):
+    with pytest.raises(DataError, match=message):
+        validate_data(local_recipe(source, **stage_changes), tokenizer)
+
+
+def test_a_mask_without_loss_tokens_is_refused(folder, tokenizer, local_recipe):
+    rows = [{"conversation": [{"role": "user", "content": text}]} for text in texts(40)]
+    (folder / "users.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"files": [str(folder / "users.jsonl")], "messages": "conversation", "chat_template": "plain"}
+    with pytest.raises(DataError, match="no loss tokens with loss_mask 'completion'"):
+        validate_data(local_recipe(source, loss_mask="completion"), tokenizer)
+
+
+def test_unsupported_and_truncated_files_are_named(folder, tokenizer, local_recipe):
+    (folder / "x.csv").write_text("a,b")
+    with pytest.raises(DataError, match=r"x\.csv is not a .parquet, .jsonl or .jsonl.zst file"):
+        validate_data(local_recipe({"files": [str(folder / "x.csv")]}), tokenizer)
+    (folder / "torn.parquet").write_bytes((folder / "a.parquet").read_bytes()[:500])
+    with pytest.raises(DataError, match=r"torn\.parquet: cannot be read"):
+        validate_data(local_recipe({"files": [str(folder / "torn.parquet")]}), tokenizer)
+
+
+def test_errors_in_the_prefetch_thread_are_raised_in_the_consumer():
+    def broken():
+        yield 1
+        raise DataError("the file is gone")
+
+    items = prefetch(broken())
+    assert next(items) == 1
+    with pytest.raises(DataError, match="the file is gone"):
+        next(items)
+
+
+def test_incomplete_sources_name_the_missing_key():
+    with pytest.raises(ValueError, match="'prompt' and 'completion' must be given together"):
+        DataSourceConfig(kind="pocket", prompt="a")
+    with pytest.raises(ValueError, match="needs 'dataset'"):
+        DataSourceConfig(kind="hub")
+
+
+def test_the_held_out_subset_is_disjoint_and_independent_of_order(tmp_path):
+    rows = [{"text": f"document {i} of the house"} for i in range(2000)]
+
+    def read(part: str, rows: list[dict[str, str]]) -> set[str]:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        source = DataSourceConfig(kind="local", files=[str(path)], subset=part)
+        found, following = open_reader(source, "rows").read_shard({})
+        assert following is None
+        return {example.text for example in found}
+
+    everything, train, held_out = (read(part, rows) for part in ("all", "train", "held_out"))
+    assert train | held_out == everything
+    assert not train & held_out
+    assert 5 <= len(held_out) <= 40
+    assert read("held_out", rows[::-1]) == held_out
+
+
+def read_source(**fields):
+    examples, _ = open_reader(DataSourceConfig(kind="local", **fields), "words").read_shard({})
+    return {example.text for example in examples}
+
+
+def test_larger_fractions_contain_smaller_ones_in_both_subsets(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": f"document {index}"}) + "\n" for index in range(3000)))
+    third, half = (read_source(files=[str(path)], sample_fraction=share) for share in (0.3, 0.5))
+    assert third < half
+    assert 800 < len(third) < 1000
+    assert 1400 < len(half) < 1600
+    held_out = read_source(files=[str(path)], sample_fraction=0.5, subset="held_out")
+    assert held_out < half
+    assert held_out < read_source(files=[str(path)], subset="held_out")
+
+
+def test_excluded_documents_are_skipped(tmp_path):
+    path, listed = tmp_path / "a.jsonl", tmp_path / "out.txt"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", "three")))
+    listed.write_text(f"{document_hash('two'):016x}\n")
+    assert read_source(files=[str(path)], exclude=str(listed)) == {"one", "three"}
+    listed.with_name("words.txt").write_text("not a hash\n")
+    with pytest.raises(DataError, match=r"words\.txt is not a list of document hashes"):
+        read_source(files=[str(path)], exclude=str(listed.with_name("words.txt")))
+
+
+def test_environment_variables_in_file_patterns_are_expanded(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text('{"text": "here"}\n')
+    monkeypatch.setenv("SOME_FOLDER", str(tmp_path))
+    assert read_source(files=["$SOME_FOLDER/*.jsonl"]) == {"here"}
+    monkeypatch.delenv("SOME_FOLDER")
+    with pytest.raises(DataError, match=r"no file matches .*\(\$SOME_FOLDER is not set\)"):
+        read_source(files=["$SOME_FOLDER/*.jsonl"])

@@ -1,0 +1,175 @@
+"""The fused linear distillation loss against the formulas, in value and gradient."""
+
+import math
+
+import pytest
+import torch
+from scipy.special import log_softmax, logsumexp
+from torch.autograd import gradcheck
+
+from evalsuite.distill.objectives.fused_linear_distillation import (
+    DistillLossConfig,
+    fused_linear_distillation,
+    kd_per_token,
+)
+
+N, D, V = 7, 5, 11
+
+CONFIGS = [
+    DistillLossConfig(),
+    DistillLossConfig(temperature=2.5),
+    DistillLossConfig(ce=0.5, kl=2.0, temperature=3.0),
+    DistillLossConfig(ce=1.0, kl=0.0),
+    DistillLossConfig(direction="reverse", temperature=1.5),
+    DistillLossConfig(top_k=3, temperature=2.0),
+    DistillLossConfig(top_k=3, tail="bucket"),
+    DistillLossConfig(top_k=4, tail="bucket", direction="reverse", ce=0.3),
+    DistillLossConfig(top_k=4, direction="reverse"),
+]
+
+
+def name(config: DistillLossConfig) -> str:
+    return "-".join(
+        f"{value}"
+        for value in (config.ce, config.kl, config.temperature, config.direction, config.top_k, config.tail)
+    )
+
+
+@pytest.fixture
+def tensors():
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    weights = torch.tensor([0.5, 0.0, 1.0, 0.25, 2.0, 1.0, 0.1], dtype=torch.float64)
+    return {
+        "hidden": draw(N, D),
+        "weight": draw(V, D),
+        "teacher_hidden": draw(N, D + 1),
+        "teacher_weight": draw(V, D + 1),
+        "labels": torch.randint(0, V, (N,), generator=generator),
+        "token_weights": weights,
+    }
+
+
+def expected_kl(student, teacher, config):
+    """Reference KL per token in numpy."""
+    out = []
+    for s, t in zip(student / config.temperature, teacher / config.temperature, strict=True):
+        log_s, log_t = log_softmax(s), log_softmax(t)
+        if config.top_k is not None:
+            top = t.argsort()[::-1][: config.top_k]
+            rest = t.argsort()[::-1][config.top_k :]
+            if config.tail == "renormalize":
+                log_s, log_t = log_softmax(s[top]), log_softmax(t[top])
+            else:
+                log_s = [*log_s[top], logsumexp(log_s[rest])]
+                log_t = [*log_t[top], logsumexp(log_t[rest])]
+        p, q = (log_t, log_s) if config.direction == "forward" else (log_s, log_t)
+        out.append(sum(math.exp(p_i) * (p_i - q_i) for p_i, q_i in zip(p, q, strict=True)))
+    return torch.tensor(out, dtype=torch.float64) * config.temperature**2
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name)
+def test_the_loss_equals_the_formulas_in_float64(tensors, config):
+    student = tensors["hidden"] @ tensors["weight"].T
+    teacher = tensors["teacher_hidden"] @ tensors["teacher_weight"].T
+    kl = (expected_kl(student.numpy(), teacher.numpy(), config) * tensors["token_weights"]).sum()
+    rows = torch.from_numpy(log_softmax(student.numpy(), axis=-1))
+    ce = -(rows[torch.arange(N), tensors["labels"]] * tensors["token_weights"]).sum()
+
+    loss, ce_part, kl_part = fused_linear_distillation(**tensors, config=config, chunk_size=3)
+
+    assert loss.item() == pytest.approx((config.ce * ce + config.kl * kl).item(), rel=1e-12)
+    if config.kl:
+        assert kl_part.item() == pytest.approx(kl.item(), rel=1e-12)
+    if config.ce:
+        assert ce_part.item() == pytest.approx(ce.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name)
+def test_gradients_in_float64(tensors, config):
+    tensors["hidden"].requires_grad_()
+    tensors["weight"].requires_grad_()
+    rest = {key: value for key, value in tensors.items() if key not in ("hidden", "weight")}
+
+    def loss(hidden, weight):
+        return 1.7 * fused_linear_distillation(hidden, weight, **rest, config=config, chunk_size=3)[0]
+
+    assert gradcheck(loss, (tensors["hidden"], tensors["weight"]))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name)
+@pytest.mark.parametrize("chunk_size", [1, 2, 7, 100])
+def test_the_chunk_size_does_not_affect_the_result(tensors, config, chunk_size):
+    tensors["hidden"].requires_grad_()
+    tensors["weight"].requires_grad_()
+    leaves = (tensors["hidden"], tensors["weight"])
+    full = fused_linear_distillation(**tensors, config=config, chunk_size=N)
+    chunked = fused_linear_distillation(**tensors, config=config, chunk_size=chunk_size)
+    torch.testing.assert_close(chunked, full, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        torch.autograd.grad(chunked[0], leaves), torch.autograd.grad(full[0], leaves), rtol=1e-10, atol=1e-12
+    )
+
+
+def test_the_per_token_mean_is_independent_of_the_batch_shape(tensors):
+    """With `batchmean`, [B, T, V] would be divided by B alone and be T times too large."""
+    tokens = {**tensors, "token_weights": torch.full((N,), 1 / N, dtype=torch.float64)}
+    once = fused_linear_distillation(**tokens, config=DistillLossConfig())[0]
+    doubled = {
+        key: value if "weight" in key and key != "token_weights" else torch.cat([value, value])
+        for key, value in tokens.items()
+    }
+    doubled["token_weights"] = doubled["token_weights"] / 2
+    torch.testing.assert_close(fused_linear_distillation(**doubled, config=DistillLossConfig())[0], once)
+
+
+def test_full_vocabulary_as_top_k_is_the_full_loss():
+    student, teacher = torch.randn(2, 4, V, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    full = kd_per_token(student, teacher, DistillLossConfig())
+    for tail in ("renormalize", "bucket"):
+        torch.testing.assert_close(
+            kd_per_token(student, teacher, DistillLossConfig(top_k=V, tail=tail)), full
+        )
+    # With K = V − 1 the bucket holds a single token, so the loss is unchanged.
+    torch.testing.assert_close(
+        kd_per_token(student, teacher, DistillLossConfig(top_k=V - 1, tail="bucket")), full
+    )
+
+
+def test_a_student_equal_to_its_teacher_has_zero_loss_and_gradient():
+    logits = torch.randn(5, V, generator=torch.Generator().manual_seed(0))
+    for config in CONFIGS:
+        student = logits.clone().requires_grad_()
+        kl = kd_per_token(student, logits, config).sum()
+        assert abs(kl.item()) < 1e-5
+        assert torch.autograd.grad(kl, student)[0].abs().max() < 1e-5
+
+
+def test_softmax_runs_in_fp32_under_autocast():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(64, 16, generator=generator)
+    weight = torch.randn(300, 16, generator=generator, requires_grad=True)
+    arguments = {
+        "teacher_hidden": torch.randn(64, 16, generator=generator),
+        "teacher_weight": torch.randn(300, 16, generator=generator),
+        "token_weights": torch.full((64,), 1 / 64),
+        "config": DistillLossConfig(),
+    }
+    exact = fused_linear_distillation(hidden, weight, **arguments)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = fused_linear_distillation(hidden, weight, **arguments, chunk_size=16)[0]
+        loss.backward()
+    assert loss.dtype == torch.float32
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.float32
+    assert loss.item() == pytest.approx(exact.item(), rel=0.01)
+
+
+def test_a_frozen_head_gets_no_gradient(tensors):
+    tensors["hidden"].requires_grad_()
+    fused_linear_distillation(**tensors, config=DistillLossConfig())[0].backward()
+    assert tensors["hidden"].grad is not None
+    assert tensors["weight"].grad is None

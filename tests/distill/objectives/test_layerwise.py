@@ -1,0 +1,75 @@
+"""Layerwise objectives equal running the student's layers one by one on the teacher's activations."""
+
+import pytest
+import torch
+
+from evalsuite.distill.data.loader import StageDataLoader
+from evalsuite.distill.objectives.layerwise import layerwise_backward
+from evalsuite.distill.recipe import Stage
+from evalsuite.models import build_student
+
+
+def batch_of(small_recipe, stage, tokenizer, objective="attention_output", **changes):
+    recipe = small_recipe("unused", stages=[stage("s", objective, **changes)])
+    return recipe.stages[0], next(StageDataLoader(recipe, recipe.stages[0], tokenizer)).micro_batches[0]
+
+
+@pytest.mark.parametrize("packing", ["concat", "documents"])
+@pytest.mark.parametrize("objective", ["attention_output", "hidden_state"])
+def test_a_student_equal_to_its_teacher_has_zero_loss(
+    teacher, tokenizer, small_recipe, stage, packing, objective
+):
+    """A sliding window wider than the sequence equals full softmax attention."""
+    student = build_student(teacher, "sliding_window", options={"sliding_window": {"window": 512}})
+    base, batch = batch_of(small_recipe, stage, tokenizer, objective, packing=packing)
+    losses = layerwise_backward(teacher, [student.requires_grad_(True)], batch, base, 1.0)
+    assert losses.item() == pytest.approx(0, abs=1e-2)
+
+
+def test_a_narrow_window_has_positive_loss(teacher, tokenizer, small_recipe, stage):
+    student = build_student(teacher, "sliding_window", options={"sliding_window": {"window": 4}})
+    base, batch = batch_of(small_recipe, stage, tokenizer)
+    assert layerwise_backward(teacher, [student.requires_grad_(True)], batch, base, 1.0).item() > 1e-2
+
+
+def test_the_loss_equals_that_of_separate_layers(teacher, tokenizer, small_recipe, stage):
+    student = build_student(teacher, ["gla", "softmax", "gated_deltanet"]).requires_grad_(True)
+    base, batch = batch_of(small_recipe, stage, tokenizer)
+    states = teacher.model(input_ids=batch.input_ids, output_hidden_states=True).hidden_states
+    rotary = teacher.model.rotary_emb(states[0], torch.arange(batch.input_ids.shape[1])[None])
+    mask = torch.ones(64, 64, dtype=torch.bool).tril()[None, None]
+    expected = []
+    for layer in (0, 2):
+        block = teacher.model.layers[layer]
+        inner = block.input_layernorm(states[layer])
+        target = block.self_attn(hidden_states=inner, position_embeddings=rotary, attention_mask=mask)[0]
+        own = student.model.layers[layer].self_attn(inner, rotary)[0]
+        expected.append((own - target).square().sum(-1).mean())
+    losses = layerwise_backward(teacher, [student, student], batch, base, 1.0)
+    torch.testing.assert_close(losses, torch.stack(expected).mean().detach().expand(2), rtol=1e-4, atol=1e-6)
+
+
+def test_only_mixers_get_gradients(teacher, tokenizer, small_recipe, stage):
+    student = build_student(teacher, ["gla", "softmax", "gated_deltanet"]).requires_grad_(True)
+    base, batch = batch_of(small_recipe, stage, tokenizer)
+    layerwise_backward(teacher, [student], batch, base, 1.0)
+    for name, parameter in student.named_parameters():
+        mixer = ".self_attn." in name and ".1.self_attn." not in name
+        assert (parameter.grad is not None) == mixer, name
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+    assert not teacher.model.layers[0].self_attn._forward_hooks
+
+
+def test_matrix_mixing_compares_attention_matrices(teacher, tokenizer, small_recipe, stage):
+    teacher.set_attn_implementation("eager")
+    base, batch = batch_of(small_recipe, stage, tokenizer)
+    mixing = Stage.model_validate({**base.model_dump(), "objective": "matrix_mixing"})
+    student = build_student(teacher, "retnet").requires_grad_(True)
+    (loss,) = layerwise_backward(teacher, [student], batch, mixing, 1.0)
+    assert loss.item() > 0
+    grad = student.model.layers[0].self_attn.q_proj.weight.grad
+    assert grad is not None
+    assert grad.abs().max() > 0
+    # The matrix does not depend on the values.
+    values = student.model.layers[0].self_attn.v_proj.weight.grad
+    assert values is None or not values.any()

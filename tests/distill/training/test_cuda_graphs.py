@@ -1,0 +1,59 @@
+"""CUDA graphs: replayed micro-batches train as eager ones do (on a CUDA device)."""
+
+import pytest
+import torch
+
+from evalsuite.distill.config import ArchitectureConfig
+from evalsuite.distill.data.loader import GlobalBatch, MicroBatch
+from evalsuite.distill.recipe import Stage
+from evalsuite.distill.training.builders import build_random_model
+from evalsuite.distill.training.distributed import ProcessGroup
+from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
+from evalsuite.models import build_student
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def cuda():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
+def test_replayed_micro_batches_train_as_eager_ones(tokenizer, stage):
+    process_group = ProcessGroup("cuda")
+    # The shape of SmolLM2-135M, for which kernels may already be autotuned.
+    architecture = ArchitectureConfig(
+        tokenizer="pocket",
+        hidden_size=576,
+        num_hidden_layers=2,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        intermediate_size=128,
+        max_position_embeddings=128,
+    )
+    teacher = build_random_model(architecture, len(tokenizer), tokenizer, 0)
+    teacher = teacher.cuda().eval().requires_grad_(False)
+    for parameter in teacher.parameters():
+        parameter.data = parameter.data.bfloat16()
+    for objective in ("attention_output", "kd"):
+        chosen = Stage.model_validate(stage("s", objective, tokens=12800))
+        curves = []
+        for cuda_graphs in (False, True):
+            train_states = [
+                StudentTrainState(mixer, build_student(teacher, mixer).train(), torch.bfloat16)
+                for mixer in ("gated_deltanet", "gla", "linear_attention")
+            ]
+            for train_state in train_states:
+                train_state.begin_stage(chosen)
+            train_step = TrainStep(teacher, train_states, chosen, process_group, cuda_graphs=cuda_graphs)
+            tokens = torch.randint(0, 500, (8, 2, 65), generator=torch.Generator().manual_seed(0)).cuda()
+            curve = []
+            for step, sequences in enumerate(tokens):
+                batch = MicroBatch(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous())
+                curve += train_step(GlobalBatch([batch], 128, 128, {}), step)[0][:, 0].tolist()
+            assert bool(train_step._captured) is cuda_graphs
+            curves.append(curve)
+        assert curves[0] == pytest.approx(curves[1], rel=2e-2)
+        assert len(set(curves[1])) == len(curves[1])

@@ -1,0 +1,135 @@
+"""Two processes train the same student as one, replicated or sharded."""
+
+import json
+import multiprocessing
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from evalsuite.distill import distill
+from evalsuite.distill.config import CheckpointConfig
+from evalsuite.distill.training.distributed import ProcessGroup
+from evalsuite.distill.training.train_step import StudentTrainState
+from evalsuite.distill.training.trainer import select_strategy
+from evalsuite.foundation import ConfigError, read_jsonl
+
+
+def worker(rank: int, port: int, recipe, out) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    distill(recipe, out, quiet=True, device="cpu")
+    torch.distributed.destroy_process_group()
+
+
+def loopback_works() -> bool:
+    """Whether the loopback interface is up, which it is not in a new network namespace."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        try:
+            socket.create_connection(listening.getsockname(), timeout=5).close()
+        except OSError:
+            return False
+    return True
+
+
+needs_loopback = pytest.mark.skipif(not loopback_works(), reason="the loopback interface is down")
+
+
+def start(recipe, out: Path) -> list:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=worker, args=(rank, port, recipe, out)) for rank in (0, 1)]
+    for process in both:
+        process.start()
+    return both
+
+
+def finish(both: list) -> list[int | None]:
+    for process in both:
+        process.join(120)
+        process.kill()
+        process.join()
+    return [process.exitcode for process in both]
+
+
+def curve(out: Path) -> list[float]:
+    return [row[key] for row in read_jsonl(out / "metrics.jsonl") for key in ("loss", "grad_norm")]
+
+
+@pytest.fixture(scope="module")
+def alone(teacher_folder, small_recipe, stage, tmp_path_factory):
+    """A recipe with layerwise and end-to-end stages, and its single-process run."""
+    torch.set_num_threads(1)
+    options = {"batch_size": 4, "tokens": 1024, "loss_mask": "completion", "packing": "documents"}
+    recipe = small_recipe(
+        teacher_folder,
+        stages=[
+            stage("align", "attention_output", **options),
+            stage("frozen", "kd", trainable="no_mlp", micro_batch_size=1, **options),
+            stage("kd", "kd", **options),
+        ],
+    )
+    out = tmp_path_factory.mktemp("alone") / "out"
+    distill(recipe, out, quiet=True, device="cpu")
+    return recipe, out
+
+
+@needs_loopback
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_two_processes_train_the_same_student_as_one(alone, tmp_path, sharding):
+    recipe, one = alone
+    assert finish(start(recipe.model_copy(update={"sharding": sharding}), tmp_path / "two")) == [0, 0]
+    assert curve(tmp_path / "two") == pytest.approx(curve(one), rel=1e-4)
+    curves = [
+        list(read_jsonl(each / "gated_deltanet" / "training.jsonl")) for each in (tmp_path / "two", one)
+    ]
+    assert [row["tokens"] for row in curves[0]] == [row["tokens"] for row in curves[1]]
+    assert [row["loss"] for row in curves[0]] == pytest.approx([row["loss"] for row in curves[1]], rel=1e-4)
+    expected = load_file(one / "gated_deltanet" / "model.safetensors")
+    found = load_file(tmp_path / "two" / "gated_deltanet" / "model.safetensors")
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "two" / "gated_deltanet")
+    assert torch.equal(model.lm_head.weight, found["model.embed_tokens.weight"])
+
+
+@needs_loopback
+def test_a_killed_sharded_run_resumes(alone, tmp_path):
+    recipe, one = alone
+    changes = {"sharding": "full", "checkpoint": CheckpointConfig(state_interval_seconds=0, save_tokens=256)}
+    recipe, out = recipe.model_copy(update=changes), tmp_path / "out"
+    both = start(recipe, out)
+    latest = out / "state" / "latest.json"
+    while both[0].is_alive() and not (latest.exists() and json.loads(latest.read_text())["number"] >= 12):
+        time.sleep(0.005)
+    for process in both:
+        process.kill()
+    assert finish(both) != [0, 0]
+    assert finish(start(recipe, out)) == [0, 0]
+    assert curve(out) == pytest.approx(curve(one), rel=1e-4)
+    AutoModelForCausalLM.from_pretrained(out / "checkpoints" / "gated_deltanet" / "kd-2560")
+
+
+def test_models_are_sharded_from_three_billion_parameters(teacher, small_recipe, monkeypatch, stage):
+    two = ProcessGroup("cpu")
+    two.world_size = 2
+    recipe = small_recipe("teacher")
+    assert select_strategy(recipe, teacher, two) is StudentTrainState
+    monkeypatch.setattr("evalsuite.distill.training.trainer.FSDP_MIN_PARAMETERS", 1000)
+    assert select_strategy(recipe, teacher, two).__name__ == "FSDPTrainState"
+    assert select_strategy(recipe.model_copy(update={"sharding": "none"}), teacher, two) is StudentTrainState
+    assert select_strategy(recipe, teacher, ProcessGroup("cpu")) is StudentTrainState
+    muon = small_recipe("teacher", stages=[stage("kd", "kd", optimizer={"kind": "muon"})])
+    with pytest.raises(ConfigError, match="Muon needs unsharded matrices"):
+        select_strategy(muon, teacher, two)

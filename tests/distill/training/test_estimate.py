@@ -1,0 +1,48 @@
+"""Dry runs need no network and no weights, and parameter counts agree with the papers."""
+
+import pytest
+
+from evalsuite.distill import dry_run, known_recipes, load_recipe
+from evalsuite.distill.training.estimate import recipe_shape
+from evalsuite.foundation import ConfigError
+
+
+@pytest.mark.parametrize("name", known_recipes())
+def test_every_shipped_recipe_has_a_dry_run_offline(name, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for variant in [name, *(f"{name}:{variant}" for variant in load_recipe(name).variants)]:
+        recipe = load_recipe(variant)
+        estimate = dry_run(recipe, device="cuda")
+        assert estimate.tokens == recipe.tokens
+        assert estimate.flops > 0
+        assert estimate.seconds > 0
+        text = str(estimate)
+        assert all(stage.name in text for stage in recipe.stages)
+
+
+def test_parameter_counts_equal_those_of_published_models(small_recipe):
+    sizes = {
+        "HuggingFaceTB/SmolLM2-135M": 134.5e6,
+        "HuggingFaceTB/SmolLM2-1.7B": 1.711e9,
+        "Qwen/Qwen3-0.6B": 596e6,
+    }
+    for teacher, parameters in sizes.items():
+        assert recipe_shape(small_recipe(teacher)).num_params == pytest.approx(parameters, rel=2e-3)
+
+
+def test_students_share_the_teacher_forward_only(small_recipe):
+    recipe = small_recipe("HuggingFaceTB/SmolLM2-135M")
+    one, four = (dry_run(recipe, mixers=["gla"] * number, device="cuda").flops for number in (1, 4))
+    assert 2 * one < four < 4 * one
+
+
+def test_an_unknown_teacher_suggests_the_nearest(small_recipe, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match="SmolLM2-135M"):
+        dry_run(small_recipe("HuggingFaceTB/SmolLM2-135"), device="cuda")
+
+
+def test_the_shape_of_a_local_teacher_is_read_from_its_folder(teacher_folder, small_recipe):
+    estimate = dry_run(small_recipe(teacher_folder), device="cpu")
+    assert "CPU cores" in str(estimate)
+    assert [stage.steps for stage in estimate.stages] == [4, 4, 4]

@@ -1,0 +1,55 @@
+"""The loss curve in the folder of a finished student."""
+
+import shutil
+
+import pytest
+
+from evalsuite.distill import distill
+from evalsuite.distill.training.metrics import loss_curve
+from evalsuite.foundation import read_jsonl
+from evalsuite.models import weights_id
+
+
+def test_a_finished_student_stores_its_loss_curve(teacher_folder, small_recipe, stage, tmp_path):
+    recipe = small_recipe(
+        teacher_folder,
+        student={"mixers": ["linear_attention", "retnet"]},
+        stages=[stage("mixer", "attention_output", tokens=384), stage("kd", "kd", tokens=384)],
+    )
+    out = tmp_path / "out"
+    folders = distill(recipe, out, quiet=True, device="cpu")
+    metrics = list(read_jsonl(out / "metrics.jsonl"))
+    for folder in folders:
+        rows = list(read_jsonl(folder / "training.jsonl"))
+        mine = [row for row in metrics if row["student"] == folder.name]
+        assert [(row["stage"], row["tokens"]) for row in rows] == [
+            (name, start + 128 * step) for name, start in (("mixer", 128), ("kd", 512)) for step in range(3)
+        ]
+        for row, logged in zip(rows, mine, strict=True):
+            components = {"ce", "kl"} if row["stage"] == "kd" else set()
+            assert row.keys() == {"stage", "tokens", "loss", "lr", "seconds"} | components
+            for name in row.keys() - {"stage"}:
+                assert row[name] == pytest.approx(logged[name], rel=5e-4 if name == "lr" else 5e-6), name
+        bare = shutil.copytree(folder, tmp_path / folder.name)
+        (bare / "training.jsonl").unlink()
+        assert weights_id(bare) == weights_id(folder)
+    # Intermediate checkpoints are points on the same curve.
+    assert {path.name for path in (out / "checkpoints" / "retnet").iterdir()} == {"mixer-384"}
+    assert not list((out / "checkpoints").rglob("training.jsonl"))
+
+
+def test_a_loss_curve_is_rounded_and_belongs_to_one_student():
+    logged = {"stage": "kd", "step": 0, "tokens": 64, "loss": 1 / 3, "ce": 200000 / 3, "kl": 2e-9 / 3}
+    logged |= {"grad_norm": 1.0, "lr": 1e-3 / 3, "seconds": 12.345}
+    rows = [logged | {"student": name} for name in ("gla", "gla-seed1")]
+    (row,) = loss_curve(rows, "gla")
+    assert list(row.items()) == [
+        ("stage", "kd"),
+        ("tokens", 64),
+        ("loss", 0.333333),
+        ("ce", 66666.7),
+        ("kl", 6.66667e-10),
+        ("lr", 0.0003333),
+        ("seconds", 12.345),
+    ]
+    assert loss_curve(rows, "retnet") == []

@@ -1,0 +1,49 @@
+import pytest
+from pydantic import ValidationError
+
+from evalsuite.distill.config import ScheduleConfig
+from evalsuite.distill.training.schedules import lr_factor
+
+SCHEDULES = [
+    ScheduleConfig(kind="wsd", warmup_ratio=0.1, decay_ratio=0.1, min_lr_ratio=0.02),
+    ScheduleConfig(kind="wsd", warmup_ratio=0.2, decay_ratio=0.8, min_lr_ratio=0.1),
+    ScheduleConfig(kind="wsd", warmup_ratio=0.0, decay_ratio=0.0),
+    ScheduleConfig(kind="linear", warmup_ratio=0.05),
+    ScheduleConfig(kind="cosine", warmup_ratio=0.05, min_lr_ratio=0.1),
+    ScheduleConfig(kind="constant", warmup_ratio=0.1),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.kind}-{s.warmup_ratio}-{s.decay_ratio}")
+@pytest.mark.parametrize("steps", [1000, 2000])
+def test_the_mean_rate_of_a_schedule(schedule, steps):
+    mean = sum(lr_factor(schedule, step, steps) for step in range(steps)) / steps
+    assert mean == pytest.approx(schedule.mean_factor, abs=2 / steps)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[:2] + SCHEDULES[3:5], ids=lambda s: s.kind)
+@pytest.mark.parametrize("steps", [20, 37, 1000])
+def test_the_last_step_has_the_minimum_rate(schedule, steps):
+    assert lr_factor(schedule, steps - 1, steps) == pytest.approx(schedule.min_lr_ratio)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.kind}-{s.warmup_ratio}-{s.decay_ratio}")
+@pytest.mark.parametrize("steps", [1, 2, 7, 100])
+def test_the_rate_stays_in_range_and_starts_above_zero(schedule, steps):
+    factors = [lr_factor(schedule, step, steps) for step in range(steps)]
+    assert all(0 <= factor <= 1 for factor in factors)
+    assert steps == 1 or factors[0] > 0
+
+
+def test_wsd_has_three_phases():
+    schedule = ScheduleConfig(warmup_ratio=0.1, decay_ratio=0.2, min_lr_ratio=0.0)
+    factors = [lr_factor(schedule, step, 100) for step in range(100)]
+    assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert factors[10:80] == [1.0] * 70
+    assert factors[80:] == pytest.approx([1 - (step + 1) / 20 for step in range(20)])
+
+
+def test_ratios_that_add_up_to_more_than_one_are_refused():
+    """Published code has 20 % warmup, 80 % stable and 10 % decay, which never decays."""
+    with pytest.raises(ValidationError, match="more than 1"):
+        ScheduleConfig(warmup_ratio=0.3, decay_ratio=0.8)

@@ -1,0 +1,257 @@
+"""The training steps that `bench_distill` times: the trainer's own, and a naive one."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from evalsuite.distill.config import ScheduleConfig
+from evalsuite.distill.data.loader import GlobalBatch, MicroBatch
+from evalsuite.distill.recipe import Stage
+from evalsuite.distill.training.distributed import ProcessGroup
+from evalsuite.distill.training.estimate import ModelShape, flops_per_token
+from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
+from evalsuite.models.kernels.apply import apply_fused_kernels
+
+PEAK_FLOPS = 790e12
+"""Dense bf16 FLOP/s of an H200, measured on random data."""
+WARMUP_STEPS = 5
+"""Untimed steps, in which kernels are autotuned and the micro-batch is captured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One measurement; `tokens_per_second` is per student, over all GPUs."""
+
+    name: str
+    students: int
+    batch_size: int
+    micro_batch_size: int
+    seq_len: int
+    gpus: int
+    tokens_per_second: float
+    peak_gigabytes: float | None
+    """Peak allocated memory, including warmup and capture."""
+    reserved_gigabytes: float | None
+    """Peak memory reserved by torch's allocator."""
+    mfu: float | None
+    """Model FLOPs utilization over teacher and students; None on a CPU."""
+    loss: float
+
+
+class Bench:
+    """Teacher and students of one shape; every GPU takes `batch_size` sequences per step.
+
+    Args:
+        config: arguments of a LlamaConfig.
+        steps: timed steps.
+        cuda_graphs: capture micro-batches as CUDA graphs, as the trainer does.
+        sharded: FSDP2 instead of replicated students.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        process_group: ProcessGroup,
+        *,
+        batch_size: int,
+        seq_len: int,
+        steps: int,
+        cuda_graphs: bool = True,
+        sharded: bool = False,
+    ) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        self.process_group, self.device = process_group, process_group.device
+        self.batch_size, self.seq_len = batch_size, seq_len
+        self.steps, self.cuda_graphs = steps, cuda_graphs
+        self.strategy: type[StudentTrainState] = StudentTrainState
+        if sharded:
+            from evalsuite.distill.training.fsdp import FSDPTrainState
+
+            self.strategy = FSDPTrainState
+        self.bf16 = self.device.type == "cuda"
+        self.dtype = torch.bfloat16 if self.bf16 else torch.float32
+        torch.manual_seed(0)
+        reference: Any = LlamaForCausalLM(LlamaConfig(**config))
+        self.reference = reference.to(self.device).eval().requires_grad_(False)
+        self.shape = ModelShape(
+            hidden_size=config["hidden_size"],
+            num_hidden_layers=config["num_hidden_layers"],
+            num_attention_heads=config["num_attention_heads"],
+            num_key_value_heads=config["num_key_value_heads"],
+            head_dim=config["hidden_size"] // config["num_attention_heads"],
+            intermediate_size=config["intermediate_size"],
+            vocab_size=config["vocab_size"],
+        )
+
+    def teacher(self, dtype: torch.dtype, *, fused: bool) -> Any:
+        """A frozen copy of the teacher."""
+        from transformers import LlamaForCausalLM
+
+        with torch.device(self.device):
+            teacher: Any = LlamaForCausalLM(self.reference.config).eval().requires_grad_(False)
+        teacher.load_state_dict(self.reference.state_dict())
+        for parameter in teacher.parameters():
+            parameter.data = parameter.data.to(dtype)
+        if fused:
+            apply_fused_kernels(teacher)
+        return teacher
+
+    def student(
+        self, mixer: str, stage: Stage, dtype: torch.dtype, *, fused: bool = True
+    ) -> StudentTrainState:
+        """A new student, prepared for `stage`."""
+        from evalsuite.models import build_student
+
+        model: Any = build_student(self.reference, mixer).train()
+        if fused:
+            apply_fused_kernels(model)
+        train_state = self.strategy(mixer, model, dtype)
+        train_state.begin_stage(stage)
+        return train_state
+
+    def stage(self, objective: str) -> Stage:
+        """A stage with an ample token budget."""
+        batch_size = self.batch_size * self.process_group.world_size
+        sizes = {
+            "tokens": batch_size * self.seq_len * 1000,
+            "seq_len": self.seq_len,
+            "batch_size": batch_size,
+            "lr": 1e-4,
+        }
+        return Stage.model_validate({"name": "bench", "objective": objective, "data": "random", **sizes})
+
+    def tokens(self, seed: int, batch_size: int) -> tuple[Tensor, Tensor]:
+        """Random input ids and labels [batch_size, T], identical in every process."""
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(0, self.shape.vocab_size, (batch_size, self.seq_len + 1), generator=generator)
+        return drawn[:, :-1].contiguous().to(self.device), drawn[:, 1:].contiguous().to(self.device)
+
+    def global_batch(self, micro_batch_size: int, *, seed: int, batch_size: int) -> GlobalBatch:
+        """This process's share of a batch of `batch_size` sequences over all GPUs."""
+        group = self.process_group
+        input_ids, labels = (x[group.rank :: group.world_size] for x in self.tokens(seed, batch_size))
+        batches = [
+            MicroBatch(
+                input_ids[start : start + micro_batch_size].contiguous(),
+                labels[start : start + micro_batch_size],
+            )
+            for start in range(0, len(input_ids), micro_batch_size)
+        ]
+        return GlobalBatch(batches, batch_size * self.seq_len, batch_size * self.seq_len, {})
+
+    def train_step(self, stage: Stage, mixers: Sequence[str]) -> TrainStep:
+        """The trainer's step of that stage, with new students."""
+        teacher = self.teacher(self.dtype, fused=True)
+        students = [self.student(mixer, stage, self.dtype) for mixer in mixers]
+        return TrainStep(teacher, students, stage, self.process_group, cuda_graphs=self.cuda_graphs)
+
+    def trainer_step(self, objective: str, mixers: Sequence[str], micro_batch_size: int) -> Timing:
+        """Time the trainer's step."""
+        train_step = self.train_step(self.stage(objective), mixers)
+        batch_size = self.batch_size * self.process_group.world_size
+        batch = self.global_batch(micro_batch_size, seed=0, batch_size=batch_size)
+        flops = flops_per_token(self.shape, self.stage(objective), 0, len(mixers))
+        return self._time(
+            f"{objective} {' + '.join(mixers)}",
+            len(mixers),
+            micro_batch_size,
+            flops,
+            lambda step: train_step(batch, step)[0][0, 0],
+        )
+
+    def losses(self, mixer: str, batch_size: int, steps: int) -> Iterator[float]:
+        """Losses of the first steps, on new batches of `batch_size` sequences over all GPUs."""
+        changes = {"lr": 1e-3, "schedule": ScheduleConfig(kind="constant", warmup_ratio=0.0)}
+        train_step = self.train_step(self.stage("kd").model_copy(update=changes), [mixer])
+        micro_batch_size = max(1, batch_size // self.process_group.world_size // 2)
+        for step in range(steps):
+            batch = self.global_batch(micro_batch_size, seed=step, batch_size=batch_size)
+            yield float(train_step(batch, step)[0][0, 0])
+
+    def naive_step(self, mixer: str, *, autocast: bool) -> Timing:
+        """Time a naive step: full fp32 logits of both models, torch's own loss and AdamW.
+
+        Args:
+            autocast: fp32 weights under autocast; otherwise bf16 weights, which round small updates away.
+        """
+        teacher = self.teacher(self.dtype, fused=False)
+        train_state = self.student(mixer, self.stage("kd"), torch.float32, fused=False)
+        train_state.end_stage()
+        student: Any = train_state.model
+        if self.bf16 and not autocast:
+            for parameter in student.parameters():
+                parameter.data = parameter.data.bfloat16()
+        optimizer = torch.optim.AdamW(student.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
+        input_ids, _ = self.tokens(0, self.batch_size)
+
+        def autocast_context() -> AbstractContextManager[Any]:
+            return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16 and autocast)
+
+        def step(number: int) -> Tensor:
+            optimizer.zero_grad()
+            with autocast_context():
+                with torch.no_grad():
+                    target = teacher(input_ids=input_ids, use_cache=False).logits
+                logits = student(input_ids=input_ids, use_cache=False).logits
+            loss = functional.kl_div(
+                logits.float().log_softmax(-1),
+                target.float().log_softmax(-1),
+                log_target=True,
+                reduction="sum",
+            ) / (self.batch_size * self.seq_len)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+            optimizer.step()
+            return loss.detach()
+
+        precision = "autocast" if autocast else "bf16 weights"
+        return self._time(
+            f"naive kd {mixer} ({precision})",
+            1,
+            self.batch_size,
+            flops_per_token(self.shape, self.stage("kd"), 0, 1),
+            step,
+        )
+
+    def _time(
+        self, name: str, students: int, micro_batch_size: int, flops: float, step: Callable[[int], Tensor]
+    ) -> Timing:
+        cuda = self.device.type == "cuda"
+        gc.collect()
+        if cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        for number in range(WARMUP_STEPS if cuda else 3):
+            loss = step(number)
+        self.process_group.barrier()
+        if cuda:
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        for number in range(self.steps):
+            loss = step(WARMUP_STEPS + number)
+        last_loss = float(loss)
+        self.process_group.barrier()
+        seconds = time.perf_counter() - started
+        world_size = self.process_group.world_size
+        rate = self.steps * self.batch_size * world_size * self.seq_len / seconds
+        return Timing(
+            name=name,
+            students=students,
+            batch_size=self.batch_size * world_size,
+            micro_batch_size=micro_batch_size,
+            seq_len=self.seq_len,
+            gpus=world_size,
+            tokens_per_second=rate,
+            peak_gigabytes=torch.cuda.max_memory_allocated() / 1e9 if cuda else None,
+            reserved_gigabytes=torch.cuda.max_memory_reserved() / 1e9 if cuda else None,
+            mfu=rate * flops / world_size / PEAK_FLOPS if cuda else None,
+            loss=last_loss,
+        )
