@@ -1,4 +1,4 @@
-"""Which layers stay softmax: selectors behind one interface.
+"""Layer selection: which layers stay softmax, by selectors with one interface.
 
 from evalsuite.distill.selection import Options, select
 select(load_recipe("pocket"), "ga_s2", Path("layers.json"), budget=2, mixer="gated_deltanet")
@@ -6,14 +6,14 @@ select(load_recipe("pocket"), "ga_s2", Path("layers.json"), budget=2, mixer="gat
 
 from typing import TYPE_CHECKING, Any
 
-from evalsuite.distill.selection.catalogue import SELECTORS, Selector, find_selector
-from evalsuite.distill.selection.fixed import published
+from evalsuite.distill.selection.fixed_sets import published_sets
 from evalsuite.distill.selection.options import Options, load_options
+from evalsuite.distill.selection.registry import SELECTORS, Selector, find_selector
 
 if TYPE_CHECKING:
-    from evalsuite.distill.selection.choose import select
+    from evalsuite.distill.selection.run import select
 
-__all__ = ["SELECTORS", "Options", "Selector", "find_selector", "load_options", "published", "select"]
+__all__ = ["SELECTORS", "Options", "Selector", "find_selector", "load_options", "published_sets", "select"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,5 +21,5 @@ def __getattr__(name: str) -> Any:
     if name == "select":
         from importlib import import_module
 
-        return import_module("evalsuite.distill.selection.choose").select
+        return import_module("evalsuite.distill.selection.run").select
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What a user may set about a selection, beside the recipe."""
+"""Settings of a selection, and the shortened stages of one-swap training."""
 
 from collections.abc import Iterable
 from typing import Annotated
@@ -7,127 +7,151 @@ import yaml
 from pydantic import Field
 
 from evalsuite.distill.recipe import Recipe, Stage, Tokens
-from evalsuite.distill.selection.sets import StopRule
+from evalsuite.distill.selection.layer_sets import StopRule
 from evalsuite.foundation import ConfigError, content_hash
 from evalsuite.foundation.strict import Strict, parse
 
-BRIEF = 10
-"""A brief adaptation takes one part in so many of the recipe's own budget."""
+DEFAULT_FRACTION = 10
+"""Shortened stages have one tenth of the tokens of the recipe's stages by default."""
+
+
+RETIRED = {
+    "trunk": "all_linear",
+    "trunk_stages": "all_linear_stages",
+    "batch": "batch_size",
+    "rate": "lr_scale",
+    "every": "snapshot_interval",
+    "stop": "early_stop",
+    "keep_state": "save_state",
+    "similarity": "min_jaccard",
+    "newer": "stop_on_last_slot_tie",
+    "examples": "num_examples",
+    "pairs": "num_pairs",
+    "beam": "beam_width",
+}
+"""Retired option → current option."""
 
 
 class Options(Strict):
-    """Settings of the selectors; each uses what concerns it."""
+    """Settings of the selectors; each selector reads the ones that apply to it."""
 
     set: str | None = None
-    """fixed: name of a published set."""
+    """`fixed`: name of a published set."""
     layers: list[int] | None = None
-    """fixed: the layers themselves."""
-    trunk: str | None = None
-    """An all-linear student of this teacher to start from; by default one is distilled as the recipe says."""
-    trunk_stages: Annotated[str, Field(pattern="^(all|alignment)$")] = "all"
-    """Which of the recipe's stages make the trunk (the code published with KL-guided selection stops after
-    alignment, its Algorithm 1 does not)."""
+    """`fixed`: explicit list of layers."""
+    all_linear: str | None = None
+    """Path of an all-linear student of this teacher; by default one is distilled by the recipe."""
+    all_linear_stages: Annotated[str, Field(pattern="^(all|alignment)$")] = "all"
+    """Stages of the recipe that train the all-linear student. KL-guided selection's code stops after
+    alignment; its Algorithm 1 does not."""
     tokens: Tokens | None = None
-    """Of knowledge distillation per one-swap student; by default a tenth of the recipe's first kd stage."""
+    """Knowledge-distillation tokens per one-swap student; default: a tenth of the recipe's first kd stage."""
     align_tokens: Annotated[int, Field(ge=0)] | Tokens | None = None
-    """Of alignment before it, done once for all; by default a tenth of the recipe's first alignment stage."""
-    batch: int | None = Field(default=None, gt=0)
-    """Sequences per step of the one-swap passes; by default the stages' own."""
-    rate: float = Field(default=1.0, gt=0)
-    """Learning rates of that knowledge distillation, as a share of the stage's own. A trunk that ended at a
-    low rate is shaken up by the full one, and the ranking of its layers with it."""
-    every: int = Field(default=50, gt=0)
+    """Tokens of the shared alignment before it; default: a tenth of the first alignment stage."""
+    batch_size: int | None = Field(default=None, gt=0)
+    """Sequences per step of one-swap training; by default those of the stages."""
+    lr_scale: float = Field(default=1.0, gt=0)
+    """Factor on the learning rates of that knowledge distillation. The full rate perturbs an all-linear
+    student whose training ended at a low rate, and with it the ranking of its layers."""
+    snapshot_interval: int = Field(default=50, gt=0)
     """Steps between snapshots of the top-K set (Appendix B)."""
-    stop: bool = True
-    """Stop a knowledge-distillation pass early, once its top-K set has settled."""
-    keep_state: bool = True
-    """Save the one-swap students now and then and at the end, so that a pass can be resumed or gone on with.
-    They take 12 bytes a trained parameter each; without, an interrupted pass starts again."""
+    early_stop: bool = True
+    """Stop knowledge distillation once the top-K set is stable."""
+    save_state: bool = True
+    """Save the one-swap students periodically and at the end, 12 bytes per trained parameter each, so that
+    training can be resumed or extended. Otherwise an interrupted training restarts."""
     window: int = Field(default=10, gt=1)
-    """Snapshots that must agree."""
-    similarity: float = Field(default=0.9, gt=0, le=1)
-    """Least mean Jaccard similarity of these."""
-    newer: bool = False
-    """Stop as well where the last place has just gone to the newer of two layers (see `StopRule`)."""
+    """Number of snapshots that must agree."""
+    min_jaccard: float = Field(default=0.9, gt=0, le=1)
+    """Minimum mean pairwise Jaccard similarity of these snapshots."""
+    stop_on_last_slot_tie: bool = False
+    """Also stop when two layers alternate in the last slot (Appendix B, optional rule; see `StopRule`)."""
     iterative: bool = False
-    """ga_*, gr_*, avg_*: decide one layer a round, as Table 3 of KL-guided selection puts it, instead of
-    rating every layer once, as its Algorithm 1 does."""
+    """`ga_*`, `gr_*`, `avg_*`: decide one layer per round (Table 3 of KL-guided selection) instead of scoring
+    every layer once (its Algorithm 1)."""
     held_out: int = Field(default=32, gt=0)
     """Sequences of the held-out slice."""
-    examples: int = Field(default=200, gt=0)
+    num_examples: int = Field(default=200, gt=0)
     """Questions per synthetic task and of the knowledge set (500 in arXiv 2603.26556, Appendix D)."""
-    pairs: int = Field(default=40, gt=4, le=80)
+    num_pairs: int = Field(default=40, gt=4, le=80)
     """Key-value pairs of the associative-recall set (Appendix D)."""
     knowledge: str | None = None
-    """The knowledge set: a data source of the recipe with prompts and completions, or a benchmark's name;
-    by default the pocket world's facts for a pocket tokenizer, else `arc_easy` (its training questions)."""
-    beam: int = Field(default=4, gt=0)
-    """Configurations that a beam search keeps at each depth; the paper does not print its own."""
+    """Knowledge set: a data source of the recipe with prompts and completions, or a benchmark. Default:
+    `pocket_facts` for the pocket tokenizer, otherwise the training questions of `arc_easy`."""
+    beam_width: int = Field(default=4, gt=0)
+    """Beam width; the paper does not state its own."""
     seed: int = 0
-    """Of the synthetic questions."""
+    """Seed of the synthetic questions."""
 
     @property
     def rule(self) -> StopRule:
-        """The early-stop rule with these settings."""
-        return StopRule(window=self.window, similarity=self.similarity, newer=self.newer)
+        """Early-stop rule with these settings."""
+        return StopRule(
+            window=self.window, min_jaccard=self.min_jaccard, stop_on_last_slot_tie=self.stop_on_last_slot_tie
+        )
 
 
 def load_options(settings: Iterable[str]) -> Options:
-    """Options from `key=value` texts, values as YAML.
+    """Parse `key=value` settings; values are YAML.
 
     Raises:
-        ConfigError: no `=`, an unknown key (naming the nearest), or a value that is not possible.
+        ConfigError: no `=`, an unknown key (with the nearest known one), or an invalid value.
     """
     values = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
             raise ConfigError(f"--option {setting}: expected key=value")
+        key = key.strip()
+        if key in RETIRED:
+            raise ConfigError(f"--option {setting}: '{key}' has been renamed to '{RETIRED[key]}'")
         try:
-            values[key.strip()] = yaml.safe_load(value)
+            values[key] = yaml.safe_load(value)
         except yaml.YAMLError:
-            raise ConfigError(f"--option {setting}: the value is not YAML") from None
+            raise ConfigError(f"--option {setting}: the value is not valid YAML") from None
     return parse(values, Options, "--option")
 
 
-def alignment_stage(recipe: Recipe, options: Options) -> Stage | None:
-    """The brief first stage: the recipe's first alignment stage, cut down; None if nothing is to be aligned.
+def shorten_alignment_stage(recipe: Recipe, options: Options) -> Stage | None:
+    """Return the recipe's first alignment stage with fewer tokens; None without alignment.
 
     Raises:
-        ConfigError: the budget does not pay for one step.
+        ConfigError: too few tokens for one step.
     """
-    own = next((stage for stage in recipe.stages if stage.aligns), None)
+    own = next((stage for stage in recipe.stages if stage.is_layerwise), None)
     if own is None or options.align_tokens == 0:
         return None
-    return _brief(own, options.align_tokens, options.batch, "align_tokens")
+    return _shorten(own, options.align_tokens, options.batch_size, "align_tokens")
 
 
-def kd_stage(recipe: Recipe, options: Options) -> Stage:
-    """The brief second stage: the recipe's first knowledge-distillation stage, cut down.
+def shorten_kd_stage(recipe: Recipe, options: Options) -> Stage:
+    """Return the recipe's first knowledge-distillation stage with fewer tokens.
 
     Raises:
-        ConfigError: the recipe has none, or the budget does not pay for one step.
+        ConfigError: the recipe has none, or too few tokens for one step.
     """
     own = next((stage for stage in recipe.stages if stage.objective == "kd"), None)
     if own is None or not own.loss.kl:
         raise ConfigError(
-            f"recipe '{recipe.name}' has no stage with objective kd, whose data and rates this selector takes"
+            f"recipe '{recipe.name}' has no stage with objective kd, which this selector needs"
         )
-    brief = _brief(own, options.tokens, options.batch, "tokens")
-    rest = None if brief.lr_rest is None else brief.lr_rest * options.rate
-    return brief.model_copy(update={"lr": brief.lr * options.rate, "lr_rest": rest})
+    short = _shorten(own, options.tokens, options.batch_size, "tokens")
+    rest = None if short.backbone_lr is None else short.backbone_lr * options.lr_scale
+    return short.model_copy(update={"lr": short.lr * options.lr_scale, "backbone_lr": rest})
 
 
-def _brief(stage: Stage, tokens: int | None, batch: int | None, option: str) -> Stage:
-    size = batch or stage.batch
+def _shorten(stage: Stage, tokens: int | None, batch: int | None, option: str) -> Stage:
+    size = batch or stage.batch_size
     value = stage.model_dump()
-    value["batch"] = size
+    value["batch_size"] = size
     if batch is not None:
-        value["micro_batch"] = min(stage.micro_batch, size) if stage.micro_batch else None
-    value["tokens"] = tokens if tokens is not None else max(stage.tokens // BRIEF, size * stage.length)
+        value["micro_batch_size"] = min(stage.micro_batch_size, size) if stage.micro_batch_size else None
+    value["tokens"] = (
+        tokens if tokens is not None else max(stage.tokens // DEFAULT_FRACTION, size * stage.seq_len)
+    )
     return parse(value, Stage, f"--option {option}")
 
 
-def identity(recipe: Recipe, options: Options, *names: str) -> str:
-    """8 hex digits over the recipe and the named options: what a journal in the work folder belongs to."""
+def options_hash(recipe: Recipe, options: Options, *names: str) -> str:
+    """Hash recipe and named options to 8 hex digits, for folder names."""
     return content_hash([recipe.hash, {name: getattr(options, name) for name in names}], 8)

@@ -1,4 +1,4 @@
-"""`evalsuite select`: which layers of a teacher stay softmax."""
+"""`evalsuite select`: select the layers of a teacher that stay softmax."""
 
 import argparse
 from pathlib import Path
@@ -13,7 +13,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser = command(
         commands,
         "select",
-        help="choose the layers that stay softmax, and say why in a file and a figure",
+        help="select the layers that stay softmax",
         example=(
             "  evalsuite select pocket --mixer gated_deltanet --selector ga_s2 --budget 2 --out layers.json\n"
             "  evalsuite distill pocket --mixer gla --layers layers.json --out students"
@@ -24,10 +24,12 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--selector", required=True, metavar="NAME", help="a name from `evalsuite show selectors`"
     )
     size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--budget", type=int, metavar="K", help="layers that stay softmax")
-    size.add_argument("--ratio", metavar="SHARE", help="their share, 0.25, or softmax to linear, 1:3")
+    size.add_argument("--budget", type=int, metavar="K", help="number of softmax layers")
+    size.add_argument(
+        "--ratio", metavar="SHARE", help="share of softmax layers (0.25), or softmax to linear (1:3)"
+    )
     parser.add_argument(
-        "--mixer", metavar="M", help="what the other layers become while choosing, instead of the recipe's"
+        "--mixer", metavar="M", help="mixer of the other layers during the search, instead of the recipe's"
     )
     parser.add_argument(
         "--set",
@@ -43,14 +45,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         default=[],
         metavar="KEY=VALUE",
         dest="options",
-        help="settings of the selector, such as tokens=300k every=10 held_out=64 beam=4",
+        help="settings of the selector, such as tokens=300k snapshot_interval=10 held_out=64 beam_width=4",
     )
     parser.add_argument("--out", type=Path, required=True, help="JSON file; the same command resumes")
     parser.add_argument(
         "--work",
         type=Path,
-        help="folder for the all-linear trunk and for histories, shared by all selectors of a teacher "
-        "(default: `work` beside --out)",
+        help="folder for the all-linear student and progress logs, shared by all selectors of a teacher "
+        "(default: `work` in the folder of --out)",
     )
     parser.add_argument("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one)")
     add_quiet(parser)
@@ -58,12 +60,12 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Select, draw, and print what was chosen."""
+    """Select layers, write the file and its figure, and print a summary."""
     from evalsuite.cli.selection_figure import draw
     from evalsuite.distill import load_recipe
     from evalsuite.distill.selection import load_options, select
     from evalsuite.foundation import write_text
-    from evalsuite.reports.extras import read_selection
+    from evalsuite.reports.records.sidecars import read_selection
 
     value = select(
         load_recipe(arguments.recipe, arguments.overrides),
@@ -79,24 +81,25 @@ def run(arguments: argparse.Namespace) -> int:
     )
     figure = arguments.out.with_suffix(".svg")
     write_text(figure, draw(read_selection(arguments.out)))
-    print(f"layers {', '.join(map(str, value['layers']))} stay softmax, chosen by {value['selector']}")
-    for line in (*value["details"]["notes"], *_said(value)):
+    print(f"layers {', '.join(map(str, value['layers']))} stay softmax, selected by {value['selector']}")
+    for line in (*value["details"]["notes"], *_cost_lines(value)):
         print(line)
     print(f"{arguments.out}\n{figure}")
     return 0
 
 
-def _said(value: dict[str, Any]) -> list[str]:
-    """What a pass cost, where there was one."""
+def _cost_lines(value: dict[str, Any]) -> list[str]:
+    """Cost of a selection that trains candidates, and the savings of its early stop."""
     stop = value.get("stop")
     if stop is None:
         return []
     cost = value["details"]["cost"]
-    how = "its choice had settled" if stop["why"] == "stable" else "its budget was spent"
-    spent, alone = cost["student_tokens"], cost["separate_student_tokens"]
-    left = stop["planned"] - stop["tokens"]
+    reason = "the selection was stable" if stop["reason"] == "stable" else "the token budget was spent"
+    spent, unshared = cost["student_tokens"], cost["tokens_without_sharing"]
+    saved = stop["planned"] - stop["tokens"]
+    steps = value["details"].get("steps", stop["step"])
     return [
-        f"stopped at step {stop['step']:,} of {value['details'].get('steps', stop['step']):,} as {how}: "
-        f"{spent:,} student tokens, {left:,} saved by the stop; "
-        f"one whole run per layer would take {alone:,} ({1 - spent / alone:.0%} saved)"
+        f"stopped at step {stop['step']:,} of {steps:,} because {reason}: "
+        f"{spent:,} student tokens, {saved:,} saved by the early stop; "
+        f"a separate run per layer would take {unshared:,} ({1 - spent / unshared:.0%} saved)"
     ]

@@ -1,17 +1,17 @@
-"""A selection as one SVG file: importance by layer, and how steady the choice was."""
+"""Figure of a selection (SVG): importance per layer, and stability of the selected set."""
 
 from markupsafe import Markup, escape
 
-from evalsuite.reports.extras import Selection
 from evalsuite.reports.page.axes import Axis, nice_axis
-from evalsuite.reports.page.charts import Curve, Plot, Point, bars, curves, layer_strip
-from evalsuite.reports.page.layer_view import above_lowest
-from evalsuite.reports.statistics.stability import stability
+from evalsuite.reports.page.charts import Curve, Plot, Point, curves, layer_bars, layer_strip
+from evalsuite.reports.page.sections.layers import scores_above_minimum
+from evalsuite.reports.records.sidecars import Selection
+from evalsuite.reports.statistics.agreement import stability
 
 WIDTH, LEFT, INNER = 760, 70, 650
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #333 } .head { font-size: 15px; font-weight: 600 }
-.kept { fill: #1f6f8b } .linear { fill: #c9ced6 } .stub, .grid { stroke: #d8dce2 }
+.softmax { fill: #1f6f8b } .linear { fill: #c9ced6 } .stub, .grid { stroke: #d8dce2 }
 .ref { stroke: #888; stroke-dasharray: 4 4 } .stem { stroke-width: 2 } .tick { fill: #666 }
 .s0 .stem { stroke: #1f6f8b } .s0 .disc { fill: #1f6f8b }
 .s1 .stem { stroke: #b4552d; stroke-dasharray: 5 3 } .s1 .disc { fill: #b4552d }
@@ -19,14 +19,14 @@ text { font: 12px system-ui, sans-serif; fill: #333 } .head { font-size: 15px; f
 
 
 def draw(selection: Selection) -> str:
-    """The SVG's text."""
+    """Return the SVG document."""
     parts: list[Markup] = []
     chosen = ", ".join(map(str, sorted(selection.layers)))
     y = _line(parts, f"{selection.selector}: layers {chosen} stay softmax", 24, "head")
     if selection.scores:
-        scores, said = above_lowest(selection)
-        y = _line(parts, said, y, "said")
-        parts.append(_placed(bars(scores, selection.layers, said), y, 224))
+        scores, caption = scores_above_minimum(selection)
+        y = _line(parts, caption, y, "caption")
+        parts.append(_placed(layer_bars(scores, selection.layers, caption), y, 224))
         y += 260
     elif selection.layers:
         count = max(selection.layers) + 1
@@ -34,10 +34,10 @@ def draw(selection: Selection) -> str:
         y = _numbers(parts, count, y + 32)
     if len({step.tokens for step in selection.history}) > 2:
         y = _line(
-            parts, "mean Jaccard similarity (solid) and backbone ÷ K (dashed) of the last sets", y, "said"
+            parts, "mean Jaccard similarity (solid) and backbone ÷ K (dashed) of the last sets", y, "caption"
         )
-        parts.append(_placed(_steadiness(selection), y, 176))
-        y = _line(parts, "tokens trained on, over all candidates", y + 214, "said")
+        parts.append(_placed(_stability_plot(selection), y, 176))
+        y = _line(parts, "training tokens over all candidates", y + 214, "caption")
     inside = Markup("").join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}">'
@@ -57,7 +57,7 @@ def _placed(figure: Markup, y: int, height: int) -> Markup:
 
 
 def _numbers(parts: list[Markup], layers: int, y: int) -> int:
-    """The layers' numbers under their bars; every second or third where they are many."""
+    """Layer numbers under the bars, thinned out for many layers."""
     every = -(-layers // 40)
     for layer in range(0, layers, every):
         x = LEFT + INNER * (layer + 0.41) / layers
@@ -69,25 +69,25 @@ def _numbers(parts: list[Markup], layers: int, y: int) -> int:
     return y + 34
 
 
-def _steadiness(selection: Selection) -> Markup:
+def _stability_plot(selection: Selection) -> Markup:
     history = selection.history
     found = stability([step.layers for step in history])
-    alike = [
+    similarity = [
         Point(step.tokens, at.jaccard, label=f"{at.jaccard:.2f}")
         for step, at in zip(history, found, strict=True)
         if at.jaccard is not None
     ]
-    shared = [
+    backbone = [
         Point(step.tokens, at.backbone / max(1, len(step.layers)), label=f"backbone {at.backbone}")
         for step, at in zip(history, found, strict=True)
     ]
     x_axis = nice_axis([step.tokens for step in history], include=[0], steps=4)
     plot = Plot(x_axis, Axis(0, 1, (0, 0.25, 0.5, 0.75, 1)), 176)
     return curves(
-        [Curve("mean Jaccard similarity", tuple(alike)), Curve("backbone ÷ layers kept", tuple(shared))],
+        [Curve("mean Jaccard similarity", tuple(similarity)), Curve("backbone ÷ K", tuple(backbone))],
         plot,
-        label=str(escape(f"steadiness of {selection.selector}")),
-        x_words=[_short(tick) for tick in x_axis.ticks],
+        label=str(escape(f"stability of {selection.selector}")),
+        x_labels=[_short(tick) for tick in x_axis.ticks],
         reference=0.9,
     )
 

@@ -7,7 +7,7 @@ import pytest
 
 from evalsuite.cli.entry import main
 
-BRIEF = ["stage.mixer.tokens=512", "stage.block.tokens=512", "stage.kd.tokens=512", "stage.length=128"]
+BRIEF = ["stage.mixer.tokens=512", "stage.block.tokens=512", "stage.kd.tokens=512", "stage.seq_len=128"]
 
 
 def select(*argv: str) -> int:
@@ -20,7 +20,7 @@ def test_a_share_of_the_layers_in_a_file_and_a_figure(tmp_path, capsys):
     assert json.loads(out.read_text())["layers"] == [0, 2]
     ElementTree.parse(out.with_suffix(".svg"))
     assert capsys.readouterr().out.splitlines() == [
-        "layers 0, 2 stay softmax, chosen by uniform",
+        "layers 0, 2 stay softmax, selected by uniform",
         str(out),
         str(out.with_suffix(".svg")),
     ]
@@ -29,10 +29,10 @@ def test_a_share_of_the_layers_in_a_file_and_a_figure(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("--selector", "uniform", "--budget", "5"), "the teacher has 4 layers"),
+        (("--selector", "uniform", "--budget", "5"), "must be between 1 and 4"),
         (("--selector", "unifrom", "--budget", "1"), "did you mean 'uniform'?"),
         (("--selector", "fixed", "--budget", "1"), "--option set=NAME"),
-        (("--selector", "kv", "--budget", "1", "--option", "every=0"), "every"),
+        (("--selector", "kv", "--budget", "1", "--option", "snapshot_interval=0"), "snapshot_interval"),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_a_usage_mistake(tmp_path, capsys, argv, message):
@@ -42,14 +42,15 @@ def test_a_question_that_cannot_be_answered_is_a_usage_mistake(tmp_path, capsys,
 
 
 @pytest.mark.slow
-def test_an_early_stop_says_what_it_saved(tmp_path, capsys):
-    """Two snapshots that agree at all end the pass: the second of four."""
-    settings = ["tokens=1024", "batch=2", "align_tokens=256", "every=1", "window=2", "similarity=0.01"]
+def test_early_stop_prints_its_savings(tmp_path, capsys):
+    """A window of two nearly equal snapshots stops the training: the second of four."""
+    settings = ["tokens=1024", "batch_size=2", "align_tokens=256", "snapshot_interval=1", "window=2"]
+    settings += ["min_jaccard=0.01"]
     arguments = ["--selector", "ga_s2", "--budget", "3", "--out", str(tmp_path / "layers.json")]
-    assert select(*arguments, "--set", *BRIEF, "stage.batch=2", "--option", *settings, "held_out=2") == 0
+    assert select(*arguments, "--set", *BRIEF, "stage.batch_size=2", "--option", *settings, "held_out=2") == 0
     # 3 of 4 layers differ in one at most: their union is never over K + 1.
-    said = capsys.readouterr().out.splitlines()[1]
-    assert said == (
-        "stopped at step 2 of 4 as its choice had settled: 2,304 student tokens, 2,048 saved by the stop; "
-        "one whole run per layer would take 5,120 (55% saved)"
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line == (
+        "stopped at step 2 of 4 because the selection was stable: 2,304 student tokens, "
+        "2,048 saved by the early stop; a separate run per layer would take 5,120 (55% saved)"
     )

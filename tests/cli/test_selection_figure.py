@@ -1,20 +1,20 @@
-"""The figure of a selection: well-formed, whole, and longer bars for better layers."""
+"""The selection figure: valid SVG, bars that grow with importance, stability plot."""
 
 from xml.etree import ElementTree
 
 from evalsuite.cli.selection_figure import draw
-from evalsuite.reports.extras import Selection
+from evalsuite.reports.records.sidecars import Selection
 
 BARS = ".//{http://www.w3.org/2000/svg}rect[@class]"
 
 
 def selection(**changes) -> Selection:
-    value = {"schema": 1, "selector": "ga_s2", "layers": [1, 2], "measure": "a < b & c", **changes}
+    value = {"schema": 2, "selector": "ga_s2", "layers": [1, 2], "measure": "a < b & c", **changes}
     return Selection.model_validate(value)
 
 
 def bars(text: str) -> dict[int, tuple[str, float]]:
-    """Layer → class and height of its bar, from the title that each has."""
+    """Layer → class and height of its bar, read from the titles."""
     found = {}
     for bar in ElementTree.fromstring(text).iterfind(BARS):
         title = bar[0].text or ""
@@ -24,17 +24,17 @@ def bars(text: str) -> dict[int, tuple[str, float]]:
 
 def test_bars_of_negative_scores_grow_with_importance() -> None:
     drawn = bars(draw(selection(scores=[-3.0, -1.0, -1.5, -2.0])))
-    assert [drawn[layer][0] for layer in range(4)] == ["linear", "kept", "kept", "linear"]
+    assert [drawn[layer][0] for layer in range(4)] == ["linear", "softmax", "softmax", "linear"]
     heights = [drawn[layer][1] for layer in range(4)]
     assert heights[1] > heights[2] > heights[3] > heights[0]
 
 
-def test_layers_that_were_not_rated_are_still_shown() -> None:
+def test_layers_without_scores_are_shown() -> None:
     drawn = bars(draw(selection(selector="uniform", layers=[0, 2])))
-    assert {layer: kind for layer, (kind, _) in drawn.items()} == {0: "kept", 1: "linear", 2: "kept"}
+    assert {layer: kind for layer, (kind, _) in drawn.items()} == {0: "softmax", 1: "linear", 2: "softmax"}
 
 
-def test_steadiness_is_drawn_where_there_is_a_search() -> None:
+def test_stability_is_plotted_for_searches() -> None:
     history = [{"step": i, "tokens": i * 1000, "layers": [1, 2]} for i in range(1, 5)]
     text = draw(selection(scores=[0.0, 1.0, 2.0], history=history))
     assert "mean Jaccard similarity" in text

@@ -1,4 +1,4 @@
-"""A ground on the tiny teacher, with a trunk that takes a second to make."""
+"""A selection context with a tiny teacher and all-linear student."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.selection.ground import Ground
+from evalsuite.distill.selection.context import SelectionContext
 from evalsuite.distill.selection.options import Options
 
 SMALL: dict[str, Any] = {
-    "examples": 6,
-    "pairs": 8,
+    "num_examples": 6,
+    "num_pairs": 8,
     "held_out": 2,
-    "every": 1,
+    "snapshot_interval": 1,
     "tokens": 512,
     "align_tokens": 512,
     "window": 3,
@@ -28,7 +28,7 @@ def options() -> Callable[..., Options]:
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all tests, so that the trunk is made once."""
+    """One work folder for all tests, so that the all-linear student is trained once."""
     return tmp_path_factory.mktemp("work")
 
 
@@ -38,7 +38,7 @@ def recipe(small_recipe: Callable[..., Recipe], teacher_folder: Path) -> Recipe:
 
 
 @pytest.fixture
-def ground(recipe: Recipe, options: Callable[..., Options], work: Path) -> Ground:
-    made = Ground(recipe, options(), work, device="cpu", quiet=True)
-    assert made.trunk is not None  # before any test turns gradients off
-    return made
+def context(recipe: Recipe, options: Callable[..., Options], work: Path) -> SelectionContext:
+    built = SelectionContext(recipe, options(), work, device="cpu", quiet=True)
+    assert built.all_linear is not None  # before any test turns gradients off
+    return built

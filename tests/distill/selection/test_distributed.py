@@ -1,4 +1,4 @@
-"""Candidates split over two processes are rated as by one."""
+"""Candidates split over two processes."""
 
 import json
 import multiprocessing
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evalsuite.distill.selection import select
-from tests.distill.test_parallel import loopback_works
+from tests.distill.training.test_distributed import loopback_works
 
 
 def worker(rank: int, port: int, selector: str, recipe, options, folder) -> None:
@@ -22,10 +22,10 @@ def worker(rank: int, port: int, selector: str, recipe, options, folder) -> None
 
 @pytest.mark.skipif(not loopback_works(), reason="the loopback interface is down")
 @pytest.mark.parametrize("selector", ["ga_s2", "beam_add"])
-def test_two_processes_rate_layers_as_one_does(ground, recipe, options, tmp_path, selector):
-    """The beam search without a trunk, which both must then make together before either measures."""
-    trunk = str(ground.trunk_path) if selector == "ga_s2" else None
-    options = options(trunk=trunk, stop=False, every=2)
+def test_two_processes_give_the_scores_of_one(context, recipe, options, tmp_path, selector):
+    """Beam search without a given all-linear student, which both processes must distil together first."""
+    all_linear = str(context.all_linear_path) if selector == "ga_s2" else None
+    options = options(all_linear=all_linear, early_stop=False, snapshot_interval=2)
     one = select(recipe, selector, tmp_path / "one.json", budget=1, options=options, device="cpu", quiet=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -44,7 +44,7 @@ def test_two_processes_rate_layers_as_one_does(ground, recipe, options, tmp_path
         process.join()
     assert [process.exitcode for process in both] == [0, 0]
     two = json.loads((folder / "layers.json").read_text())
-    assert two["scores"] == pytest.approx(one["scores"], rel=1e-6 if trunk else 1e-3)
+    assert two["scores"] == pytest.approx(one["scores"], rel=1e-6 if all_linear else 1e-3)
     assert two["layers"] == one["layers"]
     if selector == "beam_add":
         assert two["details"]["hybrids_measured"] == one["details"]["hybrids_measured"] == 5

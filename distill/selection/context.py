@@ -1,0 +1,267 @@
+"""Shared state of selectors: teacher, all-linear student, held-out slice, each created on first use.
+
+    work/all-linear-<id>/              the all-linear student, distilled by the recipe (resumable)
+    work/<training or selector>-<id>/  progress logs and states
+
+One work folder serves all selectors of a teacher, so that the all-linear student is trained once.
+"""
+
+import copy
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from evalsuite.distill.data.responses import generate_responses
+from evalsuite.distill.recipe import Recipe, Stage
+from evalsuite.distill.selection.held_out import HeldOut, held_out_batches, without_held_out
+from evalsuite.distill.selection.options import Options, options_hash, shorten_kd_stage
+from evalsuite.distill.training.builders import TrainingModels, build_models
+from evalsuite.distill.training.distributed import ProcessGroup
+from evalsuite.foundation import (
+    CheckpointError,
+    ConfigError,
+    RunFolderError,
+    append_jsonl,
+    content_hash,
+    read_jsonl,
+)
+from evalsuite.models import StudentForCausalLM, describe_checkpoint, load_checkpoint
+from evalsuite.models.student.config import ARCHITECTURES
+
+SCHEMA = 2
+
+
+class ProgressLog:
+    """Results of a selection so far, so that an interrupted one repeats no measurement.
+
+    A JSON-lines file; the header identifies the teacher and the settings that determine the values.
+
+    Args:
+        path: created with the first row.
+        teacher: weights_id.
+        about: settings that determine the values (JSON); a file with other settings is refused.
+        writes: whether this process writes the file.
+
+    Raises:
+        RunFolderError: the file belongs to another teacher or other settings.
+    """
+
+    def __init__(self, path: Path, *, teacher: str, about: dict[str, Any], writes: bool = True) -> None:
+        self.path, self._writes = path, writes
+        self._header = {"schema": SCHEMA, "teacher": teacher, "about": about}
+        rows = list(read_jsonl(path))
+        if rows:
+            self._check(rows[0])
+        self._started = bool(rows)
+        self.rows: list[dict[str, Any]] = rows[1:]
+
+    def _check(self, header: dict[str, Any]) -> None:
+        if header.get("teacher") != self._header["teacher"]:
+            raise RunFolderError(
+                f"{self.path} belongs to another teacher (weights {header.get('teacher')}, not "
+                f"{self._header['teacher']}); choose another --work folder"
+            )
+        if header != self._header:
+            raise RunFolderError(
+                f"{self.path} was written with other settings or by another version of evalsuite; "
+                "choose another --work folder"
+            )
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Append a row and flush it to disk."""
+        self.rows.append(row)
+        if self._writes:
+            append_jsonl(self.path, [row] if self._started else [self._header, row])
+        self._started = True
+
+    def truncate(self, rows: int) -> None:
+        """Drop all but the first rows: those after the state that training resumes from."""
+        if len(self.rows) <= rows:
+            return
+        self.rows = self.rows[:rows]
+        if self._writes:
+            self.path.unlink()
+            append_jsonl(self.path, [self._header, *self.rows])
+
+
+class SelectionContext:
+    """A teacher, and the models and data that selectors measure it with.
+
+    Args:
+        recipe: has a teacher and one mixer, which replaces softmax during the search.
+        work: folder for resumable state.
+        device: as for `distill`.
+
+    Raises:
+        ConfigError: no teacher, several mixers, or an architecture whose layers cannot be replaced
+            one by one.
+    """
+
+    def __init__(
+        self, recipe: Recipe, options: Options, work: Path, *, device: str | None = None, quiet: bool = False
+    ) -> None:
+        if recipe.teacher is None:
+            raise ConfigError(f"recipe '{recipe.name}' has no teacher, so there are no layers to select")
+        if len(recipe.student.mixers) != 1:
+            raise ConfigError(
+                f"recipe '{recipe.name}' has {len(recipe.student.mixers)} mixers; choose one for the "
+                f"search, such as --mixer {recipe.student.mixers[-1]}"
+            )
+        self.options, self.work, self.quiet = options, Path(work), quiet
+        student = recipe.student.model_copy(update={"softmax_layers": [], "initial_checkpoints": {}})
+        self.recipe = recipe.model_copy(update={"student": student})
+        self.process_group = ProcessGroup(device)
+        self.device = self.process_group.device
+        self.info = describe_checkpoint(recipe.teacher)
+        kind = self.info.config.model_type
+        if kind not in ARCHITECTURES:
+            raise ConfigError(
+                f"teacher '{recipe.teacher}' is of type '{kind}': its layers cannot be replaced one by "
+                f"one; supported types: {', '.join(ARCHITECTURES)}"
+            )
+        self.layers = int(self.info.config.num_hidden_layers)
+
+    def with_options(self, **changes: Any) -> "SelectionContext":
+        """Return a context that shares the loaded models, with other search settings."""
+        other = copy.copy(self)
+        other.options = self.options.model_copy(update=changes)
+        return other
+
+    @property
+    def mixer(self) -> str:
+        """Mixer of the linear layers during the search."""
+        return self.recipe.student.mixers[0]
+
+    @property
+    def teacher_id(self) -> str:
+        """weights_id of the teacher."""
+        return self.info.weights_id
+
+    @cached_property
+    def training_recipe(self) -> Recipe:
+        """The recipe with all sources readable and the held-out documents excluded."""
+        if self.process_group.is_main:
+            generate_responses(self.recipe, self.work, self.device, quiet=self.quiet)
+        self.process_group.barrier()
+        return without_held_out(generate_responses(self.recipe, self.work, self.device, quiet=self.quiet))
+
+    @cached_property
+    def models(self) -> TrainingModels:
+        """The teacher on the device, plain and as an all-softmax student."""
+        student = self.recipe.student.model_copy(update={"mixers": ["softmax"], "options": {}})
+        models = build_models(self.recipe.model_copy(update={"student": student}), self.device)
+        if models.teacher is not None:
+            models.teacher.set_attn_implementation("sdpa")
+        return models
+
+    @property
+    def teacher(self) -> Any:
+        """The teacher, frozen."""
+        return self.models.teacher
+
+    @property
+    def tokenizer(self) -> Any:
+        """The teacher's tokenizer."""
+        return self.models.tokenizer
+
+    @cached_property
+    def all_softmax(self) -> StudentForCausalLM:
+        """The teacher as a student with softmax in every layer."""
+        (student,) = self.models.students.values()
+        return self.prepare(student)
+
+    def prepare(self, student: Any) -> StudentForCausalLM:
+        """Move a student to the device, cast its parameters (not buffers) to the run dtype, and freeze it."""
+        student.to(self.device)
+        for parameter in student.parameters():
+            parameter.data = parameter.data.to(self.models.dtype)
+            parameter.requires_grad_(False)
+        frozen: StudentForCausalLM = student.eval()
+        return frozen
+
+    @cached_property
+    def all_linear_recipe(self) -> Recipe:
+        """Recipe of the all-linear student: all stages, or the alignment stages only."""
+        stages = self.training_recipe.stages
+        if self.options.all_linear_stages == "alignment":
+            stages = [stage for stage in stages if stage.is_layerwise]
+        if not stages:
+            raise ConfigError(
+                f"recipe '{self.recipe.name}' has no alignment stage; choose --option all_linear_stages=all"
+            )
+        return self.training_recipe.model_copy(update={"stages": stages})
+
+    @cached_property
+    def all_linear_path(self) -> Path:
+        """Folder of the all-linear student, which is distilled if missing."""
+        if self.options.all_linear is not None:
+            return Path(self.options.all_linear)
+        from evalsuite.distill.training.trainer import distill
+
+        out = self.work / f"all-linear-{options_hash(self.all_linear_recipe, self.options)}"
+        (folder,) = distill(self.all_linear_recipe, out, device=str(self.device), quiet=self.quiet)
+        return folder
+
+    @cached_property
+    def all_linear(self) -> StudentForCausalLM:
+        """The all-linear student.
+
+        Raises:
+            CheckpointError: the given checkpoint is not an all-linear student of this teacher.
+        """
+        from evalsuite.models.kernels.apply import apply_fused_kernels
+
+        found = load_checkpoint(self.all_linear_path, dtype="float32")
+        mixers = getattr(found.model.config, "mixers", None)
+        if mixers is None or "softmax" in mixers or len(mixers) != self.layers:
+            raise CheckpointError(
+                f"{found.path}: option all_linear needs an all-linear student of this teacher"
+            )
+        made_from = (found.lineage.get("teacher") or {}).get("weights_id")
+        if made_from not in (None, self.teacher_id):
+            raise CheckpointError(
+                f"{found.path} is a student of another teacher (weights {made_from}, not {self.teacher_id})"
+            )
+        apply_fused_kernels(found.model)
+        return self.prepare(found.model)
+
+    @property
+    def all_linear_tokens(self) -> int:
+        """Training tokens of the all-linear student; 0 if it was given."""
+        return 0 if self.options.all_linear is not None else self.all_linear_recipe.tokens
+
+    @cached_property
+    def kd_stage(self) -> Stage:
+        """The shortened knowledge-distillation stage."""
+        return shorten_kd_stage(self.training_recipe, self.options)
+
+    @cached_property
+    def held_out(self) -> HeldOut:
+        """Held-out slice of the knowledge-distillation data."""
+        batches = held_out_batches(
+            self.training_recipe, self.kd_stage, self.tokenizer, self.options.held_out, self.device
+        )
+        return HeldOut(self.teacher, batches, self.kd_stage.loss.temperature)
+
+    @property
+    def max_length(self) -> int:
+        """Context length of the teacher, in tokens."""
+        return int(self.info.config.max_position_embeddings)
+
+    def progress_log(self, name: str, about: dict[str, Any], recipe: Recipe | None = None) -> ProgressLog:
+        """Open the progress log `name` of values that `about` and the recipe determine.
+
+        The folder name depends on the recipe, which has the teacher's path; the header has the teacher's
+        weights_id, so that changed weights at the same path are detected.
+        """
+        about = {"recipe": (recipe or self.recipe).hash, "precision": self.models.precision, **about}
+        return ProgressLog(
+            self.folder(name, about) / "progress.jsonl",
+            teacher=self.teacher_id,
+            about=about,
+            writes=self.process_group.is_main,
+        )
+
+    def folder(self, name: str, about: dict[str, Any]) -> Path:
+        """Folder of the progress log and states of `name`."""
+        return self.work / f"{name}-{content_hash(about, 8)}"

@@ -1,0 +1,138 @@
+"""Sets of layers without measurements (`uniform`, `fixed`), and SMART's placement rule."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field
+
+from evalsuite.distill.selection.context import SelectionContext
+from evalsuite.distill.selection.layer_sets import top_layers
+from evalsuite.distill.selection.result import SelectionResult
+from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation.strict import Strict, parse, read_yaml
+
+
+def uniform_layers(layers: int, k: int) -> tuple[int, ...]:
+    """Layer ⌊i · L / K⌋ for i = 0 … K − 1: the first layer of each of K parts of equal size.
+
+    Distances differ by at most one, for every K from 1 to L. The papers describe the idea ("one roughly
+    every ⌊L/K⌋ blocks", KL-guided selection, section 4.2; "spaced at equal intervals", arXiv 2603.26556,
+    Appendix D), but no single rule gives their sets. This rule gives the published sets of 25, 33 and 50 %
+    for L = 36 (K = 9, 12, 18) and of K = 9 for L = 28. It differs for
+
+    - L = 28, K = 5: {0, 6, 11, 16, 21} in Table 11 of arXiv 2603.26556, {0, 5, 11, 16, 22} here;
+    - L = 28, K = 7: {0, 5, 9, 13, 17, 21, 25} there, {0, 4, 8, 12, 16, 20, 24} here; the configurations of
+      KL-guided selection take the last layer of each part, {3, 7, …, 27}, also for K = 4 and 14;
+    - L = 36, K = 5: {0, 8, 16, 24, 32} there, a fixed distance of 8, {0, 7, 14, 21, 28} here.
+
+    All of these are available as `fixed` sets.
+    """
+    return tuple(i * layers // k for i in range(k))
+
+
+FILE = Path(__file__).with_name("published_sets.yaml")
+
+
+class PublishedSets(Strict):
+    """Published layer sets of one selector for one teacher."""
+
+    teacher: str
+    layers: int = Field(gt=0)
+    """Number of layers of that teacher."""
+    source: str
+    sets: dict[int, list[int]]
+    """Budget → layers, from 0."""
+
+
+@cache
+def published_sets() -> dict[str, PublishedSets]:
+    """Name → published sets."""
+    return {name: parse(value, PublishedSets, f"{FILE}: {name}") for name, value in read_yaml(FILE).items()}
+
+
+def fixed_layers(layers: int, k: int, *, named: str | None, given: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the published set `named` at this budget, or the list `given`.
+
+    Raises:
+        ConfigError: neither or both, an unknown name, an unpublished budget, a set for another number of
+            layers, or an invalid list.
+    """
+    if (named is None) == (given is None):
+        raise ConfigError(
+            "selector fixed: give a published set (--option set=NAME) or layers (--option layers=[2,5]); "
+            f"sets: {', '.join(published_sets())}"
+        )
+    if named is not None:
+        if named not in published_sets():
+            raise ConfigError(f"selector fixed: unknown set '{named}'{nearest(named, published_sets())}")
+        found = published_sets()[named]
+        if found.layers != layers:
+            raise ConfigError(
+                f"selector fixed: '{named}' is for the {found.layers} layers of {found.teacher}, "
+                f"this teacher has {layers}"
+            )
+        if k not in found.sets:
+            raise ConfigError(
+                f"selector fixed: '{named}' has no set of {k} layers; budgets: "
+                f"{', '.join(map(str, found.sets))}"
+            )
+        return tuple(found.sets[k])
+    assert given is not None
+    layer_set = tuple(sorted(set(given)))
+    invalid = [layer for layer in layer_set if not 0 <= layer < layers]
+    if invalid:
+        raise ConfigError(f"selector fixed: the teacher has layers 0 to {layers - 1}, not {invalid}")
+    if len(layer_set) != k:
+        raise ConfigError(f"selector fixed: {len(layer_set)} different layers for a budget of {k}")
+    return layer_set
+
+
+def uniform(context: SelectionContext, k: int) -> SelectionResult:
+    """Evenly spaced layers; see `uniform_layers`."""
+    return SelectionResult(layers=uniform_layers(context.layers, k))
+
+
+def fixed(context: SelectionContext, k: int) -> SelectionResult:
+    """The published set of option `set`, or the list of option `layers`."""
+    options = context.options
+    layers = fixed_layers(context.layers, k, named=options.set, given=options.layers)
+    source = published_sets()[options.set].source if options.set is not None else "given"
+    return SelectionResult(layers=layers, details={"source": source})
+
+
+def smart_layers(scores: Sequence[float], k: int) -> tuple[int, ...]:
+    """Return the K layers that SMART selects, given each layer's sensitivity.
+
+    KL-guided selection, section 4.2 (4), describes SMART (Zebra-Llama, arXiv 2505.17272) without a formula:
+    "(i) score each layer by the reduction in teacher-student KL when swapping an global layer into an
+    otherwise linear baseline; (ii) preserve high-score layers near input/output (so-called "terminal
+    preservation"); (iii) choose the rest from near-uniform candidates to maximize total sensitivity". Open
+    details are defined as follows. The terminal layers are the most sensitive of the first and of the last
+    ⌊L/K⌋ layers. A placement is near-uniform if all gaps are ⌊g⌋ or ⌈g⌉ layers for the mean gap
+    g = (last − first − K + 1)/(K − 1). Both sets published with that paper, {0, 9, 18, 26} and {0, 5, 10, 14,
+    18, 22, 26} of 28 layers, are such placements (gaps of 8 and 7, and of 4 and 3). K = 1, which the paper
+    does not cover, selects the most sensitive layer.
+    """
+    layers = len(scores)
+    if k == 1:
+        return top_layers(scores, 1)
+    reach = layers // k
+    first = top_layers(scores[:reach], 1)[0]
+    last = layers - reach + top_layers(scores[layers - reach :], 1)[0]
+    least, odd = divmod(last - first - k + 1, k - 1)
+    steps = (least + 1, least + 2) if odd else (least + 1,)
+
+    @cache
+    def best(at: int, left: int) -> tuple[float, tuple[int, ...]]:
+        """Highest total from layer `at`, which is selected, to `last`, with `left` more to select."""
+        if left == 0:
+            return (scores[at], (at,)) if at == last else (float("-inf"), ())
+        total, chosen = max(
+            (best(at + step, left - 1) for step in steps if at + step <= last),
+            key=lambda found: found[0],
+            default=(float("-inf"), ()),
+        )
+        return scores[at] + total, (at, *chosen)
+
+    return best(first, k - 1)[1]

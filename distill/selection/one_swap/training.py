@@ -1,0 +1,288 @@
+"""One-swap training: candidates train together, are scored at snapshots, and stop when the top K is stable.
+
+The scores of all layers are logged at every snapshot, so that a later call with another budget extends this
+training, or needs none if the earlier one went further.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+from math import nan
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from evalsuite.distill.data.loader import StageDataLoader, prefetch
+from evalsuite.distill.recipe import Stage
+from evalsuite.distill.selection.context import ProgressLog, SelectionContext
+from evalsuite.distill.selection.layer_sets import top_layers
+from evalsuite.distill.selection.one_swap.candidates import (
+    AlignedCandidates,
+    Candidates,
+    DistilledCandidates,
+    candidate_state,
+    load_candidate_state,
+)
+from evalsuite.distill.selection.options import shorten_alignment_stage
+from evalsuite.distill.selection.result import Snapshot
+from evalsuite.foundation import CheckpointError, ConfigError, progress, read_json, write_json
+from evalsuite.models import StudentForCausalLM
+
+
+class OneSwapTraining:
+    """One stage of training for all candidates.
+
+    Args:
+        build: layers → candidates; called only if training is needed.
+        name: name of the progress log.
+        about: settings besides the recipe that determine the scores.
+        scored: whether candidates are scored at snapshots.
+        layers: layers to score; all by default.
+    """
+
+    def __init__(
+        self,
+        context: SelectionContext,
+        stage: Stage,
+        build: Callable[[Sequence[int]], Candidates],
+        *,
+        name: str,
+        about: dict[str, Any],
+        scored: bool = True,
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        self.context, self.stage, self._build, self._scored = context, stage, build, scored
+        process_group = context.process_group
+        self._layers = list(range(context.layers)) if layers is None else list(layers)
+        self._mine = self._layers[process_group.rank :: process_group.world_size]
+        self.seconds = 0.0
+        """Training and scoring time up to the end of the last `run`."""
+        about = {
+            "stage": stage.model_dump(mode="json"),
+            "snapshot_interval": context.options.snapshot_interval,
+            "held_out": context.options.held_out,
+            "all_linear": context.options.all_linear,
+            "all_linear_stages": context.options.all_linear_stages,
+            **about,
+        }
+        self.progress_log: ProgressLog = context.progress_log(name, about)
+        self._folder = self.progress_log.path.parent
+        self.candidates: Candidates | None = None
+
+    def run(self, k: int, score: str = "", *, early_stop: bool = False) -> list[Snapshot]:
+        """Train to the end of the stage or, with `early_stop`, until the top-K set by `score` is stable.
+
+        Returns:
+            The snapshots up to that point.
+        """
+        count = self._count_snapshots(k, score, early_stop)
+        if count is None:
+            self._train(k, score, early_stop)
+            count = self._count_snapshots(k, score, early_stop)
+            assert count is not None
+        self.seconds = float(self.progress_log.rows[count - 1]["seconds"])
+        return self.snapshots(k, score)[:count] if self._scored else []
+
+    def snapshots(self, k: int, score: str) -> list[Snapshot]:
+        """Return all logged snapshots, as sets of K layers."""
+        found = []
+        for row in self.progress_log.rows:
+            scores = tuple(nan if value is None else value for value in row["scores"][score])
+            found.append(
+                Snapshot(
+                    step=row["step"],
+                    tokens=row["tokens"] * self._num_students,
+                    layers=top_layers(scores, k),
+                    scores=scores,
+                )
+            )
+        return found
+
+    @property
+    def _num_students(self) -> int:
+        """Students that read every batch: one per layer, or a single one in alignment."""
+        return 1 if self.stage.is_layerwise else len(self._layers)
+
+    def _count_snapshots(self, k: int, score: str, early_stop: bool) -> int | None:
+        """Number of snapshots up to the end of training; None if training is incomplete."""
+        rows = self.progress_log.rows
+        if early_stop and self._scored:
+            sets = [snapshot.layers for snapshot in self.snapshots(k, score)]
+            first = self.context.options.rule.first(sets, k)
+            if first is not None:
+                return first + 1
+        return len(rows) if rows and rows[-1]["step"] == self.stage.steps else None
+
+    def _train(self, k: int, score: str, early_stop: bool) -> None:
+        context, stage, interval = self.context, self.stage, self.context.options.snapshot_interval
+        candidates = self.load_candidates()
+        at = self._at
+        began, last_save = time.monotonic() - at["seconds"], time.monotonic()
+        data = StageDataLoader(context.training_recipe, stage, context.tokenizer, state=at["data"])
+        remaining = stage.steps - at["step"]
+        bar = progress(
+            total=stage.steps, what=f"{self._folder.name} (one-swap)", unit="step", quiet=context.quiet
+        )
+        bar.update(at["step"])
+        with bar:
+            for batch in prefetch(islice(data, remaining)):
+                candidates.step(batch, at["step"])
+                at["step"] += 1
+                at["data"] = batch.state
+                bar.update(1)
+                if at["step"] % interval and at["step"] != stage.steps:
+                    continue
+                scores = self._gather(candidates.scores()) if self._scored else {}
+                at["seconds"] = time.monotonic() - began
+                self.progress_log.append(
+                    {
+                        "step": at["step"],
+                        "tokens": at["step"] * stage.tokens_per_step,
+                        "seconds": at["seconds"],
+                        "scores": scores,
+                    }
+                )
+                done = self._count_snapshots(k, score, early_stop) is not None
+                due = time.monotonic() - last_save >= context.recipe.checkpoint.state_interval_seconds
+                # Aligned states are small, and later trainings start from them.
+                save = context.options.save_state or stage.is_layerwise
+                if save and (done or context.process_group.any(due)):
+                    self._save(candidates)
+                    last_save = time.monotonic()
+                if done:
+                    return
+
+    def load_candidates(self) -> Candidates:
+        """Build the candidates and load their last saved state, if any."""
+        if self.candidates is None:
+            self.candidates = self._build(self._mine)
+            self._at: dict[str, Any] = {"step": 0, "data": None, "seconds": 0.0}
+            latest = self._folder / "state" / "latest.json"
+            if latest.exists():
+                state = read_json(latest)
+                for train_state in self.candidates.train_states:
+                    load_candidate_state(train_state, self._load(state["folder"], train_state.label))
+                self._at = state["at"]
+            rows = [row for row in self.progress_log.rows if row["step"] <= self._at["step"]]
+            self.progress_log.truncate(len(rows))
+        return self.candidates
+
+    def _load(self, folder: str, label: str) -> dict[str, Tensor]:
+        path = self._folder / "state" / folder / f"{label}.safetensors"
+        try:
+            return load_file(path)
+        except Exception as error:  # safetensors has its own exception class for damaged files
+            raise CheckpointError(
+                f"{path}: the saved state is damaged ({error}); delete {self._folder} to restart"
+            ) from error
+
+    def _save(self, candidates: Candidates) -> None:
+        """Write a new state and switch `latest.json` to it atomically."""
+        state = self._folder / "state"
+        target = state / f"{self._at['step']:06d}"
+        if self.context.process_group.is_main:
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir(parents=True)
+        self.context.process_group.barrier()
+        labels = {train_state.label: train_state for train_state in candidates.train_states}
+        if not self.stage.is_layerwise or self.context.process_group.is_main:
+            for label, train_state in labels.items():
+                tensors = {
+                    name: value.cpu().contiguous() for name, value in candidate_state(train_state).items()
+                }
+                save_file(tensors, target / f"{label}.safetensors")
+        self.context.process_group.barrier()
+        if self.context.process_group.is_main:
+            write_json(state / "latest.json", {"folder": target.name, "at": self._at})
+            for old in state.iterdir():
+                if old.is_dir() and old != target:
+                    shutil.rmtree(old, ignore_errors=True)
+        self.context.process_group.barrier()
+
+    def drop_state(self) -> None:
+        """Delete the saved candidates; the logged scores remain."""
+        if self.context.process_group.is_main:
+            shutil.rmtree(self._folder / "state", ignore_errors=True)
+        self.context.process_group.barrier()
+
+    def _gather(self, scores: dict[str, dict[int, float]]) -> dict[str, list[float | None]]:
+        """Scores of every layer from all processes; None for layers that are not scored."""
+        scored = set(self._layers)
+        gathered = {}
+        for name, mine in scores.items():
+            values = torch.zeros(self.context.layers, dtype=torch.float64, device=self.context.device)
+            for layer, value in mine.items():
+                values[layer] = value
+            self.context.process_group.all_reduce(values)
+            gathered[name] = [v if i in scored else None for i, v in enumerate(values.tolist())]
+        return gathered
+
+
+ADD, REMOVE = "add", "remove"
+
+
+def alignment_stage(context: SelectionContext) -> Stage:
+    """Return the shortened alignment stage. Raises ConfigError if there is none."""
+    stage = shorten_alignment_stage(context.training_recipe, context.options)
+    if stage is None:
+        raise ConfigError(
+            "stage-1 selectors score layers after alignment: the recipe needs an alignment stage, and "
+            "--option align_tokens must be above 0"
+        )
+    return stage
+
+
+def alignment_training(context: SelectionContext, stage: Stage, *, scored: bool) -> OneSwapTraining:
+    """Stage 1 of all candidates, scored at snapshots for the stage-1 selectors."""
+
+    def build(layers: Sequence[int]) -> Candidates:
+        return AlignedCandidates(context, stage, layers)
+
+    return OneSwapTraining(context, stage, build, name="align", about={"scored": scored}, scored=scored)
+
+
+def distillation_training(
+    context: SelectionContext, direction: str, before: Sequence[int] = ()
+) -> OneSwapTraining:
+    """Stage 2 of one student per layer; layers `before` are swapped in all of them."""
+    stage, align = context.kd_stage, shorten_alignment_stage(context.training_recipe, context.options)
+
+    def build(layers: Sequence[int]) -> Candidates:
+        return DistilledCandidates(
+            context, stage, direction, aligned_all_linear(context, align), layers, before
+        )
+
+    about: dict[str, Any] = {"align": None if align is None else align.model_dump(mode="json")}
+    if before:
+        about["before"] = sorted(before)
+    candidates = [layer for layer in range(context.layers) if layer not in before]
+    return OneSwapTraining(context, stage, build, name=f"kd-{direction}", about=about, layers=candidates)
+
+
+def aligned_all_linear(context: SelectionContext, stage: Stage | None) -> StudentForCausalLM:
+    """Return the all-linear student after shortened alignment."""
+    if stage is None:
+        return context.all_linear
+    training = _alignment_run(context, stage)
+    training.run(1, ADD)
+    candidates: Any = training.load_candidates()
+    return context.prepare(candidates.model)
+
+
+def alignment_seconds(context: SelectionContext, stage: Stage | None) -> float:
+    """Time of the alignment that stage 2 started from."""
+    if stage is None:
+        return 0.0
+    rows = _alignment_run(context, stage).progress_log.rows
+    return float(rows[-1]["seconds"]) if rows else 0.0
+
+
+def _alignment_run(context: SelectionContext, stage: Stage) -> OneSwapTraining:
+    """Return the completed alignment, scored or not; the unscored one if neither is complete."""
+    runs = [alignment_training(context, stage, scored=scored) for scored in (True, False)]
+    logs = [run.progress_log.rows for run in runs]
+    done = (run for run, rows in zip(runs, logs, strict=True) if rows and rows[-1]["step"] == stage.steps)
+    return next(done, runs[1])

@@ -1,0 +1,54 @@
+"""Result of a selector: layers, scores, search history and cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """State of a search at one point."""
+
+    step: int
+    """Optimizer steps so far; in a search by depth, number of decided layers."""
+    tokens: int
+    """Training tokens so far, over all candidates."""
+    layers: tuple[int, ...]
+    """The best set of K layers; in a search by depth, of that depth."""
+    scores: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Cost of a selection, without the all-linear student."""
+
+    student_tokens: int = 0
+    """Training tokens over all candidates."""
+    teacher_tokens: int = 0
+    """Tokens that the teacher read for them."""
+    tokens_without_early_stop: int = 0
+    """Student tokens of the complete search."""
+    tokens_without_sharing: int = 0
+    """Student tokens of one complete run per layer, each with its own alignment."""
+    teacher_tokens_without_sharing: int = 0
+    all_linear_tokens: int = 0
+    """Training tokens of the all-linear student, which all selectors share."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionResult:
+    """The layers that stay softmax, with the measurements behind them."""
+
+    layers: tuple[int, ...]
+    scores: tuple[float, ...] = ()
+    """Importance per layer, higher first; empty for selectors that do not score single layers."""
+    measure: str = ""
+    """Description of `scores`, with unit."""
+    history: tuple[Snapshot, ...] = ()
+    stopped_early: bool = False
+    """Whether the early-stop rule ended the search."""
+    cost: Cost = Cost()
+    notes: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """Further output of the selector (JSON)."""

@@ -1,0 +1,253 @@
+"""Synthetic tasks for layer selection, and the accuracy and log-likelihood of a model on them.
+
+Every prompt has two solved examples, which show the format to base models. The words are those of the pocket
+world: plain English words that are tokens of its teacher.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evalsuite.distill.data.loader import MicroBatch
+from evalsuite.distill.objectives.end_to_end import lm_head_weight, student_hidden_states
+from evalsuite.foundation import ConfigError
+from evalsuite.tasks.synthetic.pocket import lexicon
+
+NUM_SOLVED = 2
+"""Solved examples before each question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt, and the answer that follows after a space.
+
+    `any_order`: the answer is several words in any order.
+    """
+
+    prompt: str
+    answer: str
+    any_order: bool = False
+
+
+def key_value(rng: random.Random, pairs: int) -> Question:
+    """`kv`: look up a key in a dictionary (Table 3, KV Retrieval)."""
+    keys, values = rng.sample(lexicon.THINGS, pairs), rng.sample(lexicon.QUALITIES, pairs)
+    listed = ", ".join(f"{key} {value}" for key, value in zip(keys, values, strict=True))
+    *solved_pairs, queried = rng.sample(range(pairs), NUM_SOLVED + 1)
+    solved = "".join(f"Query: {keys[i]} {values[i]}\n" for i in solved_pairs)
+    return Question(f"Pairs: {listed}.\n{solved}Query: {keys[queried]}", values[queried])
+
+
+def sum_of_values(rng: random.Random, pairs: int) -> Question:
+    """`ar`: add the values of three keys (Table 3, Associative Recall); values are 0 to 9."""
+    values = {key: rng.randint(0, 9) for key in rng.sample(lexicon.THINGS, pairs)}
+    listed = ", ".join(f"{key} {value}" for key, value in values.items())
+    return _sums(rng, listed, list(values), values.__getitem__)
+
+
+def sum_of_aliases(rng: random.Random, pairs: int) -> Question:
+    """`ar_mh`: as `ar`, with keys defined by other keys, up to two hops from a value (Table 3, AR-MH)."""
+    keys = rng.sample(lexicon.THINGS, pairs)
+    values: dict[str, int] = {}
+    targets: dict[str, str] = {}
+    depth: dict[str, int] = {}
+    for key in keys:
+        parents = [other for other in depth if depth[other] < 2]
+        if parents and rng.random() < 0.4:
+            targets[key] = rng.choice(parents)
+            depth[key] = depth[targets[key]] + 1
+        else:
+            values[key] = rng.randint(0, 9)
+            depth[key] = 0
+    listed = ", ".join(f"{key} {targets.get(key, values.get(key))}" for key in keys)
+
+    def value(key: str) -> int:
+        return values[key] if key in values else value(targets[key])
+
+    return _sums(rng, listed, keys, value)
+
+
+def _sums(rng: random.Random, listed: str, keys: list[str], value: Callable[[str], int]) -> Question:
+    lines = []
+    for _ in range(NUM_SOLVED + 1):
+        operands = rng.sample(keys, 3)
+        lines.append((" + ".join(operands), str(sum(map(value, operands)))))
+    solved = "".join(f"{question} = {answer}\n" for question, answer in lines[:-1])
+    return Question(f"Pairs: {listed}.\n{solved}{lines[-1][0]} =", lines[-1][1])
+
+
+def variables(rng: random.Random, chains: int = 3, hops: int = 2) -> Question:
+    """`vt`: list all variables with a value, through shuffled assignments (Table 3, VT)."""
+    names = rng.sample(lexicon.THINGS, chains * (hops + 1))
+    numbers = rng.sample(range(10, 100), chains)
+    assignments, groups = [], []
+    for chain, number in enumerate(numbers):
+        group = names[chain * (hops + 1) : (chain + 1) * (hops + 1)]
+        assignments += [f"{group[0]} = {number}"]
+        assignments += [f"{group[i + 1]} = {group[i]}" for i in range(hops)]
+        groups.append(group)
+    rng.shuffle(assignments)
+    order = {name: place for place, name in enumerate(assignment.split()[0] for assignment in assignments)}
+    lines = [
+        (f"All that are {number}:", " ".join(sorted(group, key=order.__getitem__)))
+        for number, group in zip(numbers, groups, strict=True)
+    ]
+    solved = "".join(f"{question} {answer}\n" for question, answer in lines[:-1][:NUM_SOLVED])
+    return Question(f"{'. '.join(assignments)}.\n{solved}{lines[-1][0]}", lines[-1][1], any_order=True)
+
+
+def common_words(rng: random.Random, common: int = 3, rare: int = 20, times: int = 4) -> Question:
+    """`cwe`: list the most frequent words (Table 3, CWE); three word lists, two of them solved."""
+    texts = []
+    for _ in range(NUM_SOLVED + 1):
+        words = rng.sample(lexicon.THINGS + lexicon.QUALITIES, common + rare)
+        bag = words[:common] * times + words[common:]
+        rng.shuffle(bag)
+        answer = sorted(words[:common], key=bag.index)
+        texts.append((f"Words: {' '.join(bag)}.\nThe {common} words that are there most:", " ".join(answer)))
+    solved = "".join(f"{question} {answer}\n" for question, answer in texts[:-1])
+    return Question(solved + texts[-1][0], texts[-1][1], any_order=True)
+
+
+def draw_questions(task: str, *, count: int, seed: int, pairs: int) -> list[Question]:
+    """Return the first `count` questions of a task; question i depends on (task, seed, i, pairs) only."""
+    return [_TASKS[task](random.Random(f"{task} {seed} {i}"), pairs) for i in range(count)]
+
+
+_TASKS: dict[str, Callable[[random.Random, int], Question]] = {
+    "kv": key_value,
+    "ar": sum_of_values,
+    "ar_mh": sum_of_aliases,
+    "vt": lambda rng, pairs: variables(rng),
+    "cwe": lambda rng, pairs: common_words(rng),
+}
+TASKS = tuple(_TASKS)
+
+
+BATCH_TOKENS = 1 << 14
+"""Maximum padded tokens per forward pass."""
+GPU_BATCH_TOKENS = 1 << 16
+"""The same on a GPU, where smaller batches are bound by kernel launches."""
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """Scores of a model on a set of questions."""
+
+    logprobs: tuple[float, ...]
+    """Log-probability of each correct answer, in nats."""
+    exact: tuple[bool, ...]
+    """Whether greedy decoding gives exactly the answer's tokens."""
+    tokens: int
+    """Tokens of all correct answers."""
+
+    @property
+    def mean_logprob(self) -> float:
+        """Mean log-probability per answer token, in nats."""
+        return sum(self.logprobs) / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity of the answer tokens."""
+        return exp(-self.mean_logprob)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of exact answers."""
+        return sum(self.exact) / len(self.exact)
+
+
+@dataclass(frozen=True)
+class _PaddedBatch:
+    indices: tuple[int, ...]
+    inputs: Tensor
+    positions: Tensor
+    """Positions that predict answer tokens, in the flattened inputs."""
+    targets: Tensor
+    owners: Tensor
+    """Row of each target."""
+
+
+class QuestionSet:
+    """Questions, encoded and padded once for several models.
+
+    Padding is on the right, where it does not affect earlier tokens of a causal model.
+
+    Args:
+        max_length: context length of the models.
+
+    Raises:
+        ConfigError: a question exceeds `max_length`.
+    """
+
+    def __init__(
+        self, questions: Sequence[Question], tokenizer: Any, device: torch.device, max_length: int
+    ) -> None:
+        self.questions = list(questions)
+        encoded = []
+        for question in questions:
+            prompt = tokenizer.encode(question.prompt)
+            answer = tokenizer.encode(f" {question.answer}", add_special_tokens=False)
+            if len(prompt) + len(answer) > max_length:
+                raise ConfigError(
+                    f"a synthetic question has {len(prompt) + len(answer)} tokens, more than the teacher's "
+                    f"{max_length}; lower --option num_pairs"
+                )
+            encoded.append((prompt, answer))
+        self.prompts = [tuple(prompt) for prompt, _ in encoded]
+        self.answer_tokens = [len(answer) for _, answer in encoded]
+        order = sorted(range(len(encoded)), key=lambda i: sum(map(len, encoded[i])))
+        max_tokens = GPU_BATCH_TOKENS if device.type == "cuda" else BATCH_TOKENS
+        self._batches: list[_PaddedBatch] = []
+        group: list[int] = []
+        for i in order:
+            if group and (len(group) + 1) * sum(map(len, encoded[i])) > max_tokens:
+                self._batches.append(_pad(group, encoded, device))
+                group = []
+            group.append(i)
+        if group:
+            self._batches.append(_pad(group, encoded, device))
+
+    @torch.no_grad()
+    def evaluate(self, model: Any) -> TaskScores:
+        """Score the correct answers of all questions."""
+        logprobs = [0.0] * len(self.questions)
+        exact = [True] * len(self.questions)
+        for batch in self._batches:
+            hidden = student_hidden_states(model, MicroBatch(batch.inputs, batch.inputs)).flatten(0, 1)[
+                batch.positions
+            ]
+            logits = torch.nn.functional.linear(hidden, lm_head_weight(model).to(hidden.dtype)).float()
+            scores = logits.log_softmax(-1).gather(-1, batch.targets[:, None])[:, 0].double()
+            correct = logits.argmax(-1) == batch.targets
+            count = len(batch.indices)
+            empty = torch.zeros(count, dtype=torch.float64, device=scores.device)
+            sums = empty.index_add(0, batch.owners, scores).tolist()
+            misses = empty.index_add(0, batch.owners, (~correct).double()).tolist()
+            for index, total, missed in zip(batch.indices, sums, misses, strict=True):
+                logprobs[index], exact[index] = total, missed == 0
+        return TaskScores(tuple(logprobs), tuple(exact), sum(self.answer_tokens))
+
+
+def _pad(group: list[int], encoded: list[tuple[list[int], list[int]]], device: torch.device) -> _PaddedBatch:
+    width = max(len(encoded[i][0]) + len(encoded[i][1]) for i in group) - 1
+    inputs = torch.zeros(len(group), width, dtype=torch.int64)
+    positions, targets, owners = [], [], []
+    for row, i in enumerate(group):
+        prompt, answer = encoded[i]
+        tokens = prompt + answer
+        inputs[row, : len(tokens) - 1] = torch.tensor(tokens[:-1])
+        # The last token of the prompt predicts the first of the answer.
+        positions += [row * width + len(prompt) - 1 + j for j in range(len(answer))]
+        targets += answer
+        owners += [row] * len(answer)
+    return _PaddedBatch(
+        tuple(group),
+        inputs.to(device),
+        *(torch.tensor(values, dtype=torch.int64, device=device) for values in (positions, targets, owners)),
+    )

@@ -1,0 +1,255 @@
+"""Hybrids, skipped layers, held-out measurements and synthetic tasks."""
+
+import copy
+
+import pytest
+import torch
+
+from evalsuite.distill.objectives.end_to_end import student_hidden_states
+from evalsuite.distill.selection import tasks
+from evalsuite.distill.selection.held_out import residual_streams
+from evalsuite.distill.selection.one_swap.candidates import (
+    copy_trainable,
+    hybrid_from_linear,
+    hybrid_from_softmax,
+)
+from evalsuite.distill.selection.skip_layer import skip_layer
+from evalsuite.distill.selection.tasks import TASKS, Question, QuestionSet, draw_questions
+from evalsuite.foundation import ConfigError
+from evalsuite.models import load_checkpoint
+
+
+@pytest.fixture
+def batch(context):
+    return context.held_out.batches[0]
+
+
+@torch.no_grad()
+def test_hybrid_of_all_or_no_layers(context, batch):
+    before = student_hidden_states(context.all_linear, batch)
+    with hybrid_from_linear(context.all_linear, context.all_softmax, range(3)) as student:
+        # Norm and embeddings stay those of the all-linear student, which the last stage trained.
+        assert student.config.mixers == ["softmax"] * 3
+        blocks = [
+            layer is other
+            for layer, other in zip(student.model.layers, context.all_softmax.model.layers, strict=True)
+        ]
+        assert all(blocks)
+    torch.testing.assert_close(
+        student_hidden_states(context.all_softmax, batch), student_hidden_states(context.teacher, batch)
+    )
+    assert context.all_linear.config.mixers == ["gated_deltanet"] * 3
+    torch.testing.assert_close(student_hidden_states(context.all_linear, batch), before, rtol=0, atol=0)
+    with hybrid_from_linear(context.all_linear, context.all_softmax, []) as student:
+        torch.testing.assert_close(student_hidden_states(student, batch), before, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_hybrid_layers_come_from_the_right_student(context, batch):
+    """Layers below the swapped one are unaffected."""
+    all_linear, teacher = (
+        residual_streams(context.all_linear, batch),
+        residual_streams(context.all_softmax, batch),
+    )
+    with hybrid_from_linear(context.all_linear, context.all_softmax, [1]) as student:
+        added = residual_streams(student, batch)
+    with hybrid_from_softmax(context.all_softmax, context.all_linear, [1]) as student:
+        assert student.config.mixers == ["softmax", "gated_deltanet", "softmax"]
+        removed = residual_streams(student, batch)
+    torch.testing.assert_close(added[0], all_linear[0], rtol=0, atol=0)
+    torch.testing.assert_close(removed[0], teacher[0], rtol=0, atol=0)
+    assert not torch.allclose(added[1], all_linear[1])
+    assert not torch.allclose(removed[1], teacher[1])
+    assert context.all_softmax.config.mixers == ["softmax"] * 3
+
+
+def test_hybrid_is_reverted_after_an_error(context):
+    layers = list(context.all_linear.model.layers)
+    with (
+        pytest.raises(ZeroDivisionError),
+        hybrid_from_linear(context.all_linear, context.all_softmax, [0, 2]),
+    ):
+        1 / 0  # noqa: B018
+    assert all(a is b for a, b in zip(layers, context.all_linear.model.layers, strict=True))
+    assert context.all_linear.config.mixers == ["gated_deltanet"] * 3
+
+
+@torch.no_grad()
+def test_skipped_layer_adds_nothing(context, batch):
+    zeroed = copy.deepcopy(context.teacher)
+    zeroed.model.layers[1].self_attn.o_proj.weight.zero_()
+    before = student_hidden_states(context.teacher, batch)
+    with skip_layer(context.teacher, 1):
+        torch.testing.assert_close(
+            student_hidden_states(context.teacher, batch),
+            student_hidden_states(zeroed, batch),
+            rtol=0,
+            atol=0,
+        )
+    torch.testing.assert_close(student_hidden_states(context.teacher, batch), before, rtol=0, atol=0)
+
+
+def test_copy_trainable_copies_only_trainable_parameters(context):
+    with hybrid_from_linear(context.all_linear, context.all_softmax, [0]) as student:
+        own = copy_trainable(student, "mixer")
+    assert own.config.mixers == ["softmax", "gated_deltanet", "gated_deltanet"]
+    shared = {
+        id(parameter) for parameter in (*context.all_linear.parameters(), *context.all_softmax.parameters())
+    }
+    for name, parameter in own.named_parameters():
+        trains = ".self_attn." in name and ".layers.0." not in name
+        assert parameter.requires_grad == trains, name
+        assert (id(parameter) in shared) != trains, name
+    assert not any(parameter.requires_grad for parameter in context.all_linear.parameters())
+
+
+def test_distance_of_the_teacher_to_itself_is_zero(context):
+    assert context.held_out.kl(context.all_softmax) == pytest.approx(0, abs=1e-6)
+    assert context.held_out.hidden_distance(context.all_softmax) == pytest.approx(0, abs=1e-6)
+    assert context.held_out.kl(context.all_linear) > 1e-3
+    assert context.held_out.hidden_distance(context.all_linear) > 1e-3
+
+
+@torch.no_grad()
+def test_held_out_losses_are_per_token_means(context):
+    """Against unchunked logits."""
+    ce, kl, count = 0.0, 0.0, 0
+    for batch in context.held_out.batches:
+        theirs = (
+            context.teacher.lm_head(student_hidden_states(context.teacher, batch))
+            .log_softmax(-1)
+            .flatten(0, 1)
+        )
+        ours = (
+            context.all_linear.lm_head(student_hidden_states(context.all_linear, batch))
+            .log_softmax(-1)
+            .flatten(0, 1)
+        )
+        ce -= ours.gather(-1, batch.labels.flatten()[:, None]).sum().item()
+        kl += (theirs.exp() * (theirs - ours)).sum().item()
+        count += batch.labels.numel()
+    assert context.held_out.losses(context.all_linear) == pytest.approx((ce / count, kl / count), rel=1e-4)
+
+
+@torch.no_grad()
+def test_hidden_distance_sums_layers_and_averages_tokens(context):
+    """Eq. 4 written out; the last residual plus its MLP must give the decoder's output."""
+    expected = 0.0
+    for batch in context.held_out.batches:
+        pairs = zip(
+            residual_streams(context.all_linear, batch), residual_streams(context.teacher, batch), strict=True
+        )
+        expected += sum(((a - b).norm(dim=-1) ** 2).sum().item() for a, b in pairs)
+    tokens = sum(batch.input_ids.numel() for batch in context.held_out.batches)
+    assert context.held_out.hidden_distance(context.all_linear) == pytest.approx(expected / tokens, rel=1e-4)
+    batch = context.held_out.batches[0]
+    last = residual_streams(context.teacher, batch)[-1]
+    block = context.teacher.model.layers[-1]
+    final = context.teacher.model.norm(last + block.mlp(block.post_attention_layernorm(last)))
+    torch.testing.assert_close(final, student_hidden_states(context.teacher, batch))
+
+
+@torch.no_grad()
+def test_batched_answers_score_as_single_ones(context, monkeypatch):
+    monkeypatch.setattr(tasks, "BATCH_TOKENS", 300)
+    questions = [
+        *draw_questions("kv", count=4, seed=0, pairs=5),
+        *draw_questions("ar", count=3, seed=0, pairs=9),
+    ]
+    found = QuestionSet(questions, context.tokenizer, context.device, 512).evaluate(context.all_linear)
+    tokens = 0
+    for i, question in enumerate(questions):
+        prompt = context.tokenizer.encode(question.prompt)
+        answer = context.tokenizer.encode(f" {question.answer}")
+        tokens += len(answer)
+        logits = context.all_linear(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1)[range(len(answer)), answer].sum().item()
+        assert found.logprobs[i] == pytest.approx(expected, rel=1e-4)
+        assert found.exact[i] == (logits.argmax(-1).tolist() == answer)
+    assert found.tokens == tokens
+    assert found.mean_logprob == pytest.approx(sum(found.logprobs) / tokens)
+
+
+@torch.no_grad()
+def test_exact_matches_greedy_decoding():
+    pocket = load_checkpoint("pocket")
+    questions = draw_questions("kv", count=6, seed=3, pairs=12)
+    wrong = [Question(question.prompt, "axe") for question in questions[:2]]
+    question_set = QuestionSet([*questions, *wrong], pocket.tokenizer, torch.device("cpu"), 512)
+    correct = []
+    for question in (*questions, *wrong):
+        prompt = pocket.tokenizer(question.prompt, return_tensors="pt").input_ids
+        out = pocket.model.generate(prompt, max_new_tokens=1, do_sample=False)
+        correct.append(pocket.tokenizer.decode(out[0, prompt.shape[1] :]) == f" {question.answer}")
+    assert question_set.evaluate(pocket.model).exact == tuple(correct)
+    assert any(correct)
+    assert not all(correct)
+
+
+def test_too_long_question_is_refused(context):
+    with pytest.raises(ConfigError, match="more than the teacher's 20; lower --option num_pairs"):
+        QuestionSet(draw_questions("kv", count=1, seed=0, pairs=40), context.tokenizer, context.device, 20)
+
+
+def parsed(prompt: str) -> tuple[dict[str, str], list[str]]:
+    """Return the pairs of the first line, and the other lines."""
+    first, *lines = prompt.split("\n")
+    return dict(pair.split() for pair in first.removeprefix("Pairs: ").rstrip(".").split(", ")), lines
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_questions_are_independent(task):
+    assert (
+        draw_questions(task, count=2, seed=5, pairs=8) == draw_questions(task, count=9, seed=5, pairs=8)[:2]
+    )
+    assert draw_questions(task, count=3, seed=5, pairs=8) != draw_questions(task, count=3, seed=6, pairs=8)
+
+
+def test_key_value_answers_are_correct():
+    for question in draw_questions("kv", count=20, seed=1, pairs=12):
+        pairs, lines = parsed(question.prompt)
+        assert len(pairs) == 12
+        assert pairs[lines[-1].removeprefix("Query: ")] == question.answer
+        for line in lines[:-1]:
+            key, value = line.removeprefix("Query: ").split()
+            assert pairs[key] == value
+
+
+@pytest.mark.parametrize("task", ["ar", "ar_mh"])
+def test_sum_answers_are_correct(task):
+    for question in draw_questions(task, count=20, seed=1, pairs=12):
+        pairs, lines = parsed(question.prompt)
+
+        def value(key: str, steps: int = 0) -> int:
+            assert steps <= 2
+            found = pairs[key]  # noqa: B023
+            return int(found) if found.isdigit() else value(found, steps + 1)
+
+        assert all(found.isdigit() for found in pairs.values()) == (task == "ar"), question
+        for line in [*lines[:-1], f"{lines[-1]} {question.answer}"]:
+            operands, total = line.split(" = ")
+            assert sum(map(value, operands.split(" + "))) == int(total)
+
+
+def test_variable_answers_are_correct():
+    for question in draw_questions("vt", count=20, seed=1, pairs=8):
+        first, *lines = question.prompt.split("\n")
+        assigned = dict(each.split(" = ") for each in first.rstrip(".").split(". "))
+
+        def value(name: str) -> str:
+            found = assigned[name]  # noqa: B023
+            return found if found.isdigit() else value(found)
+
+        for line in [*lines[:-1], f"{lines[-1]} {question.answer}"]:
+            number, names = line.removeprefix("All that are ").split(": ")
+            assert set(names.split()) == {name for name in assigned if value(name) == number}
+
+
+def test_common_word_answers_are_correct():
+    for question in draw_questions("cwe", count=10, seed=1, pairs=8):
+        lists = question.prompt.split("Words: ")[1:]
+        words = lists[-1].split(".\n")[0].split()
+        counts = sorted({words.count(word) for word in words})
+        assert counts == [1, 4]
+        assert set(question.answer.split()) == {word for word in words if words.count(word) == 4}
+        assert question.any_order

@@ -1,0 +1,277 @@
+"""One-swap training: joint candidates, resumption, early stop and cost."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from evalsuite.distill.selection.context import SelectionContext
+from evalsuite.distill.selection.layer_sets import one_swap_jaccard, ranks, top_layers
+from evalsuite.distill.selection.one_swap import selectors, training
+from evalsuite.distill.selection.one_swap.candidates import AlignedCandidates, DistilledCandidates
+from evalsuite.distill.selection.one_swap.training import OneSwapTraining
+from evalsuite.foundation import CheckpointError, RunFolderError, read_jsonl
+from tests.parity.single_candidate import train_single_candidate
+
+
+def new_context(context: SelectionContext, folder, **changes) -> SelectionContext:
+    """A context with a fresh work folder and the existing all-linear student."""
+    options = context.options.model_copy(update={"all_linear": str(context.all_linear_path), **changes})
+    return SelectionContext(context.recipe, options, folder, device="cpu", quiet=True)
+
+
+def steps(context: SelectionContext, stage, count: int):
+    data = iter(training.StageDataLoader(context.training_recipe, stage, context.tokenizer))
+    return [next(data) for _ in range(count)]
+
+
+@pytest.mark.parametrize("direction", ["add", "remove"])
+def test_joint_and_separate_candidates_agree(context, direction):
+    """Candidates share only the teacher forward and frozen parameters."""
+    stage = context.kd_stage
+    together = DistilledCandidates(context, stage, direction, context.all_linear, [0, 1, 2])
+    alone = DistilledCandidates(context, stage, direction, context.all_linear, [1])
+    for number, data in enumerate(steps(context, stage, 2)):
+        together.step(data, number)
+        alone.step(data, number)
+    both = together.scores()[direction]
+    assert both[1] == alone.scores()[direction][1]
+    assert len(set(both.values())) == 3
+
+
+def test_training_candidates_leaves_the_all_linear_student_unchanged(context):
+    before = {name: tensor.clone() for name, tensor in context.all_linear.state_dict().items()}
+    candidates = DistilledCandidates(context, context.kd_stage, "add", context.all_linear, [0, 2])
+    candidates.step(steps(context, context.kd_stage, 1)[0], 0)
+    for name, tensor in context.all_linear.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert context.all_linear.config.mixers == ["gated_deltanet"] * 3
+
+
+def test_alignment_of_a_layer_is_independent_of_other_swaps(context):
+    """Stage 1 is shared because a one-swap student would align the same mixers."""
+    stage = context.training_recipe.stages[0]
+    shared = AlignedCandidates(context, stage, [0, 1, 2])
+    data = steps(context, stage, 2)
+    for number, step in enumerate(data):
+        shared.step(step, number)
+    with layer_1_restored(context) as student:
+        own = aligned_from(context, stage, student)
+        for number, step in enumerate(data):
+            own.step(step, number)
+    for layer in (0, 2):
+        mine = own.model.model.layers[layer].self_attn.state_dict()
+        for name, tensor in shared.model.model.layers[layer].self_attn.state_dict().items():
+            torch.testing.assert_close(mine[name], tensor, rtol=0, atol=0)
+
+
+def layer_1_restored(context: SelectionContext):
+    from evalsuite.distill.selection.one_swap.candidates import hybrid_from_linear
+
+    return hybrid_from_linear(context.all_linear, context.all_softmax, [1])
+
+
+def aligned_from(context: SelectionContext, stage, student):
+    stand_in = SimpleNamespace(
+        all_linear=student,
+        models=context.models,
+        device=context.device,
+        teacher=context.teacher,
+        held_out=context.held_out,
+    )
+    return AlignedCandidates(stand_in, stage, [])
+
+
+@pytest.mark.parametrize("selector", ["stage1", "stage2"])
+def test_interrupted_training_resumes_exactly(context, tmp_path, monkeypatch, selector):
+    """Interrupted between two snapshots: resuming from the previous state gives bit-identical scores."""
+    function = getattr(selectors, selector)
+    recipe = context.recipe.model_copy(
+        update={"checkpoint": context.recipe.checkpoint.model_copy(update={"state_interval_seconds": 0.0})}
+    )
+    context = new_context(replace_recipe(context, recipe), tmp_path / "complete", early_stop=False)
+    complete = function(context, 1, direction="add")
+    assert len(complete.history) >= 4
+    broken = new_context(context, tmp_path / "broken")
+    kind = AlignedCandidates if selector == "stage1" else DistilledCandidates
+    step = kind.step
+
+    def dies(self, data, number):
+        if number == 2:
+            raise KeyboardInterrupt
+        step(self, data, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "step", dies)
+        with pytest.raises(KeyboardInterrupt):
+            function(broken, 1, direction="add")
+    logs = list((tmp_path / "broken").rglob("progress.jsonl"))
+    assert any(len(list(read_jsonl(path))) == 3 for path in logs)
+    resumed = function(new_context(context, tmp_path / "broken"), 1, direction="add")
+    assert [s.scores for s in resumed.history] == [s.scores for s in complete.history]
+    assert resumed.layers == complete.layers
+    # Steps after the last complete state are repeated, not counted twice.
+    assert [s.step for s in resumed.history] == [s.step for s in complete.history]
+
+
+def replace_recipe(context: SelectionContext, recipe) -> SelectionContext:
+    built = SelectionContext(recipe, context.options, context.work, device="cpu", quiet=True)
+    assert built.all_linear is not None
+    return built
+
+
+def test_rows_after_the_last_saved_state_are_dropped(context, tmp_path, monkeypatch):
+    """Infrequent saves: an interruption leaves snapshots of steps that are repeated."""
+    context = new_context(context, tmp_path, early_stop=False)
+    step = DistilledCandidates.step
+
+    def dies(self, data, number):
+        if number == 2:
+            raise KeyboardInterrupt
+        step(self, data, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DistilledCandidates, "step", dies)
+        with pytest.raises(KeyboardInterrupt):
+            selectors.stage2(context, 1, direction="add")
+    result = selectors.stage2(new_context(context, tmp_path), 1, direction="add")
+    assert [s.step for s in result.history] == [1, 2, 3, 4]
+    (progress_log,) = tmp_path.glob("kd-add-*/progress.jsonl")
+    assert [row["step"] for row in list(read_jsonl(progress_log))[1:]] == [1, 2, 3, 4]
+
+
+class Scripted:
+    """Candidates with predefined scores per snapshot."""
+
+    def __init__(self, script: list[list[float]]) -> None:
+        self.train_states, self._script, self.steps = [], iter(script), 0
+
+    def step(self, data, number) -> None:
+        self.steps += 1
+
+    def scores(self) -> dict[str, dict[int, float]]:
+        return {"add": dict(enumerate(next(self._script)))}
+
+
+def scripted_training(context: SelectionContext, script) -> tuple[OneSwapTraining, Scripted]:
+    stage = context.kd_stage.model_copy(update={"tokens": 128 * len(script)})
+    candidates = Scripted(script)
+    return OneSwapTraining(context, stage, lambda layers: candidates, name="scripted", about={}), candidates
+
+
+def test_early_stop_at_the_first_stable_window(context, tmp_path):
+    """Window 3, K = 1: noise, then layer 2 three times in a row, at step 5 of 9."""
+    best = [0, 1, 2, 2, 2, 0, 1, 0, 1]
+    script = [[float(layer == each) for layer in range(3)] for each in best]
+    context = new_context(context, tmp_path, window=3)
+    run, candidates = scripted_training(context, script)
+    history = run.run(1, "add", early_stop=True)
+    assert [s.step for s in history] == [1, 2, 3, 4, 5]
+    assert history[-1].layers == (2,)
+    assert history[-1].tokens == 5 * 128 * 3
+    assert candidates.steps == 5
+
+
+def test_another_budget_extends_the_training(context, tmp_path):
+    """The log has the scores of all layers, so K = 2 trains only the steps beyond K = 1."""
+    best = [(2, 0), (2, 1), (2, 0), (2, 1), (2, 1), (2, 1), (2, 0), (2, 0)]
+    script = [[2.0 * (layer == a) + (layer == b) for layer in range(3)] for a, b in best]
+    context = new_context(context, tmp_path, window=3)
+    run, candidates = scripted_training(context, script)
+    assert run.run(1, "add", early_stop=True)[-1].step == 3
+    assert candidates.steps == 3
+    assert run.run(2, "add", early_stop=True)[-1].step == 6
+    assert candidates.steps == 6
+    assert run.run(1, "add", early_stop=True)[-1].step == 3
+    assert candidates.steps == 6
+    assert run.run(2, "add", early_stop=False)[-1].step == 8
+
+
+def test_cost_of_an_early_stop(context, tmp_path):
+    result = selectors.stage2(new_context(context, tmp_path, window=2, min_jaccard=0.1), 2, direction="add")
+    stage = context.kd_stage
+    per_step, aligned = stage.tokens_per_step, 512
+    assert result.stopped_early
+    steps_done = result.history[-1].step
+    assert steps_done < stage.steps
+    cost = result.cost
+    assert cost.student_tokens == aligned + 3 * steps_done * per_step
+    assert cost.teacher_tokens == aligned + steps_done * per_step
+    assert cost.tokens_without_early_stop == aligned + 3 * stage.steps * per_step
+    assert cost.tokens_without_sharing == 3 * (aligned + stage.steps * per_step)
+    window = result.details["window"]
+    assert window["snapshots"] == 2
+    assert window["jaccard"] >= min(1.0, one_swap_jaccard(2))
+    assert len(result.scores) == 3
+
+
+def test_save_state_false_still_saves_the_alignment(context, tmp_path):
+    """Candidates are not saved, but the alignment is."""
+    saved = selectors.stage2(new_context(context, tmp_path / "a", early_stop=False), 1, direction="add")
+    settings = {"early_stop": False, "save_state": False}
+    folder = tmp_path / "b"
+    selectors.stage2(new_context(context, folder, **settings), 1, direction="add")
+    (progress_log,) = folder.glob("kd-add-*/progress.jsonl")
+    assert not list(folder.rglob("layer-*.safetensors"))
+    lines = progress_log.read_text().splitlines(keepends=True)
+    progress_log.write_text("".join(lines[:2]))
+    again = selectors.stage2(new_context(context, folder, **settings), 1, direction="add")
+    assert [s.scores for s in again.history] == [s.scores for s in saved.history]
+
+
+def test_seconds_count_up_to_the_early_stop(context, tmp_path):
+    """Training that was extended for another budget does not add to this one's time."""
+    script = [[0.0, 0.0, 1.0]] * 6
+    context = new_context(context, tmp_path, window=3)
+    run, _ = scripted_training(context, script)
+    run.run(1, "add", early_stop=False)
+    rows = run.progress_log.rows
+    assert run.seconds == rows[-1]["seconds"]
+    assert len(run.run(1, "add", early_stop=True)) == 3
+    assert run.seconds == rows[2]["seconds"] < rows[-1]["seconds"]
+
+
+def test_single_candidate_scores_as_in_joint_training(context, tmp_path):
+    context = new_context(context, tmp_path, early_stop=False)
+    together = selectors.stage2(context, 1, direction="add")
+    alone = train_single_candidate(context, 1)
+    assert alone["importance"] == pytest.approx(together.scores[1], rel=1e-6)
+    assert alone["tokens"] * 3 == together.cost.tokens_without_sharing
+    assert alone["seconds"] > 0
+
+
+def test_progress_log_of_another_teacher_is_refused(context, tmp_path):
+    context = new_context(context, tmp_path)
+    progress_log = context.progress_log("probe", {"a": 1})
+    progress_log.append({"value": 1})
+    assert context.progress_log("probe", {"a": 1}).rows == [{"value": 1}]
+    context.info = replace(context.info, weights_id="f" * 16)
+    with pytest.raises(RunFolderError, match=r"belongs to another teacher.*ffffffffffffffff"):
+        context.progress_log("probe", {"a": 1})
+
+
+def test_damaged_state_is_reported(context, tmp_path, monkeypatch):
+    context = new_context(context, tmp_path, early_stop=False)
+    selectors.stage2(context, 1, direction="add")
+    (state,) = tmp_path.glob("kd-add-*/state/*/layer-1.safetensors")
+    assert load_file(state)
+    state.write_bytes(state.read_bytes()[:100])
+    (progress_log,) = tmp_path.glob("kd-add-*/progress.jsonl")
+    lines = progress_log.read_text().splitlines(keepends=True)
+    progress_log.write_text("".join(lines[:3]))
+    with pytest.raises(CheckpointError, match=r"delete .*kd-add"):
+        selectors.stage2(new_context(context, tmp_path), 1, direction="add")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_averaged_ranks_share_one_alignment(context, tmp_path, number):
+    context = new_context(context, tmp_path, early_stop=False)
+    result = selectors.averaged(context, 2, stage=number)
+    one = selectors.stage1 if number == 1 else selectors.stage2
+    add, remove = (one(context, 2, direction=each) for each in ("add", "remove"))
+    mean = [-(a + b) / 2 for a, b in zip(ranks(add.scores), ranks(remove.scores), strict=True)]
+    assert result.scores == tuple(mean)
+    assert result.layers == top_layers(mean, 2)
+    assert result.cost.student_tokens == add.cost.student_tokens + remove.cost.student_tokens - 512
