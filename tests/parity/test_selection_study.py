@@ -1,4 +1,4 @@
-"""The study's arithmetic, and its whole way on the pocket teacher."""
+"""The selector study: tables, and the complete study on the pocket teacher."""
 
 import csv
 import io
@@ -8,19 +8,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from evalsuite.evaluator import selection_study as study
-from evalsuite.evaluator import selection_tables as tables
-from evalsuite.evaluator.pieces import answered, pack
+from evalsuite.evaluation.shards import export_shard, is_complete
 from evalsuite.foundation import ConfigError, DataError, locked
 from evalsuite.models import describe_checkpoint
-from evalsuite.reports.extras import read_selections
-from evalsuite.reports.lineage import lineage_of
-from evalsuite.reports.run_folder import read_plan
+from evalsuite.reports.analysis.lineage import lineage_of
+from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.records.sidecars import read_selections
+from evalsuite.reports.statistics.intervals import wilson
 from evalsuite.reports.statistics.paired import score_interval
-from evalsuite.reports.statistics.wilson import wilson
+from tests.parity import selection_study as study
+from tests.parity import selection_tables as tables
+from tests.parity.exit_codes import exit_with
 
-TINY = ["stage.mixer.tokens=1k", "stage.block.tokens=1k", "stage.kd.tokens=1k", "stage.length=128"]
-BRIEF = ["examples=4", "pairs=8", "held_out=2", "every=1", "tokens=1k", "align_tokens=1k"]
+TINY = ["stage.mixer.tokens=1k", "stage.block.tokens=1k", "stage.kd.tokens=1k", "stage.seq_len=128"]
+BRIEF = ["num_examples=4", "num_pairs=8", "held_out=2", "snapshot_interval=1", "tokens=1k", "align_tokens=1k"]
 
 
 def answers(right: str) -> tables.Answers:
@@ -37,9 +38,9 @@ def test_differences_are_paired_by_document():
     groups = {"recall": tables.groups_of("pocket-recall")["recall"]}
     lines = {line.selector: line for line in tables.compared(chosen, found, groups)}
     assert lines["kv"].score == wilson(5, 10)
-    assert lines["kv"].beyond_uniform == score_interval(4, 1, 10)
-    assert lines["ar"].beyond_uniform is None
-    assert lines["uniform"].beyond_uniform is None
+    assert lines["kv"].minus_uniform == score_interval(4, 1, 10)
+    assert lines["ar"].minus_uniform is None
+    assert lines["uniform"].minus_uniform is None
     rows = list(csv.DictReader(io.StringIO(tables.as_csv(list(lines.values())))))
     assert [row["minus_uniform"] for row in rows] == ["", "0.3000", ""]
     table = tables.as_markdown(list(lines.values()), groups)
@@ -47,29 +48,29 @@ def test_differences_are_paired_by_document():
     assert "| 0 | uniform, ar | 20.0 (" in table
 
 
-def test_students_that_were_not_asked_everything_are_left_out_and_named():
+def test_partially_evaluated_students_are_left_out():
     chosen = {(name, 1): {"layers": [layer]} for layer, name in enumerate(("uniform", "kv", "ar"))}
     found = {"layers-0": answers("10"), "layers-1": answers("1")}
-    done, left = tables.asked_whole(chosen, found)
+    done, left = tables.fully_evaluated(chosen, found)
     assert (list(done), left) == ([("uniform", 1)], ["kv at 1", "ar at 1"])
     groups = {"recall": tables.groups_of("pocket-recall")["recall"]}
     with pytest.raises(DataError, match="'uniform' at 1 softmax layers"):
         tables.compared({("kv", 1): chosen["kv", 1]}, found, groups)
 
 
-def test_needles_are_apart_from_recall():
+def test_needles_and_recall_are_separate_groups():
     groups = tables.groups_of("pocket-recall")
     assert [str(benchmark.name) for benchmark in groups["recall"]] == ["pocket_recall"]
     assert len(groups["needles"]) == 3
 
 
-def test_the_reference_must_take_part(tmp_path):
-    with pytest.raises(ConfigError, match="must hold 'uniform'"):
+def test_reference_selector_is_required(tmp_path):
+    with pytest.raises(ConfigError, match="must include 'uniform'"):
         study.study("pocket", tmp_path, mixer="gla", budgets=[1], selectors=["kv"], suite="pocket-recall")
 
 
 @pytest.mark.slow
-def test_the_whole_way_and_again(tmp_path, monkeypatch):
+def test_complete_study_is_resumable(tmp_path, monkeypatch):
     settings = {
         "mixer": "gated_deltanet",
         "budgets": [1],
@@ -89,13 +90,13 @@ def test_the_whole_way_and_again(tmp_path, monkeypatch):
     assert all(selection.quality for selection in selections)
     lineage = json.loads((tmp_path / "students" / "layers-3" / "lineage.json").read_text())
     assert lineage["mixers"] == ["gated_deltanet"] * 3 + ["softmax"]
-    monkeypatch.setattr("evalsuite.distill.trainer.Run.go", None)
+    monkeypatch.setattr("evalsuite.distill.training.trainer.Trainer.train", None)
     assert study.study("pocket", tmp_path, **settings) == lines
 
 
 @pytest.mark.slow
-def test_the_steps_on_two_machines_and_two_processes(tmp_path):
-    """Rendered at home, chosen, distilled and answered by two processes elsewhere, judged at home."""
+def test_steps_on_two_machines_and_two_processes(tmp_path):
+    """Built and scored on one machine; selection, distillation and inference in two processes elsewhere."""
     settings = {
         "mixer": "gated_deltanet",
         "budgets": [1],
@@ -107,29 +108,29 @@ def test_the_steps_on_two_machines_and_two_processes(tmp_path):
         "quiet": True,
     }
     home, away = tmp_path / "home", tmp_path / "away"
-    assert study.study("pocket", home, steps=["render"], **settings) == []
+    assert study.study("pocket", home, steps=["build"], **settings) == []
     shutil.copytree(home / "run", away / "run")
-    study.study("pocket", away, steps=["select", "distill"], whole=True, separate=[1], **settings)
-    (alone,) = json.loads((away / "separate.json").read_text())
+    study.study("pocket", away, steps=["select", "distill"], complete=True, ablate_layers=[1], **settings)
+    (alone,) = json.loads((away / "single_candidates.json").read_text())
     assert alone["layer"] == 1
-    whole = json.loads((away / "whole" / "ga_s2.json").read_text())
+    complete = json.loads((away / "complete" / "ga_s2.json").read_text())
     chosen = json.loads((away / "layers" / "ga_s2-1.json").read_text())
-    assert whole["history"][: len(chosen["history"])] == chosen["history"]
+    assert complete["history"][: len(chosen["history"])] == chosen["history"]
     for rank in (1, 0):
         made = study.Study("pocket", away, "gated_deltanet", TINY, BRIEF, "cpu", True)
         made.parallel = SimpleNamespace(
             rank=rank, world=2, main=rank == 0, wait=lambda: None, device="cpu", device_name="CPU"
         )
-        # The first two of three in one call, the third in another: its requests are not copied again.
-        made.answer([str(away / "students" / "all-linear"), "pocket"])
-        made.answer([str(path) for path in sorted((away / "students").glob("layers-*"))])
+        # Two of three in one call, the third in another, which must not copy the requests again.
+        made.infer([str(away / "students" / "all-linear"), "pocket"])
+        made.infer([str(path) for path in sorted((away / "students").glob("layers-*"))])
     weights = describe_checkpoint(away / "students" / "all-linear").weights_id
-    assert [answered(away / run, weights) for run in ("run", "run-1")] == [True, False]
-    assert (away / "run-1" / "answers").is_dir()
+    assert [is_complete(away / run, weights) for run in ("run", "run-1")] == [True, False]
+    assert (away / "run-1" / "responses").is_dir()
     shutil.copytree(away / "layers", home / "layers")
     for number, run in enumerate(("run", "run-1")):
-        pack(away / run, home / f"run-{number}.tar.xz")
-    lines = study.study("pocket", home, steps=["judge"], **settings)
+        export_shard(away / run, home / f"run-{number}.tar.xz")
+    lines = study.study("pocket", home, steps=["score"], **settings)
     by = {each.label: lineage_of(each).selector for each in read_plan(home / "run").checkpoints}
     assert by["pocket"] is by["all-linear"] is None
     assert {name for names in by.values() if names for name in names.split(", ")} == {"uniform", "ga_s2"}
@@ -155,7 +156,7 @@ def test_processes_share_the_students(tmp_path):
         other = study.Study("pocket", tmp_path, "gla", (), (), "cpu", True, 2)._unclaimed(teacher=False)
         chosen("ar-2", [1, 3])
         assert list(mine) == [(1, 3), ()]
-    # Free again, as the process that held them has been through.
+    # Free again, since the other process has finished.
     assert list(other) == [(0,), (2,), (1, 3), ()]
 
 
@@ -172,15 +173,17 @@ def test_unknown_steps_are_refused(tmp_path):
         )
 
 
-def test_an_error_is_one_message(tmp_path, capsys):
+def test_error_is_one_message(tmp_path, capsys):
     argv = ["pocket", "--mixer", "gla", "--budget", "1", "--selectors", "kv", "--out", str(tmp_path)]
-    assert study.main(argv) == ConfigError.exit_code
-    assert capsys.readouterr().err.startswith("selection_study: --selectors must hold 'uniform'")
+    with pytest.raises(SystemExit) as caught:
+        exit_with(lambda: study.main(argv))
+    assert caught.value.code == ConfigError.exit_code
+    assert capsys.readouterr().err.startswith("error: --selectors must include 'uniform'")
 
 
-def test_a_suite_of_both_kinds_is_cut_into_needles_and_short_questions():
+def test_selection_suite_has_needles_and_short_questions():
     groups = tables.groups_of("selection")
     assert [str(each.name) for each in groups["needles"]] == [f"niah_single_{i}" for i in (1, 2, 3)]
     assert len(groups["short questions"]) == 6
-    # ARC can be written too, but this suite ranks alone.
+    # ARC also has generation, but this suite uses log-likelihood only.
     assert {each.protocols for each in groups["short questions"]} == {("loglikelihood",)}

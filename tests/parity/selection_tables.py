@@ -1,4 +1,4 @@
-"""What a study of selectors found: scores with intervals, paired differences from a reference, tables."""
+"""Tables of the selector study: scores with intervals, and paired differences from a reference selector."""
 
 import csv
 import io
@@ -8,24 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import DataError
-from evalsuite.reports.reading import read_run_records
-from evalsuite.reports.run_folder import read_plan, write_plan
-from evalsuite.reports.statistics.interval import Interval
+from evalsuite.reports.records.reading import read_run_scores
+from evalsuite.reports.records.run_folder import read_plan, write_plan
+from evalsuite.reports.statistics.intervals import Interval, wilson
 from evalsuite.reports.statistics.paired import score_interval
-from evalsuite.reports.statistics.wilson import wilson
 from evalsuite.tasks.benchmark import Benchmark
 from evalsuite.tasks.suite import load_suite, resolve
 
 REFERENCE = "uniform"
-WORDS = {"loglikelihood": "ranked", "generation": "written"}
+PROTOCOL_LABELS = {"loglikelihood": "log-likelihood", "generation": "generation"}
 Layers = tuple[int, ...]
 Answers = dict[tuple[str, str, int | None, str], bool]
-"""(benchmark, protocol, context, document) → whether it was right."""
+"""(benchmark, protocol, context, document) → whether the response is correct."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One selector at one budget, on one group of questions under one protocol."""
+    """Score of one selector at one budget, on one group of benchmarks under one protocol."""
 
     selector: str
     budget: int
@@ -34,18 +33,17 @@ class Line:
     protocol: str
     documents: int
     score: Interval
-    beyond_uniform: Interval | None
-    """Paired difference from the reference's students of the same budget; None where the layers are equal."""
+    minus_uniform: Interval | None
+    """Paired difference from the reference student of the same budget; None if the layers are equal."""
 
 
 def label_of(layers: Layers) -> str:
-    """Name of the student with these softmax layers."""
+    """Label of the student with these softmax layers."""
     return "layers-" + "-".join(map(str, layers)) if layers else "all-linear"
 
 
 def name_selectors(run: Path, chosen: dict[tuple[str, int], dict[str, Any]]) -> None:
-    """Write into the run's plan who chose each student's layers: it was made from the layers alone, which
-    several selectors may have found."""
+    """Record in the run's plan which selectors selected the layers of each student."""
     names: dict[str, list[str]] = {}
     for (selector, _), value in chosen.items():
         names.setdefault(label_of(tuple(value["layers"])), []).append(selector)
@@ -62,37 +60,37 @@ def name_selectors(run: Path, chosen: dict[tuple[str, int], dict[str, Any]]) -> 
 
 
 def groups_of(suite: str) -> dict[str, list[Benchmark]]:
-    """`needles` for benchmarks with contexts, `recall` for others of that category, `short questions` for
-    all else; each benchmark with the protocols that the suite asks alone."""
+    """Group the benchmarks of a suite: `needles` (with contexts), `recall` (others of that category) and
+    `short questions`; each benchmark keeps only the protocols of the suite."""
     groups: dict[str, list[Benchmark]] = {}
     for entry, benchmark in resolve(load_suite(suite)):
         left_out: dict[str, Any] = {
             protocol: None for protocol in benchmark.protocols if protocol not in entry.protocols
         }
-        asked = benchmark.model_copy(update=left_out)
+        restricted = benchmark.model_copy(update=left_out)
         other = "recall" if benchmark.category == "recall" else "short questions"
-        groups.setdefault("needles" if benchmark.contexts else other, []).append(asked)
+        groups.setdefault("needles" if benchmark.contexts else other, []).append(restricted)
     return groups
 
 
 def read_answers(run: Path, groups: dict[str, list[Benchmark]]) -> dict[str, Answers]:
-    """Label of each checkpoint → its answers, right or wrong."""
+    """Checkpoint label → correctness of its responses."""
     found: dict[str, Answers] = {}
     for benchmark in (each for group in groups.values() for each in group):
         name = str(benchmark.name)
         for protocol in benchmark.protocols:
-            asked: Any = getattr(benchmark, protocol)
-            frame = read_run_records(run, name, protocol, [asked.metric])
-            columns = (frame["checkpoint"], frame["context"], frame["doc_id"], frame[f"value.{asked.metric}"])
+            spec: Any = getattr(benchmark, protocol)
+            frame = read_run_scores(run, name, protocol, [spec.metric])
+            columns = (frame["checkpoint"], frame["context"], frame["doc_id"], frame[f"value.{spec.metric}"])
             for label, context, document, value in zip(*columns, strict=True):
                 found.setdefault(label, {})[name, protocol, context, document] = value == 1
     return found
 
 
-def asked_whole(
+def fully_evaluated(
     chosen: dict[tuple[str, int], dict[str, Any]], answers: dict[str, Answers]
 ) -> tuple[dict[tuple[str, int], dict[str, Any]], list[str]]:
-    """The selections whose student has answered as much as anybody, and the names of the others."""
+    """Return the selections whose student is fully evaluated, and the names of the others."""
     most = max(map(len, answers.values()), default=0)
     done = {
         key: value
@@ -107,17 +105,17 @@ def compared(
     answers: dict[str, Answers],
     groups: dict[str, list[Benchmark]],
 ) -> list[Line]:
-    """Scores with Wilson's intervals, and differences from the reference with Tango's.
+    """Compute scores with Wilson intervals, and paired differences from the reference with Tango intervals.
 
     Raises:
-        DataError: the reference's student was not asked at a budget where others were.
+        DataError: the reference student of a budget is not fully evaluated.
     """
     lines = []
     for (selector, budget), value in chosen.items():
         if (REFERENCE, budget) not in chosen:
             raise DataError(
-                f"the student of '{REFERENCE}' at {budget} softmax layers, which the others are compared to, "
-                "was not asked everything yet"
+                f"the student of '{REFERENCE}' at {budget} softmax layers, the reference, "
+                "is not fully evaluated yet"
             )
         layers = tuple(value["layers"])
         mine = answers[label_of(layers)]
@@ -125,7 +123,7 @@ def compared(
         theirs = answers[label_of(reference)]
         for group, benchmarks in groups.items():
             names = {str(benchmark.name) for benchmark in benchmarks}
-            for protocol in WORDS:
+            for protocol in PROTOCOL_LABELS:
                 keys = [key for key in mine if key[0] in names and key[1] == protocol]
                 if not keys:
                     continue
@@ -143,7 +141,7 @@ def compared(
                         protocol=protocol,
                         documents=len(keys),
                         score=score,
-                        beyond_uniform=None
+                        minus_uniform=None
                         if layers == reference
                         else score_interval(wins, losses, len(keys)),
                     )
@@ -152,11 +150,11 @@ def compared(
 
 
 def plain_scores(mine: Answers, groups: dict[str, list[Benchmark]]) -> dict[tuple[str, str], Interval]:
-    """(group, protocol) → score of one student, with Wilson's interval."""
+    """(group, protocol) → score of one student, with Wilson interval."""
     found = {}
     for group, benchmarks in groups.items():
         names = {str(benchmark.name) for benchmark in benchmarks}
-        for protocol in WORDS:
+        for protocol in PROTOCOL_LABELS:
             right = [value for key, value in mine.items() if key[0] in names and key[1] == protocol]
             score = wilson(sum(right), len(right))
             if score is not None:
@@ -167,7 +165,7 @@ def plain_scores(mine: Answers, groups: dict[str, list[Benchmark]]) -> dict[tupl
 def with_quality(
     value: dict[str, Any], lines: Sequence[Line], linear: dict[tuple[str, str], Interval]
 ) -> dict[str, Any]:
-    """A selector's largest selection, with what its students of all budgets scored, for the figures."""
+    """Add the scores of a selector's students at all budgets to its largest selection, for the figures."""
     points: list[tuple[Layers, str, str, Interval]] = [
         ((), group, protocol, score) for (group, protocol), score in linear.items()
     ]
@@ -179,7 +177,7 @@ def with_quality(
     quality = [
         {
             "layers": list(layers),
-            "what": f"{group}, {WORDS[protocol]}",
+            "what": f"{group}, {PROTOCOL_LABELS[protocol]}",
             "score": score.point,
             "low": score.low,
             "high": score.high,
@@ -196,21 +194,21 @@ Scores = Mapping[tuple[str, str], Interval]
 """(group, protocol) → score."""
 
 
-def as_csv(lines: Sequence[Line], beside: Mapping[str, Scores] | None = None) -> str:
-    """One row per line; scores and differences as fractions.
+def as_csv(lines: Sequence[Line], references: Mapping[str, Scores] | None = None) -> str:
+    """Format one row per line, with scores and differences as fractions.
 
     Args:
-        beside: what else was asked, by name: the teacher, the student without softmax layers.
+        references: name → scores of the teacher and the all-linear student.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*COLUMNS, "minus_uniform", "minus_uniform_low", "minus_uniform_high"])
-    for name, scores in (beside or {}).items():
+    for name, scores in (references or {}).items():
         for (group, protocol), score in scores.items():
             ends = [f"{v:.4f}" for v in (score.point, score.low, score.high)]
             writer.writerow([name, "", "", group, protocol, "", *ends, "", "", ""])
     for line in lines:
-        score, beyond = line.score, line.beyond_uniform
+        score, beyond = line.score, line.minus_uniform
         ends = (
             ["", "", ""] if beyond is None else [f"{v:.4f}" for v in (beyond.point, beyond.low, beyond.high)]
         )
@@ -230,7 +228,7 @@ def as_csv(lines: Sequence[Line], beside: Mapping[str, Scores] | None = None) ->
 
 
 def by_benchmark(answers: Mapping[str, Answers]) -> str:
-    """CSV: every checkpoint's score on every benchmark, protocol and context, with Wilson's interval."""
+    """CSV: the score of every checkpoint per benchmark, protocol and context, with Wilson interval."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["checkpoint", "benchmark", "protocol", "context", "documents", "score", "low", "high"])
@@ -250,30 +248,34 @@ def by_benchmark(answers: Mapping[str, Answers]) -> str:
 def as_markdown(
     lines: Sequence[Line],
     groups: dict[str, list[Benchmark]],
-    beside: Mapping[str, Scores] | None = None,
+    references: Mapping[str, Scores] | None = None,
 ) -> str:
-    """One table per budget, one row per set of layers: per cent with 95 % intervals, and the difference from
-    uniform in points. Selectors that chose the same layers share the student and the row.
+    """Format one table per budget, one row per set of layers: percent with 95 % intervals, and the difference
+    from uniform in points. Selectors with the same layers share a student and a row.
 
     Args:
-        lines: of all selectors and budgets.
-        groups: whose order the columns take.
-        beside: as for `as_csv`; a table of its own.
+        lines: all selectors and budgets.
+        groups: order of the columns.
+        references: as for `as_csv`, in a separate table.
     """
-    asked = {(line.group, line.protocol) for line in lines}
-    cells = [(group, protocol) for group in groups for protocol in WORDS if (group, protocol) in asked]
+    present = {(line.group, line.protocol) for line in lines}
+    cells = [
+        (group, protocol) for group in groups for protocol in PROTOCOL_LABELS if (group, protocol) in present
+    ]
     text = []
-    if beside:
-        text += ["| | " + " | ".join(f"{g}, {WORDS[p]}" for g, p in cells) + " |"]
+    if references:
+        text += ["| | " + " | ".join(f"{g}, {PROTOCOL_LABELS[p]}" for g, p in cells) + " |"]
         text += ["|---|" + "---|" * len(cells)]
-        for name, scores in beside.items():
+        for name, scores in references.items():
             shown = [_interval(scores[cell]) if cell in scores else "" for cell in cells]
             text += [f"| {name} | " + " | ".join(shown) + " |"]
         text += [""]
     for budget in dict.fromkeys(line.budget for line in lines):
         mine = [line for line in lines if line.budget == budget]
         text += [f"**K = {budget}**", ""]
-        text += ["| layers | chosen by | " + " | ".join(f"{g}, {WORDS[p]}" for g, p in cells) + " |"]
+        text += [
+            "| layers | selected by | " + " | ".join(f"{g}, {PROTOCOL_LABELS[p]}" for g, p in cells) + " |"
+        ]
         text += ["|---|---|" + "---|" * len(cells)]
         for layers in dict.fromkeys(line.layers for line in mine):
             same = [line for line in mine if line.layers == layers]
@@ -287,7 +289,7 @@ def as_markdown(
 
 
 def _cell(line: Line) -> str:
-    beyond = line.beyond_uniform
+    beyond = line.minus_uniform
     text = _interval(line.score)
     if beyond is not None:
         points = beyond.scaled(100)
