@@ -142,11 +142,10 @@ class _CheckRunner:
         scored = dict(other.score(self.requests))
         _, requests, ours = self.greedy
         theirs = dict(other.generate(requests))
-        for response in (*scored.values(), *theirs.values()):
-            if response.error:
-                raise DataError(
-                    f"{self.checkpoint.label}: a request fails in engine {other.name}: {response.error}"
-                )
+        errors = [response.error for response in scored.values()]
+        errors += [response.error for response in theirs.values()]
+        if error := next(filter(None, errors), None):
+            raise DataError(f"{self.checkpoint.label}: a request fails in engine {other.name}: {error}")
         sums = [logprob for index in range(len(scored)) for logprob in scored[index].logprobs]
         return [
             ConsistencyCheck(
