@@ -1,6 +1,6 @@
-"""What is written down and what it means: records, statistics, leaderboards, the gate and the page.
+"""Score rows, statistics, leaderboards, the page, exports and the gate.
 
-Nothing here imports torch: a report is rebuilt from records on any laptop.
+Nothing here imports torch: a report is rebuilt from score rows on any laptop.
 """
 
 from importlib import import_module
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evalsuite.reports.comparison import Comparison, compare
-    from evalsuite.reports.gating.policy import Policy, load_policy, policy_from_options
-    from evalsuite.reports.gating.verdict import Verdict, gate
+    from evalsuite.reports.gate.policy import Policy, load_policy, policy_from_options
+    from evalsuite.reports.gate.verdict import Verdict, run_gate
 
 _HOME = {
     "Comparison": "comparison",
     "compare": "comparison",
-    "Policy": "gating.policy",
-    "load_policy": "gating.policy",
-    "policy_from_options": "gating.policy",
-    "Verdict": "gating.verdict",
-    "gate": "gating.verdict",
+    "Policy": "gate.policy",
+    "load_policy": "gate.policy",
+    "policy_from_options": "gate.policy",
+    "Verdict": "gate.verdict",
+    "run_gate": "gate.verdict",
 }
 
 __all__ = [
@@ -26,14 +26,14 @@ __all__ = [
     "Policy",
     "Verdict",
     "compare",
-    "gate",
     "load_policy",
     "policy_from_options",
+    "run_gate",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # pandas and jinja take a second to import, which writing a record should not cost.
+    # Lazy: pandas and jinja take a second to import, which writing score rows must not cost.
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,42 +1,42 @@
-"""`compare`: runs in, leaderboards out."""
+"""`compare`: build the report of one or more runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from evalsuite.foundation import write_json, write_text
-from evalsuite.reports.gating.outputs import markdown as gate_markdown
-from evalsuite.reports.gating.outputs import verdict_json, write_verdict
-from evalsuite.reports.gating.policy import Policy
-from evalsuite.reports.gating.verdict import Verdict, judge
-from evalsuite.reports.json_form import report_json
-from evalsuite.reports.markdown import report_markdown
-from evalsuite.reports.outgoing import without_local_paths
+from evalsuite.reports.exports.csv_tables import gap_csv, leaderboard_csv, paper_comparison_csv, scores_csv
+from evalsuite.reports.exports.markdown import report_markdown
+from evalsuite.reports.exports.redact import redact
+from evalsuite.reports.exports.report_json import report_json
+from evalsuite.reports.exports.terminal import leaderboard_text
+from evalsuite.reports.gate.outputs import markdown as gate_markdown
+from evalsuite.reports.gate.outputs import verdict_json, write_verdict
+from evalsuite.reports.gate.policy import Policy
+from evalsuite.reports.gate.verdict import Verdict, apply_policy
+from evalsuite.reports.page.drill_down import Questions
 from evalsuite.reports.page.render import render_page
-from evalsuite.reports.page.samples import Questions
-from evalsuite.reports.plain_text import leaderboard_text
 from evalsuite.reports.report import Report, build_report
-from evalsuite.reports.tables import gap_csv, leaderboard_csv, published_csv, scores_csv
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `compare` made."""
+    """Result of `compare`."""
 
     report: Report
     folder: Path
     files: tuple[Path, ...]
     verdict: Verdict | None = None
-    """What the gate says, where a policy was given."""
+    """The gate's verdict, if a policy was given."""
 
     @property
     def markdown(self) -> str:
-        """What report.md holds."""
+        """Contents of report.md."""
         return _markdown(self.report, self.verdict)
 
     @property
     def text(self) -> str:
-        """The leaderboard for a terminal, and the verdict."""
+        """The leaderboard and the verdict as plain text."""
         leaderboard = leaderboard_text(self.report)
         return leaderboard if self.verdict is None else f"{leaderboard.rstrip()}\n\n{self.verdict.text}\n"
 
@@ -52,51 +52,50 @@ def compare(
     *,
     teacher: str | None = None,
     questions: Questions | None = None,
-    published: bool = False,
+    redacted: bool = False,
     policy: Policy | None = None,
-    least: float = 0.0,
+    min_coverage: float = 0.0,
 ) -> Comparison:
-    """Rebuild everything from the records of finished (or unfinished) runs.
+    """Build the report of finished or unfinished runs from their score rows.
 
-    Writes index.html, leaderboard.csv, scores.csv, gap.csv (where both protocols were asked), published.csv
-    (where benchmarks are those of arXiv 2504.14366), report.md and report.json; with a policy also
-    junit.xml, gate.md and gate.json. A gap.csv or published.csv of an earlier call does not stay.
+    Writes index.html, leaderboard.csv, scores.csv, report.md and report.json; gap.csv if a benchmark has both
+    protocols; paper_comparison.csv if benchmarks and mixers match arXiv 2504.14366; with a policy also
+    junit.xml, gate.md and gate.json. Stale optional files of an earlier call are removed.
 
     Args:
         runs: run folders.
         out: folder for the report.
-        teacher: label or weights_id of the only teacher; default: as the plans say.
-        questions: (benchmark, doc_ids) → doc_id → question text, for the drill-down.
-        published: the page is to be published: it holds no question text whatever `questions` is, and of
-            absolute paths the last part alone.
-        policy: judge the students by it and show the verdict.
-        least: leave a student out of benchmarks of which it answered less than this share of its teacher's
+        teacher: label or weights_id of the only teacher; default: as in the plans.
+        questions: looks up question texts for the drill-down.
+        redacted: leave out question texts and reduce absolute paths to their last component.
+        policy: gate policy; adds its verdict to the report.
+        min_coverage: leave a student out of benchmarks where it has less than this share of its teacher's
             documents.
 
     Raises:
-        RunFolderError: a folder that is no run, or `out` cannot be written.
-        DataError: records that are not sound, or runs that ask one benchmark differently.
-        ConfigError: `teacher` names nothing, or the policy names a checkpoint that no run has.
+        RunFolderError: a folder is no run folder, or `out` cannot be written.
+        DataError: invalid score rows, or runs that configure one benchmark differently.
+        ConfigError: `teacher` is unknown, or the policy names a checkpoint that no run has.
     """
-    report = build_report(list(runs), teacher, least)
-    verdict = None if policy is None else judge(report.panel, policy)
-    if published:
-        report = without_local_paths(report)
+    report = build_report(list(runs), teacher, min_coverage)
+    verdict = None if policy is None else apply_policy(report.tensor, policy)
+    if redacted:
+        report = redact(report)
     out = Path(out)
     texts = {
         "leaderboard.csv": leaderboard_csv(report),
         "scores.csv": scores_csv(report),
         **({"gap.csv": gap_csv(report)} if report.gaps else {}),
-        **({"published.csv": published_csv(report)} if report.published else {}),
+        **({"paper_comparison.csv": paper_comparison_csv(report)} if report.paper_comparison else {}),
         "report.md": _markdown(report, verdict),
-        "index.html": render_page(report, None if published else questions, verdict, published=published),
+        "index.html": render_page(report, None if redacted else questions, verdict, redacted=redacted),
     }
     for name, text in texts.items():
         write_text(out / name, text)
-    for name in {"gap.csv", "published.csv"} - set(texts):
+    for name in {"gap.csv", "paper_comparison.csv"} - set(texts):
         (out / name).unlink(missing_ok=True)
     gated = {} if verdict is None else {"gate": verdict_json(verdict)}
-    write_json(out / "report.json", {**report_json(report), "published": published, **gated})
+    write_json(out / "report.json", {**report_json(report), "redacted": redacted, **gated})
     files = [out / name for name in (*texts, "report.json")]
     if verdict is not None:
         files += write_verdict(verdict, out)

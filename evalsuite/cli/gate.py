@@ -1,4 +1,4 @@
-"""`evalsuite gate`: a verdict that CI can act on."""
+"""`evalsuite gate`: a pass/fail verdict for CI."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ from evalsuite.cli.parser import command
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add the verb."""
+    """Add the command."""
     parser = command(
         commands,
         "gate",
@@ -20,10 +20,13 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="finished run folders")
     parser.add_argument("--policy", type=Path, help="a YAML policy")
     parser.add_argument(
-        "--min-recovery", type=float, metavar="X", help="least recovery, as a share of the teacher: 0.9"
+        "--min-recovery",
+        type=float,
+        metavar="X",
+        help="minimum recovery, as a fraction of the teacher, e.g. 0.9",
     )
     parser.add_argument(
-        "--max-gap", type=float, metavar="Y", help="largest gap between the protocols, in points: 5"
+        "--max-gap", type=float, metavar="Y", help="maximum gap between the protocols, in points, e.g. 5"
     )
     parser.add_argument(
         "--out", type=Path, help="folder for junit.xml, gate.md and gate.json (default: RUN/gate)"
@@ -32,17 +35,17 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Decide, print each line of the decision, and return the verdict as exit code."""
+    """Evaluate the policy, print every rule's outcome, and return the verdict as exit code."""
     from evalsuite.foundation import ConfigError
-    from evalsuite.reports import gate, load_policy, policy_from_options
+    from evalsuite.reports import load_policy, policy_from_options, run_gate
 
     given = arguments.min_recovery is not None or arguments.max_gap is not None
     if (arguments.policy is not None) == given:
-        raise ConfigError("give either --policy FILE, or --min-recovery and/or --max-gap")
+        raise ConfigError("pass either --policy FILE, or --min-recovery and/or --max-gap")
     if arguments.policy is not None:
         policy = load_policy(arguments.policy)
     else:
         policy = policy_from_options(min_recovery=arguments.min_recovery, max_gap=arguments.max_gap)
-    verdict = gate(arguments.runs, policy, out=arguments.out or arguments.runs[0] / "gate")
+    verdict = run_gate(arguments.runs, policy, out=arguments.out or arguments.runs[0] / "gate")
     print(verdict.text)
     return int(verdict.exit_code)

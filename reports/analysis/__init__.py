@@ -1,1 +1,1 @@
-"""From a panel of answers to the rows that every table, figure, file and verdict is made of."""
+"""From score rows to the rows of a report: the source of every table, figure, file and verdict."""

@@ -1,54 +1,54 @@
-"""Students that differ only by their training seed: how much of a difference is luck of the run."""
+"""Replicates: students that differ only by their training seed, and the spread of their recoveries."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
+from evalsuite.reports.analysis.lineage import lineage_of
+from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.scopes import ALL
-from evalsuite.reports.lineage import lineage_of
-from evalsuite.reports.panel import Panel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicates:
-    """Checkpoints of one recipe, mixers and token count, trained with several seeds."""
+    """Checkpoints with the same recipe, mixers and token count, trained with several seeds."""
 
-    subjects: tuple[int, ...]
+    checkpoints: tuple[int, ...]
     protocol: str
     mean: float
-    """Of their recoveries."""
+    """Mean of their recoveries."""
     deviation: float
-    """Standard deviation of their recoveries between training runs; two of them make a tie."""
+    """Standard deviation of their recoveries over training runs; recoveries within two of them are a tie."""
 
 
-def replicate_families(panel: Panel) -> list[tuple[int, ...]]:
-    """Students of one teacher, recipe, mixers and token count that were trained with different seeds."""
+def replicate_families(tensor: ResultTensor) -> list[tuple[int, ...]]:
+    """Group the students of one teacher, recipe, mixers and token count that have different seeds."""
     families: dict[tuple[object, ...], list[int]] = {}
-    for index, subject in enumerate(panel.subjects):
-        lineage = lineage_of(subject.plan)
-        if subject.teacher is None or lineage.seed is None or not lineage.mixers or lineage.recipe is None:
+    for index, checkpoint in enumerate(tensor.checkpoints):
+        lineage = lineage_of(checkpoint.plan)
+        if checkpoint.teacher is None or lineage.seed is None or not lineage.mixers or lineage.recipe is None:
             continue
         stages = tuple((stage.name, stage.tokens) for stage in lineage.stages)
-        key = (subject.teacher, lineage.recipe, lineage.mixers, stages, lineage.tokens)
+        key = (checkpoint.teacher, lineage.recipe, lineage.mixers, stages, lineage.tokens)
         families.setdefault(key, []).append(index)
     found = []
     for members in families.values():
-        seeds = {lineage_of(panel.subjects[i].plan).seed for i in members}
+        seeds = {lineage_of(tensor.checkpoints[i].plan).seed for i in members}
         if len(members) > 1 and len(seeds) == len(members):
             found.append(tuple(members))
     return found
 
 
-def replicates_of(panel: Panel, averages: Sequence[AverageRow]) -> list[Replicates]:
-    """Groups of two or more such students, per protocol."""
+def replicates_of(tensor: ResultTensor, averages: Sequence[AverageRow]) -> list[Replicates]:
+    """Mean and deviation per family of replicates and protocol, for families with complete averages."""
     found = []
-    for members in replicate_families(panel):
+    for members in replicate_families(tensor):
         for protocol in dict.fromkeys(row.protocol for row in averages):
             points = [
                 row.recovery.point
                 for row in averages
-                if row.subject in members
+                if row.checkpoint in members
                 and row.protocol == protocol
                 and row.scope == ALL
                 and not row.missing
@@ -57,7 +57,7 @@ def replicates_of(panel: Panel, averages: Sequence[AverageRow]) -> list[Replicat
             if len(known) == len(members):
                 found.append(
                     Replicates(
-                        subjects=members,
+                        checkpoints=members,
                         protocol=protocol,
                         mean=sum(known) / len(known),
                         deviation=stdev(known),

@@ -1,58 +1,58 @@
-"""The rows of a report: plain values, ready for JSON. Fractions, unless a name says points or nats."""
+"""The rows of a report: plain values, ready for JSON. Fractions unless stated otherwise."""
 
 from dataclasses import dataclass, field
 
-from evalsuite.reports.resampled import Estimate
-from evalsuite.reports.statistics.interval import Interval
+from evalsuite.reports.analysis.bootstrap_sample import Estimate
+from evalsuite.reports.statistics.intervals import Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreRow:
+class BenchmarkRow:
     """One checkpoint on one benchmark under one protocol at one context."""
 
-    subject: int
+    checkpoint: int
     benchmark: str
     protocol: str
     context: int | None
     documents: int
     seeds: int
     score: Interval
-    """Wilson's interval for right-or-wrong answers, otherwise a t interval; log-perplexity for those."""
+    """Wilson's interval for binary scores, otherwise a t interval; the log-perplexity for perplexities."""
     seed_deviation: float | None = None
-    """Standard deviation between seeds as such, beyond what sampling documents explains."""
-    deficit: Interval | None = None
+    """Standard deviation between sampling seeds, beyond what sampling documents explains."""
+    drop: Interval | None = None
     """Teacher − student on the same documents; for a perplexity, student − teacher in nats."""
     recovery: Estimate = field(default_factory=lambda: Estimate(None, "no teacher"))
-    centred: Estimate = field(default_factory=lambda: Estimate(None, "no teacher"))
+    chance_normalized_recovery: Estimate = field(default_factory=lambda: Estimate(None, "no teacher"))
     wins: int | None = None
-    """Documents on which the student is above the teacher."""
+    """Documents on which the student scores higher than the teacher."""
     losses: int | None = None
     mcnemar: float | None = None
-    """Exact p-value; None where answers are not right or wrong."""
-    detectable: float | None = None
-    """Smallest true deficit that these documents would have shown with probability 0.8."""
+    """Exact p-value; None if scores are not binary."""
+    mde: float | None = None
+    """Minimum detectable effect: the smallest true drop that is detected with 80 % power."""
     outcomes: dict[str, int]
-    """Answers per outcome, over documents and seeds."""
+    """Responses per outcome, over documents and seeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageRow:
-    """One student (or teacher) averaged over a scope."""
+    """One checkpoint averaged over a scope."""
 
-    subject: int
+    checkpoint: int
     scope: str
     protocol: str
     benchmarks: tuple[str, ...]
     missing: tuple[str, ...]
-    """Benchmarks of the scope that this checkpoint did not answer; it is then not ranked."""
+    """Benchmarks of the scope without scores of this checkpoint; if any, it is not ranked."""
     documents: int
     score: Interval
-    deficit: Interval | None
+    drop: Interval | None
     recovery: Estimate
-    centred: Estimate
-    win_and_tie: float | None
+    chance_normalized_recovery: Estimate
+    win_or_tie_rate: float | None
     rank: int | None = None
-    """By recovery among students of the same teacher; equal numbers share a rank."""
+    """By recovery among students of the same teacher; equal recoveries share a rank."""
     rank_low: int | None = None
     """Best rank that is not excluded: 1 + the number of students proven better."""
     rank_high: int | None = None
@@ -60,38 +60,39 @@ class AverageRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GapRow:
-    """Both protocols on the same documents, for one student and one benchmark (or all of them)."""
+    """Both protocols on the same documents, for one student and one benchmark (or all benchmarks)."""
 
-    subject: int
+    checkpoint: int
     benchmark: str
-    """A name, or `all` for the macro average."""
+    """A benchmark name, or `all` for the macro average."""
     context: int | None
     documents: int
-    ranked: dict[str, float]
+    loglikelihood: dict[str, float]
     """Scores under log-likelihood: teacher, student."""
-    written: dict[str, float]
+    generation: dict[str, float]
     """Scores under generation: teacher, student."""
-    deficit_ranked: Interval
-    deficit_written: Interval
+    drop_loglikelihood: Interval
+    drop_generation: Interval
     gap: Interval
     right: dict[str, list[float]]
-    """teacher, student → documents right both ways, only ranked, only written, neither."""
+    """teacher, student → documents correct under both, under log-likelihood only, under generation only,
+    under neither."""
     outcomes: dict[str, dict[str, float]]
-    """teacher, student → share of written answers per outcome."""
+    """teacher, student → share of generated responses per outcome."""
     explained: dict[str, float | None]
-    """Outcome → change of the gap when the documents of that class are dropped for both; None: none left."""
+    """Outcome → change of the gap if documents with that outcome are removed for both; None: none left."""
     chance: float | None = None
-    """What guessing among the choices would score; None where that is not known."""
+    """Score of guessing among the choices; None if unknown."""
 
     @property
-    def floored(self) -> bool:
-        """Whether the teacher writes worse than guessing would score: little can then be lost."""
-        return self.chance is not None and self.written["teacher"] < self.chance
+    def teacher_below_chance(self) -> bool:
+        """Whether the teacher's generation score is below chance, so that little can be lost."""
+        return self.chance is not None and self.generation["teacher"] < self.chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRow:
-    """Any two checkpoints under one protocol, averaged over everything that both answered."""
+    """Two checkpoints under one protocol, averaged over their common benchmarks and documents."""
 
     first: int
     second: int
@@ -101,35 +102,35 @@ class PairRow:
     """First − second."""
     p: float
     p_holm: float
-    """Corrected for all pairs of the protocol."""
+    """With Holm's correction over all pairs of the protocol."""
     wins: int
     losses: int
     mcnemar: float | None
-    detectable: float | None
+    mde: float | None
 
     @property
     def proven(self) -> bool:
-        """Whether the two differ, after Holm's correction, at 5 %."""
+        """Whether the two differ at 5 %, after Holm's correction."""
         return self.p_holm <= 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inversion:
-    """Two checkpoints that the protocols put in opposite order."""
+    """Two checkpoints in opposite order under the two protocols."""
 
-    ranked_above: int
-    written_above: int
-    difference_ranked: float
-    difference_written: float
+    loglikelihood_above: int
+    generation_above: int
+    difference_loglikelihood: float
+    difference_generation: float
     proven: bool
     """Whether both differences are proven, after Holm's correction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Whether the two protocols rank the students alike, on the documents asked under both."""
+    """Agreement of the two protocols on the order of the students."""
 
-    subjects: tuple[int, ...]
+    checkpoints: tuple[int, ...]
     tau: float | None
     pairs: int
     inversions: tuple[Inversion, ...]

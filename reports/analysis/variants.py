@@ -1,75 +1,74 @@
-"""Recipes that change one thing: each beside the student that differs from it by this alone."""
+"""Ablations: recipes that differ in one setting, each compared with the student that differs only in it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evalsuite.reports.analysis.lineage import lineage_of
+from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.rows import GapRow, PairRow
 from evalsuite.reports.analysis.scopes import ALL
-from evalsuite.reports.lineage import lineage_of
-from evalsuite.reports.panel import Panel
-from evalsuite.reports.statistics.interval import Interval
-from evalsuite.reports.statistics.kendall import rank_agreement
+from evalsuite.reports.statistics.agreement import rank_agreement
+from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.statistics.seeds import over_runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """The same difference, seed by seed."""
+    """One difference between two recipes, seed by seed."""
 
     seeds: tuple[int, ...]
-    """Those that both recipes were trained with."""
+    """Seeds that both recipes were trained with."""
     differences: tuple[float, ...]
-    """Of each."""
+    """One difference per seed."""
     mean: Interval
-    """Over training runs, documents taken as given."""
+    """Mean over training runs, for fixed documents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One student of a recipe `base.name`."""
+    """One student of a recipe named `base.name`."""
 
-    subject: int
+    checkpoint: int
     runs: tuple[int, ...]
-    """All students of it, which differ by their seed; `subject` is the first of them."""
+    """All students of the variant, which differ only by seed; `checkpoint` is the first of them."""
     name: str
-    """What the recipe changes; empty for the plain one."""
+    """Name of the variant; empty for the base recipe."""
     partner: int | None
-    """The student that it is compared with: the longest variant that its name begins with, else the plain."""
+    """Reference student: that of the longest variant name that is a prefix of this one, else the base."""
     differences: dict[str, Interval]
-    """Protocol → this − partner, macro average over everything that both answered."""
+    """Protocol → this − partner, macro average over their common benchmarks."""
     repeats: dict[str, Repeats]
-    """Protocol → the same for all seeds; empty where only one pair shares its seed."""
+    """Protocol → the same for all common seeds; empty with fewer than two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variation:
-    """A recipe and its variants, with one teacher."""
+class Ablation:
+    """A base recipe and its variants, with one teacher."""
 
     base: str
     members: tuple[Variant, ...]
     both: tuple[int, ...]
-    """Those that answered everything that was asked under both protocols."""
+    """Checkpoints with scores for everything that was evaluated under both protocols."""
     tau: float | None
-    """Kendall's τ-b of the two protocols over `both`, on the same documents; None for fewer than three."""
+    """Kendall's τ-b between the protocols over `both`, on the same documents; None for fewer than three."""
 
 
 _Group = dict[tuple[str, str | None], dict[int, int]]
-"""What is changed and the mixer → seed → student."""
+"""(Variant name, mixer) → seed → student."""
 
 
-def variations_of(panel: Panel, pairs: Sequence[PairRow], gaps: Sequence[GapRow]) -> list[Variation]:
-    """Groups of finished students whose recipes are called `base` and `base.variant`.
+def ablations_of(tensor: ResultTensor, pairs: Sequence[PairRow], gaps: Sequence[GapRow]) -> list[Ablation]:
+    """Group the finished students whose recipes are named `base` and `base.variant`.
 
-    Of students that differ by seed alone the lowest stands here; of the plain recipe, those whose mixer a
-    variant has.
+    Replicates are represented by the lowest seed; the base recipe by students of a mixer that a variant has.
     """
     found: dict[tuple[int, str], _Group] = {}
-    for index, subject in enumerate(panel.subjects):
-        lineage = lineage_of(subject.plan)
-        if subject.teacher is None or lineage.recipe is None or not lineage.complete:
+    for index, checkpoint in enumerate(tensor.checkpoints):
+        lineage = lineage_of(checkpoint.plan)
+        if checkpoint.teacher is None or lineage.recipe is None or not lineage.complete:
             continue
         base, _, name = lineage.recipe.partition(".")
-        group = found.setdefault((subject.teacher, base), {})
+        group = found.setdefault((checkpoint.teacher, base), {})
         group.setdefault((name, lineage.main_mixer), {}).setdefault(lineage.seed or 0, index)
     return [
         _variation(base, group, pairs, gaps)
@@ -83,38 +82,38 @@ def _variation(
     group: _Group,
     pairs: Sequence[PairRow],
     gaps: Sequence[GapRow],
-) -> Variation:
+) -> Ablation:
     mixers = {mixer for name, mixer in group if name}
     members = []
     for (name, mixer), runs in group.items():
         if not name and mixer not in mixers:
             continue
         others = _partner(group, name, mixer)
-        subject = runs[min(runs)]
+        checkpoint = runs[min(runs)]
         partner = others[min(others)] if others else None
         members.append(
             Variant(
-                subject=subject,
+                checkpoint=checkpoint,
                 runs=tuple(runs[seed] for seed in sorted(runs)),
                 name=name,
                 partner=partner,
-                differences={} if partner is None else _differences(pairs, subject, partner),
+                differences={} if partner is None else _differences(pairs, checkpoint, partner),
                 repeats=_repeats(pairs, runs, others),
             )
         )
-    rows = {row.subject: row for row in gaps if row.benchmark == ALL}
-    most = max((rows[m.subject].documents for m in members if m.subject in rows), default=0)
-    both = [m.subject for m in members if m.subject in rows and rows[m.subject].documents == most]
+    rows = {row.checkpoint: row for row in gaps if row.benchmark == ALL}
+    most = max((rows[m.checkpoint].documents for m in members if m.checkpoint in rows), default=0)
+    both = [m.checkpoint for m in members if m.checkpoint in rows and rows[m.checkpoint].documents == most]
     tau = None
     if len(both) > 2:
         tau = rank_agreement(
-            [rows[s].ranked["student"] for s in both], [rows[s].written["student"] for s in both]
+            [rows[s].loglikelihood["student"] for s in both], [rows[s].generation["student"] for s in both]
         ).tau
-    return Variation(base=base, members=tuple(members), both=tuple(both), tau=tau)
+    return Ablation(base=base, members=tuple(members), both=tuple(both), tau=tau)
 
 
 def _partner(group: _Group, name: str, mixer: str | None) -> dict[int, int]:
-    """Seed → student of the recipe to compare with, among those of the same mixer; empty if there is none."""
+    """Seed → student of the reference recipe with the same mixer; empty if there is none."""
     if not name:
         return {}
     shorter = [
@@ -125,12 +124,12 @@ def _partner(group: _Group, name: str, mixer: str | None) -> dict[int, int]:
     return group[max(shorter, key=len), mixer] if shorter else {}
 
 
-def _differences(pairs: Sequence[PairRow], subject: int, partner: int) -> dict[str, Interval]:
+def _differences(pairs: Sequence[PairRow], checkpoint: int, partner: int) -> dict[str, Interval]:
     found = {}
     for row in pairs:
-        if (row.first, row.second) == (subject, partner):
+        if (row.first, row.second) == (checkpoint, partner):
             found[row.protocol] = row.difference
-        elif (row.second, row.first) == (subject, partner):
+        elif (row.second, row.first) == (checkpoint, partner):
             found[row.protocol] = row.difference.scaled(-1)
     return found
 

@@ -1,1 +1,1 @@
-"""Pure functions on arrays, one idea a file. What is undefined is None, never 0."""
+"""Statistics as pure functions on arrays. Undefined results are None, never 0."""

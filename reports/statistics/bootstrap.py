@@ -1,8 +1,8 @@
 """The paired bootstrap over documents, stratified by benchmark.
 
-Documents with the same values are one pattern, and drawing documents with replacement is drawing the counts
-of patterns from a multinomial distribution. Right-or-wrong answers have few patterns, so that ten thousand
-documents cost no more than sixteen.
+Documents with equal values form one pattern, and drawing documents with replacement means drawing the counts
+of patterns from a multinomial distribution. Binary scores have few patterns, so that ten thousand documents
+cost no more than sixteen.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from evalsuite.reports.statistics.interval import Interval
+from evalsuite.reports.statistics.intervals import Interval
 
 DRAWS = 4000
 _CHUNK = 4_000_000
@@ -18,21 +18,21 @@ _CHUNK = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Stratum:
-    """The documents of one benchmark: distinct rows of values, and how often each occurs.
+    """The documents of one benchmark: distinct rows of values, and the count of each.
 
-    Columns are whatever is compared on the same documents: checkpoints, protocols, a chance level.
+    Columns are the quantities compared on the same documents: checkpoints, protocols, a chance level.
     """
 
     values: np.ndarray
     """[patterns, columns]"""
     counts: np.ndarray
-    """[patterns], whole numbers"""
+    """[patterns], integers"""
     seed_variance: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    """[columns]: variance of each column's mean that comes from the seeds; empty for none."""
+    """[columns]: variance of each column's mean due to sampling seeds; empty for none."""
 
     @property
     def documents(self) -> int:
-        """How many documents there are."""
+        """Number of documents."""
         return int(self.counts.sum())
 
     def means(self) -> np.ndarray:
@@ -40,27 +40,27 @@ class Stratum:
         return self.counts @ self.values / self.counts.sum()
 
     def columns(self, *indices: int) -> "Stratum":
-        """The same documents with only these columns."""
+        """Return the same documents with only these columns."""
         seeds = self.seed_variance[list(indices)] if self.seed_variance.size else self.seed_variance
         return Stratum(self.values[:, indices], self.counts, seeds)
 
 
 def collapse(rows: np.ndarray, seed_variance: np.ndarray | None = None) -> Stratum:
-    """Gather equal rows.
+    """Collapse equal rows into patterns with counts.
 
     Args:
-        rows: [documents, columns]; a column may be NaN throughout, for a checkpoint that was not asked.
+        rows: [documents, columns]; a column is finite, or NaN throughout (for an absent checkpoint).
         seed_variance: see `Stratum`.
 
     Raises:
-        ValueError: no documents, or a column with some values that are not finite.
+        ValueError: no documents, or a column in which only some values are finite.
     """
     rows = np.asarray(rows, dtype=float)
     if rows.ndim != 2 or len(rows) == 0:
         raise ValueError(f"expected [documents, columns], got shape {rows.shape}")
     if not (np.isfinite(rows).all(axis=0) | np.isnan(rows).all(axis=0)).all():
         raise ValueError("values must be finite")
-    # One integer code per row sorts far faster than rows of floats do.
+    # Sorting one integer code per row is much faster than sorting rows of floats.
     codes = np.zeros(len(rows), dtype=np.int64)
     for column in rows.T:
         _, inverse = np.unique(column, return_inverse=True)
@@ -70,10 +70,10 @@ def collapse(rows: np.ndarray, seed_variance: np.ndarray | None = None) -> Strat
 
 
 def resample(strata: Sequence[Stratum], rng: np.random.Generator, draws: int = DRAWS) -> np.ndarray:
-    """Means of bootstrap resamples.
+    """Draw means of bootstrap resamples.
 
-    Deviations from the sample mean are scaled by √(n/(n−1)), which makes their variance the unbiased one;
-    at fifty documents that is one per cent of width. Seeds add their own normal part.
+    Deviations from the sample mean are scaled by √(n/(n−1)), which makes their variance unbiased (one per
+    cent of width at fifty documents). Seeds add a normal term of their variance.
 
     Returns:
         [draws, strata, columns]
@@ -99,7 +99,7 @@ def resample(strata: Sequence[Stratum], rng: np.random.Generator, draws: int = D
 def percentile_interval(
     point: float, draws: np.ndarray, level: float = 0.95, method: str = ""
 ) -> Interval | None:
-    """The percentile interval of `draws` [draws] about `point`; None if a draw is undefined (not finite)."""
+    """Percentile interval of `draws` [draws] around `point`; None if a draw is not finite."""
     if not np.isfinite(draws).all():
         return None
     low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2])

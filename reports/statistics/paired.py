@@ -1,8 +1,8 @@
-"""Paired differences of right-or-wrong answers, and what to do where almost no documents disagree.
+"""Paired differences of binary scores, also with few discordant documents.
 
-With fewer than ten disagreements a bootstrap is too narrow, and with none it has no width at all. There
-the score interval of Tango (Statistics in Medicine 17, 1998) takes over: it is the set of differences that
-a score test does not reject, and keeps its width at no disagreement (3.84/n at 95 %).
+With fewer than ten discordant documents a bootstrap is too narrow, and with none it has zero width. Then the
+score interval of Tango (Statistics in Medicine 17, 1998) is used instead: the set of differences that a score
+test does not reject. It has a positive width (3.84/n at 95 %) without discordant documents.
 """
 
 from dataclasses import dataclass
@@ -11,37 +11,36 @@ from functools import lru_cache
 import numpy as np
 
 from evalsuite.reports.statistics.bootstrap import Stratum
-from evalsuite.reports.statistics.interval import Interval
-from evalsuite.reports.statistics.wilson import normal_quantile
+from evalsuite.reports.statistics.intervals import Interval, normal_quantile
 
 FEW = 10
-"""Fewer disagreeing documents than this, and the score interval is used."""
+"""With fewer discordant documents than this, the score interval is used."""
 
 
 @dataclass(frozen=True, slots=True)
-class Disagreements:
-    """How two columns compare, document by document."""
+class PairedCounts:
+    """Wins and losses of one column against another, document by document."""
 
     documents: int
     wins: int
-    """Documents where the first is above the second."""
+    """Documents on which the first column is higher."""
     losses: int
 
     @property
     def ties(self) -> int:
-        """Documents where both are equal."""
+        """Documents on which both are equal."""
         return self.documents - self.wins - self.losses
 
     @property
-    def contested(self) -> int:
-        """Documents where they differ."""
+    def discordant(self) -> int:
+        """Documents on which they differ."""
         return self.wins + self.losses
 
 
-def disagreements(stratum: Stratum, first: int, second: int) -> Disagreements:
+def paired_counts(stratum: Stratum, first: int, second: int) -> PairedCounts:
     """Count wins and losses of column `first` against column `second`."""
     difference = stratum.values[:, first] - stratum.values[:, second]
-    return Disagreements(
+    return PairedCounts(
         stratum.documents,
         int(stratum.counts[difference > 0].sum()),
         int(stratum.counts[difference < 0].sum()),
@@ -53,13 +52,13 @@ def score_statistic(difference: np.ndarray, wins: float, losses: float, document
 
     Args:
         difference: hypothetical differences, inside (−1, 1).
-        wins: documents where only the first is right.
-        losses: documents where only the second is right.
-        documents: all of them.
+        wins: documents on which only the first is correct.
+        losses: documents on which only the second is correct.
+        documents: number of documents.
 
     Returns:
         (wins − losses − n·δ) / its standard deviation under the restricted maximum-likelihood estimate;
-        falls as δ grows.
+        decreasing in δ.
     """
     n = documents
     a = 2.0 * n
@@ -84,7 +83,7 @@ def score_bounds(z: np.ndarray, wins: float, losses: float, documents: int) -> n
 
 
 def score_interval(wins: int, losses: int, documents: int, level: float = 0.95) -> Interval | None:
-    """Tango's interval for the difference of two paired proportions, as fractions; None without documents."""
+    """Tango's interval for the difference of two paired proportions, a fraction; None without documents."""
     if documents == 0:
         return None
     z = normal_quantile(0.5 + level / 2)
@@ -92,24 +91,24 @@ def score_interval(wins: int, losses: int, documents: int, level: float = 0.95) 
     return Interval((wins - losses) / documents, float(low), float(high), "Tango score")
 
 
-def score_draws(contest: Disagreements, normals: np.ndarray) -> np.ndarray:
-    """Draws whose quantiles are the ends of Tango's intervals at every level.
+def score_draws(counts: PairedCounts, normals: np.ndarray) -> np.ndarray:
+    """Draws whose quantiles are the ends of Tango's interval at every level.
 
-    This lets a benchmark with few disagreements enter an average beside others that are resampled.
+    They let a benchmark with few discordant documents enter an average with resampled benchmarks.
 
     Args:
-        contest: the counts.
-        normals: standard normal numbers. [draws]
+        counts: wins, losses and documents.
+        normals: standard normal draws. [draws]
 
     Returns:
         Differences, as fractions. [draws]
     """
-    grid, bounds = _score_table(contest.wins, contest.losses, contest.documents)
+    grid, bounds = _quantile_table(counts.wins, counts.losses, counts.documents)
     return np.interp(normals, grid, bounds)
 
 
 @lru_cache(maxsize=4096)
-def _score_table(wins: int, losses: int, documents: int) -> tuple[np.ndarray, np.ndarray]:
-    # Reaches to p = 1e-7, past any level that a gate of many lines asks for.
+def _quantile_table(wins: int, losses: int, documents: int) -> tuple[np.ndarray, np.ndarray]:
+    # Covers p down to 1e-7, beyond any level that a gate with many rules needs.
     grid = np.linspace(-5.2, 5.2, 417)
     return grid, score_bounds(-grid, wins, losses, documents)

@@ -1,4 +1,4 @@
-"""Several seeds: of a sampled generation, as a random effect crossed with the documents; of training runs."""
+"""Seeds: sampling seeds as a random effect crossed with documents, and means over training runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 import numpy as np
 
-from evalsuite.reports.statistics.interval import Interval
+from evalsuite.reports.statistics.intervals import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,38 +18,37 @@ class SeedEffect:
     documents: int
     seeds: int
     between_documents: float
-    """Variance component; negative estimates are set to 0, as are the others."""
+    """Variance component; negative estimates of any component are set to 0."""
     between_seeds: float
     rest: float
     standard_error: float
-    """Of `mean`, with both documents and seeds seen as drawn."""
+    """Standard error of `mean`, with both documents and seeds as random samples."""
     degrees: float
     """Satterthwaite's degrees of freedom of the standard error."""
 
     @property
     def seed_variance(self) -> float:
-        """Variance of `mean` that comes from the seeds as such."""
+        """Variance of `mean` due to the seeds."""
         return self.between_seeds / self.seeds
 
     def interval(self, level: float = 0.95) -> Interval:
         """Student's t interval of the mean."""
-        from scipy.special import stdtrit  # scipy.stats would take a second to import
+        from scipy.special import stdtrit  # scipy.stats takes a second to import
 
         half = float(stdtrit(self.degrees, 0.5 + level / 2)) * self.standard_error
         return Interval(self.mean, self.mean - half, self.mean + half, "documents × seeds, random effects")
 
 
 def seed_effect(values: np.ndarray) -> SeedEffect | None:
-    """Estimate the components by the analysis of variance of a two-way layout, one value a cell.
+    """Estimate the components by a two-way analysis of variance with one value per cell.
 
-    Var(mean) = (MS_document + MS_seed − MS_rest) / (documents · seeds); where that estimate would be below
-    either part alone, a component came out negative and is taken as 0.
+    Var(mean) = (MS_document + MS_seed − MS_rest) / (documents · seeds), with negative components set to 0.
 
     Args:
         values: [documents, seeds], complete.
 
     Returns:
-        None for fewer than two documents or two seeds: then nothing can be said about seeds.
+        None for fewer than two documents or two seeds.
     """
     documents, seeds = values.shape
     if documents < 2 or seeds < 2:
@@ -76,7 +75,7 @@ def seed_effect(values: np.ndarray) -> SeedEffect | None:
 
 
 def over_runs(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Student's t interval of the mean of one value per training run, runs being all that is drawn.
+    """Student's t interval of the mean of one value per training run; only runs are random.
 
     Raises:
         ValueError: fewer than two runs.
@@ -84,7 +83,7 @@ def over_runs(values: Sequence[float], level: float = 0.95) -> Interval:
     from scipy.special import stdtrit
 
     if len(values) < 2:
-        raise ValueError("one run says nothing about how runs differ")
+        raise ValueError("the variance between runs needs at least two runs")
     point = mean(values)
     half = float(stdtrit(len(values) - 1, 0.5 + level / 2)) * stdev(values) / sqrt(len(values))
     return Interval(point, point - half, point + half, f"t over {len(values)} runs")

@@ -1,4 +1,4 @@
-"""Runs made of dice: checkpoints of known ability answer documents of known difficulty."""
+"""Synthetic runs: simulated checkpoints of known ability on documents of known difficulty."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from evalsuite.reports.records import Record, append_records
-from evalsuite.reports.run_folder import (
+from evalsuite.reports.records.run_folder import (
     BenchmarkPlan,
     CheckpointPlan,
     Plan,
@@ -19,13 +18,14 @@ from evalsuite.reports.run_folder import (
     write_environment,
     write_plan,
 )
+from evalsuite.reports.records.schema import ScoreRow, append_score_rows
 
 NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A benchmark of a synthetic run."""
+class SyntheticBenchmark:
+    """One benchmark of a synthetic run."""
 
     name: str
     title: str
@@ -40,7 +40,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answerer:
+class SyntheticCheckpoint:
     """A checkpoint of a synthetic run: its true score for (benchmark, protocol, context)."""
 
     label: str
@@ -49,9 +49,9 @@ class Answerer:
     lineage: Mapping[str, object] = field(default_factory=dict)
     parameters: int = 134_515_008
     bad_endings: Mapping[str, float] = field(default_factory=dict)
-    """outcome → share of the wrong written answers that end so"""
+    """outcome → share of the wrong generated responses with it"""
     weights: str = ""
-    """its weights_id; empty: one that follows from the label"""
+    """weights_id; empty: derived from the label"""
 
     @property
     def weights_id(self) -> str:
@@ -67,103 +67,105 @@ def hash_text(text: str) -> int:
 
 
 def make_run(
-    run: Path, benchmarks: Sequence[Asked], answerers: Sequence[Answerer], seed: int = 0, rho: float = 0.7
+    run: Path,
+    benchmarks: Sequence[SyntheticBenchmark],
+    models: Sequence[SyntheticCheckpoint],
+    seed: int = 0,
+    rho: float = 0.7,
 ) -> Path:
     """Write a run folder; a document's difficulty is shared by all checkpoints and protocols (`rho`)."""
-    write_plan(run, plan_of(benchmarks, answerers))
+    write_plan(run, plan_of(benchmarks, models))
     write_environment(run, {"python": "3.11", "packages": {"torch": "2.13.0"}, "device": "NVIDIA H200"})
-    for asked in benchmarks:
-        for context in asked.contexts or (None,):
-            rng = np.random.default_rng([seed, hash_text(f"{asked.name} {context}") % 2**32])
-            difficulty = rng.standard_normal(asked.documents)
-            for answerer in answerers:
-                own = np.random.default_rng(
-                    [seed, hash_text(f"{asked.name} {context} {answerer.label}") % 2**32]
-                )
-                for protocol in asked.protocols:
-                    append_records(run, _answers(asked, context, answerer, protocol, difficulty, own, rho))
+    for spec in benchmarks:
+        for context in spec.contexts or (None,):
+            rng = np.random.default_rng([seed, hash_text(f"{spec.name} {context}") % 2**32])
+            difficulty = rng.standard_normal(spec.documents)
+            for model in models:
+                own = np.random.default_rng([seed, hash_text(f"{spec.name} {context} {model.label}") % 2**32])
+                for protocol in spec.protocols:
+                    append_score_rows(run, _answers(spec, context, model, protocol, difficulty, own, rho))
     return run
 
 
-def plan_of(benchmarks: Sequence[Asked], answerers: Sequence[Answerer]) -> Plan:
+def plan_of(benchmarks: Sequence[SyntheticBenchmark], models: Sequence[SyntheticCheckpoint]) -> Plan:
     """The plan of a synthetic run."""
     return Plan(
         suite="synthetic",
         created="2026-11-21T08:00:00Z",
         benchmarks=tuple(
             BenchmarkPlan(
-                name=asked.name,
-                title=asked.title,
-                category=asked.category,
-                licence="CC-BY-4.0",
-                chance=asked.chance,
-                contexts=asked.contexts,
-                group=asked.group,
+                name=spec.name,
+                title=spec.title,
+                category=spec.category,
+                license="CC-BY-4.0",
+                chance=spec.chance,
+                contexts=spec.contexts,
+                group=spec.group,
                 protocols={
                     name: ProtocolPlan(metric="nll", direction="lower", units="words")
-                    if asked.perplexity
+                    if spec.perplexity
                     else ProtocolPlan(
                         metric="acc",
                         sampling="" if name == "loglikelihood" else "greedy",
-                        seeds=(0,) if name == "loglikelihood" else asked.seeds,
+                        seeds=(0,) if name == "loglikelihood" else spec.seeds,
                     )
-                    for name in asked.protocols
+                    for name in spec.protocols
                 },
             )
-            for asked in benchmarks
+            for spec in benchmarks
         ),
         checkpoints=tuple(
             CheckpointPlan(
-                label=answerer.label,
-                weights_id=answerer.weights_id,
-                role=answerer.role,
-                path=f"students/{answerer.label}",
-                parameters=answerer.parameters,
-                lineage=dict(answerer.lineage),
+                label=model.label,
+                weights_id=model.weights_id,
+                role=model.role,
+                path=f"students/{model.label}",
+                parameters=model.parameters,
+                lineage=dict(model.lineage),
             )
-            for answerer in answerers
+            for model in models
         ),
     )
 
 
 def _answers(
-    asked: Asked,
+    spec: SyntheticBenchmark,
     context: int | None,
-    answerer: Answerer,
+    model: SyntheticCheckpoint,
     protocol: str,
     difficulty: np.ndarray,
     rng: np.random.Generator,
     rho: float,
-) -> list[Record]:
-    truth = answerer.truth(asked.name, protocol, context)
+) -> list[ScoreRow]:
+    truth = model.truth(spec.name, protocol, context)
     records = []
-    for seed in asked.seeds if protocol == "generation" else (0,):
+    for seed in spec.seeds if protocol == "generation" else (0,):
         noise = rng.standard_normal(len(difficulty))
         latent = math.sqrt(rho) * difficulty + math.sqrt(1 - rho) * noise
         for number, value in enumerate(latent):
             right = value < NORMAL.inv_cdf(min(max(truth, 1e-9), 1 - 1e-9))
             outcome, detail = "ok", _choices(number, right, rng)
             values = {"acc": float(right)}
-            if asked.perplexity:
+            if spec.perplexity:
                 words = 60 + number % 50
                 values = {"nll": words * (truth + 0.2 * value), "words": float(words)}
                 detail = {"logprobs": [-values["nll"]]}
             elif protocol == "generation":
-                outcome, detail = _written(number, right, answerer.bad_endings, rng)
+                outcome, detail = _generated(number, right, model.bad_endings, rng)
             records.append(
-                Record(
-                    weights_id=answerer.weights_id,
-                    fingerprint=answerer.weights_id[::-1],
-                    benchmark=asked.name,
+                ScoreRow(
+                    weights_id=model.weights_id,
+                    fingerprint=model.weights_id[::-1],
+                    benchmark=spec.name,
                     protocol=protocol,
                     seed=seed,
                     context=context,
-                    doc_id=f"{hash_text(f'{asked.name} {context} {number}'):016x}"[:16],
-                    prompt_hash=f"{hash_text(f'{asked.name} {context} {number} {protocol}'):016x}",
+                    doc_id=f"{hash_text(f'{spec.name} {context} {number}'):016x}"[:16],
+                    prompt_hash=f"{hash_text(f'{spec.name} {context} {number} {protocol}'):016x}",
                     sampling="" if protocol == "loglikelihood" else "greedy",
-                    checkpoint=answerer.label,
+                    checkpoint=model.label,
                     values=values,
-                    chance=None if asked.perplexity else asked.chance,
+                    chance=None if spec.perplexity else spec.chance,
                     outcome=outcome,
                     detail=detail,
                 )
@@ -181,26 +183,26 @@ def _choices(number: int, right: bool, rng: np.random.Generator) -> dict[str, ob
     return {"logprobs": [float(x) for x in logprobs], "gold": gold, "greedy": [False] * 4, "tokens": [3] * 4}
 
 
-def _written(
+def _generated(
     number: int, right: bool, endings: Mapping[str, float], rng: np.random.Generator
 ) -> tuple[str, dict[str, object]]:
     target = "ABCD"[number % 4]
     outcome = "ok"
     if not right:
-        dice = rng.random()
+        synthetic = rng.random()
         for name, share in endings.items():
-            if dice < share:
+            if synthetic < share:
                 outcome = name
                 break
-            dice -= share
-    said = target if right else "ABCD"[(number + 1) % 4]
+            synthetic -= share
+    answer = target if right else "ABCD"[(number + 1) % 4]
     response = {
-        "ok": f"The heavier object needs the larger force, so the answer follows.\nANSWER: {said}",
+        "ok": f"The heavier object needs the larger force, so the answer follows.\nANSWER: {answer}",
         "extraction_failed": "It depends on which of the objects is meant here.",
         "truncated": "Let us think step by step. First, we note that the mass of the ball is given, and so",
         "looped": "the ball is the ball is the ball is the ball is the ball is the ball is the ball is the",
     }[outcome]
-    extracted = said if outcome == "ok" else ""
+    extracted = answer if outcome == "ok" else ""
     return outcome, {
         "response": response,
         "extracted": extracted,
@@ -211,14 +213,19 @@ def _written(
 
 
 @pytest.fixture(scope="session")
-def dice() -> SimpleNamespace:
-    """What makes synthetic runs, for tests that throw their own."""
-    return SimpleNamespace(Asked=Asked, Answerer=Answerer, make_run=make_run, plan_of=plan_of)
+def synthetic() -> SimpleNamespace:
+    """Factories of synthetic runs."""
+    return SimpleNamespace(
+        SyntheticBenchmark=SyntheticBenchmark,
+        SyntheticCheckpoint=SyntheticCheckpoint,
+        make_run=make_run,
+        plan_of=plan_of,
+    )
 
 
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A teacher and two students; one strong, one that loses its needles and its writing."""
+    """A teacher and two students: a strong one, and a weak one that fails at needles and generation."""
 
     def teacher(benchmark: str, protocol: str, context: int | None) -> float:
         return {"niah": 0.99, "arc_easy": 0.80, "gsm8k": 0.6}.get(benchmark, 0.7)
@@ -232,11 +239,15 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return teacher(benchmark, protocol, context) * (0.9 if protocol == "loglikelihood" else 0.6)
 
     benchmarks = [
-        Asked("arc_easy", "ARC-Easy", "knowledge", 400),
-        Asked("piqa", "PIQA", "common_sense", 300, chance=0.5),
-        Asked("gsm8k", "GSM8K", "reasoning", 200, chance=0.0, protocols=("generation",)),
-        Asked("niah", "S-NIAH-1", "recall", 100, chance=0.0, contexts=(512, 1024), protocols=("generation",)),
-        Asked("wikitext", "WikiText", "language_modeling", 60, None, (), ("loglikelihood",), perplexity=True),
+        SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 400),
+        SyntheticBenchmark("piqa", "PIQA", "common_sense", 300, chance=0.5),
+        SyntheticBenchmark("gsm8k", "GSM8K", "reasoning", 200, chance=0.0, protocols=("generation",)),
+        SyntheticBenchmark(
+            "niah", "S-NIAH-1", "recall", 100, chance=0.0, contexts=(512, 1024), protocols=("generation",)
+        ),
+        SyntheticBenchmark(
+            "wikitext", "WikiText", "language_modeling", 60, None, (), ("loglikelihood",), perplexity=True
+        ),
     ]
     family = {
         "teacher": {"weights_id": f"{hash_text('teacher'):016x}", "label": "teacher"},
@@ -246,9 +257,13 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("run"),
         benchmarks,
         [
-            Answerer("teacher", lambda b, p, c: 3.0 if b == "wikitext" else teacher(b, p, c), "teacher"),
-            Answerer("strong", lambda b, p, c: 3.05 if b == "wikitext" else strong(b, p, c), lineage=family),
-            Answerer(
+            SyntheticCheckpoint(
+                "teacher", lambda b, p, c: 3.0 if b == "wikitext" else teacher(b, p, c), "teacher"
+            ),
+            SyntheticCheckpoint(
+                "strong", lambda b, p, c: 3.05 if b == "wikitext" else strong(b, p, c), lineage=family
+            ),
+            SyntheticCheckpoint(
                 "weak",
                 lambda b, p, c: 3.4 if b == "wikitext" else weak(b, p, c),
                 lineage=family,

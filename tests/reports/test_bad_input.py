@@ -10,25 +10,27 @@ import pytest
 import yaml
 
 from evalsuite.foundation import EvalsuiteError
-from evalsuite.reports import compare, gate, policy_from_options
-from evalsuite.reports.records import records_path
+from evalsuite.reports import compare, policy_from_options, run_gate
+from evalsuite.reports.records.schema import scores_path
 
 Row = dict[str, Any]
 
 
 @pytest.fixture
-def run(dice: SimpleNamespace, tmp_path: Path) -> Path:
+def run(synthetic: SimpleNamespace, tmp_path: Path) -> Path:
     """Teacher and student, sixty facts both ways."""
     answerers = [
-        dice.Answerer("teacher", lambda b, p, c: 0.8, "teacher"),
-        dice.Answerer("student", lambda b, p, c: 0.7),
+        synthetic.SyntheticCheckpoint("teacher", lambda b, p, c: 0.8, "teacher"),
+        synthetic.SyntheticCheckpoint("student", lambda b, p, c: 0.7),
     ]
-    return dice.make_run(tmp_path / "run", [dice.Asked("facts", "Facts", "knowledge", 60)], answerers)
+    return synthetic.make_run(
+        tmp_path / "run", [synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 60)], answerers
+    )
 
 
 def edit(run: Path, change: Callable[[int, Row], Row | None], protocol: str = "loglikelihood") -> None:
     """Apply `change` to every numbered row; rows for which it gives None vanish."""
-    path = records_path(run, "facts", protocol)
+    path = scores_path(run, "facts", protocol)
     rows = [change(i, json.loads(line)) for i, line in enumerate(path.read_text().splitlines(), 1)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
 
@@ -47,7 +49,7 @@ def at(number: int, **changes: Any) -> Callable[[int, Row], Row]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (at(5, schema=2), "line 5: record: 'schema' = 2; this evalsuite reads and writes 1"),
+        (at(5, schema=1), "line 5: score row: 'schema' = 1; this evalsuite reads and writes 2"),
         (at(5, values={"acc": float("nan")}), "line 5: 'NaN' is not a number"),
         (at(5, chance=float("nan")), "line 5: 'NaN' is not a number"),
         (at(5, values={"acc": 71.0}), "line 5: acc = 71; a score is a fraction"),
@@ -55,7 +57,7 @@ def at(number: int, **changes: Any) -> Callable[[int, Row], Row]:
         (at(5, protocol="generation"), "line 5: protocol 'generation' in a journal of 'loglikelihood'"),
     ],
 )
-def test_records_that_are_not_sound_are_refused(run: Path, tmp_path: Path, change: Any, message: str) -> None:
+def test_invalid_score_rows_are_refused(run: Path, tmp_path: Path, change: Any, message: str) -> None:
     edit(run, change)
     with pytest.raises(EvalsuiteError, match=r"facts\.loglikelihood\.jsonl") as caught:
         compare([run], tmp_path / "out")
@@ -63,19 +65,19 @@ def test_records_that_are_not_sound_are_refused(run: Path, tmp_path: Path, chang
     assert caught.value.exit_code >= 64
     assert not (tmp_path / "out").exists()
     with pytest.raises(EvalsuiteError, match=r"facts\.loglikelihood\.jsonl"):
-        gate([run], policy_from_options(min_recovery=0.5))
+        run_gate([run], policy_from_options(min_recovery=0.5))
 
 
-def test_a_journal_under_a_wrong_name_is_refused(run: Path, tmp_path: Path) -> None:
+def test_misnamed_journal_is_refused(run: Path, tmp_path: Path) -> None:
     edit(run, lambda i, row: row | {"benchmark": "piqa"})
     with pytest.raises(
-        EvalsuiteError, match=r"facts\.loglikelihood\.jsonl: holds records of benchmark 'piqa'"
+        EvalsuiteError, match=r"facts\.loglikelihood\.jsonl: has score rows of benchmark 'piqa'"
     ):
         compare([run], tmp_path / "out")
 
 
-def test_a_key_that_stands_twice_is_refused(run: Path, tmp_path: Path) -> None:
-    path = records_path(run, "facts", "generation")
+def test_repeated_key_is_refused(run: Path, tmp_path: Path) -> None:
+    path = scores_path(run, "facts", "generation")
     lines = path.read_text().splitlines(True)
     path.write_text("".join([*lines, lines[7]]))
     with pytest.raises(EvalsuiteError, match=r"line 121: repeats the key of line 8"):
@@ -131,19 +133,22 @@ def errors(run: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "warning"),
     [
-        (without_teacher, "No teacher among the checkpoints: scores are shown, recovery and gap cannot be."),
-        (teacher_silent, "the teacher 'teacher' has no comparable answers under generation"),
+        (
+            without_teacher,
+            "No teacher among the checkpoints: the report has scores, but no recovery and no gap.",
+        ),
+        (teacher_silent, "the teacher 'teacher' has no comparable scores under generation"),
         (teacher_stranger, "'student' was distilled from another teacher (ffffffffffffffff)"),
-        (fewer_documents, "compared are the 40 that all answered, of up to 60"),
+        (fewer_documents, "the 40 that all have are compared, of up to 60"),
         (
             other_documents,
-            "'teacher', 'student' answered no document in common under loglikelihood",
+            "'teacher', 'student' have no document in common under loglikelihood",
         ),
-        (other_words, "'student' was asked 4 documents in other words under loglikelihood"),
-        (errors, "4 generation answers of 'student' ended in an error"),
+        (other_words, "'student' has other prompts for 4 documents under loglikelihood"),
+        (errors, "4 generation responses of 'student' are errors"),
     ],
 )
-def test_what_cannot_be_compared_is_a_warning_on_the_page(
+def test_excluded_data_is_a_warning_in_all_outputs(
     run: Path, tmp_path: Path, spoil: Callable[[Path], None], warning: str
 ) -> None:
     spoil(run)
@@ -155,10 +160,10 @@ def test_what_cannot_be_compared_is_a_warning_on_the_page(
     assert warning in made.text
 
 
-def test_documents_that_only_one_answered_enter_no_number(run: Path, tmp_path: Path) -> None:
+def test_only_common_documents_count(run: Path, tmp_path: Path) -> None:
     fewer_documents(run)
     report = compare([run], tmp_path / "out").report
-    rows = [json.loads(line) for line in records_path(run, "facts", "loglikelihood").open()]
+    rows = [json.loads(line) for line in scores_path(run, "facts", "loglikelihood").open()]
     mine = {row["doc_id"]: row["values"]["acc"] for row in rows if row["checkpoint"] == "student"}
     theirs = {row["doc_id"]: row["values"]["acc"] for row in rows if row["checkpoint"] == "teacher"}
     assert len(mine) == 40

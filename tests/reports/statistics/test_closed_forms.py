@@ -14,24 +14,24 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import NormalIndPower
 from statsmodels.stats.proportion import proportion_confint
 
+from evalsuite.reports.statistics.agreement import rank_agreement
 from evalsuite.reports.statistics.bootstrap import Stratum, collapse, percentile_interval, resample
-from evalsuite.reports.statistics.holm import holm
-from evalsuite.reports.statistics.kendall import rank_agreement
-from evalsuite.reports.statistics.mcnemar import mcnemar_exact
+from evalsuite.reports.statistics.hypothesis_tests import (
+    documents_to_decide,
+    holm,
+    mcnemar_exact,
+    minimum_detectable_effect,
+    paired_minimum_detectable_effect,
+)
+from evalsuite.reports.statistics.intervals import wilson, wilson_draws
 from evalsuite.reports.statistics.paired import (
-    Disagreements,
-    disagreements,
+    PairedCounts,
+    paired_counts,
     score_draws,
     score_interval,
     score_statistic,
 )
-from evalsuite.reports.statistics.power import (
-    documents_to_decide,
-    minimum_detectable_effect,
-    paired_detectable_effect,
-)
 from evalsuite.reports.statistics.seeds import seed_effect
-from evalsuite.reports.statistics.wilson import wilson, wilson_draws
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 20), (1, 20), (10, 20), (20, 20), (999, 1000)])
@@ -91,13 +91,13 @@ def test_kendall_is_scipy(scores: list[tuple[int, int]]) -> None:
     assert all(first[i] > first[j] and second[i] < second[j] for i, j in agreement.inversions)
 
 
-@pytest.mark.parametrize("contested", [(9, 3), (1, 0), (0, 4), (20, 20)])
+@pytest.mark.parametrize("discordant", [(9, 3), (1, 0), (0, 4), (20, 20)])
 @pytest.mark.parametrize("difference", [-0.3, -0.05, 0.02, 0.4])
 def test_tango_statistic_has_the_restricted_maximum_likelihood(
-    contested: tuple[int, int], difference: float
+    discordant: tuple[int, int], difference: float
 ) -> None:
     """The closed root against a numeric maximum of the likelihood with p₁₂ − p₂₁ held at δ."""
-    (wins, losses), n = contested, 100
+    (wins, losses), n = discordant, 100
 
     def unlikelihood(only_second: float) -> float:
         only_first = only_second + difference
@@ -110,7 +110,7 @@ def test_tango_statistic_has_the_restricted_maximum_likelihood(
     assert score_statistic(np.array([difference]), wins, losses, n)[0] == pytest.approx(expected, rel=1e-3)
 
 
-def test_tango_keeps_its_width_without_disagreement() -> None:
+def test_tango_has_width_without_discordant_documents() -> None:
     """Closed form: z² / (n + z²) on either side."""
     none = score_interval(0, 0, 50)
     z = stats.norm.ppf(0.975)
@@ -136,17 +136,17 @@ def test_tango_statistic_at_no_difference_is_mcnemars() -> None:
 
 def test_score_draws_have_tango_quantiles() -> None:
     normals = stats.norm.ppf((np.arange(20001) + 0.5) / 20001)
-    draws = score_draws(Disagreements(120, 1, 6), normals)
+    draws = score_draws(PairedCounts(120, 1, 6), normals)
     for level in (0.8, 0.95, 0.99):
         interval = score_interval(1, 6, 120, level)
         ends = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2])
         assert ends == pytest.approx([interval.low, interval.high], abs=2e-4)
 
 
-def test_disagreements_are_counted() -> None:
+def test_paired_counts() -> None:
     stratum = collapse(np.array([[1, 0], [1, 0], [0, 1], [1, 1], [0, 0]]))
-    contest = disagreements(stratum, 0, 1)
-    assert (contest.wins, contest.losses, contest.ties, contest.contested) == (2, 1, 2, 3)
+    contest = paired_counts(stratum, 0, 1)
+    assert (contest.wins, contest.losses, contest.ties, contest.discordant) == (2, 1, 2, 3)
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 1.0])), min_size=1))
@@ -191,7 +191,7 @@ def test_bootstrap_agrees_with_scipy() -> None:
     assert (mine.low, mine.high) == pytest.approx((theirs.low, theirs.high), abs=4e-3)
 
 
-def test_bootstrap_needs_two_documents_and_takes_seeds_on_board() -> None:
+def test_bootstrap_needs_two_documents_and_adds_seed_variance() -> None:
     rng = np.random.default_rng(2)
     with pytest.raises(ValueError, match="two documents"):
         resample([Stratum(np.ones((1, 1)), np.array([1]))], rng)
@@ -201,7 +201,7 @@ def test_bootstrap_needs_two_documents_and_takes_seeds_on_board() -> None:
     assert draws[:, 1].std() == pytest.approx(0.1, rel=0.05)
 
 
-def test_an_undefined_draw_gives_no_interval() -> None:
+def test_undefined_draw_gives_no_interval() -> None:
     assert percentile_interval(1.0, np.array([1.0, np.inf, 1.0])) is None
 
 
@@ -215,7 +215,7 @@ def test_minimum_detectable_effect_is_statsmodels() -> None:
 
 def test_paired_detectable_effect_reaches_its_power() -> None:
     n, psi = 1000, 0.2
-    delta = paired_detectable_effect(psi * n, n)
+    delta = paired_minimum_detectable_effect(psi * n, n)
     assert delta is not None
     rng = np.random.default_rng(3)
     wins, losses, _ = rng.multinomial(n, [(psi + delta) / 2, (psi - delta) / 2, 1 - psi], 20_000).T
@@ -223,10 +223,10 @@ def test_paired_detectable_effect_reaches_its_power() -> None:
     assert (z > stats.norm.ppf(0.975)).mean() == pytest.approx(0.8, abs=0.02)
 
 
-def test_what_cannot_be_detected_is_none() -> None:
-    assert paired_detectable_effect(0, 100) is None
-    assert paired_detectable_effect(2, 100) is None
-    assert paired_detectable_effect(0, 0) is None
+def test_undetectable_effect_is_none() -> None:
+    assert paired_minimum_detectable_effect(0, 100) is None
+    assert paired_minimum_detectable_effect(2, 100) is None
+    assert paired_minimum_detectable_effect(0, 0) is None
     assert documents_to_decide(100, 0.0, 0.1) is None
     assert documents_to_decide(100, 0.02, 0.04) == 400
     assert documents_to_decide(100, -0.08, 0.04) == 100
@@ -274,7 +274,7 @@ def test_seed_interval_covers_the_truth_though_few_seeds_were_drawn() -> None:
 
 
 def test_log_perplexity_change_of_equal_losses_is_zero() -> None:
-    from evalsuite.reports.recovery import log_perplexity_change
+    from evalsuite.reports.analysis.recovery import log_perplexity_change
 
     rng = np.random.default_rng(7)
     losses = rng.gamma(20, 5, (200, 1)) @ np.array([[1.0, 1.1]])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evalsuite.reports.statistics.stability import jaccard, stability
+from evalsuite.reports.statistics.agreement import jaccard, stability
 
 
 @pytest.mark.parametrize(("kept", "expected"), [(9, 0.80), (7, 0.75)])
@@ -10,7 +10,7 @@ def test_one_swap_is_k_minus_1_over_k_plus_1(kept: int, expected: float) -> None
     assert jaccard(range(kept), [*range(kept - 1), 99]) == pytest.approx(expected)
 
 
-def test_the_window_looks_back() -> None:
+def test_stability_uses_last_window() -> None:
     sets = [(0, 1), (0, 2), (0, 1), (0, 1)]
     found = stability(sets, window=3)
     assert [each.jaccard for each in found] == [
@@ -24,7 +24,7 @@ def test_the_window_looks_back() -> None:
     assert (settled.jaccard, settled.backbone, settled.union) == (1, 2, 2)
 
 
-def test_what_compares_nothing_is_refused() -> None:
+def test_window_below_two_is_refused() -> None:
     assert jaccard([], []) == 1
     assert stability([]) == []
     with pytest.raises(ValueError, match="compares nothing"):

@@ -1,0 +1,125 @@
+"""Read the lineage of a checkpoint: its mixers, training tokens, recipe and teacher.
+
+Lineages come from `lineage.json` in a checkpoint's folder, some of them hand-written: a value that is absent
+or of another type becomes None, never an error.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evalsuite.reports.records.run_folder import CheckpointPlan
+
+MIXER_TITLES = {
+    "softmax": "softmax",
+    "sliding_window": "sliding window",
+    "linear_attention": "linear attention",
+    "retnet": "RetNet",
+    "gla": "GLA",
+    "mlstm": "mLSTM",
+    "deltanet": "DeltaNet",
+    "gated_deltanet": "Gated DeltaNet",
+    "kda": "KDA",
+    "hgrn2": "HGRN2",
+    "mamba2": "Mamba2",
+    "metala": "MetaLA",
+    "rebased": "ReBased",
+    "hedgehog": "Hedgehog",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One training stage of a checkpoint."""
+
+    name: str
+    objective: str
+    tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The lineage of a checkpoint; None or empty for what is not stated."""
+
+    recipe: str | None
+    recipe_hash: str | None
+    seed: int | None
+    mixers: tuple[str, ...]
+    """One per layer; empty if unknown."""
+    stages: tuple[Stage, ...]
+    tokens: int | None
+    """Tokens trained on, over all stages."""
+    teacher_path: str | None
+    teacher_id: str | None
+    selector: str | None
+    complete: bool
+    """False for an intermediate checkpoint."""
+
+    @property
+    def main_mixer(self) -> str | None:
+        """The mixer of most layers that are not softmax; None if unknown or all softmax."""
+        others = Counter(mixer for mixer in self.mixers if mixer != "softmax")
+        return others.most_common(1)[0][0] if others else None
+
+    @property
+    def softmax_layers(self) -> tuple[int, ...]:
+        """Layers with softmax attention, counted from 0."""
+        return tuple(i for i, mixer in enumerate(self.mixers) if mixer == "softmax")
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the layers do not all use the same mixer."""
+        return len(set(self.mixers)) > 1
+
+    def describe_mixers(self) -> str:
+        """Such as ``Gated DeltaNet`` or ``8 × softmax + 22 × GLA``; empty if unknown."""
+        counts = Counter(self.mixers)
+        if len(counts) == 1:
+            return MIXER_TITLES.get(self.mixers[0], self.mixers[0])
+        softmax_first = sorted(counts.items(), key=lambda item: item[0] != "softmax")
+        return " + ".join(f"{count} × {MIXER_TITLES.get(name, name)}" for name, count in softmax_first)
+
+
+def lineage_of(checkpoint: CheckpointPlan) -> Lineage:
+    """Read the lineage of a checkpoint."""
+    raw = checkpoint.lineage
+    recipe, teacher, selection = raw.get("recipe"), raw.get("teacher"), raw.get("selection")
+    stages = tuple(
+        Stage(str(stage.get("name", "")), str(stage.get("objective", "")), _whole(stage.get("tokens")))
+        for stage in _mappings(raw.get("stages"))
+    )
+    known = [stage.tokens for stage in stages if stage.tokens is not None]
+    tokens = _whole(raw.get("tokens"))
+    return Lineage(
+        recipe=_text(recipe.get("name") if isinstance(recipe, dict) else recipe),
+        recipe_hash=_text(recipe.get("hash")) if isinstance(recipe, dict) else None,
+        seed=_whole(raw.get("seed")),
+        mixers=_names(raw.get("mixers")),
+        stages=stages,
+        tokens=tokens if tokens is not None else sum(known) if known else None,
+        teacher_path=_text(teacher.get("path")) if isinstance(teacher, dict) else None,
+        teacher_id=_text(teacher.get("weights_id") if isinstance(teacher, dict) else teacher),
+        selector=_text(selection.get("selector") if isinstance(selection, dict) else raw.get("selector")),
+        complete=raw.get("complete") is not False,
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Sequence) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    return ()
+
+
+def _mappings(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

@@ -1,0 +1,256 @@
+"""Measure one rule of a policy on one checkpoint: a point with bootstrap draws, or why there are none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from evalsuite.foundation import EvalsuiteError, content_hash, nearest
+from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
+from evalsuite.reports.analysis.gaps import GapPool
+from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor, load_result_tensor
+from evalsuite.reports.analysis.scopes import Pool, weights_of
+from evalsuite.reports.gate.policy import Rule
+from evalsuite.reports.statistics.bootstrap import collapse
+
+DRAWS = 20_000
+"""Enough for the tail of one rule among fifty."""
+SHOWN = 10
+"""Maximum number of documents named for a rule that fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A quantity with its bootstrap draws: fractions for a `min`, points for a `max`."""
+
+    point: float
+    draws: np.ndarray
+    documents: int
+    look_at: tuple[str, ...]
+    """`benchmark/document`: documents on which the checkpoint is worse."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotMeasured:
+    """Why a rule could not be measured."""
+
+    why: str
+
+
+class Evaluator:
+    """Measures rules on a result tensor; resamples each protocol at most once, when first needed."""
+
+    def __init__(self, tensor: ResultTensor) -> None:
+        """Measure on `tensor`."""
+        self.tensor = tensor
+        self._pools: dict[str, Pool] = {}
+        self._gaps: GapPool | None = None
+        self._baselines: dict[str, ResultTensor | str] = {}
+
+    def measure(self, rule: Rule, protocol: str | None, checkpoint: int) -> Measurement | NotMeasured:
+        """Measure one rule on one checkpoint."""
+        if rule.metric == "gap":
+            return self._gap(rule, checkpoint)
+        assert protocol is not None
+        if rule.metric == "regression":
+            return self._regression(rule, protocol, checkpoint)
+        return self._against_teacher(rule, protocol, checkpoint)
+
+    def _pool(self, protocol: str) -> Pool:
+        if protocol not in self._pools:
+            self._pools[protocol] = Pool(self.tensor, protocol, DRAWS)
+        return self._pools[protocol]
+
+    def _against_teacher(self, rule: Rule, protocol: str, checkpoint: int) -> Measurement | NotMeasured:
+        pool = self._pool(protocol)
+        chosen = [i for i, cell in enumerate(pool.cells) if _matches(rule, cell)]
+        missing = _missing(rule, self.tensor, protocol, [pool.cells[i] for i in chosen])
+        if missing or not chosen or pool.data is None:
+            return NotMeasured(missing or _nothing(rule, self.tensor, protocol))
+        teacher = self.tensor.checkpoints[checkpoint].teacher
+        needed = [checkpoint] if rule.metric == "score" else [checkpoint, teacher]
+        for each in needed:
+            if each is None:
+                return NotMeasured("the run has no teacher to compare with")
+            lacking = [pool.cells[i] for i in chosen if each not in pool.cells[i].present]
+            if lacking:
+                who = self.tensor.checkpoints[each].label
+                return NotMeasured(
+                    f"'{who}' has no comparable responses to {_names(lacking)} under {protocol}"
+                )
+        data = pool.data.only(chosen, weights_of([pool.cells[i] for i in chosen]))
+        cells = [pool.cells[i] for i in chosen]
+        if rule.metric == "score":
+            return Measurement(
+                data.level(checkpoint), data.level_draws_bounded(checkpoint), data.documents, ()
+            )
+        assert teacher is not None
+        look_at = _lost(cells, checkpoint, teacher)
+        if rule.metric == "drop":
+            points = 100 * data.difference(teacher, checkpoint)
+            return Measurement(
+                points, 100 * data.difference_draws(teacher, checkpoint), data.documents, look_at
+            )
+        centre = None
+        if rule.metric == "chance_normalized_recovery":
+            if any(cell.chance is None for cell in cells):
+                return NotMeasured("the chance level of a benchmark is not known")
+            centre = pool.chance
+        draws = data.ratio_draws(checkpoint, teacher, centre)
+        if draws is None:
+            above = "zero" if centre is None else "chance"
+            return NotMeasured(f"recovery is undefined: the teacher's score is not above {above}")
+        return Measurement(data.ratio(checkpoint, teacher, centre), draws, data.documents, look_at)
+
+    def _gap(self, rule: Rule, checkpoint: int) -> Measurement | NotMeasured:
+        if self._gaps is None:
+            self._gaps = GapPool(self.tensor, DRAWS)
+        pool = self._gaps
+        teacher = self.tensor.checkpoints[checkpoint].teacher
+        if teacher is None:
+            return NotMeasured("the run has no teacher to compare with")
+        chosen = [i for i, pair in enumerate(pool.protocol_pairs) if _matches(rule, pair.loglikelihood)]
+        if not chosen:
+            what = rule.benchmark or rule.category or "nothing"
+            return NotMeasured(f"{what}: not evaluated under both protocols on the same documents")
+        answered = set(pool.answered([checkpoint, teacher]))
+        lacking = [pool.protocol_pairs[i].loglikelihood for i in chosen if i not in answered]
+        if lacking:
+            return NotMeasured(f"{_names(lacking)}: not answered under both protocols")
+        data = pool.of(chosen)
+        columns = pool.columns(checkpoint), pool.columns(teacher)
+        look_at = []
+        for i in chosen:
+            pair = pool.protocol_pairs[i]
+            loglikelihood, generation = pair.scores(checkpoint)
+            for position in np.flatnonzero((loglikelihood >= 0.5) & (generation < 0.5)):
+                document = pair.loglikelihood.documents[pair.in_loglikelihood[position]]
+                look_at.append(f"{pair.loglikelihood.benchmark.name}/{document}")
+        return Measurement(
+            100 * data.gap(*columns), 100 * data.gap_draws(*columns), data.documents, tuple(look_at[:SHOWN])
+        )
+
+    def _regression(self, rule: Rule, protocol: str, checkpoint: int) -> Measurement | NotMeasured:
+        baseline = self._baseline(str(rule.baseline))
+        if isinstance(baseline, str):
+            return NotMeasured(baseline)
+        label = self.tensor.checkpoints[checkpoint].label
+        before = _counterpart(baseline, rule.baseline_checkpoint or label, rule.baseline_checkpoint is None)
+        if before is None:
+            labels = [each.label for each in baseline.checkpoints]
+            wanted = rule.baseline_checkpoint or label
+            return NotMeasured(f"{rule.baseline}: has no checkpoint '{wanted}'{nearest(wanted, labels)}")
+        cells = [
+            c
+            for c in self.tensor.cells
+            if c.protocol == protocol and _matches(rule, c) and not c.is_perplexity
+        ]
+        missing = _missing(rule, self.tensor, protocol, cells)
+        if missing or not cells:
+            return NotMeasured(missing or _nothing(rule, self.tensor, protocol))
+        strata, look_at = [], []
+        for cell in cells:
+            old = next((c for c in baseline.cells if c.key == cell.key), None)
+            if old is None or before not in old.present or checkpoint not in cell.present:
+                return NotMeasured(f"{_names([cell])}: not answered by both '{label}' and its baseline")
+            rows, documents = _paired(old, before, cell, checkpoint)
+            if len(rows) < max(2, 0.9 * len(cell.documents)):
+                return NotMeasured(
+                    f"{_names([cell])}: only {len(rows):,} of {len(cell.documents):,} documents had the same "
+                    "prompt in the baseline"
+                )
+            strata.append(collapse(rows))
+            lost = documents[rows[:, 1] < rows[:, 0]]
+            look_at += [f"{cell.benchmark.name}/{document}" for document in lost]
+        rng = np.random.default_rng(int(content_hash(["regression", *(cell.key for cell in cells)]), 16))
+        data = BootstrapSample(strata, weights_of(cells), rng, draws=DRAWS)
+        return Measurement(
+            100 * data.difference(0, 1),
+            100 * data.difference_draws(0, 1),
+            data.documents,
+            tuple(look_at[:SHOWN]),
+        )
+
+    def _baseline(self, path: str) -> ResultTensor | str:
+        """Load a stored run; returns the reason if it cannot be read."""
+        if path not in self._baselines:
+            try:
+                self._baselines[path] = load_result_tensor([Path(path)])
+            except EvalsuiteError as error:
+                self._baselines[path] = f"the baseline cannot be read: {error}"
+        return self._baselines[path]
+
+
+def _matches(rule: Rule, cell: Cell) -> bool:
+    if rule.benchmark is not None and cell.benchmark.name != rule.benchmark:
+        return False
+    if rule.category is not None and cell.benchmark.category != rule.category:
+        return False
+    return rule.context is None or cell.context == rule.context
+
+
+def _missing(rule: Rule, tensor: ResultTensor, protocol: str, found: Sequence[Cell]) -> str:
+    """Explain why an average does not cover the plan; empty if it does."""
+    there = {cell.key for cell in found}
+    for benchmark in tensor.merged.benchmarks:
+        how = benchmark.protocols.get(protocol)  # type: ignore[call-overload]  # the keys are these texts
+        if how is None or how.direction == "lower":
+            continue
+        for context in benchmark.contexts or (None,):
+            key = (benchmark.name, protocol, context)
+            is_selected = (
+                rule.benchmark in (None, benchmark.name)
+                and rule.category in (None, benchmark.category)
+                and rule.context in (None, context)
+            )
+            if is_selected and key not in there:
+                place = "" if context is None else f" at {context:,} tokens"
+                return f"{benchmark.name}{place}: in the plan, but without comparable responses"
+    return ""
+
+
+def _nothing(rule: Rule, tensor: ResultTensor, protocol: str) -> str:
+    if rule.benchmark is not None:
+        names = [benchmark.name for benchmark in tensor.merged.benchmarks]
+        if rule.benchmark not in names:
+            return f"the run has no benchmark '{rule.benchmark}'{nearest(rule.benchmark, names)}"
+        place = "" if rule.context is None else f" at {rule.context:,} tokens"
+        return f"the run has no '{rule.benchmark}'{place} with a score under {protocol}"
+    what = f"no benchmark of category '{rule.category}'" if rule.category else "no benchmark"
+    return f"the run has {what} with a score under {protocol}"
+
+
+def _names(cells: Sequence[Cell]) -> str:
+    names = [c.benchmark.name + (f" at {c.context:,} tokens" if c.context else "") for c in cells]
+    return ", ".join(dict.fromkeys(names))
+
+
+def _lost(cells: Sequence[Cell], checkpoint: int, teacher: int) -> tuple[str, ...]:
+    """Documents on which the teacher scores higher, a few per benchmark."""
+    found = []
+    for cell in cells:
+        scores = cell.scores()
+        worse = scores[cell.present.index(checkpoint)] < scores[cell.present.index(teacher)]
+        found.append([f"{cell.benchmark.name}/{document}" for document in cell.documents[worse]])
+    share = max(1, SHOWN // max(1, len(found)))
+    return tuple([name for names in found for name in names[:share]][:SHOWN])
+
+
+def _counterpart(baseline: ResultTensor, label: str, or_only_student: bool) -> int | None:
+    for i, checkpoint in enumerate(baseline.checkpoints):
+        if label in (checkpoint.label, checkpoint.plan.label, checkpoint.plan.weights_id):
+            return i
+    students = [i for i, checkpoint in enumerate(baseline.checkpoints) if not checkpoint.is_teacher]
+    return students[0] if or_only_student and len(students) == 1 else None
+
+
+def _paired(old: Cell, before: int, new: Cell, after: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores [documents, 2] before and after on documents with the same prompt, and the documents."""
+    documents, a, b = np.intersect1d(old.documents, new.documents, assume_unique=True, return_indices=True)
+    same_prompt = old.prompt_hashes[a] == new.prompt_hashes[b]
+    scores = [
+        cell.scores()[cell.present.index(checkpoint)][at[same_prompt]]
+        for cell, checkpoint, at in ((old, before, a), (new, after, b))
+    ]
+    return np.column_stack(scores), documents[same_prompt]

@@ -1,0 +1,314 @@
+"""The verdict of a gate: run folders and a policy in, results per rule and an exit code out."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evalsuite.foundation import ConfigError, nearest
+from evalsuite.reports import formatting
+from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
+from evalsuite.reports.gate.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED, Decision, decide
+from evalsuite.reports.gate.evaluator import Evaluator, Measurement, NotMeasured
+from evalsuite.reports.gate.policy import AT_LEAST, Policy, Rule
+
+EXIT = {PASS: 0, REGRESSION: 1, INCONCLUSIVE: 2, UNMEASURED: 3}
+WORDS = {
+    0: "pass",
+    1: "proven regression",
+    2: "inconclusive",
+    3: "could not be measured",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleResult:
+    """The result of one rule for one checkpoint."""
+
+    name: str
+    checkpoint: str
+    metric: str
+    protocol: str | None
+    outcome: str
+    threshold: float
+    at_least: bool
+    point: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p_worse: float | None = None
+    documents: int | None = None
+    documents_needed: int | None = None
+    mde: float | None = None
+    why: str = ""
+    """Why it could not be measured."""
+    look_at: tuple[str, ...] = ()
+    """`benchmark/document`"""
+
+    @property
+    def requirement(self) -> str:
+        """Such as ``at least 95.0 %`` or ``at most 5.0 points``."""
+        return f"{'at least' if self.at_least else 'at most'} {self._amount(self.threshold)}"
+
+    @property
+    def measured(self) -> str:
+        """Such as ``93.1 % (91.8 to 94.4)``."""
+        if self.point is None or self.low is None or self.high is None:
+            return formatting.NOTHING
+        scale = 100 if self.at_least else 1
+        ends = f"{formatting.plain(scale * self.low)} to {formatting.plain(scale * self.high)}"
+        return f"{self._amount(self.point)} ({ends})"
+
+    @property
+    def sentence(self) -> str:
+        """The measured value, the requirement, and the finding."""
+        if self.outcome == UNMEASURED or self.point is None:
+            return self.finding
+        return ": ".join(
+            part for part in (f"{self.measured}, required {self.requirement}", self.finding) if part
+        )
+
+    @property
+    def finding(self) -> str:
+        """By how much and how surely the requirement is missed, or what would decide it; empty for a pass."""
+        if self.outcome == UNMEASURED or self.point is None:
+            return f"could not be measured: {self.why}"
+        if self.outcome == REGRESSION:
+            miss = self._amount(abs(self.point - self.threshold), "points")
+            return f"misses it by {miss}, proven (p {_p(self.p_worse)} after Holm's correction)"
+        if self.outcome == INCONCLUSIVE:
+            together = " (all rules taken together)" if self._is_outside else ""
+            more = (
+                f"about {formatting.count(self.documents_needed)} would decide it"
+                if self.documents_needed is not None
+                else "the estimate equals the threshold, and no number of documents would decide it"
+            )
+            return f"not decided by {formatting.count(self.documents or 0)} documents{together}; {more}"
+        return ""
+
+    @property
+    def _is_outside(self) -> bool:
+        """Whether the interval misses the threshold, and only Holm's correction prevents a regression."""
+        if self.low is None or self.high is None:
+            return False
+        return self.high < self.threshold if self.at_least else self.low > self.threshold
+
+    def _amount(self, value: float, unit: str = "%") -> str:
+        if self.at_least:
+            return f"{formatting.plain(100 * value)} {unit}"
+        return f"{formatting.plain(value)} points"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The decision over all rules."""
+
+    results: tuple[RuleResult, ...]
+    exit_code: int
+    tolerated: int
+    """Number of inconclusive results that the policy tolerates."""
+    warnings: tuple[str, ...]
+
+    @property
+    def word(self) -> str:
+        """The verdict in a word."""
+        return WORDS[self.exit_code]
+
+    @property
+    def text(self) -> str:
+        """For a terminal: one line per result, then the verdict."""
+        width = max(len(result.outcome) for result in self.results)
+        lines = [f"{r.outcome:{width}}  {r.checkpoint}: {r.name}: {r.sentence}" for r in self.results]
+        lines += [f"{'look at':{width}}  {r.checkpoint}: {', '.join(r.look_at)}" for r in self._failing]
+        return "\n".join([*lines, f"gate: {self.word}{self._tolerance}"])
+
+    @property
+    def _failing(self) -> list[RuleResult]:
+        return [result for result in self.results if result.outcome == REGRESSION and result.look_at]
+
+    @property
+    def _tolerance(self) -> str:
+        if self.exit_code != 0 or not self.tolerated:
+            return ""
+        return f" ({self.tolerated} inconclusive, tolerated by the policy)"
+
+    @property
+    def sentence(self) -> str:
+        """Number of results per outcome: ``1 pass, 2 proven regression.``"""
+        counts = {name: sum(result.outcome == name for result in self.results) for name in EXIT}
+        parts = [f"{number} {WORDS[EXIT[name]]}" for name, number in counts.items() if number]
+        return f"{', '.join(parts)}{self._tolerance}."
+
+
+def run_gate(
+    runs: Sequence[Path], policy: Policy, *, out: Path | None = None, teacher: str | None = None
+) -> Verdict:
+    """Apply a policy to run folders.
+
+    With `out`, writes junit.xml, gate.md and gate.json there. If GITHUB_STEP_SUMMARY names a file, the
+    content of gate.md is appended to it.
+
+    Args:
+        runs: run folders.
+        policy: the rules.
+        out: folder for the files.
+        teacher: label or weights_id of the only teacher; default: the teachers of the plans.
+
+    Returns:
+        The verdict; `exit_code` is 0 pass, 1 proven regression, 2 inconclusive, 3 could not be measured.
+
+    Raises:
+        ConfigError: the policy names a checkpoint that no run has.
+        RunFolderError, DataError: as `load_result_tensor`.
+    """
+    from evalsuite.reports.gate.outputs import markdown, write_verdict
+
+    verdict = apply_policy(load_result_tensor(list(runs), teacher), policy)
+    if out is not None:
+        write_verdict(verdict, Path(out))
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        with open(summary, "a", encoding="utf-8") as file:
+            file.write(markdown(verdict))
+    return verdict
+
+
+def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
+    """Apply a policy to loaded results, without writing files."""
+    evaluator = Evaluator(tensor)
+    tasks = [
+        (rule, protocol, checkpoint)
+        for rule in policy.rules
+        for checkpoint in _selected(tensor, rule.checkpoints or policy.checkpoints)
+        for protocol in _protocols(tensor, rule)
+    ]
+    found = [evaluator.measure(rule, protocol, checkpoint) for rule, protocol, checkpoint in tasks]
+    measured = [
+        (task, each) for task, each in zip(tasks, found, strict=True) if isinstance(each, Measurement)
+    ]
+    decisions = decide(
+        [measurement for _, measurement in measured],
+        [rule.threshold for (rule, _, _), _ in measured],
+        [rule.metric in AT_LEAST for (rule, _, _), _ in measured],
+        policy.confidence,
+    )
+    queue = iter(decisions)
+    results = [
+        _result(tensor, task, each, next(queue) if isinstance(each, Measurement) else None)
+        for task, each in zip(tasks, found, strict=True)
+    ]
+    if not results:
+        results = [
+            _without_student(tensor, rule, protocol)
+            for rule in policy.rules
+            for protocol in _protocols(tensor, rule)
+        ]
+    return _verdict(results, policy, tensor.warnings)
+
+
+def _selected(tensor: ResultTensor, labels: Sequence[str]) -> list[int]:
+    """Indices of the checkpoints with these labels; all that are no teachers if `labels` is empty."""
+    known = {checkpoint.label: i for i, checkpoint in enumerate(tensor.checkpoints)}
+    for label in labels:
+        if label not in known:
+            raise ConfigError(f"policy: no run has a checkpoint '{label}'{nearest(label, known)}")
+    return [known[label] for label in labels] or [
+        i for i, checkpoint in enumerate(tensor.checkpoints) if not checkpoint.is_teacher
+    ]
+
+
+def _protocols(tensor: ResultTensor, rule: Rule) -> list[str | None]:
+    """Protocols under which a rule is evaluated; [None] for a gap."""
+    if rule.metric == "gap":
+        return [None]
+    if rule.protocol is not None:
+        return [rule.protocol]
+    planned = [
+        name
+        for benchmark in tensor.merged.benchmarks
+        if rule.benchmark in (None, benchmark.name) and rule.category in (None, benchmark.category)
+        for name, plan in benchmark.protocols.items()
+        if plan.direction == "higher"
+    ]
+    return list(dict.fromkeys(planned)) or ["loglikelihood"]
+
+
+def _name(rule: Rule, protocol: str | None) -> str:
+    if rule.name:
+        return rule.name if protocol is None or rule.protocol else f"{rule.name}, {protocol}"
+    what = rule.benchmark or rule.category or "average"
+    parts = [f"{rule.metric.replace('_', ' ')} of {what}"]
+    if rule.context:
+        parts.append(f"at {rule.context:,} tokens")
+    if protocol:
+        parts.append(f"under {protocol}")
+    return " ".join(parts)
+
+
+def _result(
+    tensor: ResultTensor,
+    task: tuple[Rule, str | None, int],
+    found: Measurement | NotMeasured,
+    decision: Decision | None,
+) -> RuleResult:
+    rule, protocol, checkpoint = task
+    label = tensor.checkpoints[checkpoint].label
+    at_least = rule.metric in AT_LEAST
+    if isinstance(found, NotMeasured) or decision is None:
+        return RuleResult(
+            name=_name(rule, protocol),
+            checkpoint=label,
+            metric=rule.metric,
+            protocol=protocol,
+            outcome=UNMEASURED,
+            threshold=rule.threshold,
+            at_least=at_least,
+            why=found.why if isinstance(found, NotMeasured) else "",
+        )
+    return RuleResult(
+        name=_name(rule, protocol),
+        checkpoint=label,
+        metric=rule.metric,
+        protocol=protocol,
+        outcome=decision.outcome,
+        threshold=rule.threshold,
+        at_least=at_least,
+        point=found.point,
+        low=decision.low,
+        high=decision.high,
+        p_worse=decision.p_worse,
+        documents=found.documents,
+        documents_needed=decision.documents_needed,
+        mde=decision.mde,
+        look_at=found.look_at if decision.outcome != PASS else (),
+    )
+
+
+def _without_student(tensor: ResultTensor, rule: Rule, protocol: str | None) -> RuleResult:
+    return RuleResult(
+        name=_name(rule, protocol),
+        checkpoint="(no student)",
+        metric=rule.metric,
+        protocol=protocol,
+        outcome=UNMEASURED,
+        threshold=rule.threshold,
+        at_least=rule.metric in AT_LEAST,
+        why=f"the run has no student, only {', '.join(entry.label for entry in tensor.checkpoints)}",
+    )
+
+
+def _verdict(results: Sequence[RuleResult], policy: Policy, warnings: tuple[str, ...]) -> Verdict:
+    outcomes = {result.outcome for result in results}
+    undecided = sum(result.outcome == INCONCLUSIVE for result in results)
+    if REGRESSION in outcomes:
+        code = EXIT[REGRESSION]
+    elif UNMEASURED in outcomes:
+        code = EXIT[UNMEASURED]
+    elif undecided and policy.inconclusive == "stop":
+        code = EXIT[INCONCLUSIVE]
+    else:
+        code = EXIT[PASS]
+    return Verdict(tuple(results), code, undecided if code == 0 else 0, warnings)
+
+
+def _p(value: float | None) -> str:
+    return "unknown" if value is None else "< 0.001" if value < 0.001 else f"= {value:.3f}"

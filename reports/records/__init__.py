@@ -1,0 +1,1 @@
+"""Run folders: score rows, plans and sidecar files, and reading several runs as one."""

@@ -1,0 +1,184 @@
+"""Score rows of one benchmark and protocol from all runs, without those that must not be compared.
+
+Each step logs a warning for what it excludes; the page shows the warnings.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from evalsuite.foundation import DataError
+from evalsuite.reports.records.merging import CheckpointEntry
+from evalsuite.reports.records.reading import read_score_rows
+from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
+from evalsuite.reports.records.schema import scores_path
+
+
+class JournalRef(NamedTuple):
+    """The journals of one benchmark under one protocol, with its plan."""
+
+    benchmark: BenchmarkPlan
+    protocol: str
+    plan: ProtocolPlan
+
+
+@dataclass(slots=True)
+class ReadLog:
+    """Files, warnings and counts collected while score rows are read."""
+
+    journals: list[Path] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    errors: dict[tuple[int, str, str], int] = field(default_factory=dict)
+    """(checkpoint, benchmark, protocol) → number of responses with outcome `error`"""
+    score_rows: int = 0
+
+
+def read_journal(
+    journal: JournalRef, runs: Sequence[Path], checkpoints: Sequence[CheckpointEntry], log: ReadLog
+) -> pd.DataFrame | None:
+    """Read and filter the score rows of one benchmark and protocol.
+
+    Returns:
+        Columns checkpoint (index), seed, context, doc_id, prompt_hash, chance, outcome, value, units, line,
+        journal (index into `log.journals`); one row per checkpoint, seed, context and document. None without
+        score rows.
+
+    Raises:
+        DataError: invalid score rows, a score outside 0 … 1, or two different scores for one key.
+    """
+    frames = [_read(journal, run, log) for run in runs]
+    frames = [frame for frame in frames if frame is not None]
+    if not frames:
+        log.warnings.append(f"{journal.benchmark.title}: no {journal.protocol} scores yet.")
+        return None
+    frame = pd.concat(frames, ignore_index=True)
+    frame = _of_known_checkpoints(frame, journal, checkpoints, log)
+    frame = _one_sampling(frame, journal, log)
+    frame = _one_fingerprint(frame, journal, checkpoints, log)
+    frame = _without_repeats(frame, checkpoints, log)
+    return _without_failed(frame, journal, checkpoints, log)
+
+
+def _read(journal: JournalRef, run: Path, log: ReadLog) -> pd.DataFrame | None:
+    metric, units = journal.plan.metric, journal.plan.units
+    path = scores_path(run, journal.benchmark.name, journal.protocol)
+    if not path.exists() or path.stat().st_size == 0:
+        return None
+    frame = read_score_rows(path, [metric, *([units] if units else [])])
+    for name, stated in (("benchmark", journal.benchmark.name), ("protocol", journal.protocol)):
+        if frame[name].iloc[0] != stated:
+            raise DataError(f"{path}: has score rows of {name} '{frame[name].iloc[0]}'")
+    value = frame[f"value.{metric}"]
+    outside = value.notna() & ~value.between(0, 1)
+    if journal.plan.direction == "higher" and outside.any():
+        bad = frame[outside].iloc[0]
+        raise DataError(
+            f"{path}, line {bad['line']}: {metric} = {bad[f'value.{metric}']:g}; "
+            "a score is a fraction between 0 and 1"
+        )
+    columns = ["seed", "context", "doc_id", "prompt_hash", "chance", "line"]
+    columns += ["weights_id", "fingerprint", "sampling", "outcome"]
+    selected = frame[columns].astype(dict.fromkeys(columns[6:], "str"))
+    selected["value"] = value
+    selected["units"] = frame[f"value.{units}"] if units else np.ones(len(frame))
+    selected["journal"] = np.full(len(frame), len(log.journals))
+    log.journals.append(path)
+    log.score_rows += len(frame)
+    return selected
+
+
+def _of_known_checkpoints(
+    frame: pd.DataFrame, journal: JournalRef, checkpoints: Sequence[CheckpointEntry], log: ReadLog
+) -> pd.DataFrame:
+    index = {checkpoint.plan.weights_id: i for i, checkpoint in enumerate(checkpoints)}
+    frame["checkpoint"] = frame["weights_id"].map(index)
+    unknown = frame["checkpoint"].isna()
+    if unknown.any():
+        who = ", ".join(sorted(frame.loc[unknown, "weights_id"].unique()))
+        log.warnings.append(
+            f"{journal.benchmark.title}: score rows of weights_id {who} belong to no plan and are ignored."
+        )
+    return frame[~unknown].astype({"checkpoint": int})
+
+
+def _one_sampling(frame: pd.DataFrame, journal: JournalRef, log: ReadLog) -> pd.DataFrame:
+    wanted = journal.plan.sampling
+    found = sorted(frame["sampling"].unique())
+    if found == [wanted] or (not wanted and len(found) == 1):
+        return frame
+    if wanted not in found:
+        raise DataError(
+            f"{journal.benchmark.name}: the plan has sampling '{wanted}', the {journal.protocol} score rows "
+            f"have {', '.join(map(repr, found))}"
+        )
+    others = ", ".join(repr(name) for name in found if name != wanted)
+    log.warnings.append(
+        f"{journal.benchmark.title}: {journal.protocol} score rows with sampling {others} are ignored."
+    )
+    return frame[frame["sampling"] == wanted]
+
+
+def _one_fingerprint(
+    frame: pd.DataFrame, journal: JournalRef, checkpoints: Sequence[CheckpointEntry], log: ReadLog
+) -> pd.DataFrame:
+    """Keep one fingerprint per checkpoint: the one with most score rows, then the latest."""
+    counts = frame.groupby(["checkpoint", "fingerprint"], as_index=False).agg(
+        score_rows=("line", "size"), journal=("journal", "max")
+    )
+    if not counts["checkpoint"].duplicated().any():
+        return frame
+    counts = counts.sort_values(["score_rows", "journal"], ascending=False)
+    dropped = counts[counts["checkpoint"].duplicated()]
+    for checkpoint, fingerprint, count in zip(
+        dropped["checkpoint"], dropped["fingerprint"], dropped["score_rows"], strict=True
+    ):
+        log.warnings.append(
+            f"{journal.benchmark.title}: '{checkpoints[checkpoint].label}' was evaluated more than once "
+            f"under {journal.protocol}, with different engines, dtypes or package versions; the {count:,} "
+            f"score rows of {fingerprint} are ignored."
+        )
+    selected = counts[~counts["checkpoint"].duplicated()]
+    pairs = pd.MultiIndex.from_frame(selected[["checkpoint", "fingerprint"]])
+    return frame[pd.MultiIndex.from_frame(frame[["checkpoint", "fingerprint"]]).isin(pairs)]
+
+
+def _without_repeats(
+    frame: pd.DataFrame, checkpoints: Sequence[CheckpointEntry], log: ReadLog
+) -> pd.DataFrame:
+    """Count a score row that is in two runs once; refuse two different ones for the same key."""
+    key = ["checkpoint", "seed", "context", "doc_id"]
+    repeated = frame.duplicated(key, keep=False)
+    if not repeated.any():
+        return frame
+    distinct = frame[repeated].drop_duplicates([*key, "value", "prompt_hash", "outcome"])
+    twice = distinct[distinct.duplicated(key, keep=False)].sort_values(key)
+    if not twice.empty:
+        one, two = (
+            f"{log.journals[journal]}, line {line}"
+            for journal, line in zip(twice["journal"].iloc[:2], twice["line"].iloc[:2], strict=True)
+        )
+        raise DataError(
+            f"'{checkpoints[int(twice['checkpoint'].iloc[0])].label}' has two different scores for document "
+            f"{twice['doc_id'].iloc[0]}, seed {twice['seed'].iloc[0]}: {one}, and {two}"
+        )
+    return frame.drop_duplicates(key)
+
+
+def _without_failed(
+    frame: pd.DataFrame, journal: JournalRef, checkpoints: Sequence[CheckpointEntry], log: ReadLog
+) -> pd.DataFrame:
+    failed = (frame["outcome"] == "error") | frame["value"].isna()
+    for checkpoint, count in enumerate(
+        np.bincount(frame.loc[failed, "checkpoint"], minlength=len(checkpoints))
+    ):
+        if count:
+            log.errors[checkpoint, journal.benchmark.name, journal.protocol] = int(count)
+            log.warnings.append(
+                f"{journal.benchmark.title}: {count:,} {journal.protocol} responses of "
+                f"'{checkpoints[checkpoint].label}' are errors; these documents are excluded."
+            )
+    return frame[~failed]

@@ -1,0 +1,87 @@
+"""Loss curves: `training/<label>.jsonl` of a run folder, copied from the students' folders or added by hand.
+
+Standard library only, because the infer phase validates a curve before it copies it.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evalsuite.foundation import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class LossCurve:
+    """The losses of one student during one stage of its training."""
+
+    label: str
+    stage: str
+    tokens: tuple[int, ...]
+    """Tokens trained on so far, over all stages."""
+    values: tuple[float, ...]
+
+
+def loss_curve_path(run: Path, label: str) -> Path:
+    """Path of the curve of the checkpoint `label` in a run folder; a slash is encoded as ``%2F``."""
+    return Path(run) / "training" / f"{label.replace('%', '%25').replace('/', '%2F')}.jsonl"
+
+
+def label_of(path: Path) -> str:
+    """Return the checkpoint label of a curve from its file name."""
+    return path.stem.replace("%2F", "/").replace("%25", "%")
+
+
+def parse_loss_curves(data: bytes, label: str, source: str) -> list[LossCurve]:
+    """Parse the losses of one student, by stage in the order of training.
+
+    Args:
+        data: the file; one JSON object with stage, tokens and loss per line, other keys are ignored.
+        label: label of the student.
+        source: name of the file in error messages.
+
+    Raises:
+        DataError: a line is not a training step (an incomplete last line included).
+    """
+    stages: dict[str, tuple[list[int], list[float]]] = {}
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            row = json.loads(line.decode())
+            stage, tokens, loss = str(row["stage"]), int(row["tokens"]), float(row["loss"])
+            if not math.isfinite(loss):
+                raise ValueError(f"loss {loss}")
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            raise DataError(f"{source}, line {number}: not a training step ({error!r})") from error
+        steps = stages.setdefault(stage, ([], []))
+        steps[0].append(tokens)
+        steps[1].append(loss)
+    return [LossCurve(label, stage, tuple(at), tuple(values)) for stage, (at, values) in stages.items()]
+
+
+def read_loss_curves(runs: Sequence[Path], labels: Sequence[Mapping[str, str]] = ()) -> list[LossCurve]:
+    """Read the losses of all runs, by student and stage in the order of training.
+
+    Args:
+        runs: run folders.
+        labels: per run, a map from the run's own labels to those of the report. A checkpoint that several
+            runs evaluated has one curve, that of the first run.
+
+    Raises:
+        DataError: as `parse_losses`.
+    """
+    taken: set[str] = set()
+    losses: list[LossCurve] = []
+    for number, run in enumerate(runs):
+        known = labels[number] if number < len(labels) else {}
+        for path in sorted((Path(run) / "training").glob("*.jsonl")):
+            mine = label_of(path)
+            label = known.get(mine, mine)
+            found = parse_loss_curves(path.read_bytes(), label, str(path))
+            # A student that was not evaluated is known by its label only, which others may share.
+            new = label not in taken if mine in known else any(each not in losses for each in found)
+            if mine in known:
+                taken.add(label)
+            if new:
+                losses += found
+    return losses

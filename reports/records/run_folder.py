@@ -1,0 +1,144 @@
+"""The run folder: reading and writing its plan and its environment.
+
+`plan.yaml` is fully resolved: together with the score rows it suffices to rebuild a report on a machine that
+has neither the models nor the data.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+
+from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_json, write_json, write_text
+from evalsuite.foundation.strict import Strict, parse, read_yaml
+from evalsuite.foundation.taxonomy import Category, Protocol
+
+SCHEMA = 2
+
+
+class ProtocolPlan(Strict):
+    """Settings of a benchmark under one protocol."""
+
+    metric: str
+    """The metric that tables show; further metrics of the score rows go to the score table."""
+    direction: Literal["higher", "lower"] = "higher"
+    """`higher`: a fraction between 0 and 1. `lower`: negative log-likelihood in nats, a perplexity."""
+    units: str | None = None
+    """For `lower`: the value that counts the units of a document (words, bytes); None: one per document."""
+    num_fewshot: int = Field(default=0, ge=0)
+    prompt: str = ""
+    """Prompt format under generation: `chat template`, `plain text` or `literal`."""
+    sampling: str = ""
+    """`Sampling.key()`; empty under log-likelihood."""
+    seeds: tuple[int, ...] = (0,)
+
+    @model_validator(mode="after")
+    def _units_belong_to_perplexities(self) -> "ProtocolPlan":
+        if self.units is not None and self.direction == "higher":
+            raise ValueError("units belong to a metric whose direction is lower")
+        return self
+
+
+class BenchmarkPlan(Strict):
+    """One benchmark of a plan."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")
+    title: str
+    category: Category
+    license: str = ""
+    citation: str = ""
+    chance: float | Literal["per_document"] | None = None
+    """Score of guessing, as a fraction; `per_document`: each score row has its own; None: unknown."""
+    contexts: tuple[int, ...] = ()
+    """Stated lengths of needle prompts in tokens; empty if the benchmark has none."""
+    group: str | None = None
+    """Group of benchmarks that averages count as one and the page shows as one table, such as `longbench`."""
+    protocols: dict[Protocol, ProtocolPlan] = Field(min_length=1)
+
+    @field_validator("chance")
+    @classmethod
+    def _chance_is_a_fraction(cls, value: float | str | None) -> float | str | None:
+        if isinstance(value, float | int) and not 0 <= value < 1:
+            raise ValueError("a chance level is a fraction, at least 0 and below 1")
+        return value
+
+
+class CheckpointPlan(Strict):
+    """One checkpoint of a plan."""
+
+    label: str = Field(min_length=1)
+    weights_id: str = Field(min_length=1)
+    role: Literal["teacher", "student"]
+    path: str = ""
+    parameters: int | None = Field(default=None, ge=0)
+    lineage: dict[str, Any] = Field(default_factory=dict)
+    """Content of `lineage.json` in the checkpoint's folder; see `evalsuite.reports.analysis.lineage`."""
+
+
+class Plan(Strict):
+    """`plan.yaml`: benchmarks, checkpoints, and everything else that the reports need to know about a run."""
+
+    schema_: Literal[2] = Field(default=2, alias="schema")
+    suite: str
+    created: str
+    """ISO 8601, UTC."""
+    benchmarks: tuple[BenchmarkPlan, ...] = Field(min_length=1)
+    checkpoints: tuple[CheckpointPlan, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "Plan":
+        for what, names in (
+            ("benchmark", [benchmark.name for benchmark in self.benchmarks]),
+            ("weights_id", [checkpoint.weights_id for checkpoint in self.checkpoints]),
+            ("label", [checkpoint.label for checkpoint in self.checkpoints]),
+        ):
+            repeated = sorted({name for name in names if names.count(name) > 1})
+            if repeated:
+                raise ValueError(f"{what} '{repeated[0]}' is listed twice")
+        return self
+
+    def cells(self) -> list[tuple[BenchmarkPlan, str]]:
+        """List every benchmark under each of its protocols."""
+        return [(benchmark, protocol) for benchmark in self.benchmarks for protocol in benchmark.protocols]
+
+
+def write_plan(run: Path, plan: Plan) -> None:
+    """Write `<run>/plan.yaml`, atomically. Raises RunFolderError if the folder cannot be written."""
+    value = plan.model_dump(mode="json", by_alias=True)
+    write_text(Path(run) / "plan.yaml", yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100))
+
+
+def read_plan(run: Path) -> Plan:
+    """Read `<run>/plan.yaml`.
+
+    Raises:
+        RunFolderError: `run` is not a run folder.
+        ConfigError: the plan has unknown or missing keys, or another schema.
+    """
+    path = Path(run) / "plan.yaml"
+    if not path.is_file():
+        raise RunFolderError(f"{run}: not a run folder (it has no plan.yaml)")
+    value = read_yaml(path)
+    if value.get("schema") != SCHEMA:
+        raise ConfigError(
+            f"{path}: 'schema' = {value.get('schema')!r}; this evalsuite reads {SCHEMA} (score rows in "
+            "scores/, keys 'license' and 'num_fewshot'): repeat the evaluation into a new run folder"
+        )
+    return parse(value, Plan, str(path))
+
+
+def write_environment(run: Path, environment: dict[str, Any]) -> None:
+    """Write `<run>/environment.json`: versions, hardware, seeds, data checksums, git state."""
+    write_json(Path(run) / "environment.json", environment)
+
+
+def read_environment(run: Path) -> dict[str, Any]:
+    """Read `<run>/environment.json`; returns an empty mapping if the run has none yet."""
+    path = Path(run) / "environment.json"
+    if not path.exists():
+        return {}
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: expected a JSON object")
+    return value

@@ -1,0 +1,304 @@
+"""Several runs as one: what is compared is the same documents, and what is left out is said."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from evalsuite.foundation import ConfigError, DataError, RunFolderError
+from evalsuite.reports.analysis.result_tensor import load_result_tensor
+from evalsuite.reports.records.merging import merge_plans
+from evalsuite.reports.records.run_folder import read_plan, write_plan
+from evalsuite.reports.records.schema import scores_path
+from evalsuite.reports.records.score_table import write_scores
+
+
+def two(
+    synthetic: SimpleNamespace, run: Path, labels: tuple[str, ...] = ("teacher", "student"), **asked: Any
+) -> Path:
+    """A run of one benchmark; the first label is the teacher."""
+    answerers = [
+        synthetic.SyntheticCheckpoint(label, lambda b, p, c: 0.7, "teacher" if i == 0 else "student")
+        for i, label in enumerate(labels)
+    ]
+    benchmarks = [synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", **({"documents": 60} | asked))]
+    return synthetic.make_run(run, benchmarks, answerers)
+
+
+def edit(path: Path, change: Any) -> None:
+    """Apply `change` to every row of a journal; rows for which it gives None vanish."""
+    rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
+
+
+def test_plan_round_trip(small_run: Path, tmp_path: Path) -> None:
+    plan = read_plan(small_run)
+    write_plan(tmp_path, plan)
+    assert read_plan(tmp_path) == plan
+    assert plan.schema_ == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("sutie", "x", "unknown key 'sutie'; did you mean 'suite'"),
+        ("schema", 1, "'schema' = 1; this evalsuite reads 2"),
+        ("checkpoints", [], "'checkpoints'"),
+    ],
+)
+def test_invalid_plan_is_refused(
+    small_run: Path, tmp_path: Path, key: str, value: object, message: str
+) -> None:
+    plan = yaml.safe_load((small_run / "plan.yaml").read_text())
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan | {key: value}))
+    with pytest.raises(ConfigError, match=r"plan\.yaml") as caught:
+        read_plan(tmp_path)
+    assert message in str(caught.value)
+
+
+def test_folder_without_plan_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"not a run folder \(it has no plan\.yaml"):
+        load_result_tensor([tmp_path])
+    with pytest.raises(ConfigError, match="no run folders"):
+        load_result_tensor([])
+
+
+def test_cells_have_values_and_documents(small_run: Path) -> None:
+    tensor = load_result_tensor([small_run])
+    assert [checkpoint.label for checkpoint in tensor.checkpoints] == ["teacher", "strong", "weak"]
+    assert [checkpoint.teacher for checkpoint in tensor.checkpoints] == [None, 0, 0]
+    assert tensor.warnings == ()
+    facts = tensor.find("arc_easy", "loglikelihood")[0]
+    assert facts.values.shape == (3, 1, 400)
+    assert sorted(set(facts.documents)) == list(facts.documents)
+    rows = [json.loads(line) for line in scores_path(small_run, "arc_easy", "loglikelihood").open()]
+    mine = {row["doc_id"]: row["values"]["acc"] for row in rows if row["checkpoint"] == "weak"}
+    assert [mine[document] for document in facts.documents] == facts.scores()[2].tolist()
+    assert np.all(facts.chance == 0.25)
+    assert [cell.context for cell in tensor.find("niah", "generation")] == [512, 1024]
+    assert tensor.find("wikitext", "loglikelihood")[0].units.mean() > 1
+
+
+def test_student_without_lineage_gets_the_only_teacher(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    assert [s.teacher for s in merge_plans([two(synthetic, tmp_path)]).checkpoints] == [None, 0]
+
+
+def test_runs_are_merged_by_weights_id(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    one = two(synthetic, tmp_path / "one", ("teacher", "gla"))
+    other = two(synthetic, tmp_path / "other", ("teacher", "kda"))
+    tensor = load_result_tensor([one, other])
+    assert [checkpoint.label for checkpoint in tensor.checkpoints] == ["teacher", "gla", "kda"]
+    assert tensor.cells[0].values.shape == (3, 1, 60)
+    assert tensor.warnings == ()
+
+
+def test_contradicting_scores_are_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    one, other = two(synthetic, tmp_path / "one"), two(synthetic, tmp_path / "other")
+    journal = scores_path(other, "facts", "loglikelihood")
+    edit(journal, lambda row: row | {"values": {"acc": 1 - row["values"]["acc"]}})
+    with pytest.raises(DataError, match=r"two different scores for document .*, line \d+, and .*line"):
+        load_result_tensor([one, other])
+
+
+def test_contradicting_plans_are_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    one, other = two(synthetic, tmp_path / "one"), two(synthetic, tmp_path / "other")
+    plan = yaml.safe_load((other / "plan.yaml").read_text())
+    plan["benchmarks"][0]["protocols"]["loglikelihood"]["num_fewshot"] = 5
+    (other / "plan.yaml").write_text(yaml.safe_dump(plan))
+    with pytest.raises(DataError, match="benchmark 'facts' has num_fewshot 5, but 0"):
+        load_result_tensor([one, other])
+
+
+def test_unfinished_checkpoint_is_excluded_with_warning(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = two(synthetic, tmp_path, ("teacher", "done", "unfinished"))
+    kept = iter(range(10_000))
+    edit(
+        scores_path(run, "facts", "loglikelihood"),
+        lambda row: row if row["checkpoint"] != "unfinished" or next(kept) < 20 else None,
+    )
+    tensor = load_result_tensor([run])
+    assert tensor.find("facts", "loglikelihood")[0].present == (0, 1)
+    assert tensor.find("facts", "generation")[0].present == (0, 1, 2)
+    assert any("'unfinished' has only 20 of the 60 documents" in w for w in tensor.warnings)
+
+
+def test_student_with_limit_is_compared_on_its_documents(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = two(synthetic, tmp_path)
+    kept = iter(range(10_000))
+    edit(
+        scores_path(run, "facts", "loglikelihood"),
+        lambda row: row if row["checkpoint"] == "teacher" or next(kept) < 30 else None,
+    )
+    tensor = load_result_tensor([run])
+    assert len(tensor.find("facts", "loglikelihood")[0].documents) == 30
+    assert any("the 30 that all have are compared, of up to 60" in w for w in tensor.warnings)
+
+
+def test_documents_with_other_prompts_are_excluded(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = two(synthetic, tmp_path)
+    changed = iter(range(10_000))
+    edit(
+        scores_path(run, "facts", "loglikelihood"),
+        lambda row: (
+            row | {"prompt_hash": "other"} if row["checkpoint"] == "student" and next(changed) < 5 else row
+        ),
+    )
+    tensor = load_result_tensor([run])
+    assert len(tensor.find("facts", "loglikelihood")[0].documents) == 55
+    assert any("other prompts for 5 documents" in w for w in tensor.warnings)
+
+
+def test_errors_are_counted_and_excluded(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = two(synthetic, tmp_path)
+    wrong = iter(range(10_000))
+    edit(
+        scores_path(run, "facts", "generation"),
+        lambda row: (
+            row | {"outcome": "error", "values": {}}
+            if row["checkpoint"] == "student" and next(wrong) < 3
+            else row
+        ),
+    )
+    tensor = load_result_tensor([run])
+    assert len(tensor.find("facts", "generation")[0].documents) == 57
+    assert tensor.errors == {(1, "facts", "generation"): 3}
+    assert any("3 generation responses of 'student' are errors" in w for w in tensor.warnings)
+
+
+def test_second_fingerprint_is_ignored_with_warning(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    one, other = two(synthetic, tmp_path / "one"), two(synthetic, tmp_path / "other")
+    for protocol in ("loglikelihood", "generation"):
+        edit(scores_path(other, "facts", protocol), lambda row: row | {"fingerprint": "bf16"})
+    tensor = load_result_tensor([one, other])
+    assert len(tensor.cells[0].documents) == 60
+    assert any("was evaluated more than once under loglikelihood" in w for w in tensor.warnings)
+
+
+def test_score_outside_unit_interval_is_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = two(synthetic, tmp_path)
+    edit(scores_path(run, "facts", "loglikelihood"), lambda row: row | {"values": {"acc": 55.0}})
+    with pytest.raises(DataError, match="line 1: acc = 55; a score is a fraction"):
+        load_result_tensor([run])
+
+
+def test_other_sampling_is_ignored_or_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = two(synthetic, tmp_path)
+    journal = scores_path(run, "facts", "generation")
+    extra = [json.loads(line) | {"sampling": "t0.7"} for line in journal.read_text().splitlines()]
+    journal.write_text(journal.read_text() + "".join(json.dumps(row) + "\n" for row in extra))
+    assert any("with sampling 't0.7' are ignored" in w for w in load_result_tensor([run]).warnings)
+    edit(journal, lambda row: row | {"sampling": "t0.9"} if row["sampling"] == "greedy" else None)
+    with pytest.raises(DataError, match=r"has sampling 'greedy', the generation score rows have 't0\.9'"):
+        load_result_tensor([run])
+
+
+def test_teacher_option(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = two(synthetic, tmp_path, ("teacher", "a", "b"))
+    checkpoints = load_result_tensor([run], teacher="b").checkpoints
+    assert [(s.label, s.teacher) for s in checkpoints] == [("b", None), ("teacher", 0), ("a", 0)]
+    with pytest.raises(ConfigError, match="no run has a checkpoint 'bb'"):
+        load_result_tensor([run], teacher="bb")
+
+
+def test_equal_labels_get_a_suffix(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    one, other = two(synthetic, tmp_path / "one"), two(synthetic, tmp_path / "other", ("teacher", "gla"))
+    plan = yaml.safe_load((other / "plan.yaml").read_text())
+    plan["checkpoints"][1]["label"] = "student"
+    (other / "plan.yaml").write_text(yaml.safe_dump(plan))
+    labels = [checkpoint.label for checkpoint in load_result_tensor([one, other]).checkpoints]
+    assert len(set(labels)) == 3
+    assert all(label.startswith("student (") for label in labels[1:])
+
+
+def test_students_are_paired_by_lineage(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    big = synthetic.SyntheticCheckpoint("big", lambda b, p, c: 0.8, "teacher")
+    small = synthetic.SyntheticCheckpoint("small", lambda b, p, c: 0.6, "teacher")
+    mine = synthetic.SyntheticCheckpoint(
+        "mine", lambda b, p, c: 0.5, lineage={"teacher": {"weights_id": small.weights_id, "path": "small"}}
+    )
+    lost = synthetic.SyntheticCheckpoint("lost", lambda b, p, c: 0.5)
+    run = synthetic.make_run(
+        tmp_path, [synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 40)], [big, small, mine, lost]
+    )
+    tensor = load_result_tensor([run])
+    assert [(s.label, s.teacher) for s in tensor.checkpoints] == [
+        ("big", None),
+        ("small", None),
+        ("mine", 1),
+        ("lost", None),
+    ]
+    assert any("lineage of 'lost' does not name one of the 2 teachers" in w for w in tensor.warnings)
+
+
+def test_score_table_is_written_to_run_folder(small_run: Path) -> None:
+    table = write_scores(small_run)
+    assert (small_run / "scores.parquet").exists()
+    row = table[
+        (table["label"] == "weak") & (table["benchmark"] == "niah") & (table["context"] == 1024)
+    ].iloc[0]
+    tensor = load_result_tensor([small_run])
+    assert row["score"] == pytest.approx(tensor.find("niah", "generation")[1].scores()[2].mean())
+    assert row["low"] < row["score"] < row["high"]
+    assert row["documents"] == row["ok"] + row["looped"] + row["truncated"] + row["extraction_failed"] == 100
+
+
+def test_min_coverage_excludes_interrupted_student(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    """What was answered before a machine was taken away is no sample, however well it can be paired."""
+    run = synthetic.make_run(
+        tmp_path / "run",
+        [
+            synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 100),
+            synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 100),
+        ],
+        [
+            synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.7, "teacher"),
+            synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.6),
+        ],
+    )
+    path = scores_path(run, "piqa", "loglikelihood")
+    rows = path.read_text().splitlines(True)
+    mine = [row for row in rows if '"checkpoint": "s"' in row]
+    path.write_text("".join([row for row in rows if row not in mine] + mine[:60]))
+    whole = load_result_tensor([run])
+    assert len(whole.find("piqa", "loglikelihood")[0].documents) == 60
+    tensor = load_result_tensor([run], min_coverage=0.75)
+    (cell,) = tensor.find("piqa", "loglikelihood")
+    assert (cell.present, len(cell.documents)) == ((0,), 100)
+    assert tensor.find("piqa", "generation")[0].present == (0, 1)
+    said = "'s' has 60 of 100 documents under loglikelihood, less than 75 %, and is excluded"
+    assert any(said in warning for warning in tensor.warnings)
+    assert load_result_tensor([run], min_coverage=0.6).find("piqa", "loglikelihood")[0].present == (0, 1)
+
+
+def test_headline_names_number_of_benchmarks(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    from evalsuite.reports.formatting import headline
+    from evalsuite.reports.report import build_report
+
+    run = synthetic.make_run(
+        tmp_path / "run",
+        [
+            synthetic.SyntheticBenchmark(
+                "arc_easy", "ARC-Easy", "knowledge", 100, protocols=("loglikelihood",)
+            ),
+            synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 100, protocols=("loglikelihood",)),
+        ],
+        [
+            synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.7, "teacher"),
+            synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.6),
+        ],
+    )
+    path = scores_path(run, "piqa", "loglikelihood")
+    rows = path.read_text().splitlines(True)
+    path.write_text("".join(row for row in rows if '"checkpoint": "s"' not in row))
+    report = build_report([run])
+    row = report.average(1, "loglikelihood")
+    assert row is not None
+    assert row.recovery.point is not None
+    assert headline(report) == (
+        f"s recovers {100 * row.recovery.point:.1f} % of its teacher under log-likelihood, "
+        "over 1 of 2 benchmarks; the others are missing."
+    )

@@ -1,0 +1,87 @@
+"""Loss curves of several runs: whose they are, once each, and lines that are none."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from evalsuite.foundation import DataError
+from evalsuite.reports import compare
+from evalsuite.reports.records.loss_curves import (
+    label_of,
+    loss_curve_path,
+    parse_loss_curves,
+    read_loss_curves,
+)
+
+
+def put(run: Path, label: str, *losses: float) -> None:
+    rows = [{"stage": "kd", "tokens": 64 * n, "loss": loss, "lr": 1e-3} for n, loss in enumerate(losses, 1)]
+    loss_curve_path(run, label).parent.mkdir(parents=True, exist_ok=True)
+    loss_curve_path(run, label).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("label", ["gla", "a/b/gla", "//gla", "../gla", "..", "50% gla", "a%2Fb", "x.y (Q8)"])
+def test_label_and_file_name_round_trip(label: str, tmp_path: Path) -> None:
+    path = loss_curve_path(tmp_path, label)
+    assert path.resolve().parent == (tmp_path / "training").resolve()
+    put(tmp_path, label, 2.0, 1.0)
+    assert label_of(path) == label
+    assert [(each.label, each.values) for each in read_loss_curves([tmp_path])] == [(label, (2.0, 1.0))]
+
+
+def test_student_of_two_runs_has_one_curve(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    def run(name: str, benchmark: str, students: dict[str, str]) -> Path:
+        answerers = [
+            synthetic.SyntheticCheckpoint(label, lambda *_: 0.6, weights=weights)
+            for label, weights in students.items()
+        ]
+        teacher = synthetic.SyntheticCheckpoint("t", lambda *_: 0.7, "teacher")
+        asked = [synthetic.SyntheticBenchmark(benchmark, benchmark, "common_sense", 20)]
+        return synthetic.make_run(tmp_path / name, asked, [teacher, *answerers])
+
+    first = run("first", "piqa", {"gla": "a" * 16, "kda": "b" * 16})
+    second = run("second", "boolq", {"out/gla": "a" * 16, "kda": "c" * 16})
+    put(first, "gla", 3.0, 1.0)
+    put(second, "out/gla", 3.0, 1.0)
+    put(first, "kda", 4.0, 2.0)
+    put(second, "kda", 5.0, 2.0)
+    for each in (first, second):
+        put(each, "never asked", 6.0, 6.0)
+    put(second, "gla", 7.0, 7.0)
+    losses = compare([first, second], tmp_path / "out").report.loss_curves
+    assert [(each.label, each.values[0]) for each in losses] == [
+        ("gla", 3.0),
+        ("kda (bbbbbb)", 4.0),
+        ("never asked", 6.0),
+        ("gla", 7.0),
+        ("kda (cccccc)", 5.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"stage": "kd", "tokens": 64}',
+        '{"stage": "kd", "tokens": 64, "loss": NaN}',
+        '{"stage": "kd", "tokens": 1e999, "loss": 1}',
+        '{"stage": "kd", "tokens": null, "loss": 1}',
+        '["kd", 64, 1.0]',
+        '{"stage": "kd", "tokens": 64, "lo',
+        "",
+        "\xff",
+    ],
+)
+def test_invalid_line_is_refused_with_number(line: str) -> None:
+    good = b'{"stage": "kd", "tokens": 32, "loss": 2.5}\n'
+    with pytest.raises(DataError, match=r"^here, line 2: not a training step \("):
+        parse_loss_curves(good + line.encode("latin-1") + b"\n", "gla", "here")
+
+
+def test_last_line_without_newline() -> None:
+    rows = b'{"stage": "kd", "tokens": 32, "loss": 2.5}\n{"stage": "kd", "tokens": 64, "loss": 1.5}'
+    (losses,) = parse_loss_curves(rows, "gla", "here")
+    assert (losses.tokens, losses.values) == ((32, 64), (2.5, 1.5))
+    with pytest.raises(DataError, match="line 2"):
+        parse_loss_curves(rows[:-1], "gla", "here")
