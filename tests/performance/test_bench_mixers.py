@@ -17,7 +17,7 @@ from tests.performance import bench_mixers
 from tests.performance.bench_fla_naive import FUNCTIONS, against_naive
 
 
-def test_tables_are_written_row_by_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tables_are_saved_row_by_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench_mixers, "LENGTHS", (8, 16))
     rows = bench_mixers.run_mixers("cpu", tmp_path, names=["mlstm", "kda"], repeats=1)["mixers_cpu"]
     with open(tmp_path / "mixers_cpu.csv") as file:

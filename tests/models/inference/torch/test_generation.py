@@ -47,12 +47,12 @@ def test_equals_transformers_generate(engine: TorchEngine) -> None:
 def test_common_prefixes_are_prefilled_once(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(3)
     haystacks = [tuple(draw.randrange(4, 400) for _ in range(120)) for _ in range(2)]
-    shots = [haystacks[number % 2][:100] + own for number, own in enumerate(prompts(12, seed=4))]
+    few_shot = [haystacks[number % 2][:100] + own for number, own in enumerate(prompts(12, seed=4))]
     # Prompts differ from the needle's depth on; one prompt is the haystack itself.
     needles = [
         haystacks[0][:depth] + own for depth, own in zip(range(70, 118, 6), prompts(8, seed=5), strict=True)
     ]
-    inputs = [*shots, *needles, haystacks[0], *prompts(4, seed=6)]
+    inputs = [*few_shot, *needles, haystacks[0], *prompts(4, seed=6)]
     requests = [GenerateRequest(prompt, SamplingParams(max_new_tokens=12)) for prompt in inputs]
     prefilled: list[int] = []
     original = ModelRunner.prefill

@@ -59,9 +59,9 @@ def test_equals_plain_forward(engine: TorchEngine) -> None:
 
 def test_common_prefixes_are_prefilled_once(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(3)
-    shots = [tuple(draw.randrange(4, 400) for _ in range(80)) for _ in range(2)]
+    prefixes = [tuple(draw.randrange(4, 400) for _ in range(80)) for _ in range(2)]
     requests = [
-        replace(request, context=shots[number % 2] + request.context)
+        replace(request, context=prefixes[number % 2] + request.context)
         for number, request in enumerate(some_requests(12, seed=4, longest=20))
     ] + some_requests(4, seed=5)
     prefilled: list[int] = []
