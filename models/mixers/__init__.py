@@ -1,14 +1,14 @@
-"""The token mixers, by the names that recipes and pages use."""
+"""Token mixers by name."""
 
 from typing import Any
 
 from torch import nn
 
 from evalsuite.foundation import ConfigError, nearest
-from evalsuite.models.mixers.base import Mixer, Slot, State, Terms
+from evalsuite.models.mixers.attention_shape import AttentionShape, repeat_kv_weights
+from evalsuite.models.mixers.base import LayerCache, Mixer, MixerState, RecurrenceInputs
 from evalsuite.models.mixers.deltanet import DeltaNet
 from evalsuite.models.mixers.gated_deltanet import GatedDeltaNet
-from evalsuite.models.mixers.geometry import Geometry, expand_heads, geometry_of
 from evalsuite.models.mixers.gla import GLA
 from evalsuite.models.mixers.hedgehog import Hedgehog
 from evalsuite.models.mixers.hgrn2 import HGRN2
@@ -23,8 +23,8 @@ from evalsuite.models.mixers.retnet import RetNet
 from evalsuite.models.mixers.softmax import (
     SlidingWindowMixer,
     SoftmaxMixer,
-    sliding_window_over,
-    softmax_over,
+    to_sliding_window_mixer,
+    to_softmax_mixer,
 )
 
 MIXERS: dict[str, type[Mixer] | type[SoftmaxMixer]] = {
@@ -49,7 +49,7 @@ MIXERS: dict[str, type[Mixer] | type[SoftmaxMixer]] = {
 
 
 def mixer_class(name: str, where: str) -> type[Mixer] | type[SoftmaxMixer]:
-    """Look a mixer up. Raises ConfigError, naming the nearest known one, if there is none of that name."""
+    """Look up a mixer by name. Raises ConfigError with the nearest known name if it is unknown."""
     if name not in MIXERS:
         raise ConfigError(f"{where}: unknown mixer '{name}'{nearest(name, MIXERS)}")
     return MIXERS[name]
@@ -64,41 +64,42 @@ def make_mixer(
     norm_eps: float,
     window: int | None,
 ) -> nn.Module:
-    """Make the mixer that stands where `attention`, a module of the teacher's architecture, stands.
+    """Make the mixer that replaces `attention`, a module of the teacher's architecture.
 
     Args:
-        options: what the recipe says about this mixer.
-        layer: the layer's number, for the cache and for messages.
-        norm_eps: of the teacher's norms.
-        window: the teacher's own sliding window in this layer, if it has one.
+        name: the mixer.
+        attention: the teacher's attention module; softmax mixers convert it in place.
+        options: the recipe's options for this mixer.
+        layer: layer index, for the cache and for messages.
+        norm_eps: epsilon of the teacher's norms.
+        window: the teacher's own sliding window in this layer, if any.
 
     Raises:
         ConfigError: unknown mixer or option, or an attention module that no mixer can replace.
     """
     where = f"layer {layer}, {name}"
     kind = mixer_class(name, where)
-    geometry = geometry_of(attention, norm_eps, layer)
+    shape = AttentionShape.from_attention(attention, norm_eps, layer)
     parsed: Any = parse_options(kind.Options, options, where)
     if issubclass(kind, Mixer):
-        return kind(geometry, parsed, layer)
+        return kind(shape, parsed, layer)
     if kind is SlidingWindowMixer:
-        return sliding_window_over(attention, parsed, window)
-    return softmax_over(attention, window)
+        return to_sliding_window_mixer(attention, parsed, window)
+    return to_softmax_mixer(attention, window)
 
 
 __all__ = [
     "MIXERS",
-    "Geometry",
+    "AttentionShape",
+    "LayerCache",
     "Mixer",
+    "MixerState",
+    "RecurrenceInputs",
     "SlidingWindowMixer",
-    "Slot",
     "SoftmaxMixer",
-    "State",
-    "Terms",
-    "expand_heads",
-    "geometry_of",
     "make_mixer",
     "mixer_class",
     "option_defaults",
     "parse_options",
+    "repeat_kv_weights",
 ]

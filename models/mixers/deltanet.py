@@ -5,21 +5,21 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from evalsuite.models.mixers.base import Mixer, Terms
-from evalsuite.models.mixers.gated_deltanet import DeltaOptions, write_strength
+from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
+from evalsuite.models.mixers.layers import PerHeadLinear
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.parts import PerHead
 
 
 class DeltaNet(Mixer):
-    """Each write replaces what its key held; nothing is forgotten otherwise."""
+    """Delta rule without decay: each write replaces the value stored under its key."""
 
     name = "deltanet"
     Options: ClassVar[type[MixerOptions]] = DeltaOptions
     options: DeltaOptions
 
-    def build(self) -> None:
-        self.write = PerHead(self.geometry.hidden, self.heads, bias=False)
+    def _build_parameters(self) -> None:
+        self.b_proj = PerHeadLinear(self.attention_shape.hidden_size, self.num_heads, bias=False)
 
-    def gates(self, x: Tensor, terms: Terms) -> Terms:
-        return replace(terms, beta=write_strength(self.write(x), self.options.negative_eigenvalues))
+    def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
+        return replace(inputs, beta=delta_beta(self.b_proj(x), self.options.negative_eigenvalues))

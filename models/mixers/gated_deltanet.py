@@ -8,50 +8,46 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, Terms
+from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus
+from evalsuite.models.mixers.layers import PerHeadLinear, upcast_fp32
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.parts import PerHead, retention, wide
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaOptions(MixerOptions):
     negative_eigenvalues: bool = False
-    """Let β reach 2, so that a write can flip the sign of what a key held (arXiv 2411.12537)."""
+    """Let β reach 2, so that a write can flip the sign of the stored value (arXiv 2411.12537)."""
 
 
 class GatedDeltaNet(Mixer):
-    """Each write replaces what its key held, and every head forgets at its own pace."""
+    """Delta rule with one decay per head and token."""
 
     name = "gated_deltanet"
     Options: ClassVar[type[MixerOptions]] = DeltaOptions
     options: DeltaOptions
 
-    def build(self) -> None:
-        self.write = PerHead(self.geometry.hidden, self.heads, bias=False)
-        self.step = PerHead(self.geometry.hidden, self.heads)
-        self.log_rate = nn.Parameter(torch.empty(self.heads))
+    def _build_parameters(self) -> None:
+        self.b_proj = PerHeadLinear(self.attention_shape.hidden_size, self.num_heads, bias=False)
+        # fla keeps the bias of a_proj as a separate parameter, dt_bias.
+        self.a_proj = PerHeadLinear(self.attention_shape.hidden_size, self.num_heads)
+        self.A_log = nn.Parameter(torch.empty(self.num_heads))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        # log α = −e^{log_rate} · softplus(step); rate 1 and no weight leave α to the bias.
-        init.zeros_(self.log_rate)
-        init.zeros_(self.step.weight)
-        init.copy_(self.step.bias, inverse_softplus(-retention(self.heads).log()).to(self.step.bias.dtype))
+        # log α = −exp(A_log) · softplus(a); with A = 1 and zero weight, α depends on the bias alone.
+        init.zeros_(self.A_log)
+        init_constant_(self.a_proj, inverse_softplus(-initial_decay(self.num_heads).log()))
 
-    def gates(self, x: Tensor, terms: Terms) -> Terms:
+    def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
         return replace(
-            terms,
-            log_decay=-wide(self.log_rate).exp() * functional.softplus(wide(self.step(x))),
-            beta=write_strength(self.write(x), self.options.negative_eigenvalues),
+            inputs,
+            log_decay=-upcast_fp32(self.A_log).exp() * functional.softplus(upcast_fp32(self.a_proj(x))),
+            beta=delta_beta(self.b_proj(x), self.options.negative_eigenvalues),
         )
 
 
-def write_strength(logits: Tensor, negative_eigenvalues: bool) -> Tensor:
+def delta_beta(logits: Tensor, negative_eigenvalues: bool) -> Tensor:
     """β in (0, 1), or in (0, 2) if 1 − β may be negative."""
-    beta = torch.sigmoid(wide(logits))
+    beta = torch.sigmoid(upcast_fp32(logits))
     return 2 * beta if negative_eigenvalues else beta
-
-
-def inverse_softplus(y: Tensor) -> Tensor:
-    """The x with softplus(x) = y > 0, exact for small y."""
-    return y + torch.log(-torch.expm1(-y))

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.mixers.base import Mixer, Terms
+from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.init import init_constant_, initial_decay
+from evalsuite.models.mixers.layers import input_scale, make_projection, upcast_fp32
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.parts import projection, retention, start_constant, wide, write_size
-from evalsuite.models.recurrence import using_fla
+from evalsuite.models.recurrence import use_triton
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,35 +21,37 @@ class GLAOptions(MixerOptions):
     decay_rank: int = 16
     """Rank of the decay's projection; 0 is full rank."""
     decay_temperature: float = 16.0
-    """τ: larger values hold the decay closer to one."""
+    """τ: larger values keep the decay closer to one."""
     scale_writes: bool = True
-    """Write √(1 − α²) ⊙ k, so that a state keeps its size whatever its memory (arXiv 2303.06349).
-    The paper writes k and relies on the output norm that a distilled student leaves out."""
+    """Write √(1 − α²) ⊙ k, so that the state's norm does not depend on its memory length
+    (arXiv 2303.06349). The paper writes k and relies on the output norm, which distilled students omit."""
 
 
 class GLA(Mixer):
-    """A decay for every channel of the keys."""
+    """Additive rule with one decay per key channel and token."""
 
     name = "gla"
     Options: ClassVar[type[MixerOptions]] = GLAOptions
     options: GLAOptions
 
-    def build(self) -> None:
-        self.decay = projection(self.geometry.hidden, self.heads * self.head_dim, self.options.decay_rank)
+    def _build_parameters(self) -> None:
+        self.gk_proj = make_projection(
+            self.attention_shape.hidden_size, self.num_heads * self.head_dim, self.options.decay_rank
+        )
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        start = torch.logit(retention(self.heads) ** self.options.decay_temperature)
-        start_constant(self.decay, start.repeat_interleave(self.head_dim))
+        start = torch.logit(initial_decay(self.num_heads) ** self.options.decay_temperature)
+        init_constant_(self.gk_proj, start.repeat_interleave(self.head_dim))
 
-    def gates(self, x: Tensor, terms: Terms) -> Terms:
-        logits = self.split(self.decay(x))
-        if self.options.scale_writes and logits.requires_grad and using_fla(x):
-            from evalsuite.models.mixers.kernels import gated_writes
+    def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
+        logits = self.split_heads(self.gk_proj(x))
+        if self.options.scale_writes and logits.requires_grad and use_triton(x):
+            from evalsuite.models.kernels.gla_gate import gla_gate_and_scale
 
-            log_decay, k = gated_writes(logits, terms.k, self.options.decay_temperature)
-            return replace(terms, k=k, log_decay=log_decay)
-        log_decay = functional.logsigmoid(wide(logits)) / self.options.decay_temperature
+            log_decay, k = gla_gate_and_scale(logits, inputs.k, self.options.decay_temperature)
+            return replace(inputs, k=k, log_decay=log_decay)
+        log_decay = functional.logsigmoid(upcast_fp32(logits)) / self.options.decay_temperature
         if self.options.scale_writes:
-            terms = replace(terms, k=terms.k * write_size(log_decay).to(terms.k.dtype))
-        return replace(terms, log_decay=log_decay)
+            inputs = replace(inputs, k=inputs.k * input_scale(log_decay).to(inputs.k.dtype))
+        return replace(inputs, log_decay=log_decay)

@@ -1,4 +1,4 @@
-"""Hedgehog: linear attention whose feature map is learned and mimics softmax,
+"""Hedgehog: linear attention with a learned feature map that mimics softmax,
 φ(x) = softmax([W x, −W x]) per head (arXiv 2402.04347, section 4.2)."""
 
 from dataclasses import dataclass, replace
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, Terms
+from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
 from evalsuite.models.mixers.options import MixerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class HedgehogOptions(MixerOptions):
-    """Reads the teacher's rotated queries and keys as they are."""
+    """Uses the teacher's rotated queries and keys unchanged."""
 
     rotary: bool = True
     activation: Literal["silu", "none"] = "none"
@@ -22,31 +22,32 @@ class HedgehogOptions(MixerOptions):
 
 
 class Hedgehog(Mixer):
-    """Nothing is forgotten; peaked features let a query single out a key."""
+    """No decay; peaked features let a query single out a key."""
 
     name = "hedgehog"
     Options: ClassVar[type[MixerOptions]] = HedgehogOptions
     options: HedgehogOptions
-    normalized = True
+    uses_normalizer = True
 
-    def build(self) -> None:
-        self.maps = nn.Parameter(torch.empty(2, self.heads, self.head_dim, self.head_dim))
+    def _build_parameters(self) -> None:
+        # Feature maps W of queries [0] and keys [1].
+        self.feature_proj = nn.Parameter(torch.empty(2, self.num_heads, self.head_dim, self.head_dim))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        # The identity, scaled so that a product of features has the temperature of attention's exp.
-        identity = torch.eye(self.head_dim, device=self.maps.device) * self.head_dim**-0.25
-        init.copy_(self.maps, identity.to(self.maps.dtype).expand_as(self.maps))
+        # The identity, scaled so that an inner product of features has the temperature of attention's exp.
+        identity = torch.eye(self.head_dim, device=self.feature_proj.device) * self.head_dim**-0.25
+        init.copy_(self.feature_proj, identity.to(self.feature_proj.dtype).expand_as(self.feature_proj))
 
-    def key_width(self) -> int:
+    def key_dim(self) -> int:
         return 2 * self.head_dim
 
-    def gates(self, x: Tensor, terms: Terms) -> Terms:
-        return replace(terms, q=self._features(terms.q, 0), k=self._features(terms.k, 1))
+    def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
+        return replace(inputs, q=self._features(inputs.q, 0), k=self._features(inputs.k, 1))
 
     def _features(self, x: Tensor, which: int) -> Tensor:
-        mapped = torch.einsum("bthd,hde->bthe", x, self.maps[which].to(x.dtype))
+        mapped = torch.einsum("bthd,hde->bthe", x, self.feature_proj[which].to(x.dtype))
         return torch.cat([mapped, -mapped], -1).softmax(-1)
 
-    def denominator(self, total: Tensor) -> Tensor | None:
+    def normalizer(self, total: Tensor) -> Tensor | None:
         return total.clamp_min(1e-6)

@@ -1,5 +1,5 @@
 """Kimi delta attention: S_t = (I − β_t k_t k_tᵀ) Diag(α_t) S_{t-1} + β_t k_t v_tᵀ (arXiv 2510.26692;
-2603.26556, Eq. 4). With the SiLU gate and without the output norm it is the mixer of Hybrid-KDA."""
+2603.26556, Eq. 4). With the SiLU gate and without output norm it is the mixer of Hybrid-KDA."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, Terms
-from evalsuite.models.mixers.gated_deltanet import DeltaOptions, inverse_softplus, write_strength
+from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
+from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus
+from evalsuite.models.mixers.layers import PerHeadLinear, make_projection, upcast_fp32
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.parts import PerHead, projection, retention, start_constant, wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,28 +23,30 @@ class KDAOptions(DeltaOptions):
 
 
 class KDA(Mixer):
-    """Each write replaces what its key held, and every channel forgets at its own pace."""
+    """Delta rule with one decay per key channel and token."""
 
     name = "kda"
     Options: ClassVar[type[MixerOptions]] = KDAOptions
     options: KDAOptions
 
-    def build(self) -> None:
+    def _build_parameters(self) -> None:
         rank = self.head_dim if self.options.decay_rank < 0 else self.options.decay_rank
-        self.write = PerHead(self.geometry.hidden, self.heads, bias=False)
-        self.step = projection(self.geometry.hidden, self.heads * self.head_dim, rank)
-        self.log_rate = nn.Parameter(torch.empty(self.heads))
+        hidden_size = self.attention_shape.hidden_size
+        self.b_proj = PerHeadLinear(hidden_size, self.num_heads, bias=False)
+        # fla keeps the bias of f_proj as a separate parameter, dt_bias.
+        self.f_proj = make_projection(hidden_size, self.num_heads * self.head_dim, rank)
+        self.A_log = nn.Parameter(torch.empty(self.num_heads))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        init.zeros_(self.log_rate)
-        start = inverse_softplus(-retention(self.heads).log())
-        start_constant(self.step, start.repeat_interleave(self.head_dim))
+        init.zeros_(self.A_log)
+        start = inverse_softplus(-initial_decay(self.num_heads).log())
+        init_constant_(self.f_proj, start.repeat_interleave(self.head_dim))
 
-    def gates(self, x: Tensor, terms: Terms) -> Terms:
-        rate = wide(self.log_rate).exp().unsqueeze(-1)
+    def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
+        rate = upcast_fp32(self.A_log).exp().unsqueeze(-1)
         return replace(
-            terms,
-            log_decay=-rate * functional.softplus(wide(self.split(self.step(x)))),
-            beta=write_strength(self.write(x), self.options.negative_eigenvalues),
+            inputs,
+            log_decay=-rate * functional.softplus(upcast_fp32(self.split_heads(self.f_proj(x)))),
+            beta=delta_beta(self.b_proj(x), self.options.negative_eigenvalues),
         )

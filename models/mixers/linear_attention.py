@@ -6,13 +6,13 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.mixers.base import Mixer, Terms
+from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
 from evalsuite.models.mixers.options import MixerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAttentionOptions(MixerOptions):
-    """The state never decays, so position comes from the rotary embedding."""
+    """The state never decays, so positions come from the rotary embedding."""
 
     rotary: bool = True
     activation: Literal["silu", "none"] = "none"
@@ -24,22 +24,22 @@ class LinearAttentionOptions(MixerOptions):
 
 
 class LinearAttention(Mixer):
-    """Every token is kept for ever with the same weight."""
+    """Additive rule without decay: all past tokens keep their weight."""
 
     name = "linear_attention"
     Options: ClassVar[type[MixerOptions]] = LinearAttentionOptions
     options: LinearAttentionOptions
 
-    def build(self) -> None:
-        self.normalized = self.options.normalizer
+    def _build_parameters(self) -> None:
+        self.uses_normalizer = self.options.normalizer
 
-    def gates(self, x: Tensor, terms: Terms) -> Terms:
-        return replace(terms, q=self._features(terms.q), k=self._features(terms.k))
+    def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
+        return replace(inputs, q=self._features(inputs.q), k=self._features(inputs.k))
 
     def _features(self, x: Tensor) -> Tensor:
         if self.options.feature_map == "elu":
             return functional.elu(x) + 1
         return functional.relu(x) if self.options.feature_map == "relu" else x
 
-    def denominator(self, total: Tensor) -> Tensor | None:
+    def normalizer(self, total: Tensor) -> Tensor | None:
         return total.clamp_min(1e-4)

@@ -9,46 +9,46 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, Terms
-from evalsuite.models.mixers.gated_deltanet import inverse_softplus
+from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus
+from evalsuite.models.mixers.layers import PerHeadLinear, upcast_fp32
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.parts import PerHead, retention, wide
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Options(MixerOptions):
-    """No normalisation of queries and keys (seed 003, Table 8)."""
+    """No normalisation of queries and keys (arXiv 2603.26556, Table 8)."""
 
     skip: Literal["learned", "none"] = "learned"
-    """D: how much of its own value each token adds, one number per head."""
+    """D: weight with which each token adds its own value, one number per head."""
 
 
 class Mamba2(Mixer):
-    """One step size per head and token sets both what is kept and what is written."""
+    """Additive rule in which one step size per head and token sets both decay and write strength."""
 
     name = "mamba2"
     Options: ClassVar[type[MixerOptions]] = Mamba2Options
     options: Mamba2Options
 
-    def build(self) -> None:
-        self.step = PerHead(self.geometry.hidden, self.heads)
-        self.log_rate = nn.Parameter(torch.empty(self.heads))
+    def _build_parameters(self) -> None:
+        # fla keeps the bias of a_proj as a separate parameter, dt_bias.
+        self.a_proj = PerHeadLinear(self.attention_shape.hidden_size, self.num_heads)
+        self.A_log = nn.Parameter(torch.empty(self.num_heads))
         if self.options.skip == "learned":
-            self.skip = nn.Parameter(torch.empty(self.heads))
+            self.D = nn.Parameter(torch.empty(self.num_heads))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        init.zeros_(self.log_rate)
-        init.zeros_(self.step.weight)
-        init.copy_(self.step.bias, inverse_softplus(-retention(self.heads).log()).to(self.step.bias.dtype))
+        init.zeros_(self.A_log)
+        init_constant_(self.a_proj, inverse_softplus(-initial_decay(self.num_heads).log()))
         if self.options.skip == "learned":
-            init.zeros_(self.skip)
+            init.zeros_(self.D)
 
-    def gates(self, x: Tensor, terms: Terms) -> Terms:
-        step = functional.softplus(wide(self.step(x)))
+    def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
+        step_size = functional.softplus(upcast_fp32(self.a_proj(x)))
         return replace(
-            terms,
-            k=terms.k * step.to(terms.k.dtype).unsqueeze(-1),
-            log_decay=-step * wide(self.log_rate).exp(),
-            skip=self.skip if self.options.skip == "learned" else None,
+            inputs,
+            k=inputs.k * step_size.to(inputs.k.dtype).unsqueeze(-1),
+            log_decay=-step_size * upcast_fp32(self.A_log).exp(),
+            skip=self.D if self.options.skip == "learned" else None,
         )

@@ -1,5 +1,5 @@
-"""MetaLA: HGRN2's recurrence, and each token adds its own value once more by how well its query and key
-agree: o_t = S_tᵀ q_t + σ(q_t · (w ⊙ k_t)) v_t (arXiv 2411.10741, section 4)."""
+"""MetaLA: HGRN2's recurrence with self-augmentation: each token also adds its own value, weighted by the
+match of its query and key, o_t = S_tᵀ q_t + σ(q_t · (w ⊙ k_t)) v_t (arXiv 2411.10741, section 4)."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Terms
+from evalsuite.models.mixers.base import RecurrenceInputs
 from evalsuite.models.mixers.hgrn2 import HGRN2, HGRN2Options
 from evalsuite.models.mixers.options import MixerOptions
 
@@ -19,15 +19,15 @@ class MetaLA(HGRN2):
     name = "metala"
     Options: ClassVar[type[MixerOptions]] = HGRN2Options
 
-    def build(self) -> None:
-        super().build()
-        self.augment = nn.Parameter(torch.empty(self.heads, self.head_dim))
+    def _build_parameters(self) -> None:
+        super()._build_parameters()
+        self.augment = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
         init.zeros_(self.augment)
 
-    def gates(self, x: Tensor, terms: Terms) -> Terms:
-        terms = super().gates(x, terms)
-        agreement = (terms.q * self.augment.to(terms.q.dtype) * terms.k).sum(-1)
-        return replace(terms, skip=torch.sigmoid(agreement))
+    def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
+        inputs = super().compute_gates(x, inputs)
+        match = (inputs.q * self.augment.to(inputs.q.dtype) * inputs.k).sum(-1)
+        return replace(inputs, skip=torch.sigmoid(match))

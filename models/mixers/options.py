@@ -1,4 +1,4 @@
-"""What a recipe may say about a mixer: a frozen dataclass each, and a parser that refuses the rest."""
+"""Mixer options: one frozen dataclass per mixer, and a parser that rejects anything else."""
 
 import dataclasses
 import typing
@@ -10,26 +10,27 @@ from evalsuite.foundation import ConfigError, nearest
 
 @dataclass(frozen=True, kw_only=True)
 class MixerOptions:
-    """Options that every recurrent mixer has; a mixer changes the defaults and adds its own."""
+    """Options common to all recurrent mixers; a mixer changes the defaults and adds its own."""
 
     expand_kv: bool = True
-    """Give every query head a key and value head of its own (whole heads of the teacher's groups)."""
+    """Give each query head its own key and value head (copies of full heads of the teacher's groups)."""
     rotary: bool = False
-    """Rotate q and k by the teacher's position embedding."""
+    """Apply the teacher's rotary position embedding to q and k."""
     short_conv: int = 4
-    """Taps of the causal depthwise convolution on q, k and v; 0 leaves it out. Starts as the identity."""
+    """Kernel size of the depthwise convolutions of q, k and v; 0 for none. Initialised to the identity."""
     activation: Literal["silu", "none"] = "silu"
-    """What q and k pass through after the convolution."""
+    """Activation of q and k after the convolution."""
     qk_norm: Literal["l2", "none"] = "l2"
-    """Normalise each head of q and k to length one."""
+    """Normalisation of each head of q and k to length one."""
     scale: Literal["one", "head_dim"] = "one"
     """Factor on the queries: 1, or head_dim ** -0.5."""
     output_gate: Literal["silu", "sigmoid", "none"] = "silu"
-    """Activation of the output gate. Its bias starts where the gate is about one (seed 003, section 4.1)."""
+    """Activation of the output gate. Its bias is initialised so that the gate is about one (arXiv 2603.26556,
+    section 4.1)."""
     gate_rank: int = 0
     """Rank of the output gate's projection; 0 is full rank."""
     output_norm: Literal["none", "rms"] = "none"
-    """Normalise each head of the output."""
+    """Norm of each head of the output."""
 
     def __post_init__(self) -> None:
         for name in ("short_conv", "gate_rank"):
@@ -41,11 +42,11 @@ OptionsType = TypeVar("OptionsType", bound="MixerOptions")
 
 
 def parse_options(kind: type[OptionsType], values: dict[str, Any], where: str) -> OptionsType:
-    """Build `kind` from what a user wrote.
+    """Build `kind` from a recipe's values.
 
     Raises:
-        ConfigError: an option that the mixer does not have (naming the nearest one), or a value of the
-            wrong type or outside the choices; the message starts with `where`.
+        ConfigError: an unknown option (the message names the nearest one), or a value of the wrong type or
+            outside the choices; the message starts with `where`.
     """
     hints = typing.get_type_hints(kind)
     for name, value in values.items():
@@ -64,7 +65,7 @@ def _check_type(name: str, value: Any, hint: Any, where: str) -> None:
         if value not in choices:
             raise ConfigError(f"{where}: {name} = {value!r}; known: {', '.join(map(str, choices))}")
         return
-    # bool is an int to Python, but `short_conv: true` is a mistake.
+    # bool is a subclass of int, but `short_conv: true` is a mistake.
     fits = isinstance(value, (int, float) if hint is float else hint) and (
         hint is bool or not isinstance(value, bool)
     )

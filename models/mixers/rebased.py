@@ -9,13 +9,13 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.base import Mixer, Terms
+from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
 from evalsuite.models.mixers.options import MixerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReBasedOptions(MixerOptions):
-    """The square makes every weight positive and the state wide, so heads are reduced first."""
+    """The square makes all weights positive and the state wide, so heads are projected to fewer channels."""
 
     rotary: bool = True
     activation: Literal["silu", "none"] = "none"
@@ -23,9 +23,9 @@ class ReBasedOptions(MixerOptions):
     feature_dim: int = 16
     """Width of q and k before squaring; the state's key width is feature_dim · (feature_dim + 1) / 2."""
     floor: float = 0.25
-    """The least that outputs are divided by; each token weighs about one. The paper has 1e-6, with which the
-    first tokens of a text are divided by rounding errors where their query and key are orthogonal: as a sum
-    over features in bfloat16, a weight of zero is anything within ±0.02."""
+    """Smallest divisor of the output; each token weighs about one. With the paper's 1e-6, the first tokens of
+    a text are divided by rounding errors where query and key are orthogonal: as a sum over features in
+    bfloat16, a weight of zero is anything within ±0.02."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,50 +36,51 @@ class ReBasedOptions(MixerOptions):
 
 
 class ReBased(Mixer):
-    """Nothing is forgotten; weights are squares, so a token can be ignored by being orthogonal."""
+    """No decay; weights are squares, so a query ignores the keys orthogonal to it."""
 
     name = "rebased"
     Options: ClassVar[type[MixerOptions]] = ReBasedOptions
     options: ReBasedOptions
-    normalized = True
+    uses_normalizer = True
 
-    def build(self) -> None:
+    def _build_parameters(self) -> None:
         width = self.options.feature_dim
-        self.reduce = nn.Parameter(torch.empty(self.heads, self.head_dim, width))
+        self.feature_proj = nn.Parameter(torch.empty(self.num_heads, self.head_dim, width))
+        # Gain and bias of the norm for queries [0] and keys [1].
         self.gamma = nn.Parameter(torch.empty(2, width))
         self.beta = nn.Parameter(torch.empty(2, width))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        # The same orthonormal reduction for q and k keeps their inner products as well as it can.
+        # One orthonormal projection for both q and k preserves their inner products best.
         drawn = [
-            nn.init.orthogonal_(torch.empty(self.reduce.shape[1:], device=self.reduce.device))
-            for _ in range(self.heads)
+            nn.init.orthogonal_(torch.empty(self.feature_proj.shape[1:], device=self.feature_proj.device))
+            for _ in range(self.num_heads)
         ]
-        init.copy_(self.reduce, torch.stack(drawn).to(self.reduce.dtype))
+        init.copy_(self.feature_proj, torch.stack(drawn).to(self.feature_proj.dtype))
         init.ones_(self.gamma)
         init.zeros_(self.beta)
 
-    def key_width(self) -> int:
+    def key_dim(self) -> int:
         width = self.options.feature_dim
         return width * (width + 1) // 2
 
-    def gates(self, x: Tensor, terms: Terms) -> Terms:
-        return replace(terms, q=self._features(terms.q, 0), k=self._features(terms.k, 1))
+    def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
+        return replace(inputs, q=self._features(inputs.q, 0), k=self._features(inputs.k, 1))
 
     def _features(self, x: Tensor, which: int) -> Tensor:
         """[B, T, H, D] → all products of two channels, so that an inner product of features is a square."""
         width = self.options.feature_dim
-        small = torch.einsum("bthd,hdf->bthf", x, self.reduce.to(x.dtype))
+        small = torch.einsum("bthd,hdf->bthf", x, self.feature_proj.to(x.dtype))
         small = functional.layer_norm(
             small, (width,), self.gamma[which].to(x.dtype), self.beta[which].to(x.dtype)
         )
         first, second = torch.triu_indices(width, width, device=x.device)
-        # √2 for products that the full outer product has twice; √width keeps the kernel near one.
+        # √2 for products that occur twice in the full outer product; √width keeps the kernel near one.
         weight = torch.where(first == second, 1.0, 2**0.5).to(x.dtype) / width**0.5
-        # Picking channels by a product of matrices: the gradient of an index is a slow scatter.
+        # Channels are selected by a matrix product: the backward pass of indexing is a slow scatter.
         pick = torch.eye(width, dtype=small.dtype, device=x.device)
         return (small @ pick[:, first]) * (small @ pick[:, second]) * weight
 
-    def denominator(self, total: Tensor) -> Tensor | None:
+    def normalizer(self, total: Tensor) -> Tensor | None:
         return total.clamp_min(self.options.floor)

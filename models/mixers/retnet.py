@@ -8,41 +8,42 @@ import torch
 from torch import Tensor
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, Terms
+from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.layers import input_scale, upcast_fp32
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.parts import wide, write_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetNetOptions(MixerOptions):
-    """Retention rotates queries and keys, and has no activation on them."""
+    """Retention applies rotary embeddings to queries and keys, and no activation."""
 
     rotary: bool = True
     activation: Literal["silu", "none"] = "none"
     scale_writes: bool = True
-    """Write √(1 − γ²) k, so that a state keeps its size whatever its memory. The paper's output norm would
-    undo the scale; a student without that norm needs it."""
+    """Write √(1 − γ²) k, so that the state's norm does not depend on its memory length. The paper's output
+    norm would undo the scale; a student without that norm needs it."""
 
 
 class RetNet(Mixer):
-    """Every head has its own memory length, from 32 to 512 tokens, whatever the text says."""
+    """Additive rule with a fixed decay per head; memory lengths range from 32 to 512 tokens."""
 
     name = "retnet"
     Options: ClassVar[type[MixerOptions]] = RetNetOptions
     options: RetNetOptions
 
-    def build(self) -> None:
-        # A buffer that is saved: γ is part of the model, but nothing trains it.
+    def _build_parameters(self) -> None:
+        # A saved buffer: γ belongs to the model, but is not trained.
         self.log_decay: Tensor
-        self.register_buffer("log_decay", torch.empty(self.heads))
+        self.register_buffer("log_decay", torch.empty(self.num_heads))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        forget = torch.linspace(math.log(1 / 32), math.log(1 / 512), self.heads, dtype=torch.float64).exp()
-        init.copy_(self.log_decay, torch.log1p(-forget).to(self.log_decay.dtype))
+        log_forget = torch.linspace(math.log(1 / 32), math.log(1 / 512), self.num_heads, dtype=torch.float64)
+        init.copy_(self.log_decay, torch.log1p(-log_forget.exp()).to(self.log_decay.dtype))
 
-    def gates(self, x: Tensor, terms: Terms) -> Terms:
-        log_decay = wide(self.log_decay)
+    def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
+        log_decay = upcast_fp32(self.log_decay)
         if self.options.scale_writes:
-            terms = replace(terms, k=terms.k * write_size(log_decay).to(terms.k.dtype).unsqueeze(-1))
-        return replace(terms, log_decay=log_decay)
+            scale = input_scale(log_decay).to(inputs.k.dtype).unsqueeze(-1)
+            inputs = replace(inputs, k=inputs.k * scale)
+        return replace(inputs, log_decay=log_decay)

@@ -1,7 +1,7 @@
-"""Softmax attention, whole or through a sliding window: the teacher's own attention module.
+"""Softmax attention, full or with a sliding window: the teacher's own attention module as a mixer.
 
-The class is the teacher's, so a kept layer has the teacher's weights under the teacher's names and computes
-exactly what the teacher computes. The subclass made here only adds what the house asks of every mixer.
+The subclass made here adds the interface of a mixer to the teacher's class, so that a softmax layer keeps the
+teacher's weights and parameter names and computes exactly what the teacher computes.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.parts import rotate
+from evalsuite.models.mixers.layers import apply_rotary_pos_emb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class SoftmaxOptions:
 @dataclass(frozen=True, kw_only=True)
 class SlidingWindowOptions:
     window: int = 256
-    """How many of the latest tokens a query sees, itself included."""
+    """Number of latest tokens a query attends to, itself included."""
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -30,12 +30,12 @@ class SlidingWindowOptions:
 
 
 class SoftmaxMixer:
-    """Mixed into the teacher's attention class."""
+    """Mixin for the teacher's attention class."""
 
     name: ClassVar[str] = "softmax"
     Options: ClassVar[type] = SoftmaxOptions
     window: int | None = None
-    """Tokens that a query sees; None for all. The decoder builds the attention mask accordingly."""
+    """Number of latest tokens a query attends to; None for all. The decoder builds its mask from it."""
 
     def forward(
         self,
@@ -46,15 +46,15 @@ class SoftmaxMixer:
         cu_seqlens: Any = None,
         **attention: Any,
     ) -> tuple[Tensor, Any]:
-        """Attend. `token_mask` and `cu_seqlens` are in the attention mask already.
+        """Attend. `token_mask` and `cu_seqlens` are already part of the attention mask.
 
-        A mask of several rows over one row of packed sequences says that none crosses the rows: they are
-        attended to side by side.
+        If one row of packed sequences comes with a mask of several rows, no sequence crosses a mask row, and
+        the rows are attended to as a batch.
         """
-        given = hidden_states.shape
+        shape = hidden_states.shape
         rows = 1 if attention_mask is None or cu_seqlens is None else attention_mask.shape[0]
         if rows > 1:
-            hidden_states = hidden_states.reshape(rows, -1, given[-1])
+            hidden_states = hidden_states.reshape(rows, -1, shape[-1])
             cosine, sine = (part.reshape(rows, -1, part.shape[-1]) for part in position_embeddings)
             position_embeddings = (cosine, sine)
         result: tuple[Tensor, Any] = super().forward(  # type: ignore[misc]
@@ -63,37 +63,38 @@ class SoftmaxMixer:
             attention_mask=attention_mask,
             **attention,
         )
-        return (result[0].reshape(given), result[1]) if rows > 1 else result
+        return (result[0].reshape(shape), result[1]) if rows > 1 else result
 
-    def matrix(
+    def attention_matrix(
         self: Any,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
         token_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The attention matrix [B, H, T, T] and the values [B, T, H, V] that it mixes."""
+        """Return the attention matrix [B, H, T, T] and the values [B, T, H, V] that it mixes."""
         q = self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
         k = self.k_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
         v = self.v_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, *position_embeddings), rotate(k, *position_embeddings)
+        q = apply_rotary_pos_emb(q, *position_embeddings)
+        k = apply_rotary_pos_emb(k, *position_embeddings)
         k = k.repeat_interleave(self.num_key_value_groups, 2)
         v = v.repeat_interleave(self.num_key_value_groups, 2)
         scores = torch.einsum("bthd,bshd->bhts", q, k).float() * self.scaling
         length = scores.shape[-1]
-        seen = torch.ones(length, length, dtype=torch.bool, device=scores.device).tril()
+        visible = torch.ones(length, length, dtype=torch.bool, device=scores.device).tril()
         if self.window is not None:
-            seen = seen.triu(1 - self.window)
-        visible = seen[None, None]
+            visible = visible.triu(1 - self.window)
+        visible = visible[None, None]
         if token_mask is not None:
             visible = visible & token_mask[:, None, None, :]
-        # A pad's row sees nothing; softmax over nothing is not a number, and its row means nothing.
+        # The softmax over a pad's empty row is NaN; its value is never used.
         return scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(), v
 
 
 class SlidingWindowMixer(SoftmaxMixer):
-    """Softmax attention over the latest tokens only."""
+    """Softmax attention over the latest tokens."""
 
     name: ClassVar[str] = "sliding_window"
     Options: ClassVar[type] = SlidingWindowOptions
@@ -102,25 +103,25 @@ class SlidingWindowMixer(SoftmaxMixer):
 _CLASSES: dict[tuple[type, type], type[nn.Module]] = {}
 
 
-def _class_over(mixin: type[SoftmaxMixer], attention: type[nn.Module]) -> type[nn.Module]:
+def _mixer_class(mixin: type[SoftmaxMixer], attention: type[nn.Module]) -> type[nn.Module]:
     if (mixin, attention) not in _CLASSES:
         name = f"{mixin.name.title().replace('_', '')}{attention.__name__}"
         _CLASSES[mixin, attention] = type(name, (mixin, attention), {})
     return _CLASSES[mixin, attention]
 
 
-def softmax_over(attention: nn.Module, native_window: int | None) -> nn.Module:
-    """Turn a module of the teacher's architecture into the mixer `softmax`, in place."""
-    attention.__class__ = _class_over(SoftmaxMixer, type(attention))
+def to_softmax_mixer(attention: nn.Module, native_window: int | None) -> nn.Module:
+    """Turn an attention module of the teacher's architecture into the mixer `softmax`, in place."""
+    attention.__class__ = _mixer_class(SoftmaxMixer, type(attention))
     attention.window = native_window  # type: ignore[assignment]
     return attention
 
 
-def sliding_window_over(
+def to_sliding_window_mixer(
     attention: nn.Module, options: SlidingWindowOptions, native_window: int | None
 ) -> nn.Module:
-    """Turn a module of the teacher's architecture into the mixer `sliding_window`, in place."""
-    attention.__class__ = _class_over(SlidingWindowMixer, type(attention))
+    """Turn an attention module of the teacher's architecture into the mixer `sliding_window`, in place."""
+    attention.__class__ = _mixer_class(SlidingWindowMixer, type(attention))
     window = options.window if native_window is None else min(options.window, native_window)
     attention.window = window  # type: ignore[assignment]
     return attention

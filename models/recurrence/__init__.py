@@ -1,25 +1,25 @@
-"""The one recurrence under every mixer, with two backends behind one switch.
+"""The recurrence that all mixers share, with a torch and an fla backend.
 
 S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ        o_t = S_tᵀ q_t
 """
 
+from evalsuite.models.recurrence.naive import naive_recurrent, recurrent_step
 from evalsuite.models.recurrence.op import (
-    backend_note,
-    kernels_used,
-    matrix,
+    backend_messages,
+    last_kernels,
     recurrence,
+    recurrence_matrix,
     set_backend,
-    using_fla,
+    use_triton,
 )
-from evalsuite.models.recurrence.stepwise import step, stepwise
 
 __all__ = [
-    "backend_note",
-    "kernels_used",
-    "matrix",
+    "backend_messages",
+    "last_kernels",
+    "naive_recurrent",
     "recurrence",
+    "recurrence_matrix",
+    "recurrent_step",
     "set_backend",
-    "step",
-    "stepwise",
-    "using_fla",
+    "use_triton",
 ]

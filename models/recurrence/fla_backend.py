@@ -1,7 +1,7 @@
-"""The recurrence on flash-linear-attention's Triton kernels (CUDA only, imported only when it runs).
+"""The recurrence on flash-linear-attention's Triton kernels (CUDA only, imported lazily).
 
 Importing fla on a machine without CUDA makes transformers' own linear-attention models call kernels that
-cannot run there, so nothing here is imported before a CUDA tensor asks for it.
+cannot run there, so fla is imported only for CUDA tensors.
 """
 
 import functools
@@ -16,33 +16,35 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.recurrence.shapes import Transition
+from evalsuite.models.recurrence.shapes import DecayShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One function of fla and how the decay is handed to it."""
+    """A function of fla and the form in which it takes the decay."""
 
     name: str
     module: str
     keyword: str = ""
-    """Keyword that takes log_decay; empty if the kernel has no decay."""
-    form: Transition = "none"
-    """The decay that the keyword takes; a coarser one is repeated, which is the same algebra."""
+    """Keyword of the log decay; empty if the kernel has no decay."""
+    decay_shape: DecayShape = "none"
+    """Decay shape that the keyword takes; a coarser decay is broadcast, which is the same algebra."""
 
 
 LINEAR = Kernel(name="chunk_simple_gla", module="fla.ops.simple_gla")
-RETENTION = Kernel(name="chunk_simple_gla", module="fla.ops.simple_gla", keyword="g_gamma", form="head")
-SIMPLE_GLA = Kernel(name="chunk_simple_gla", module="fla.ops.simple_gla", keyword="g", form="scalar")
-GLA = Kernel(name="chunk_gla", module="fla.ops.gla", keyword="g", form="channel")
+RETENTION = Kernel(
+    name="chunk_simple_gla", module="fla.ops.simple_gla", keyword="g_gamma", decay_shape="head"
+)
+SIMPLE_GLA = Kernel(name="chunk_simple_gla", module="fla.ops.simple_gla", keyword="g", decay_shape="scalar")
+GLA = Kernel(name="chunk_gla", module="fla.ops.gla", keyword="g", decay_shape="channel")
 DELTA = Kernel(name="chunk_delta_rule", module="fla.ops.delta_rule")
 GATED_DELTA = Kernel(
-    name="chunk_gated_delta_rule", module="fla.ops.gated_delta_rule", keyword="g", form="scalar"
+    name="chunk_gated_delta_rule", module="fla.ops.gated_delta_rule", keyword="g", decay_shape="scalar"
 )
-KDA = Kernel(name="chunk_kda", module="fla.ops.kda", keyword="g", form="channel")
+KDA = Kernel(name="chunk_kda", module="fla.ops.kda", keyword="g", decay_shape="channel")
 
-# Which kernel serves which transition: (decay, delta rule?).
-KERNELS: dict[tuple[Transition, bool], Kernel] = {
+# (decay shape, delta rule) → kernel.
+KERNELS: dict[tuple[DecayShape, bool], Kernel] = {
     ("none", False): LINEAR,
     ("head", False): RETENTION,
     ("scalar", False): SIMPLE_GLA,
@@ -53,18 +55,18 @@ KERNELS: dict[tuple[Transition, bool], Kernel] = {
     ("channel", True): KDA,
 }
 
-BY_CHANNEL: dict[Kernel, Kernel] = {SIMPLE_GLA: GLA, GATED_DELTA: KDA, DELTA: KDA}
-"""What computes the same with a decay per channel, and stands in where a kernel is `unfit`."""
+PER_CHANNEL_FALLBACK: dict[Kernel, Kernel] = {SIMPLE_GLA: GLA, GATED_DELTA: KDA, DELTA: KDA}
+"""Kernels with a decay per channel that replace those for which `needs_fallback` is true."""
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-WIDEST_KEY = 256
-"""Key widths above this do not fit the kernels' shared memory."""
+MAX_KEY_DIM = 256
+"""Largest key width; wider keys do not fit the kernels' shared memory."""
 
 
 @functools.cache
-def why_missing() -> str:
-    """Why fla cannot run here; empty if it can."""
+def unavailable_reason() -> str:
+    """Reason why fla cannot run on this machine; empty if it can."""
     if not torch.cuda.is_available():
         return "no CUDA device"
     for package in ("triton", "fla"):
@@ -76,7 +78,7 @@ def why_missing() -> str:
 @functools.cache
 def version() -> str:
     """Versions of fla and triton, for logs and fingerprints."""
-    # A slimmed or vendored package may lack metadata, so the modules are asked first.
+    # Slimmed or vendored packages may lack metadata, so the modules' own __version__ comes first.
     found = []
     for package, distribution in (("fla", "flash-linear-attention"), ("triton", "triton")):
         number = getattr(importlib.import_module(package), "__version__", None)
@@ -85,29 +87,32 @@ def version() -> str:
 
 
 @functools.cache
-def refuses_scalar_gradients() -> bool:
-    """Whether triton is 3.4 to 3.7.0 on Hopper: there fla's kernels with a decay per head and token raise an
-    error instead of computing wrong gradients (flash-linear-attention #640). Those with a decay per channel
-    have gradient kernels of their own."""
+def scalar_decay_backward_broken() -> bool:
+    """Return whether this is Hopper with triton 3.4 to 3.7.0, where fla's kernels with a decay per head and
+    token raise an error in the backward pass, because their gradients would be wrong
+    (flash-linear-attention #640). Kernels with a decay per channel are not affected."""
     utils = importlib.import_module("fla.utils")
     return bool(utils.IS_NVIDIA_HOPPER and utils.TRITON_ABOVE_3_4_0 and not utils.TRITON_ABOVE_3_7_1)
 
 
-def unfit(kernel: Kernel, transition: Transition, *, dtype: torch.dtype, width: int) -> bool:
-    """Whether `kernel` cannot be trained with, or not to a relative error of 1e-2 in bfloat16."""
-    if kernel in (SIMPLE_GLA, GATED_DELTA) and refuses_scalar_gradients():
+def needs_fallback(kernel: Kernel, decay_shape: DecayShape, *, dtype: torch.dtype, width: int) -> bool:
+    """Return whether `kernel` has no usable backward pass for this dtype, or a relative gradient error above
+    1e-2 in bfloat16."""
+    if kernel in (SIMPLE_GLA, GATED_DELTA) and scalar_decay_backward_broken():
         return True
     if dtype == torch.float32:
-        # The first refuses float32; without TF32 the second had not compiled after four minutes.
+        # DELTA rejects float32; GATED_DELTA without TF32 did not compile within four minutes.
         return kernel in (DELTA, GATED_DELTA)
-    # Measured at keys of 128: its gradient of the log decay is off by 1.04e-2, by .40e-2 through KDA.
-    return kernel == GATED_DELTA and transition == "scalar" and width > 64
+    # At key width 128 the error of its log-decay gradient is 1.04e-2; through KDA it is 0.40e-2.
+    return kernel == GATED_DELTA and decay_shape == "scalar" and width > 64
 
 
-def kernel_for(transition: Transition, *, delta: bool, dtype: torch.dtype, width: int) -> Kernel:
-    """The kernel to train a transition with, q, k and v being in `dtype` and keys `width` wide."""
-    kernel = KERNELS[transition, delta]
-    return BY_CHANNEL[kernel] if unfit(kernel, transition, dtype=dtype, width=width) else kernel
+def kernel_for(decay_shape: DecayShape, *, delta: bool, dtype: torch.dtype, width: int) -> Kernel:
+    """Return the kernel for training, with q, k and v in `dtype` and keys of width `width`."""
+    kernel = KERNELS[decay_shape, delta]
+    if needs_fallback(kernel, decay_shape, dtype=dtype, width=width):
+        return PER_CHANNEL_FALLBACK[kernel]
+    return kernel
 
 
 @functools.cache
@@ -129,38 +134,39 @@ def run(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Call `kernel`; arguments and results as `evalsuite.models.recurrence.recurrence`.
+    """Call `kernel`; arguments and results as in `evalsuite.models.recurrence.recurrence`.
 
     Raises:
-        ConfigError: q, k and v differ in dtype or are of one that the kernels lack, the keys are too wide, or
-            a decay per head wants a gradient.
+        ConfigError: q, k and v differ in dtype or have an unsupported one, the keys are too wide, or a fixed
+            decay per head requires a gradient.
     """
     if not q.dtype == k.dtype == v.dtype:
         raise ConfigError(f"fla kernels need one dtype; q is {q.dtype}, k is {k.dtype}, v is {v.dtype}")
     if q.dtype not in DTYPES:
         raise ConfigError(
-            f"fla's {kernel.name} computes in bfloat16, float16 or float32, not {q.dtype}; "
+            f"fla's {kernel.name} supports bfloat16, float16 and float32, not {q.dtype}; "
             "use set_backend('torch')"
         )
-    if k.shape[-1] > WIDEST_KEY:
+    if k.shape[-1] > MAX_KEY_DIM:
         raise ConfigError(
-            f"fla's {kernel.name} takes keys up to {WIDEST_KEY} wide, not {k.shape[-1]}; "
+            f"fla's {kernel.name} takes keys up to {MAX_KEY_DIM} wide, not {k.shape[-1]}; "
             "use a smaller feature map or set_backend('torch')"
         )
     arguments: dict[str, Tensor] = {}
     if kernel.keyword:
-        if kernel.form == "head" and log_decay is not None and log_decay.requires_grad:
+        if kernel.decay_shape == "head" and log_decay is not None and log_decay.requires_grad:
             raise ConfigError(
-                f"fla's {kernel.name} gives a fixed decay per head no gradient; detach log_decay"
+                f"fla's {kernel.name} computes no gradient for a fixed decay per head; detach log_decay"
             )
-        arguments[kernel.keyword] = _spread(log_decay, kernel.form, k)
+        arguments[kernel.keyword] = broadcast_decay(log_decay, kernel.decay_shape, k)
     if beta is not None:
         arguments["beta"] = beta.float()
-    # A column of ones makes the width odd, which the kernels refuse; whole blocks of 16 load fastest.
-    spare = -v.shape[-1] % 16
+    # The normaliser's column of ones makes the width odd, which the kernels reject; multiples of 16 are best.
+    padding = -v.shape[-1] % 16
     start = None if initial_state is None else initial_state.float()
-    if spare:  # Padding by nothing would still copy.
-        v, start = functional.pad(v, [0, spare]), None if start is None else functional.pad(start, [0, spare])
+    if padding:  # Padding by zero columns would still copy.
+        v = functional.pad(v, [0, padding])
+        start = None if start is None else functional.pad(start, [0, padding])
     o, state = _function(kernel)(
         q,
         k,
@@ -171,16 +177,16 @@ def run(
         cu_seqlens=cu_seqlens,
         **arguments,
     )
-    if spare:  # A slice of everything would still be copied in the backward pass.
-        o, state = o[..., :-spare], state[..., :-spare]
+    if padding:  # A full slice would still be copied in the backward pass.
+        o, state = o[..., :-padding], state[..., :-padding]
     return o.to(v.dtype), state.float()
 
 
-def _spread(log_decay: Tensor | None, form: Transition, k: Tensor) -> Tensor:
-    """Repeat a decay to the shape that a kernel takes, in float32."""
+def broadcast_decay(log_decay: Tensor | None, decay_shape: DecayShape, k: Tensor) -> Tensor:
+    """Broadcast a decay to the shape that a kernel takes, in float32."""
     if log_decay is None:
         log_decay = torch.zeros((), dtype=torch.float32, device=k.device)
-    shape = {"head": k.shape[2:3], "scalar": k.shape[:3], "channel": k.shape}[form]
-    if form == "channel" and log_decay.dim() in (1, 3):
+    shape = {"head": k.shape[2:3], "scalar": k.shape[:3], "channel": k.shape}[decay_shape]
+    if decay_shape == "channel" and log_decay.dim() in (1, 3):
         log_decay = log_decay.unsqueeze(-1)
     return log_decay.float().expand(shape).contiguous()

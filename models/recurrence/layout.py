@@ -1,8 +1,8 @@
-"""How tokens are laid out in chunks: all first chunks, then all second chunks, and so on.
+"""Layout of tokens in chunks: all first chunks of the sequences, then all second chunks, and so on.
 
-With the sequences sorted by length, the chunks of one step are one slice and the sequences still alive
-are the first rows of the state, so that packed and equally long sequences take the same path and the
-only loop runs over the chunks of the longest sequence.
+With sequences sorted by length, the chunks of one step are one slice, and the sequences that have a chunk at
+that step are the first rows of the state. Packed sequences and rows of equal length therefore share one code
+path, whose only loop runs over the chunks of the longest sequence.
 """
 
 import itertools
@@ -14,74 +14,75 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Where each token of [B, T, …] lies among M chunks of C tokens."""
+class ChunkLayout:
+    """Position of each token of [B, T, …] among M chunks of C tokens."""
 
     batch: int
     length: int
-    chunk: int
-    active: tuple[int, ...]
-    """How many sequences have a chunk at each step."""
-    source: Tensor | None = None
-    """Packed only: for each of the M·C places the token that lies there, or T for an empty place."""
-    place: Tensor | None = None
-    """Packed only: the place of each token."""
+    chunk_size: int
+    num_active: tuple[int, ...]
+    """Number of sequences with a chunk at each step."""
+    slot_to_token: Tensor | None = None
+    """Packed only: token index of each of the M·C slots, or T for an empty slot."""
+    token_to_slot: Tensor | None = None
+    """Packed only: slot of each token."""
     order: Tensor | None = None
-    """Packed only: sequence numbers from long to short."""
+    """Packed only: sequence indices by descending length."""
 
     @property
-    def steps(self) -> int:
-        return len(self.active)
+    def num_steps(self) -> int:
+        return len(self.num_active)
 
-    def split(self, x: Tensor) -> Tensor:
-        """[B, T, H, …] → [M, H, C, …], empty places filled with zeros."""
+    def chunk(self, x: Tensor) -> Tensor:
+        """[B, T, H, …] → [M, H, C, …], empty slots filled with zeros."""
         tail = x.shape[2:]
-        if self.source is None:
-            padded = functional.pad(x, [0, 0] * (x.dim() - 2) + [0, self.steps * self.chunk - self.length])
-            chunks = padded.view(self.batch, self.steps, self.chunk, *tail).transpose(0, 1)
-            return chunks.reshape(-1, self.chunk, *tail).transpose(1, 2).contiguous()
+        if self.slot_to_token is None:
+            padding = self.num_steps * self.chunk_size - self.length
+            padded = functional.pad(x, [0, 0] * (x.dim() - 2) + [0, padding])
+            chunks = padded.view(self.batch, self.num_steps, self.chunk_size, *tail).transpose(0, 1)
+            return chunks.reshape(-1, self.chunk_size, *tail).transpose(1, 2).contiguous()
         padded = functional.pad(x[0], [0, 0] * (x.dim() - 2) + [0, 1])
-        return padded[self.source].view(-1, self.chunk, *tail).transpose(1, 2).contiguous()
+        return padded[self.slot_to_token].view(-1, self.chunk_size, *tail).transpose(1, 2).contiguous()
 
-    def join(self, x: Tensor) -> Tensor:
-        """[M, H, C, V] → [B, T, H, V], the inverse of `split`."""
+    def unchunk(self, x: Tensor) -> Tensor:
+        """[M, H, C, V] → [B, T, H, V], the inverse of `chunk`."""
         x = x.transpose(1, 2)
-        if self.place is None:
-            x = x.reshape(self.steps, self.batch, self.chunk, *x.shape[2:]).transpose(0, 1)
-            return x.reshape(self.batch, self.steps * self.chunk, *x.shape[3:])[:, : self.length]
-        return x.reshape(-1, *x.shape[2:])[self.place].unsqueeze(0)
+        if self.token_to_slot is None:
+            x = x.reshape(self.num_steps, self.batch, self.chunk_size, *x.shape[2:]).transpose(0, 1)
+            return x.reshape(self.batch, self.num_steps * self.chunk_size, *x.shape[3:])[:, : self.length]
+        return x.reshape(-1, *x.shape[2:])[self.token_to_slot].unsqueeze(0)
 
 
-def fixed_layout(batch: int, length: int, chunk: int) -> Layout:
-    """Layout of `batch` equally long sequences."""
-    steps = -(-length // chunk)
-    return Layout(batch=batch, length=length, chunk=chunk, active=(batch,) * steps)
+def fixed_layout(batch: int, length: int, chunk_size: int) -> ChunkLayout:
+    """Layout of `batch` sequences of equal length."""
+    num_steps = -(-length // chunk_size)
+    return ChunkLayout(batch=batch, length=length, chunk_size=chunk_size, num_active=(batch,) * num_steps)
 
 
-def packed_layout(cu_seqlens: Tensor, length: int, chunk: int) -> Layout:
-    """Layout of sequences packed into one row; each starts a chunk of its own."""
+def packed_layout(cu_seqlens: Tensor, length: int, chunk_size: int) -> ChunkLayout:
+    """Layout of sequences packed into one row; each sequence starts a new chunk."""
     bounds = cu_seqlens.tolist()
     lengths = [end - start for start, end in itertools.pairwise(bounds)]
     order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
-    source: list[Tensor] = []
-    active = []
-    for step in range(-(-max(lengths, default=0) // chunk)):
-        alive = [n for n in order if lengths[n] > step * chunk]
-        active.append(len(alive))
-        for n in alive:
-            first = bounds[n] + step * chunk
-            here = torch.arange(first, first + chunk)
-            source.append(torch.where(here < bounds[n + 1], here, length))
-    index = torch.cat(source) if source else torch.zeros(0, dtype=torch.long)
-    place = torch.zeros(length + 1, dtype=torch.long)
-    place[index] = torch.arange(index.numel())
+    slots: list[Tensor] = []
+    num_active = []
+    for step in range(-(-max(lengths, default=0) // chunk_size)):
+        sequences = [n for n in order if lengths[n] > step * chunk_size]
+        num_active.append(len(sequences))
+        for n in sequences:
+            first = bounds[n] + step * chunk_size
+            tokens = torch.arange(first, first + chunk_size)
+            slots.append(torch.where(tokens < bounds[n + 1], tokens, length))
+    index = torch.cat(slots) if slots else torch.zeros(0, dtype=torch.long)
+    token_to_slot = torch.zeros(length + 1, dtype=torch.long)
+    token_to_slot[index] = torch.arange(index.numel())
     device = cu_seqlens.device
-    return Layout(
+    return ChunkLayout(
         batch=1,
         length=length,
-        chunk=chunk,
-        active=tuple(active),
-        source=index.to(device),
-        place=place[:length].to(device),
+        chunk_size=chunk_size,
+        num_active=tuple(num_active),
+        slot_to_token=index.to(device),
+        token_to_slot=token_to_slot[:length].to(device),
         order=torch.tensor(order, dtype=torch.long, device=device),
     )

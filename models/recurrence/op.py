@@ -1,4 +1,4 @@
-"""The one op that every mixer calls, and the switch between its backends."""
+"""The op that all mixers call, and the choice of its backend."""
 
 import logging
 import os
@@ -11,74 +11,76 @@ from torch import Tensor
 
 from evalsuite.foundation import ConfigError, MissingDependencyError
 from evalsuite.models.recurrence import fla_backend, inference
-from evalsuite.models.recurrence.chunked import chunked, power_of_two, scores_inside
-from evalsuite.models.recurrence.shapes import Transition, check, state_dtype
-from evalsuite.models.recurrence.stepwise import stepwise
+from evalsuite.models.recurrence.chunked import chunked, next_power_of_2, scores_in_chunk
+from evalsuite.models.recurrence.naive import naive_recurrent
+from evalsuite.models.recurrence.shapes import state_dtype, validate_shapes
 
 Backend = Literal["auto", "torch", "fla"]
 
 _log = logging.getLogger("evalsuite")
-_chosen: Backend = "auto"
-_said: set[str] = set()
-_used: dict[str, str] = {}
+_backend: Backend = "auto"
+_warned: set[str] = set()
+_last_kernels: dict[str, str] = {}
 
 
 def set_backend(name: Backend) -> None:
-    """Choose who computes the recurrence: `torch`, `fla`, or `auto` (fla for CUDA tensors, else torch).
+    """Set the backend of the recurrence: `torch`, `fla`, or `auto` (fla for CUDA tensors, else torch).
 
     Raises:
-        ConfigError: an unknown name.
-        MissingDependencyError: `fla`, but it or a CUDA device is missing.
+        ConfigError: unknown name.
+        MissingDependencyError: `fla` without the package or without a CUDA device.
     """
-    global _chosen
+    global _backend
     if name not in ("auto", "torch", "fla"):
         raise ConfigError(f"recurrence backend '{name}' is unknown; known: auto, torch, fla")
     if name == "fla":
-        missing = fla_backend.why_missing()
-        if missing:
-            raise MissingDependencyError(f"recurrence backend fla: {missing}")
-    _chosen = name
+        reason = fla_backend.unavailable_reason()
+        if reason:
+            raise MissingDependencyError(f"recurrence backend fla: {reason}")
+    _backend = name
 
 
-def using_fla(x: Tensor) -> bool:
-    """Whether a recurrence over `x` runs on fla's kernels. Says once which backend runs and why."""
-    if _chosen == "torch":
+def use_triton(x: Tensor) -> bool:
+    """Return whether operations on `x` run on fla's and our own Triton kernels; logs the choice once."""
+    if _backend == "torch":
         return False
-    if _chosen == "fla":
+    if _backend == "fla":
         if x.device.type != "cuda":
             raise MissingDependencyError(f"recurrence backend fla: kernels need CUDA tensors, not {x.device}")
         return True
     if x.device.type != "cuda":
         return False
     if x.dtype == torch.float64:
-        _say("recurrence: torch backend for float64, which fla's kernels do not compute in")
+        _warn_once("recurrence: torch backend for float64, which fla's kernels do not support")
         return False
-    missing = fla_backend.why_missing()
-    if missing:
-        _say(f"recurrence: torch backend on {x.device.type} ({missing}); training is several times slower")
+    reason = fla_backend.unavailable_reason()
+    if reason:
+        _warn_once(
+            f"recurrence: torch backend on {x.device.type} ({reason}); training is several times slower"
+        )
         return False
-    _say(f"recurrence: fla backend ({fla_backend.version()})")
+    _warn_once(f"recurrence: fla backend ({fla_backend.version()})")
     return True
 
 
-def backend_note() -> list[str]:
-    """What was said so far about the choice of backend, for run folders and reports."""
-    return sorted(_said)
+def backend_messages() -> list[str]:
+    """Messages logged so far about the choice of backend, for run folders and reports."""
+    return sorted(_warned)
 
 
-def kernels_used() -> dict[str, str]:
-    """Transition → name of the kernel that computed it last in this process, the latest at the end."""
-    return dict(_used)
+def last_kernels() -> dict[str, str]:
+    """Transition → name of the kernel that computed it last in this process, the most recent at the end."""
+    return dict(_last_kernels)
 
 
-def _record(transition: str, kernel: str) -> None:
-    _used.pop(transition, None)
-    _used[transition] = kernel
+def _record_kernel(transition: str, kernel: str) -> None:
+    _last_kernels.pop(transition, None)
+    _last_kernels[transition] = kernel
 
 
-def _say(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
         _log.warning(text)
 
 
@@ -95,8 +97,8 @@ def recurrence(
 ) -> tuple[Tensor, Tensor]:
     """Compute S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t.
 
-    Decay acts before the correction (arXiv 2603.26556, Eq. 4). A single token is stepped in torch where a
-    gradient may be wanted: there is nothing to chunk.
+    The decay is applied before the correction (arXiv 2603.26556, Eq. 4). A single token that may need a
+    gradient is computed by one torch step, as there is nothing to chunk.
 
     Args:
         q: queries [B, T, H, K]; k: keys [B, T, H, K]; v: values [B, T, H, V]; one dtype.
@@ -111,31 +113,31 @@ def recurrence(
         The outputs [B, T, H, V] in the dtype of `v`, and the final states [N, H, K, V] in float32.
 
     Raises:
-        ConfigError: shapes that do not fit; the message names the tensor and the shape that would.
+        ConfigError: a shape is wrong; the message names the tensor and the expected shape.
     """
-    transition = check(q, k, v, log_decay, beta, initial_state, cu_seqlens)
-    label = transition + (" decay, delta rule" if beta is not None else " decay, additive")
+    decay_shape = validate_shapes(q, k, v, log_decay, beta, initial_state, cu_seqlens)
+    transition = decay_shape + (" decay, delta rule" if beta is not None else " decay, additive")
     compute: Callable[..., tuple[Tensor, Tensor]]
     single = q.shape[1] == 1 and cu_seqlens is None
-    if single and (torch.is_grad_enabled() or k.shape[-1] > fla_backend.WIDEST_KEY or not using_fla(v)):
-        compute = stepwise
-    elif using_fla(v):
+    if single and (torch.is_grad_enabled() or k.shape[-1] > fla_backend.MAX_KEY_DIM or not use_triton(v)):
+        compute = naive_recurrent
+    elif use_triton(v):
         delta = beta is not None
         if torch.is_grad_enabled():
-            kernel = fla_backend.kernel_for(transition, delta=delta, dtype=v.dtype, width=k.shape[-1])
+            kernel = fla_backend.kernel_for(decay_shape, delta=delta, dtype=v.dtype, width=k.shape[-1])
             compute = partial(fla_backend.run, kernel)
         else:
-            kernel = inference.kernel_for(transition, delta=delta, dtype=v.dtype, length=q.shape[1])
+            kernel = inference.kernel_for(decay_shape, delta=delta, dtype=v.dtype, length=q.shape[1])
             compute = partial(inference.run, kernel)
         in_chunks = kernel.name.startswith("chunk_")
         if in_chunks and v.dtype == torch.float32 and os.environ.get("TRITON_F32_DEFAULT") != "ieee":
-            _say(
+            _warn_once(
                 "recurrence: fla's kernels multiply float32 in TF32; for full precision set "
                 "TRITON_F32_DEFAULT=ieee before the process starts"
             )
-        _record(label, kernel.name)
+        _record_kernel(transition, kernel.name)
     else:
-        _record(label, "torch chunked")
+        _record_kernel(transition, "torch chunked")
         compute = chunked
     return compute(
         q,
@@ -149,33 +151,35 @@ def recurrence(
     )
 
 
-def matrix(q: Tensor, k: Tensor, *, log_decay: Tensor | None, beta: Tensor | None, scale: float) -> Tensor:
+def recurrence_matrix(
+    q: Tensor, k: Tensor, *, log_decay: Tensor | None, beta: Tensor | None, scale: float
+) -> Tensor:
     """Materialise the recurrence as a lower triangular matrix A [B, H, T, T] with o = A v.
 
-    Args: as `recurrence`. Memory grows with T²; differentiable, so that it can be matched to a teacher's
-    attention matrix (arXiv 2408.10189; seed 002, Eq. 7).
+    Arguments as in `recurrence`. Memory grows with T². Differentiable, so that it can be matched to a
+    teacher's attention matrix (arXiv 2408.10189; arXiv 2504.14366v1, Eq. 7).
     """
-    transition: Transition = check(q, k, k, log_decay, beta, None, None)
+    decay_shape = validate_shapes(q, k, k, log_decay, beta, None, None)
     batch, length, heads, _ = k.shape
     dtype = state_dtype(q, k, log_decay, beta)
-    size = power_of_two(length) if transition == "channel" else length
+    size = next_power_of_2(length) if decay_shape == "channel" else length
 
-    def whole(x: Tensor) -> Tensor:
+    def as_chunk(x: Tensor) -> Tensor:
         """[B, T, H, …] as one chunk [B, H, size, …]."""
         x = x.to(dtype).transpose(1, 2)
         return torch.nn.functional.pad(x, [0, 0] * (x.dim() - 3) + [0, size - length])
 
     with torch.autocast(k.device.type, enabled=False):
-        total = None
+        cumulative_decay = None
         if log_decay is not None:
             per_token = log_decay.expand(batch, length, heads) if log_decay.dim() == 1 else log_decay
-            total = whole(per_token).cumsum(2)
-        writes = None if beta is None else whole(beta)
-        scores, strict = scores_inside(whole(q) * scale, whole(k), total, writes)
-        if strict is not None and writes is not None:
+            cumulative_decay = as_chunk(per_token).cumsum(2)
+        betas = None if beta is None else as_chunk(beta)
+        scores, strict = scores_in_chunk(as_chunk(q) * scale, as_chunk(k), cumulative_decay, betas)
+        if strict is not None and betas is not None:
             identity = torch.eye(size, dtype=dtype, device=k.device)
-            # A = P (I + L)^-1 diag(β): a system from the right, P on the left.
+            # A = P (I + L)^-1 diag(β): a triangular solve with P on the left.
             scores = torch.linalg.solve_triangular(
                 strict + identity, scores, upper=False, left=False, unitriangular=True
-            ) * writes.unsqueeze(-2)
+            ) * betas.unsqueeze(-2)
         return scores[:, :, :length, :length]

@@ -1,4 +1,4 @@
-"""What the one recurrence accepts, checked once for every backend."""
+"""Shapes and dtypes that the recurrence accepts, validated once for all backends."""
 
 from typing import Literal
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 from evalsuite.foundation import ConfigError
 
-Transition = Literal["none", "head", "scalar", "channel"]
+DecayShape = Literal["none", "head", "scalar", "channel"]
 
 
-def transition_of(k: Tensor, log_decay: Tensor | None) -> Transition:
-    """Name the decay: none, one number per head, per head and token, or per channel and token."""
+def decay_shape_of(k: Tensor, log_decay: Tensor | None) -> DecayShape:
+    """Classify the decay: none, one number per head, per head and token, or per channel and token."""
     if log_decay is None:
         return "none"
     batch, length, heads, width = k.shape
@@ -27,7 +27,7 @@ def transition_of(k: Tensor, log_decay: Tensor | None) -> Transition:
     )
 
 
-def check(
+def validate_shapes(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -35,11 +35,11 @@ def check(
     beta: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-) -> Transition:
-    """Check every shape and return the transition.
+) -> DecayShape:
+    """Validate all shapes and return the shape of the decay.
 
     Raises:
-        ConfigError: a tensor does not fit; the message names it, its shape and the shape that would.
+        ConfigError: a shape is wrong; the message names the tensor, its shape and the expected one.
     """
     if q.shape != k.shape or v.shape[:3] != k.shape[:3]:
         raise ConfigError(
@@ -52,17 +52,17 @@ def check(
     sequences = batch
     if cu_seqlens is not None:
         if batch != 1:
-            raise ConfigError(f"cu_seqlens packs sequences into one row, but the batch has {batch} rows")
+            raise ConfigError(f"cu_seqlens requires one packed row, but the batch has {batch} rows")
         sequences = cu_seqlens.numel() - 1
     expected = (sequences, heads, width, v.shape[-1])
     if initial_state is not None and initial_state.shape != expected:
         raise ConfigError(
             f"initial_state has shape {tuple(initial_state.shape)}; [sequences, H, K, V] must be {expected}"
         )
-    return transition_of(k, log_decay)
+    return decay_shape_of(k, log_decay)
 
 
 def state_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """States are kept in float32, whatever the inputs; in float64 if an input is."""
+    """Dtype of the state: float32, or float64 if an input is float64."""
     double = any(t is not None and t.dtype == torch.float64 for t in tensors)
     return torch.float64 if double else torch.float32

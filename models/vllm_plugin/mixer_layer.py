@@ -1,4 +1,4 @@
-"""One layer for every recurrent mixer: the mixer itself, its state in vLLM's pages."""
+"""vLLM layer for all recurrent mixers: the mixer itself, with its state in vLLM's pages."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -27,40 +27,41 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers import Mixer
 from evalsuite.models.vllm_plugin import MIXER_OP
-from evalsuite.models.vllm_plugin.sharding import load_share, local_mixer
-from evalsuite.models.vllm_plugin.state import PagedSlot, state_views
+from evalsuite.models.vllm_plugin.sharding import load_sharded_weights, local_mixer
+from evalsuite.models.vllm_plugin.state import PagedLayerCache, state_views
 
 
 class MixerLayer(nn.Module, MambaBase):
-    """A rank's share of a recurrent mixer.
+    """One rank's shard of a recurrent mixer.
 
     Args:
-        whole: the mixer of the checkpoint, on the meta device.
-        rope: vLLM's rotary embedding, whose table of angles is read; None if the mixer does not rotate.
-        page: bytes of a state, the same for all layers of a student.
+        mixer: the checkpoint's mixer, on the meta device.
+        rope: vLLM's rotary embedding, whose table of angles is used; None for mixers without rotary.
+        page_bytes: bytes of a state, the same for all layers of a student.
+        vllm_config: vLLM's configuration.
         prefix: the layer's name in vLLM.
     """
 
     def __init__(
-        self, whole: Mixer, rope: nn.Module | None, page: int, vllm_config: VllmConfig, prefix: str
+        self, mixer: Mixer, rope: nn.Module | None, page_bytes: int, vllm_config: VllmConfig, prefix: str
     ) -> None:
         super().__init__()
-        self.ranks = get_tensor_model_parallel_world_size()
-        self.mixer = local_mixer(whole, self.ranks).requires_grad_(False).eval()
-        self.load = partial(load_share, self.mixer, whole, get_tensor_model_parallel_rank())
-        """Takes the checkpoint's tensors of this layer, by their names inside it."""
-        if rope is not None and rope.rotary_dim != whole.head_dim:
+        self.tp_size = get_tensor_model_parallel_world_size()
+        self.mixer = local_mixer(mixer, self.tp_size).requires_grad_(False).eval()
+        self.load = partial(load_sharded_weights, self.mixer, mixer, get_tensor_model_parallel_rank())
+        """Loads the checkpoint's tensors of this layer, given by name inside the mixer."""
+        if rope is not None and rope.rotary_dim != mixer.head_dim:
             raise ConfigError(
-                f"{prefix}: a rotary embedding of {rope.rotary_dim} of {whole.head_dim} channels"
+                f"{prefix}: a rotary embedding of {rope.rotary_dim} of {mixer.head_dim} channels"
             )
         self.rope = rope
-        self.page = page
+        self.page_bytes = page_bytes
         self.dtype: torch.dtype = vllm_config.model_config.dtype
         self.prefix = prefix
         self.kv_cache: tuple[Tensor, ...] = (torch.tensor([]),)
         layers = vllm_config.compilation_config.static_forward_context
         if prefix in layers:
-            raise ValueError(f"two layers of the name {prefix}")
+            raise ValueError(f"two layers are named {prefix}")
         layers[prefix] = self
 
     @property
@@ -68,7 +69,7 @@ class MixerLayer(nn.Module, MambaBase):
         return MambaAttentionBackendEnum.CUSTOM
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
-        return ((self.page,),)
+        return ((self.page_bytes,),)
 
     def get_state_dtype(self) -> tuple[torch.dtype, ...]:
         return (torch.int8,)
@@ -77,60 +78,66 @@ class MixerLayer(nn.Module, MambaBase):
         """Mix tokens: [tokens, hidden] → [tokens, hidden]."""
         output = torch.empty_like(hidden_states)
         getattr(torch.ops.vllm, MIXER_OP)(positions, hidden_states, output, self.prefix)
-        return tensor_model_parallel_all_reduce(output) if self.ranks > 1 else output
+        return tensor_model_parallel_all_reduce(output) if self.tp_size > 1 else output
 
     def mix(self, positions: Tensor, x: Tensor, output: Tensor, metadata: Any) -> None:
-        """Write this rank's part of the mixture of x [tokens, hidden] into `output`.
+        """Write this rank's partial output for x [tokens, hidden] into `output`.
 
-        Tokens lie as vLLM orders them: first one token each of the sequences that are being written, then
-        the packed pieces of prompts, then padding.
+        Tokens are in vLLM's order: one token per decoding sequence, then packed prefill chunks, then padding.
         """
         if metadata is None:
-            # vLLM measures memory before it makes pages; one long prompt takes as much as any batch.
+            # Memory profiling runs before pages exist; one long prompt needs as much memory as any batch.
             output.copy_(self._run(x.unsqueeze(0), positions.unsqueeze(0), None, None).squeeze(0))
             return
         states = state_views(self.kv_cache[0], self.mixer, self.dtype)
         if metadata.num_decodes and metadata.num_prefills and x.is_cuda:
-            # On a GPU such a step is bound by the number of kernels that it launches: single tokens go with
-            # the prompts, as sequences of one. (On a CPU each of them would cost a whole chunk.)
+            # On a GPU a mixed step is bound by kernel launches, so decoding sequences are packed with the
+            # prefills as sequences of one token. (On a CPU each of them would cost a full chunk.)
             done = metadata.num_decodes + metadata.num_prefill_tokens
-            slot = PagedSlot(states, metadata.rows, metadata.started)
+            cache = PagedLayerCache(states, metadata.state_indices, metadata.has_initial_state)
             output[:done] = self._run(
-                x[:done].unsqueeze(0), positions[:done].unsqueeze(0), slot, metadata.ends
+                x[:done].unsqueeze(0), positions[:done].unsqueeze(0), cache, metadata.cu_seqlens_with_decodes
             )[0]
             output[done:] = 0
             return
         done = 0
         if metadata.num_decodes:
-            # In a full CUDA graph there are more rows than sequences; vLLM points the rest at an unused slot.
-            # Nothing here may wait for the device: shapes are known, and slots are only indices.
-            rows = metadata.state_indices_tensor_d[:, 0].long()
-            done = rows.shape[0]
-            slot = PagedSlot(states, rows)
-            mixed = self._run(x[:done].unsqueeze(1), positions[:done].unsqueeze(1), slot, None)
+            # A full CUDA graph has more rows than sequences; vLLM points the others at an unused slot. This
+            # branch must not synchronise with the device: shapes are static, and slots are only indices.
+            state_indices = metadata.state_indices_tensor_d[:, 0].long()
+            done = state_indices.shape[0]
+            cache = PagedLayerCache(states, state_indices)
+            mixed = self._run(x[:done].unsqueeze(1), positions[:done].unsqueeze(1), cache, None)
             output[:done] = mixed.squeeze(1)
         if metadata.num_prefills:
-            piece = slice(done, done + metadata.num_prefill_tokens)
-            slot = PagedSlot(states, metadata.state_indices_tensor_p.long(), metadata.has_initial_states_p)
-            mixed = self._run(x[piece].unsqueeze(0), positions[piece].unsqueeze(0), slot, metadata.bounds)
-            output[piece] = mixed[0]
-            done = piece.stop
+            prefill = slice(done, done + metadata.num_prefill_tokens)
+            state_indices = metadata.state_indices_tensor_p.long()
+            cache = PagedLayerCache(states, state_indices, metadata.has_initial_states_p)
+            mixed = self._run(
+                x[prefill].unsqueeze(0), positions[prefill].unsqueeze(0), cache, metadata.cu_seqlens
+            )
+            output[prefill] = mixed[0]
+            done = prefill.stop
         output[done:] = 0
 
-    def _run(self, x: Tensor, positions: Tensor, slot: PagedSlot | None, bounds: Tensor | None) -> Tensor:
+    def _run(
+        self, x: Tensor, positions: Tensor, cache: PagedLayerCache | None, cu_seqlens: Tensor | None
+    ) -> Tensor:
         """Call the mixer as a student's decoder does: x [B, T, hidden], positions [B, T]."""
-        angles = None
+        position_embeddings = None
         if self.rope is not None:
             table: Tensor = self.rope.get_buffer("cos_sin_cache")
             halves = table[positions].chunk(2, -1)
-            angles = tuple(torch.cat([half, half], -1) for half in halves)
-        cache = None if slot is None else SimpleNamespace(layers={self.mixer.layer_idx: slot})
-        mixed: Tensor = self.mixer(x, position_embeddings=angles, past_key_values=cache, cu_seqlens=bounds)[0]
+            position_embeddings = tuple(torch.cat([half, half], -1) for half in halves)
+        caches = None if cache is None else SimpleNamespace(layers={self.mixer.layer_idx: cache})
+        mixed: Tensor = self.mixer(
+            x, position_embeddings=position_embeddings, past_key_values=caches, cu_seqlens=cu_seqlens
+        )[0]
         return mixed
 
 
 class StateBackend(AttentionBackend):
-    """Tells vLLM how a batch's slots are described to a `MixerLayer`."""
+    """Attention backend that builds the `StateMetadata` of a batch for `MixerLayer`."""
 
     @staticmethod
     def get_name() -> str:
@@ -147,27 +154,27 @@ class StateBackend(AttentionBackend):
 
 @dataclass
 class StateMetadata(BaseMambaAttentionMetadata):
-    """Which tokens belong to whom, and where their states lie."""
+    """Token ranges and state slots of the sequences of a batch."""
 
-    fresh: Tensor | None = None
-    """Rows among those that write one token whose sequence begins with it, on the CPU."""
+    new_sequences: Tensor | None = None
+    """Indices of decoding rows whose sequence starts with that token, on the CPU."""
 
     @cached_property
-    def bounds(self) -> Tensor:
-        """Where the pieces of prompts begin and end: one tensor for all layers, because fla waits for the
-        device once for each that it has not seen."""
+    def cu_seqlens(self) -> Tensor:
+        """Bounds of the prefill chunks: one tensor for all layers, because fla synchronises with the device
+        once per new tensor."""
         assert self.query_start_loc_p is not None
         return self.query_start_loc_p.long()
 
     @cached_property
-    def ends(self) -> Tensor:
-        """`bounds` of a batch in which those who write one token come first, as sequences of one."""
-        singles = torch.arange(self.num_decodes, device=self.bounds.device)
-        return torch.cat([singles, self.bounds + self.num_decodes])
+    def cu_seqlens_with_decodes(self) -> Tensor:
+        """`cu_seqlens` with the decoding sequences in front, as sequences of one token."""
+        decodes = torch.arange(self.num_decodes, device=self.cu_seqlens.device)
+        return torch.cat([decodes, self.cu_seqlens + self.num_decodes])
 
     @cached_property
-    def rows(self) -> Tensor:
-        """Slots of the whole batch."""
+    def state_indices(self) -> Tensor:
+        """State slots of all sequences, decoding ones first."""
         assert self.state_indices_tensor_d is not None
         assert self.state_indices_tensor_p is not None
         return torch.cat(
@@ -175,11 +182,11 @@ class StateMetadata(BaseMambaAttentionMetadata):
         ).long()
 
     @cached_property
-    def started(self) -> Tensor:
-        """Which sequences of the whole batch have a state."""
+    def has_initial_state(self) -> Tensor:
+        """Whether each sequence already has a state, decoding ones first: bool."""
         assert self.has_initial_states_p is not None
-        singles = self.has_initial_states_p.new_ones(self.num_decodes)
-        return torch.cat([singles, self.has_initial_states_p])
+        decodes = self.has_initial_states_p.new_ones(self.num_decodes)
+        return torch.cat([decodes, self.has_initial_states_p])
 
 
 class StateMetadataBuilder(BaseMambaAttentionMetadataBuilder[StateMetadata]):
@@ -193,50 +200,50 @@ class StateMetadataBuilder(BaseMambaAttentionMetadataBuilder[StateMetadata]):
         fast_build: bool = False,
         **rest: Any,
     ) -> StateMetadata:
-        """Describe a batch. A prompt of one token that comes while all others write one is a step as theirs.
+        """Build a batch's metadata, treating new one-token prompts as decodes if all other rows are.
 
-        vLLM replays the CUDA graph of such a step whoever is in it, and would leave in place which slots the
-        step before it used if it saw a prompt there. The slot of such a prompt is cleared instead.
+        vLLM replays the decode CUDA graph for such a step in any case; if the metadata contained a prefill,
+        the slot indices of the previous step would stay in place. These prompts' slots are cleared instead.
         """
-        fresh = first_tokens(common_attn_metadata)
-        if fresh is not None:
-            prefilling = common_attn_metadata.is_prefilling & ~fresh
+        is_new = single_token_prompts(common_attn_metadata)
+        if is_new is not None:
+            prefilling = common_attn_metadata.is_prefilling & ~is_new
             common_attn_metadata = common_attn_metadata.replace(is_prefilling=prefilling)
         metadata = super().build(common_prefix_len, common_attn_metadata, fast_build, **rest)
-        if fresh is not None:
-            metadata = replace(metadata, fresh=fresh.nonzero()[:, 0])
-            self._clear(metadata)
+        if is_new is not None:
+            metadata = replace(metadata, new_sequences=is_new.nonzero()[:, 0])
+            self._clear_slots(metadata)
         return metadata
 
     def update_block_table(
         self, metadata: StateMetadata, blk_table: Tensor, slot_mapping: Tensor
     ) -> StateMetadata:
-        """The same batch in the slots of other layers."""
+        """Return the metadata of the same batch for the slots of other layers."""
         updated = super().update_block_table(metadata, blk_table, slot_mapping)
         if metadata.num_prefills:
-            updated.__dict__["bounds"] = metadata.bounds
-            updated.__dict__["ends"] = metadata.ends
-        self._clear(updated)
+            updated.__dict__["cu_seqlens"] = metadata.cu_seqlens
+            updated.__dict__["cu_seqlens_with_decodes"] = metadata.cu_seqlens_with_decodes
+        self._clear_slots(updated)
         return updated
 
-    def _clear(self, metadata: StateMetadata) -> None:
-        if metadata.fresh is None:
+    def _clear_slots(self, metadata: StateMetadata) -> None:
+        if metadata.new_sequences is None:
             return
         indices = metadata.state_indices_tensor_d
         assert indices is not None
-        slots = indices[metadata.fresh.to(indices.device), 0].long()
+        slots = indices[metadata.new_sequences.to(indices.device), 0].long()
         layers = self.vllm_config.compilation_config.static_forward_context
         for name in self.layer_names:
             layers[name].kv_cache[0][slots] = 0
 
 
-def first_tokens(batch: CommonAttentionMetadata) -> Tensor | None:
-    """Which sequences begin in a batch of one token each, bool on the CPU; None if there are none."""
+def single_token_prompts(batch: CommonAttentionMetadata) -> Tensor | None:
+    """Find the new prompts in a batch of single tokens: bool on the CPU, or None if there are none."""
     if batch.max_query_len != 1 or batch.is_prefilling is None or batch.seq_lens_cpu_upper_bound is None:
         return None
     lengths = batch.query_start_loc_cpu.diff()
-    fresh = batch.is_prefilling & (batch.seq_lens_cpu_upper_bound == 1) & (lengths == 1)
-    return fresh if fresh.any() else None
+    is_new = batch.is_prefilling & (batch.seq_lens_cpu_upper_bound == 1) & (lengths == 1)
+    return is_new if is_new.any() else None
 
 
 @eager_break_during_capture

@@ -1,7 +1,7 @@
-"""Tensor parallelism by heads: every rank runs a mixer with its share of the heads.
+"""Tensor parallelism by heads: each rank runs a mixer with its share of the heads.
 
-A mixer made for fewer heads has the same parameters, each smaller along the one dimension that counts heads.
-So a parameter's share needs no table: it is cut where the two shapes differ.
+A mixer with fewer heads has the same parameters, each smaller along the dimension that counts heads. Sharding
+therefore needs no table: a parameter is split along the dimension in which the two shapes differ.
 """
 
 from collections.abc import Mapping
@@ -11,78 +11,83 @@ import torch
 from torch import Tensor
 
 from evalsuite.foundation import CheckpointError, ConfigError
-from evalsuite.models.mixers import Geometry, Mixer
+from evalsuite.models.mixers import AttentionShape, Mixer
 
 
-def local_mixer(whole: Mixer, ranks: int) -> Mixer:
-    """The mixer of one rank, its parameters not yet loaded.
+def local_mixer(mixer: Mixer, tp_size: int) -> Mixer:
+    """Build the mixer of one rank, without loading its parameters.
 
     Raises:
         ConfigError: the heads do not divide among the ranks.
     """
-    check_heads(whole.name, whole.geometry, whole.kv_heads, ranks)
-    # With a key head per query head the teacher's groups play no part in a forward pass.
-    share = replace(
-        whole.geometry,
-        heads=whole.heads // ranks,
-        kv_heads=max(1, whole.kv_heads // ranks) if whole.kv_heads != whole.heads else whole.heads // ranks,
+    validate_heads(mixer.name, mixer.attention_shape, mixer.num_kv_heads, tp_size)
+    # With one key head per query head, the teacher's groups play no role in the forward pass.
+    grouped = mixer.num_kv_heads != mixer.num_heads
+    shape = replace(
+        mixer.attention_shape,
+        num_heads=mixer.num_heads // tp_size,
+        num_kv_heads=max(1, mixer.num_kv_heads // tp_size) if grouped else mixer.num_heads // tp_size,
     )
-    return type(whole)(share, whole.options, whole.layer_idx)
+    return type(mixer)(shape, mixer.options, mixer.layer_idx)
 
 
-def check_heads(mixer: str, geometry: Geometry, kv_heads: int, ranks: int) -> None:
-    """Raise ConfigError if a recurrent layer's heads do not divide among `ranks`."""
-    for what, heads in (("heads", geometry.heads), ("key and value heads", kv_heads)):
-        if heads % ranks:
-            divisors = [n for n in range(1, geometry.heads + 1) if geometry.heads % n == kv_heads % n == 0]
+def validate_heads(name: str, shape: AttentionShape, num_kv_heads: int, tp_size: int) -> None:
+    """Raise ConfigError if the heads of the recurrent layer `name` do not divide among `tp_size` ranks."""
+    for what, heads in (("heads", shape.num_heads), ("key and value heads", num_kv_heads)):
+        if heads % tp_size:
+            divisors = [
+                n for n in range(1, shape.num_heads + 1) if shape.num_heads % n == num_kv_heads % n == 0
+            ]
             raise ConfigError(
-                f"tensor_parallel_size = {ranks}: {mixer} has {heads} {what}, which do not divide; "
+                f"tensor_parallel_size = {tp_size}: {name} has {heads} {what}, which do not divide; "
                 f"it can be {', '.join(map(str, divisors))}"
             )
 
 
-def share_of(name: str, tensor: Tensor, whole: Mixer, local: Mixer, rank: int) -> Tensor:
-    """The part of a checkpoint's tensor that belongs to `rank`.
+def shard_weight(name: str, tensor: Tensor, mixer: Mixer, local: Mixer, rank: int) -> Tensor:
+    """Return the part of a checkpoint's tensor that belongs to `rank`.
 
     Args:
         name: of the parameter inside the mixer, such as `q_proj.weight`.
-        tensor: as stored.
-        whole: the mixer of the checkpoint (its tensors may be on the meta device); local: that of a rank.
+        tensor: as stored in the checkpoint.
+        mixer: the checkpoint's mixer (its tensors may be on the meta device).
+        local: the mixer of one rank.
+        rank: rank in the tensor-parallel group.
 
     Raises:
-        CheckpointError: the tensor has another shape than the config says.
+        CheckpointError: the tensor's shape differs from the config's.
     """
-    wanted, mine = whole.state_dict()[name], local.state_dict()[name]
-    if tensor.shape != wanted.shape:
+    full, part = mixer.state_dict()[name], local.state_dict()[name]
+    if tensor.shape != full.shape:
         raise CheckpointError(
-            f"layer {whole.layer_idx}: {name} is {tuple(tensor.shape)}, the config says {tuple(wanted.shape)}"
+            f"layer {mixer.layer_idx}: {name} is {tuple(tensor.shape)}, the config says {tuple(full.shape)}"
         )
-    if name == "conv.weight":
-        # Channels of queries, keys and values lie side by side, and each of the three is cut.
-        parts = tensor.split(whole.channels)
-        return torch.cat(
-            [part[rank * size : (rank + 1) * size] for part, size in zip(parts, local.channels, strict=True)]
-        )
-    for dimension, (full, size) in enumerate(zip(wanted.shape, mine.shape, strict=True)):
-        if full != size:
+    for dimension, (full_size, size) in enumerate(zip(full.shape, part.shape, strict=True)):
+        if full_size != size:
             return tensor.narrow(dimension, rank * size, size)
-    # Partial outputs are added up over ranks; a bias that all of them had would be added as often.
+    # Partial outputs are summed over ranks, so only one rank may add the output bias.
     return torch.zeros_like(tensor) if name == "o_proj.bias" and rank else tensor
 
 
-def load_share(local: Mixer, whole: Mixer, rank: int, tensors: Mapping[str, Tensor]) -> None:
-    """Load one rank's share of a layer.
+def load_sharded_weights(local: Mixer, mixer: Mixer, rank: int, tensors: Mapping[str, Tensor]) -> None:
+    """Load one rank's shards of a layer.
+
+    Args:
+        local: the mixer of this rank, loaded in place.
+        mixer: the checkpoint's mixer, on the meta device.
+        rank: rank in the tensor-parallel group.
+        tensors: the layer's tensors by name inside the mixer.
 
     Raises:
         CheckpointError: tensors are missing, unknown, or of another shape.
     """
-    wanted = local.state_dict()
-    missing, unknown = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    parameters = local.state_dict()
+    missing, unknown = sorted(parameters.keys() - tensors.keys()), sorted(tensors.keys() - parameters.keys())
     if missing or unknown:
         raise CheckpointError(
-            f"layer {whole.layer_idx}, {whole.name}: missing {missing}, unknown {unknown}; the weights do "
+            f"layer {mixer.layer_idx}, {mixer.name}: missing {missing}, unknown {unknown}; the weights do "
             "not belong to this config"
         )
     with torch.no_grad():
-        for name, place in wanted.items():
-            place.copy_(share_of(name, tensors[name], whole, local, rank))
+        for name, parameter in parameters.items():
+            parameter.copy_(shard_weight(name, tensors[name], mixer, local, rank))

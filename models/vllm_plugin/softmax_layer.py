@@ -1,4 +1,4 @@
-"""Softmax and sliding-window layers on vLLM's own attention, for every teacher that a student can have."""
+"""Softmax and sliding-window layers on vLLM's own attention, for all supported teachers."""
 
 from torch import Tensor, nn
 from vllm.config import CacheConfig
@@ -7,55 +7,58 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
 
-from evalsuite.models.mixers import Geometry
+from evalsuite.models.mixers import AttentionShape
 
 
 class SoftmaxLayer(nn.Module):
-    """Attention of a Llama, Mistral, Qwen2 or Qwen3 teacher, its biases and QK-norm read from its geometry.
+    """Attention of a Llama, Mistral, Qwen2 or Qwen3 teacher, with the teacher's biases and QK-norm.
 
     Args:
+        shape: the teacher's attention shape.
         rope: vLLM's rotary embedding.
-        window: tokens that a query sees, itself included; None for all.
+        window: number of latest tokens a query attends to, itself included; None for all.
+        cache_config: vLLM's.
+        prefix: the layer's name in vLLM.
     """
 
     def __init__(
         self,
-        geometry: Geometry,
+        shape: AttentionShape,
         rope: nn.Module,
         window: int | None,
         cache_config: CacheConfig,
         prefix: str,
     ) -> None:
         super().__init__()
-        ranks = get_tensor_model_parallel_world_size()
-        self.head_dim = geometry.head_dim
-        heads, kv_heads = geometry.heads // ranks, max(1, geometry.kv_heads // ranks)
-        self.sizes = [heads * self.head_dim, kv_heads * self.head_dim, kv_heads * self.head_dim]
-        # Architectures that a student can have put a bias on all three or on none.
+        tp_size = get_tensor_model_parallel_world_size()
+        self.head_dim = shape.head_dim
+        num_heads, num_kv_heads = shape.num_heads // tp_size, max(1, shape.num_kv_heads // tp_size)
+        self.sizes = [n * self.head_dim for n in (num_heads, num_kv_heads, num_kv_heads)]
+        # The supported architectures have a bias on all three projections or on none.
         self.qkv_proj = QKVParallelLinear(
-            geometry.hidden,
+            shape.hidden_size,
             self.head_dim,
-            geometry.heads,
-            geometry.kv_heads,
-            bias=geometry.q_bias,
+            shape.num_heads,
+            shape.num_kv_heads,
+            bias=shape.q_bias,
             prefix=f"{prefix}.qkv_proj",
         )
         self.o_proj = RowParallelLinear(
-            geometry.heads * self.head_dim,
-            geometry.hidden,
-            bias=geometry.o_bias,
+            shape.num_heads * self.head_dim,
+            shape.hidden_size,
+            bias=shape.o_bias,
             prefix=f"{prefix}.o_proj",
         )
-        self.qk_norm = geometry.qk_norm
-        if geometry.qk_norm:
-            self.q_norm = RMSNorm(self.head_dim, eps=geometry.norm_eps)
-            self.k_norm = RMSNorm(self.head_dim, eps=geometry.norm_eps)
+        self.qk_norm = shape.qk_norm
+        if shape.qk_norm:
+            self.q_norm = RMSNorm(self.head_dim, eps=shape.norm_eps)
+            self.k_norm = RMSNorm(self.head_dim, eps=shape.norm_eps)
         self.rope = rope
         self.attn = Attention(
-            heads,
+            num_heads,
             self.head_dim,
             self.head_dim**-0.5,
-            num_kv_heads=kv_heads,
+            num_kv_heads=num_kv_heads,
             cache_config=cache_config,
             per_layer_sliding_window=window,
             prefix=f"{prefix}.attn",

@@ -1,4 +1,4 @@
-"""The properties that every recurrent mixer must have, whatever its gates and feature map."""
+"""Properties of all recurrent mixers, independent of gates and feature map."""
 
 import copy
 import itertools
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.cache import RecurrentSlot
 from evalsuite.models.mixers import MIXERS, Mixer, make_mixer
+from evalsuite.models.mixers.convolution import apply_short_convolutions
 from evalsuite.models.recurrence import recurrence
+from evalsuite.models.student.cache import RecurrentLayerCache
 
 RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, Mixer))
 every_mixer = pytest.mark.parametrize("name", RECURRENT)
@@ -33,7 +34,7 @@ class Attention(nn.Module):
 
 
 def make(name: str, head_dim: int = 64, **options: Any) -> Mixer:
-    """A mixer with every parameter moved away from where it starts, so that all gates are at work."""
+    """A mixer with all parameters perturbed, so that all gates are active."""
     torch.manual_seed(1)
     mixer = make_mixer(name, Attention(head_dim), options, layer=0, norm_eps=1e-6, window=None)
     assert isinstance(mixer, Mixer)
@@ -69,7 +70,7 @@ def run(mixer: Mixer, x: Tensor, first: int = 0, cache: Any = None, **more: Any)
 
 
 def new_cache() -> Any:
-    return SimpleNamespace(layers=[RecurrentSlot()])
+    return SimpleNamespace(layers=[RecurrentLayerCache()])
 
 
 def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-9) -> None:
@@ -80,22 +81,22 @@ def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-9) -> None:
 
 @every_mixer
 @both_widths
-def test_chunked_is_step_by_step_and_split_is_whole(name: str, head_dim: int) -> None:
+def test_chunked_equals_stepped_and_split_equals_unsplit(name: str, head_dim: int) -> None:
     mixer = make(name, head_dim)
     x = tokens(2, 70)
-    whole, cache = run(mixer, x, cache=(kept := new_cache())), new_cache()
+    unsplit, cache = run(mixer, x, cache=(unsplit_cache := new_cache())), new_cache()
     parts = [run(mixer, x[:, :9], cache=cache)]
     parts += [run(mixer, x[:, t : t + 1], first=t, cache=cache) for t in range(9, 14)]
     parts.append(run(mixer, x[:, 14:], first=14, cache=cache))
-    close(torch.cat(parts, 1), whole)
-    for key, state in kept.layers[0].read().items():
+    close(torch.cat(parts, 1), unsplit)
+    for key, state in unsplit_cache.layers[0].read().items():
         close(cache.layers[0].read()[key], state)
         assert state.shape[1:] == mixer.state_shapes()[key]
 
 
 @every_mixer
 @both_widths
-def test_packed_is_alone(name: str, head_dim: int) -> None:
+def test_packed_equals_alone(name: str, head_dim: int) -> None:
     mixer = make(name, head_dim)
     x = tokens(1, 70)
     bounds = [0, 2, 2, 67, 70]
@@ -106,8 +107,8 @@ def test_packed_is_alone(name: str, head_dim: int) -> None:
 
 
 @every_mixer
-def test_packed_sequences_go_on_from_their_states(name: str) -> None:
-    """Three sequences read in two packed calls (one of them starts in the second) are each alone."""
+def test_packed_sequences_continue_from_their_states(name: str) -> None:
+    """Three sequences processed in two packed calls (one starts in the second) equal each sequence alone."""
     mixer = make(name, 64)
     x = tokens(3, 70)
     lengths, rest = (2, 40, 0), (5, 1, 9)
@@ -134,8 +135,8 @@ def test_packed_sequences_go_on_from_their_states(name: str) -> None:
 @every_mixer
 @both_widths
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_is_alone(name: str, head_dim: int, side: str) -> None:
-    """Outputs of real tokens, the state after them, and what is computed from that state."""
+def test_padded_equals_alone(name: str, head_dim: int, side: str) -> None:
+    """Compares outputs of real tokens, the state after them, and a continuation from that state."""
     mixer = make(name, head_dim)
     x = tokens(2, 12)
     real = torch.ones(2, 8, dtype=torch.bool)
@@ -159,22 +160,22 @@ def test_padded_is_alone(name: str, head_dim: int, side: str) -> None:
 
 @every_mixer
 @both_widths
-def test_matrix_times_values_is_the_mixture(name: str, head_dim: int) -> None:
+def test_attention_matrix_times_values_equals_output(name: str, head_dim: int) -> None:
     mixer = make(name, head_dim)
     x = tokens(2, 20)
     places = rotary(torch.arange(20).expand(2, -1), head_dim)
     real = torch.ones(2, 20, dtype=torch.bool)
     real[1, 15:] = False
-    terms, _ = mixer.terms(x, places, None, real, None)
+    inputs, _ = mixer.prepare_inputs(x, places, None, real, None)
     o, _ = recurrence(
-        terms.q, terms.k, terms.v, log_decay=terms.log_decay, beta=terms.beta, scale=mixer.scale
+        inputs.q, inputs.k, inputs.v, log_decay=inputs.log_decay, beta=inputs.beta, scale=mixer.scale
     )
-    weights, values = mixer.matrix(x, places, real)
+    weights, values = mixer.attention_matrix(x, places, real)
     assert torch.equal(weights, weights.tril())
     assert not weights[1, :, :15, 15:].any()
     mixed = torch.einsum("bhts,bshv->bthv", weights, values)
-    close(mixed[0], mixer.read_out(o, terms)[0])
-    close(mixed[1, :15], mixer.read_out(o, terms)[1, :15])
+    close(mixed[0], mixer.apply_normalizer(o, inputs)[0])
+    close(mixed[1, :15], mixer.apply_normalizer(o, inputs)[1, :15])
 
 
 @every_mixer
@@ -209,42 +210,43 @@ def test_gradients_against_finite_differences(name: str) -> None:
     ],
     ids=str,
 )
-def test_options_keep_the_properties(options: dict[str, Any]) -> None:
+def test_split_equals_unsplit_with_options(options: dict[str, Any]) -> None:
     mixer = make("gated_deltanet", 8, **options)
     x = tokens(1, 10)
-    whole, cache = run(mixer, x), new_cache()
+    unsplit, cache = run(mixer, x), new_cache()
     close(
-        torch.cat([run(mixer, x[:, :6], cache=cache), run(mixer, x[:, 6:], first=6, cache=cache)], 1), whole
+        torch.cat([run(mixer, x[:, :6], cache=cache), run(mixer, x[:, 6:], first=6, cache=cache)], 1), unsplit
     )
-    assert (whole - run(make("gated_deltanet", 8), x)).norm() > 1e-3 * whole.norm()
+    assert (unsplit - run(make("gated_deltanet", 8), x)).norm() > 1e-3 * unsplit.norm()
 
 
 @every_mixer
-def test_starts_as_the_identity_where_it_can(name: str) -> None:
-    """Convolution and output gate do nothing at first; sigmoid cannot, and starts nearly open."""
+def test_convolution_and_gate_start_as_identity(name: str) -> None:
+    """A sigmoid gate cannot be the identity and starts nearly open."""
     mixer = make_mixer(name, Attention(8), {}, layer=0, norm_eps=1e-6, window=None)
     assert isinstance(mixer, Mixer)
     mixer.reset_parameters()
-    x = torch.randn(1, 5, sum(mixer.channels))
-    y, _ = mixer.conv(x, None, None, None)
-    first = mixer.conv.activated
-    assert torch.equal(y[..., first:], x[..., first:])
-    assert torch.equal(y[..., :first], nn.functional.silu(x[..., :first]))
-    gate = nn.functional.silu(mixer.gate(torch.randn(3, 24)))
+    convolutions = (mixer.q_conv1d, mixer.k_conv1d, mixer.v_conv1d)
+    parts = [torch.randn(1, 5, width) for width in mixer.qkv_dims]
+    outputs, _ = apply_short_convolutions(convolutions, parts, None, None, None)
+    num_activated = sum(conv.channels for conv in convolutions if conv.activation)
+    x, y = torch.cat(parts, -1), torch.cat(list(outputs), -1)
+    assert torch.equal(y[..., num_activated:], x[..., num_activated:])
+    assert torch.equal(y[..., :num_activated], nn.functional.silu(x[..., :num_activated]))
+    gate = nn.functional.silu(mixer.g_proj(torch.randn(3, 24)))
     assert torch.allclose(gate, torch.ones_like(gate), atol=1e-6)
 
 
-def test_retention_starts_between_088_and_0999() -> None:
+def test_initial_decay_is_between_088_and_0999() -> None:
     for name in ("gla", "gated_deltanet", "kda", "mamba2", "mlstm"):
         mixer = make_mixer(name, Attention(8), {}, layer=0, norm_eps=1e-6, window=None)
         assert isinstance(mixer, Mixer)
         mixer.reset_parameters()
         x = torch.randn(1, 3, 24)
-        terms, _ = mixer.terms(x, None, None, None, None)
-        assert terms.log_decay is not None
-        decay = (
-            terms.log_decay.exp().flatten(3).amin(-1) if terms.log_decay.dim() == 4 else terms.log_decay.exp()
-        )
+        inputs, _ = mixer.prepare_inputs(x, None, None, None, None)
+        assert inputs.log_decay is not None
+        decay = inputs.log_decay.exp()
+        decay = decay.amin(-1) if decay.dim() == 4 else decay
         assert torch.allclose(decay, torch.tensor([0.88, 0.999]).expand_as(decay), atol=1e-3), name
 
 
@@ -272,19 +274,17 @@ def test_other_bad_input_is_named() -> None:
     with pytest.raises(ConfigError, match="layer 0: 12 query and 8 key channels do not divide"):
         make_mixer("gla", odd, {}, layer=0, norm_eps=1e-6, window=None)
     with pytest.raises(
-        ConfigError, match="layer 0: Linear has no head_dim; known are attention modules of the"
+        ConfigError, match="layer 0: Linear has no head_dim; supported are attention modules of the"
     ):
         make_mixer("gla", nn.Linear(2, 2), {}, layer=0, norm_eps=1e-6, window=None)
     mixer, cache = make("gla", 8), new_cache()
     cache.layers[0].write({"recurrent": torch.zeros(1, 2, 8, 9), "convolution": torch.zeros(1, 48, 3)})
-    with pytest.raises(
-        ConfigError, match=r"layer 0: gla was given a recurrent state of shape \(1, 2, 8, 9\)"
-    ):
+    with pytest.raises(ConfigError, match=r"layer 0: gla received a recurrent state of shape \(1, 2, 8, 9\)"):
         run(mixer, tokens(1, 4), cache=cache)
 
 
-def test_rebased_divides_by_no_rounding_error() -> None:
-    """In bfloat16 a first token whose query and key are orthogonal still comes out as in float32."""
+def test_rebased_does_not_divide_by_rounding_errors() -> None:
+    """In bfloat16, the output of a first token with orthogonal query and key is close to that in float32."""
     exact = make("rebased", 64).float()
     coarse = copy.deepcopy(exact).bfloat16()
     x = torch.randn(64, 3, 24, generator=torch.Generator().manual_seed(0)).bfloat16()

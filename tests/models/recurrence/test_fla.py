@@ -1,4 +1,4 @@
-"""On a GPU: fla's kernels against the torch backend, outputs and every gradient."""
+"""fla's kernels against the torch backend on a GPU: outputs and all gradients."""
 
 import math
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from evalsuite.models.mixers.convolution import ShortConvolution
-from evalsuite.models.recurrence import kernels_used, recurrence, set_backend
-from evalsuite.models.recurrence.agreement import BOUND, SETTINGS, kernels_of, worst_errors
+from evalsuite.models.mixers.convolution import convolve
+from evalsuite.models.recurrence import last_kernels, recurrence, set_backend
+from tests.parity.kernel_accuracy import MAX_ERROR, SETTINGS, kernels_for, max_errors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200)]
 if not torch.cuda.is_available():
@@ -16,10 +16,10 @@ if not torch.cuda.is_available():
 
 
 @pytest.fixture(autouse=True)
-def first_variant_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which variant of a kernel is fastest does not matter here, and compiling all of them takes minutes.
+def first_config_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autotuning compiles all configurations of a kernel, which takes minutes.
 
-    The comparison with tuned kernels is `python -m evalsuite.models.recurrence.agreement`.
+    The comparison with autotuned kernels is `python -m tests.parity.kernel_accuracy`.
     """
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.errors import OutOfResources
@@ -49,37 +49,36 @@ CASES = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for d
 
 @pytest.mark.parametrize(("decay", "delta"), CASES)
 @pytest.mark.parametrize(("dtype", "width"), SETTINGS, ids=["bf16-64", "bf16-128", "fp32-64"])
-def test_fla_is_torch(
+def test_fla_matches_torch(
     monkeypatch: pytest.MonkeyPatch, decay: str, delta: bool, dtype: torch.dtype, width: int
 ) -> None:
     if dtype == torch.float32:
         monkeypatch.setenv("TRITON_F32_DEFAULT", "ieee")
         monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    for kernel in kernels_of(decay, delta, dtype, width):
-        worst = worst_errors(kernel, decay, delta, dtype=dtype, width=width)
-        assert max(worst.values()) <= BOUND[dtype], (kernel.name, worst)
+    for kernel in kernels_for(decay, delta, dtype, width):
+        worst = max_errors(kernel, decay, delta, dtype=dtype, width=width)
+        assert max(worst.values()) <= MAX_ERROR[dtype], (kernel.name, worst)
 
 
-def test_auto_runs_fla_and_names_the_kernel() -> None:
+def test_auto_runs_fla_and_records_the_kernel() -> None:
     x = torch.randn(1, 64, 2, 64, device="cuda", dtype=torch.bfloat16)
     set_backend("auto")
     recurrence(x, x, x, log_decay=torch.tensor([-0.1, -0.2], device="cuda"), scale=0.1)
-    assert list(kernels_used().items())[-1] == ("head decay, additive", "chunk_simple_gla")
+    assert list(last_kernels().items())[-1] == ("head decay, additive", "chunk_simple_gla")
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_short_convolution(packed: bool) -> None:
     torch.manual_seed(0)
-    conv = ShortConvolution(192, 4, 128).cuda()
-    torch.nn.init.normal_(conv.weight)
+    weight = torch.randn(192, 4, device="cuda").requires_grad_()
     x = torch.randn(1, 300, 192, device="cuda").requires_grad_()
     bounds = torch.tensor([0, 2, 100, 300], device="cuda") if packed else None
-    weight = torch.randn(1, 300, 192, device="cuda")
+    d_y = torch.randn(1, 300, 192, device="cuda")
     found = {}
     for backend in ("torch", "fla"):
         set_backend(backend)
-        y, tail = conv(x, None, None, bounds)
-        found[backend] = (y, tail, *torch.autograd.grad((y * weight).sum(), (x, conv.weight)))
+        y, last = convolve(x, weight, 128, None, None, bounds)
+        found[backend] = (y, last, *torch.autograd.grad((y * d_y).sum(), (x, weight)))
     set_backend("auto")
-    for mine, wanted in zip(found["fla"], found["torch"], strict=True):
-        assert (mine - wanted).norm() <= 1e-4 * wanted.norm()
+    for actual, wanted in zip(found["fla"], found["torch"], strict=True):
+        assert (actual - wanted).norm() <= 1e-4 * wanted.norm()

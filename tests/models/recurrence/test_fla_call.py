@@ -1,4 +1,4 @@
-"""How fla's kernels are called, checked without a GPU: kernels that stand in check what they are handed."""
+"""Arguments of fla's kernels, checked by stand-ins without a GPU."""
 
 from typing import Any
 
@@ -22,10 +22,10 @@ PER_CHANNEL = ("chunk_gla", "chunk_kda")
 
 
 def stand_in(kernel: fla_backend.Kernel) -> Any:
-    """A function with fla's call that computes in torch."""
+    """A function with fla's signature that computes in torch."""
 
     def call(q: Tensor, k: Tensor, v: Tensor, *, scale: float, **given: Any) -> tuple[Tensor, Tensor]:
-        assert v.shape[-1] % 16 == 0, "the kernels refuse odd widths"
+        assert v.shape[-1] % 16 == 0, "the kernels reject odd widths"
         assert given.pop("output_final_state") is True
         start, bounds = given.pop("initial_state"), given.pop("cu_seqlens")
         assert set(given) <= NAMES[kernel.name]
@@ -51,17 +51,17 @@ def stand_in(kernel: fla_backend.Kernel) -> Any:
 
 
 @pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("refuses", [False, True], ids=["", "hopper-old-triton"])
+@pytest.mark.parametrize("broken", [False, True], ids=["", "hopper-old-triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("decay", "delta"), CASES)
-def test_every_transition_has_a_kernel_that_fits(
-    monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, dtype: torch.dtype, refuses: bool, width: int
+def test_every_transition_has_a_supported_kernel(
+    monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, dtype: torch.dtype, broken: bool, width: int
 ) -> None:
     monkeypatch.setattr(fla_backend, "_function", stand_in)
-    monkeypatch.setattr(fla_backend, "refuses_scalar_gradients", lambda: refuses)
+    monkeypatch.setattr(fla_backend, "scalar_decay_backward_broken", lambda: broken)
     shapes = {"head": (2,), "scalar": (1, 20, 2), "channel": (1, 20, 2, width)}
     q, k = (torch.nn.functional.normalize(torch.randn(1, 20, 2, width), dim=-1).to(dtype) for _ in range(2))
-    terms: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "log_decay": -torch.rand(shapes[decay]) if decay != "none" else None,
         "beta": torch.rand(1, 20, 2) if delta else None,
         "scale": 0.5,
@@ -71,17 +71,17 @@ def test_every_transition_has_a_kernel_that_fits(
     v = torch.randn(1, 20, 2, 65).to(dtype)
     kernel = fla_backend.kernel_for(decay, delta=delta, dtype=dtype, width=width)
     scalar = (fla_backend.SIMPLE_GLA, fla_backend.GATED_DELTA)
-    assert not (refuses and kernel in scalar)
+    assert not (broken and kernel in scalar)
     if (decay, delta, width) == ("scalar", True, 128):
         assert kernel == fla_backend.KDA
-    found, state = fla_backend.run(kernel, q, k, v, **terms)
-    wanted, last = recurrence(q, k, v, **terms)
+    found, state = fla_backend.run(kernel, q, k, v, **inputs)
+    wanted, last = recurrence(q, k, v, **inputs)
     assert (found.dtype, state.dtype) == (dtype, torch.float32)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(state, last)
 
 
-def test_what_the_kernels_cannot_do_is_refused() -> None:
+def test_unsupported_inputs_are_rejected() -> None:
     x = torch.zeros(1, 2, 1, 8)
     plain = {"log_decay": None, "beta": None, "scale": 1.0, "initial_state": None, "cu_seqlens": None}
     kernel = fla_backend.kernel_for("none", delta=False, dtype=torch.float32, width=8)

