@@ -1,17 +1,17 @@
-"""What can be asked: the tables of `evalsuite show benchmarks` and `evalsuite show suites`."""
+"""Tables of `evalsuite show benchmarks` and `evalsuite show suites`."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from evalsuite.foundation import DataError, MissingDependencyError, progress
 from evalsuite.tasks.benchmark import Benchmark, all_benchmarks
-from evalsuite.tasks.data import where_from
-from evalsuite.tasks.documents import count_documents
-from evalsuite.tasks.resources import find
+from evalsuite.tasks.sources.assets import find_asset
+from evalsuite.tasks.sources.data import source_name
+from evalsuite.tasks.sources.documents import count_documents
 from evalsuite.tasks.suite import Entry, known_suites, load_suite, resolve
 
 HUB = "hub"
-SHORT = {"loglikelihood": "ranked", "generation": "written"}
+PROTOCOL_NAMES = {"loglikelihood": "log-likelihood", "generation": "generation"}
 Rows = list[tuple[str, ...]]
 
 
@@ -19,39 +19,37 @@ def benchmarks(data: Path | str | None) -> tuple[Sequence[str], Rows, list[str]]
     """Return header, rows and notes of every benchmark.
 
     Args:
-        data: a frozen folder, in which documents are counted; None takes EVALSUITE_DATA. With neither, the
-            published numbers stand alone: the hub is not asked for a list.
+        data: a frozen folder, whose documents are counted; None takes EVALSUITE_DATA. Without a folder, only
+            the published numbers are listed, and the hub is not contacted.
     """
     known = list(all_benchmarks())
-    there = None if where_from(data) == HUB else {each.name: _count(each, data) for each in _bar(known)}
-    header = ("benchmark", "category", "protocols", "documents", "chance", "licence")
+    there = None if source_name(data) == HUB else {each.name: _count(each, data) for each in _bar(known)}
+    header = ("benchmark", "category", "protocols", "documents", "chance", "license")
     rows: Rows = []
     notes = []
     for each in known:
         documents = _published(each)
-        if there is not None and each.parts:
-            documents = _of(there[each.name], each.published)
-        rows.append((each.name, each.category, _protocols(each), documents, _chance(each), each.licence))
-        if each.needs and not _has_all(each, data):
-            notes.append(f"{each.name} needs {each.needs}")
+        if there is not None and each.subject_sources:
+            documents = _available(there[each.name], each.expected_documents)
+        rows.append((each.name, each.category, _protocols(each), documents, _chance(each), each.license))
+        if each.requires and not _has_all(each, data):
+            notes.append(f"{each.name} needs {each.requires}")
     if there is None:
         notes.append(
-            "Documents that are not generated come from the hub, or from a folder that "
-            "`evalsuite prepare SUITE --data DIR` has frozen."
+            "Documents come from the hub unless they are generated; freeze them with "
+            "`evalsuite prepare SUITE --data DIR` to work offline."
         )
     else:
-        missing = [each.name for each in known if each.parts and there[each.name] is None]
+        missing = [each.name for each in known if each.subject_sources and there[each.name] is None]
         if missing:
-            notes.append(
-                f"Not in {where_from(data)}, and in need of `evalsuite prepare`: {', '.join(missing)}"
-            )
+            notes.append(f"Not in {source_name(data)}; run `evalsuite prepare` for: {', '.join(missing)}")
     return header, rows, notes
 
 
 def suites(data: Path | str | None) -> tuple[Sequence[str], Rows, list[str]]:
     """Return header, rows and notes of every suite; see `benchmarks` for `data`."""
-    count = {} if where_from(data) == HUB else {each.name: _count(each, data) for each in all_benchmarks()}
-    header = ["suite", "title", "benchmarks", "documents", "written answers"]
+    count = {} if source_name(data) == HUB else {each.name: _count(each, data) for each in all_benchmarks()}
+    header = ["suite", "title", "benchmarks", "documents", "sampling"]
     rows: Rows = []
     notes = []
     for name in known_suites():
@@ -63,19 +61,19 @@ def suites(data: Path | str | None) -> tuple[Sequence[str], Rows, list[str]]:
         temperature = suite.sampling.temperature
         how = f"t {temperature:g}, {len(suite.seeds)} seeds" if temperature else "greedy"
         rows.append((name, suite.title, str(len(pairs)), documents, how))
-        missing = [b.name for _, b in pairs if b.parts and count and count[b.name] is None]
+        missing = [b.name for _, b in pairs if b.subject_sources and count and count[b.name] is None]
         if missing:
             notes.append(f"{name}: no data here for {', '.join(missing)}")
     return header, rows, notes
 
 
 def _bar(known: Sequence[Benchmark]) -> Sequence[Benchmark]:
-    return list(progress(known, total=len(known), what="count", unit="set"))
+    return list(progress(known, total=len(known), what="count documents", unit="benchmark"))
 
 
 def _count(benchmark: Benchmark, data: Path | str | None) -> int | None:
-    """Documents that the folder holds; None where there are none."""
-    if not benchmark.parts:
+    """Return the number of documents in the folder; None without any."""
+    if not benchmark.subject_sources:
         return None
     try:
         return count_documents(benchmark, data_dir=data)
@@ -84,19 +82,19 @@ def _count(benchmark: Benchmark, data: Path | str | None) -> int | None:
 
 
 def _has_all(benchmark: Benchmark, data: Path | str | None) -> bool:
-    """Whether what a benchmark needs is known to be here; of what is no resource nobody can tell."""
-    return bool(benchmark.resources) and all(find(each, data) for each in benchmark.resources)
+    """Return whether all requirements of a benchmark are known to be met; only assets can be checked."""
+    return bool(benchmark.assets) and all(find_asset(each, data) for each in benchmark.assets)
 
 
 def _published(benchmark: Benchmark) -> str:
-    if benchmark.published is None:
+    if benchmark.expected_documents is None:
         return "?"
     lengths = len(benchmark.contexts)
     contexts = f" x {lengths} length{'s' * (lengths > 1)}" if lengths else ""
-    return f"{benchmark.published:,}{contexts}"
+    return f"{benchmark.expected_documents:,}{contexts}"
 
 
-def _of(there: int | None, published: int | None) -> str:
+def _available(there: int | None, published: int | None) -> str:
     if there is None:
         return f"none of {published:,}" if published else "none"
     return f"{there:,}" if published in (None, there) else f"{there:,} of {published:,}"
@@ -105,8 +103,8 @@ def _of(there: int | None, published: int | None) -> str:
 def _protocols(benchmark: Benchmark) -> str:
     parts = []
     for protocol in benchmark.protocols:
-        shots = getattr(benchmark, protocol).shots
-        parts.append(SHORT[protocol] + (f" {shots}-shot" if shots else ""))
+        num_fewshot = getattr(benchmark, protocol).num_fewshot
+        parts.append(PROTOCOL_NAMES[protocol] + (f" {num_fewshot}-shot" if num_fewshot else ""))
     return ", ".join(parts)
 
 
@@ -117,6 +115,6 @@ def _chance(benchmark: Benchmark) -> str:
 
 
 def _size(entry: Entry, benchmark: Benchmark) -> int | None:
-    """Documents that a suite asks of a benchmark, those of all contexts together."""
-    sizes = [size for size in (entry.limit, benchmark.published) if size is not None]
+    """Return the number of documents of a benchmark in a suite, over all contexts."""
+    sizes = [size for size in (entry.limit, benchmark.expected_documents) if size is not None]
     return min(sizes) * max(1, len(entry.contexts)) if sizes else None

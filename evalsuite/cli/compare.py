@@ -9,7 +9,7 @@ from evalsuite.cli.parser import command
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add the verb."""
+    """Add the command."""
     parser = command(
         commands,
         "compare",
@@ -17,84 +17,83 @@ def add(commands: argparse._SubParsersAction) -> None:
         example=(
             "  evalsuite compare runs/first runs/second --out report\n"
             "  evalsuite compare runs/first --policy gate.yaml --data data --out report\n"
-            "  evalsuite compare runs/first --published --out docs/leaderboard\n"
+            "  evalsuite compare runs/first --redact --out docs/leaderboard\n"
             "  evalsuite compare ./student-a ./student-b --suite quick --teacher ./teacher --out report"
         ),
     )
     parser.add_argument("inputs", nargs="+", metavar="RUN-or-CHECKPOINT")
-    parser.add_argument("--suite", help="what checkpoints are asked (only with checkpoints)")
+    parser.add_argument("--suite", help="suite to run on checkpoints (only with checkpoints)")
     parser.add_argument("--teacher", help="with runs: the label of the teacher; with checkpoints: its path")
     parser.add_argument("--out", type=Path, required=True, help="folder for the report")
-    parser.add_argument("--policy", type=Path, help="judge the students by it and show the verdict")
+    parser.add_argument("--policy", type=Path, help="gate policy; the report shows its verdict")
     parser.add_argument(
         "--questions",
         action="store_true",
-        help="show question texts in the drill-down, from the documents that the runs keep",
+        help="show question texts in the drill-down, from the documents in the run folders",
     )
     parser.add_argument(
-        "--published",
+        "--redact",
         action="store_true",
-        help="for a page that is put online: no question texts, no absolute paths",
+        help="omit question texts and absolute paths, for a page that is published",
     )
     parser.add_argument(
-        "--answers",
+        "--export-samples",
         action="store_true",
-        help="also write every answer and score by document id, without questions (OUT/answers/*.parquet)",
+        help="also write every response and score by document id, without questions (OUT/samples/*.parquet)",
     )
     parser.add_argument(
-        "--least",
-        type=share,
+        "--min-coverage",
+        type=fraction,
         default=0.0,
-        metavar="SHARE",
-        help="leave a student out of benchmarks of which it answered less than this share of its teacher's "
-        "documents, such as 0.75: what an interrupted run answered first is no sample",
+        metavar="FRACTION",
+        help="leave a student out of benchmarks with responses to less than this fraction of its teacher's "
+        "documents, e.g. 0.75: the first responses of an interrupted run are no random sample",
     )
     parser.add_argument("--limit", type=int, metavar="N", help="a seeded sample of N documents per benchmark")
     add_model_options(parser)
     parser.add_argument(
         "--data",
         type=Path,
-        help="frozen data, as written by `evalsuite prepare`: question texts are joined from it, and "
-        "checkpoints are evaluated on it (these by default on EVALSUITE_DATA, else the hub)",
+        help="frozen data, as written by `evalsuite prepare`: source of question texts, and of documents for "
+        "checkpoints (default for checkpoints: EVALSUITE_DATA, else the hub)",
     )
     add_quiet(parser)
     parser.set_defaults(call=run)
 
 
-def share(text: str) -> float:
-    """A fraction from 0 to 1. Raises ArgumentTypeError for anything else."""
+def fraction(text: str) -> float:
+    """Parse a number between 0 and 1. Raises ArgumentTypeError for anything else."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to 1")
+        raise argparse.ArgumentTypeError(f"{text!r} must be between 0 and 1")
     return value
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluate what is missing when checkpoints are given, then report."""
-    from evalsuite.cli.report import print_leaderboard
+    """Evaluate checkpoints, if any are given, and write the report."""
+    from evalsuite.cli.leaderboard import print_leaderboard
     from evalsuite.foundation import ConfigError
     from evalsuite.reports import compare, load_policy
 
-    if arguments.published and arguments.questions:
-        raise ConfigError("--published leaves question texts out: give either it or --questions")
+    if arguments.redact and arguments.questions:
+        raise ConfigError("--redact omits question texts: pass either it or --questions")
     policy = None if arguments.policy is None else load_policy(arguments.policy)
     runs = [Path(name) for name in arguments.inputs if (Path(name) / "plan.yaml").is_file()]
     checkpoints = [name for name in arguments.inputs if Path(name) not in runs]
     if runs and checkpoints:
         raise ConfigError(
-            f"{checkpoints[0]}: not a run folder (it has no plan.yaml); give either runs or checkpoints"
+            f"{checkpoints[0]}: not a run folder (no plan.yaml); pass either run folders or checkpoints"
         )
     teacher = arguments.teacher
     if checkpoints:
-        from evalsuite.evaluator import evaluate
+        from evalsuite.evaluation import evaluate
 
         if arguments.suite is None:
             raise ConfigError(
-                f"{checkpoints[0]}: not a run folder (it has no plan.yaml); for a checkpoint say with "
-                "--suite what it should be asked"
+                f"{checkpoints[0]}: not a run folder (no plan.yaml); to evaluate a checkpoint, pass --suite"
             )
         runs = [arguments.out / "run"]
         evaluate(
@@ -111,23 +110,23 @@ def run(arguments: argparse.Namespace) -> int:
         )
         teacher = None
     questions = None
-    if (arguments.questions or arguments.data is not None) and not arguments.published:
-        from evalsuite.evaluator.questions import Questions
+    if (arguments.questions or arguments.data is not None) and not arguments.redact:
+        from evalsuite.evaluation.prompts import QuestionTexts
 
-        questions = Questions(runs, arguments.data)
+        questions = QuestionTexts(runs, arguments.data)
     comparison = compare(
         runs,
         arguments.out,
         teacher=teacher,
         questions=questions,
-        published=arguments.published,
+        redacted=arguments.redact,
         policy=policy,
-        least=arguments.least,
+        min_coverage=arguments.min_coverage,
     )
-    if arguments.answers:
-        from evalsuite.reports.answers import write_answers
+    if arguments.export_samples:
+        from evalsuite.reports.exports.samples import export_samples
 
-        write_answers(runs, arguments.out)
+        export_samples(runs, arguments.out)
     print_leaderboard(comparison)
     for benchmark, why in (questions.missing if questions is not None else {}).items():
         print(f"{benchmark}: {why}", file=sys.stderr)

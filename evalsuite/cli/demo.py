@@ -1,4 +1,4 @@
-"""`evalsuite demo`: the embedded default, end to end."""
+"""`evalsuite demo`: distillation, evaluation and leaderboard of the built-in pocket models."""
 
 import argparse
 import time
@@ -8,27 +8,27 @@ from evalsuite.cli.parser import command
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add the verb."""
+    """Add the command."""
     parser = command(
         commands,
         "demo",
-        help="distil three students from the pocket teacher, evaluate all four, write the leaderboard",
+        help="distill three students from the pocket teacher, evaluate them, and write the leaderboard",
         example="  evalsuite demo --out runs/demo",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("runs/demo"), help="run folder (default: %(default)s)"
     )
-    parser.add_argument("--suite", default="pocket-quick", help="what is asked (default: %(default)s)")
+    parser.add_argument("--suite", default="pocket-quick", help="suite to run (default: %(default)s)")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     parser.set_defaults(call=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Distil, evaluate, compare; print the leaderboard and where the page is."""
-    from evalsuite.cli.report import print_leaderboard
+    """Distill, evaluate and compare; print the leaderboard and the path of the page."""
+    from evalsuite.cli.leaderboard import print_leaderboard
     from evalsuite.distill import distill, load_recipe
-    from evalsuite.evaluator import evaluate
-    from evalsuite.evaluator.questions import Questions
+    from evalsuite.evaluation import evaluate
+    from evalsuite.evaluation.prompts import QuestionTexts
     from evalsuite.reports import compare
 
     started = time.monotonic()
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         quiet=arguments.quiet,
     )
     evaluated = time.monotonic()
-    comparison = compare([out], out / "report", questions=Questions([out]))
+    comparison = compare([out], out / "report", questions=QuestionTexts([out]))
     ended = time.monotonic()
     print_leaderboard(comparison)
     print(

@@ -1,4 +1,4 @@
-"""`evalsuite distill`: a recipe becomes student checkpoints."""
+"""`evalsuite distill`: train student checkpoints from a recipe."""
 
 import argparse
 import json
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add the verb."""
+    """Add the command."""
     parser = command(
         commands,
         "distill",
-        help="turn a teacher into student checkpoints, as a recipe says",
+        help="train student checkpoints from a teacher, following a recipe",
         example=(
             "  evalsuite distill default --mixer gated_deltanet kda --set teacher=./model --out students\n"
             "  evalsuite distill pocket --dry-run\n"
@@ -26,7 +26,9 @@ def add(commands: argparse._SubParsersAction) -> None:
         ),
     )
     parser.add_argument("recipe", help="a name from `evalsuite show recipes`, or a YAML file")
-    parser.add_argument("--mixer", nargs="+", metavar="M", help="students to make, instead of the recipe's")
+    parser.add_argument(
+        "--mixer", nargs="+", metavar="M", help="mixers of the students, instead of the recipe's"
+    )
     parser.add_argument(
         "--set",
         nargs="+",
@@ -43,20 +45,20 @@ def add(commands: argparse._SubParsersAction) -> None:
         nargs="+",
         default=[],
         metavar="V",
-        help="make these variants of the recipe as well (or all), each in OUT/variants/V",
+        help="also train these variants of the recipe (or all), each in OUT/variants/V",
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="what $EVALSUITE_DATA means in the recipe")
-    parser.add_argument("--out", type=Path, help="folder for the checkpoints; the same command resumes")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="value of $EVALSUITE_DATA in the recipe")
+    parser.add_argument("--out", type=Path, help="folder for the checkpoints; repeat the command to resume")
     parser.add_argument("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one)")
     parser.add_argument(
-        "--dry-run", action="store_true", help="print tokens, FLOPs, memory and time, and stop"
+        "--dry-run", action="store_true", help="print tokens, FLOPs, memory and time, and exit"
     )
     add_quiet(parser)
     parser.set_defaults(call=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Distil, or say what distilling would cost."""
+    """Distill, or print the cost of it."""
     from evalsuite.foundation import ConfigError
 
     if arguments.data is not None:
@@ -83,9 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str] | None]]:
-    """The recipe and the variants that are asked for: each with its folder below --out, and its mixers.
+    """Return the recipe and its requested variants: subfolder of --out, recipe, mixers.
 
-    `--mixer` speaks of the recipe itself: a variant says what it is a variant of.
+    `--mixer` applies to the recipe itself; a variant defines its own.
     """
     from evalsuite.distill import load_recipe
 
@@ -94,7 +96,7 @@ def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str
     plain = load_recipe(arguments.recipe, overrides)
     order = list(plain.variants)
     names = order if arguments.variants == ["all"] else arguments.variants
-    # In the recipe's order, since one may go on from another; load_recipe refuses unknown ones.
+    # In the recipe's order, since one may start from another; load_recipe refuses unknown ones.
     names = sorted(names, key=lambda name: order.index(name) if name in order else -1)
     joint = "," if ":" in arguments.recipe else ":"
     return [("", plain, arguments.mixer)] + [
@@ -104,16 +106,16 @@ def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str
 
 
 def check_starts(chosen: list[tuple[str, "Recipe", list[str] | None]], out: Path) -> None:
-    """Before anything is trained: what goes on from another variant finds it, made earlier or just before.
+    """Check before training that every variant that starts from another one will find its checkpoint.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: that variant neither exists nor is trained before.
     """
-    from evalsuite.distill.setup import with_starts
+    from evalsuite.distill.training.builders import resolve_checkpoints
 
     coming: set[str] = set()
     for folder, recipe, _ in chosen:
-        starts = {start[1:] for start in recipe.student.checkpoints.values() if start.startswith(":")}
+        starts = {start[1:] for start in recipe.student.initial_checkpoints.values() if start.startswith(":")}
         if not starts <= coming:
-            with_starts(recipe, out / folder)
+            resolve_checkpoints(recipe, out / folder)
         coming.add(Path(folder).name)

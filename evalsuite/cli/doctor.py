@@ -1,4 +1,4 @@
-"""`evalsuite doctor`: are this model's numbers artefacts of how it is run?"""
+"""`evalsuite doctor`: are a model's numbers artefacts of batching, padding, packing, decoding or dtype?"""
 
 import argparse
 from contextlib import nullcontext
@@ -9,11 +9,11 @@ from evalsuite.cli.parser import command
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add the verb."""
+    """Add the command."""
     parser = command(
         commands,
         "doctor",
-        help="ask in every way that should not matter (batched, padded, packed, decoded, cast), and compare",
+        help="check that batching, padding, packing, decoding and dtype do not change the scores",
         example=("  evalsuite doctor ./student --out runs/first\n  evalsuite doctor pocket --documents 16"),
     )
     parser.add_argument("checkpoint", help="hub id, folder, GGUF file or 'pocket'")
@@ -21,40 +21,40 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--out",
         type=Path,
         metavar="RUN",
-        help="a run folder: its documents are asked, and what is found is written beside its records, where "
-        "`compare` heeds it",
+        help="run folder: its documents are used, and the findings are written to its doctor.json, which "
+        "`compare` reads",
     )
     parser.add_argument(
         "--benchmark",
         nargs="+",
         metavar="NAME",
-        help="ask these instead (default: pocket_cloze pocket_facts)",
+        help="use these benchmarks instead (default: pocket_cloze pocket_facts)",
     )
     parser.add_argument(
-        "--documents", type=int, default=48, metavar="N", help="how many are asked (default: %(default)s)"
+        "--documents", type=int, default=48, metavar="N", help="number of documents (default: %(default)s)"
     )
-    add_engine_option(parser, "vllm: ask vLLM too, and compare")
+    add_engine_option(parser, "vllm: compare with vLLM, too")
     add_model_options(parser)
     add_data_option(parser)
     parser.set_defaults(call=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine, print the table, and say where it was written."""
-    from evalsuite.evaluator import examination
-    from evalsuite.evaluator.answer import placement, serve
-    from evalsuite.evaluator.checkpoints import positions
+    """Run the checks, print the table, and write it to the run folder if one is given."""
+    from evalsuite.evaluation import checks
+    from evalsuite.evaluation.checkpoints import max_positions
+    from evalsuite.evaluation.infer import resolve_device, vllm_engine
     from evalsuite.foundation import ConfigError
     from evalsuite.models.checkpoints import load_checkpoint
-    from evalsuite.models.doctor import examine, report
+    from evalsuite.models.diagnostics.consistency_checks import format_checks, run_consistency_checks
 
     if arguments.documents < 1:
         raise ConfigError(f"--documents {arguments.documents}: must be at least 1")
-    device, dtype = placement(arguments.device, arguments.dtype)
-    trusted, given = arguments.trust_remote_code, engine_arguments(arguments)
-    # What vLLM cannot serve is refused before anything is loaded.
+    device, dtype = resolve_device(arguments.device, arguments.dtype)
+    trusted, engine_args = arguments.trust_remote_code, engine_arguments(arguments)
+    # Refuse what vLLM cannot serve before loading anything.
     served = (
-        serve(arguments.checkpoint, dtype, given, trust_remote_code=trusted)
+        vllm_engine(arguments.checkpoint, dtype, engine_args, trust_remote_code=trusted)
         if arguments.engine == "vllm"
         else None
     )
@@ -65,18 +65,18 @@ def run(arguments: argparse.Namespace) -> int:
         trust_remote_code=trusted,
     )
     if arguments.out is not None and not arguments.benchmark:
-        requests = examination.requests_of_run(arguments.out, checkpoint.tokenizer, arguments.documents)
+        requests = checks.sample_run_requests(arguments.out, checkpoint.tokenizer, arguments.documents)
     else:
-        requests = examination.requests_of(
-            arguments.benchmark or examination.POCKET,
+        requests = checks.sample_benchmark_requests(
+            arguments.benchmark or checks.DEFAULT_BENCHMARKS,
             checkpoint.tokenizer,
             arguments.documents,
             arguments.data,
-            positions(checkpoint.model.config),
+            max_positions(checkpoint.model.config),
         )
     with served or nullcontext() as vllm:
-        result = examine(checkpoint, requests, vllm)
-    print(report(result))
+        result = run_consistency_checks(checkpoint, requests, vllm)
+    print(format_checks(result))
     if arguments.out is not None:
-        print(f"written to {examination.write(arguments.out, examination.examined(result))}")
+        print(f"written to {checks.write_findings(arguments.out, checks.summarize_checks(result))}")
     return 0

@@ -1,4 +1,4 @@
-"""Options that several verbs share, written once."""
+"""Options that several commands share."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from evalsuite.foundation import ConfigError
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Where and in which precision a checkpoint is loaded."""
+    """Add device and dtype of checkpoints, and trust in their code."""
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default: %(default)s)")
     parser.add_argument(
         "--dtype",
@@ -18,38 +18,38 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="auto is float32 on a CPU and bfloat16 on CUDA (default: %(default)s)",
     )
     parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run Python that a checkpoint brings along"
+        "--trust-remote-code", action="store_true", help="run Python code that comes with a checkpoint"
     )
 
 
 def add_engine_option(parser: argparse.ArgumentParser, what: str) -> None:
-    """Which engine answers; vLLM has a Python of its own."""
+    """Add the inference engine; vLLM runs in a separate Python environment."""
     parser.add_argument(
         "--engine",
         default="torch",
         choices=("torch", "vllm"),
-        help=f"{what}; vllm runs in the Python that EVALSUITE_VLLM_PYTHON names (default: %(default)s)",
+        help=f"{what}; vllm uses the Python interpreter in EVALSUITE_VLLM_PYTHON (default: %(default)s)",
     )
     parser.add_argument(
         "--engine-args",
         nargs="+",
         default=[],
         metavar="NAME=VALUE",
-        help="for vllm.LLM, as in tensor_parallel_size=2 enforce_eager=true; values are JSON or words",
+        help="arguments of vllm.LLM, e.g. tensor_parallel_size=2 enforce_eager=true; values are JSON or text",
     )
 
 
 def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """What `--engine-args` gives, by name.
+    """Return `--engine-args` as a dictionary.
 
     Raises:
-        ConfigError: not NAME=VALUE, a name given twice, or an engine that takes none.
+        ConfigError: an argument that is not NAME=VALUE, a repeated name, or an engine without arguments.
     """
     found: dict[str, Any] = {}
     for given in options.engine_args:
         name, equals, value = given.partition("=")
         if not (equals and name.isidentifier()):
-            raise ConfigError(f"--engine-args {given}: write NAME=VALUE, as in tensor_parallel_size=2")
+            raise ConfigError(f"--engine-args {given}: must be NAME=VALUE, e.g. tensor_parallel_size=2")
         if name in found:
             raise ConfigError(f"--engine-args {name}: given twice")
         try:
@@ -57,12 +57,12 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     if found and options.engine != "vllm":
-        raise ConfigError("--engine-args are vLLM's; add --engine vllm")
+        raise ConfigError("--engine-args requires --engine vllm")
     return found
 
 
 def add_data_option(parser: argparse.ArgumentParser) -> None:
-    """Where frozen data lies."""
+    """Add the folder of frozen data."""
     parser.add_argument(
         "--data",
         type=Path,
@@ -71,5 +71,5 @@ def add_data_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_quiet(parser: argparse.ArgumentParser) -> None:
-    """No progress bars, for logs."""
+    """Add the option without progress bars, for logs."""
     parser.add_argument("--quiet", action="store_true", help="no progress bars")

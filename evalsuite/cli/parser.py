@@ -1,4 +1,4 @@
-"""An argparse whose mistakes exit with 64 and name the nearest thing that exists."""
+"""An argparse parser whose usage errors exit with 64 and suggest the nearest known name."""
 
 import argparse
 import re
@@ -9,7 +9,7 @@ from evalsuite.foundation import ConfigError, nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """Usage errors exit with 64: argparse's own 2 is the gate's word for 'inconclusive'."""
+    """Exits with 64 on usage errors: argparse's own 2 is the gate's verdict 'inconclusive'."""
 
     def error(self, message: str) -> NoReturn:
         """Print the usage, the message and the nearest known option or command; exit with 64."""
@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         return ""
 
     def _options(self) -> set[str]:
-        """Options of this parser and of its verbs: argparse reports a verb's unknown option at the top."""
+        """Return the options of this parser and of its commands."""
         options = {name for action in self._actions for name in action.option_strings}
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 def command(
     commands: "argparse._SubParsersAction[Parser]", name: str, *, help: str, example: str
 ) -> argparse.ArgumentParser:
-    """Add a verb whose --help ends with an example that can be pasted."""
+    """Add a command whose --help ends with an example that can be pasted."""
     return commands.add_parser(
         name,
         help=help,

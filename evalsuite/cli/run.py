@@ -1,4 +1,4 @@
-"""`evalsuite run`: ask checkpoints everything a suite holds, under both protocols."""
+"""`evalsuite run`: evaluate checkpoints on a suite under both protocols."""
 
 import argparse
 from pathlib import Path
@@ -14,7 +14,7 @@ from evalsuite.cli.parser import command
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add the verb."""
+    """Add the command."""
     parser = command(
         commands,
         "run",
@@ -22,8 +22,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         example=(
             "  evalsuite run quick --teacher ./teacher --checkpoint ./student --out runs/first\n"
             "  evalsuite run pocket --teacher pocket --out runs/pocket\n"
-            "  evalsuite run quick --checkpoint ./new --out runs/first --answer-only --pack new.tar.xz\n"
-            "  evalsuite run quick --out runs/first --judge-only --add new.tar.xz"
+            "  evalsuite run quick --checkpoint ./a --out runs/first --infer-only --export-shard a.tar.xz\n"
+            "  evalsuite run quick --out runs/first --score-only --merge-shards a.tar.xz"
         ),
     )
     parser.add_argument("suite", help="a name from `evalsuite show suites`, or a YAML file")
@@ -32,54 +32,57 @@ def add(commands: argparse._SubParsersAction) -> None:
         nargs="+",
         default=[],
         metavar="PATH",
-        help="hub id, folder (of one or of many), GGUF file or 'pocket'",
+        help="hub id, folder (of one checkpoint or of many), GGUF file or 'pocket'",
     )
-    parser.add_argument("--teacher", metavar="PATH", help="what the others are measured against")
-    parser.add_argument("--out", type=Path, required=True, help="run folder; the same command resumes")
+    parser.add_argument("--teacher", metavar="PATH", help="the checkpoint that the others are compared with")
+    parser.add_argument("--out", type=Path, required=True, help="run folder; repeat the command to resume")
     parser.add_argument("--limit", type=int, metavar="N", help="a seeded sample of N documents per benchmark")
     parser.add_argument(
         "--skip-missing",
         action="store_true",
-        help="leave out benchmarks whose data is not here and contexts longer than any model's, by name",
+        help="leave out benchmarks without data and contexts that no checkpoint supports, by name",
     )
-    add_engine_option(parser, "what answers")
-    parser.add_argument("--dry-run", action="store_true", help="print documents, tokens and time, and stop")
-    phase = parser.add_mutually_exclusive_group()
+    add_engine_option(parser, "inference engine")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print documents, tokens and expected time, and exit"
+    )
+    phases = parser.add_argument_group("phases, for runs that are split across machines")
+    phase = phases.add_mutually_exclusive_group()
     for name, text in (
-        ("render", "turn documents into requests"),
-        ("answer", "answer requests (a GPU host needs no harness)"),
-        ("judge", "turn answers into records"),
+        ("build", "build requests from documents"),
+        ("infer", "compute responses (a GPU host needs no harness)"),
+        ("score", "score responses"),
     ):
         phase.add_argument(
             f"--{name}-only", action="store_const", const=(name,), dest="phases", help=f"only {text}"
         )
-    parser.add_argument(
+    phases.add_argument(
         "--protocol",
         choices=("loglikelihood", "generation"),
         action="append",
         default=[],
-        help="with --answer-only: only these questions, as when two processes share a GPU",
+        help="with --infer-only: only this protocol, e.g. for two processes on one GPU",
     )
-    parser.add_argument(
+    phases.add_argument(
         "--benchmarks",
         nargs="+",
         default=[],
         metavar="NAME[,NAME…]",
-        help="with --answer-only: only these, in this order; those joined by commas are answered together",
+        help="with --infer-only: only these benchmarks, in this order; names joined by commas form one batch",
     )
-    parser.add_argument(
-        "--pack",
+    phases.add_argument(
+        "--export-shard",
         type=Path,
         metavar="FILE",
-        help="with --answer-only: pack the answers and the students' loss curves, as .tar.xz",
+        help="with --infer-only: write responses and loss curves to FILE (.tar.xz)",
     )
-    parser.add_argument(
-        "--add",
+    phases.add_argument(
+        "--merge-shards",
         type=Path,
         nargs="+",
         default=[],
-        metavar="PIECE",
-        help="with --judge-only: first add what other machines answered (--pack, or their run folders)",
+        metavar="FILE",
+        help="with --score-only: first merge shards of other machines (--export-shard, or run folders)",
     )
     add_model_options(parser)
     add_data_option(parser)
@@ -88,17 +91,18 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluate, and say where the records are."""
-    from evalsuite.evaluator import PHASES, evaluate
+    """Evaluate, and print scores and the run folder."""
+    from evalsuite.evaluation import PHASES, evaluate
+    from evalsuite.evaluation.run_paths import responses_folder
     from evalsuite.foundation import ConfigError
 
     phases = arguments.phases or PHASES
-    if not arguments.checkpoint and not arguments.teacher and phases != ("judge",):
-        raise ConfigError("name at least one --checkpoint or a --teacher")
-    if (arguments.protocol or arguments.benchmarks or arguments.pack) and phases != ("answer",):
-        raise ConfigError("--protocol, --benchmarks and --pack belong to --answer-only")
-    if arguments.add and phases != ("judge",):
-        raise ConfigError("--add belongs to --judge-only")
+    if not arguments.checkpoint and not arguments.teacher and phases != ("score",):
+        raise ConfigError("no checkpoints given: pass --checkpoint and/or --teacher")
+    if (arguments.protocol or arguments.benchmarks or arguments.export_shard) and phases != ("infer",):
+        raise ConfigError("--protocol, --benchmarks and --export-shard require --infer-only")
+    if arguments.merge_shards and phases != ("score",):
+        raise ConfigError("--merge-shards requires --score-only")
     try:
         summary = evaluate(
             arguments.suite,
@@ -116,16 +120,16 @@ def run(arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run,
             skip_missing=arguments.skip_missing,
             protocols=arguments.protocol,
-            groups=[names.split(",") for names in arguments.benchmarks],
-            pieces=arguments.add,
+            batches=[names.split(",") for names in arguments.benchmarks],
+            shards=arguments.merge_shards,
             workers=None,
             quiet=arguments.quiet,
         )
         print(summary)
     finally:
-        # Whatever an interrupted machine answered is worth bringing home.
-        if arguments.pack is not None and any((arguments.out / "answers").glob("*.jsonl")):
-            from evalsuite.evaluator.pieces import pack
+        # An interrupted machine exports its responses, too.
+        if arguments.export_shard is not None and any(responses_folder(arguments.out).glob("*.jsonl")):
+            from evalsuite.evaluation.shards import export_shard
 
-            print(f"packed into {pack(arguments.out, arguments.pack)}")
+            print(f"shard written to {export_shard(arguments.out, arguments.export_shard)}")
     return 0

@@ -1,4 +1,4 @@
-"""`evalsuite show`: what there is, in tables that read well in a terminal."""
+"""`evalsuite show`: tables of mixers, recipes, selectors, suites, benchmarks and checkpoints."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from evalsuite.cli.parser import command
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add the verb and its subjects."""
+    """Add the command and its subjects."""
     parser = command(
         commands,
         "show",
@@ -19,9 +19,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     for name, call, text in (
         ("mixers", show_mixers, "the mixers and their options with defaults"),
         ("recipes", show_recipes, "the recipes that ship with evalsuite, and their variants"),
-        ("selectors", show_selectors, "the ways to choose the layers that stay softmax"),
-        ("suites", show_suites, "the suites and what they ask"),
-        ("benchmarks", show_benchmarks, "the benchmarks with protocols, documents, chance level and licence"),
+        ("selectors", show_selectors, "the methods that choose the layers that stay softmax"),
+        ("suites", show_suites, "the suites and their benchmarks"),
+        ("benchmarks", show_benchmarks, "the benchmarks with protocols, documents, chance level and license"),
     ):
         subject = subjects.add_parser(name, help=text, description=text)
         subject.set_defaults(call=call)
@@ -34,18 +34,18 @@ def add(commands: argparse._SubParsersAction) -> None:
     benchmark.add_argument(
         "--sample", type=int, default=1, metavar="N", help="documents (default: %(default)s)"
     )
-    benchmark.add_argument("--checkpoint", metavar="PATH", help="whose tokenizer and chat template are used")
+    benchmark.add_argument("--checkpoint", metavar="PATH", help="its tokenizer and chat template are used")
     add_data_option(benchmark)
     benchmark.set_defaults(call=show_benchmark)
     checkpoint = subjects.add_parser(
-        "checkpoint", help="a checkpoint's make, size and cache, without its weights"
+        "checkpoint", help="architecture, size and cache of a checkpoint, without loading its weights"
     )
     checkpoint.add_argument("path", help="hub id, folder, GGUF file or 'pocket'")
     checkpoint.set_defaults(call=show_checkpoint)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Align `rows` under `header`."""
+    """Return a text table of `rows` aligned under `header`."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines = [header, tuple("-" * width for width in widths), *rows]
     return "\n".join(
@@ -55,7 +55,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def first_sentence(text: str | None) -> str:
-    """The first sentence of a docstring, on one line."""
+    """Return the first paragraph of a docstring, on one line."""
     return " ".join((text or "").split("\n\n")[0].split())
 
 
@@ -85,27 +85,28 @@ def show_recipes(arguments: argparse.Namespace) -> int:
 
 
 def show_selectors(arguments: argparse.Namespace) -> int:
-    """Print what each selector does, needs and comes from, and the published sets."""
-    from evalsuite.distill.selection import SELECTORS, published
+    """Print method, requirements and source of each selector, and the published layer sets."""
+    from evalsuite.distill.selection import SELECTORS, published_sets
 
-    rows = [(each.name, each.needs, each.summary, each.source) for each in SELECTORS.values()]
-    print(table(("selector", "needs", "how layers are rated", "source"), rows))
+    rows = [(each.name, each.requires, each.summary, each.source) for each in SELECTORS.values()]
+    print(table(("selector", "needs", "method", "source"), rows))
     sets = [
-        (name, f"{s.teacher} ({s.layers})", ", ".join(map(str, s.sets))) for name, s in published().items()
+        (name, f"{s.teacher} ({s.layers})", ", ".join(map(str, s.sets)))
+        for name, s in published_sets().items()
     ]
     print("\n" + table(("published set (selector fixed)", "teacher (layers)", "budgets"), sets))
     return 0
 
 
 def show_suites(arguments: argparse.Namespace) -> int:
-    """Print what each suite asks."""
+    """Print benchmarks, documents and sampling of each suite."""
     from evalsuite.cli import catalogue
 
     return _print_catalogue(*catalogue.suites(arguments.data))
 
 
 def show_benchmarks(arguments: argparse.Namespace) -> int:
-    """Print protocols, documents, chance and licence of every benchmark."""
+    """Print protocols, documents, chance and license of every benchmark."""
     from evalsuite.cli import catalogue
 
     return _print_catalogue(*catalogue.benchmarks(arguments.data))
@@ -119,16 +120,20 @@ def _print_catalogue(header: Sequence[str], rows: Sequence[Sequence[str]], notes
 
 
 def show_benchmark(arguments: argparse.Namespace) -> int:
-    """Print real prompts under each protocol."""
-    from evalsuite.evaluator.samples import samples
+    """Print prompts of documents under each protocol."""
+    from evalsuite.evaluation.prompts import sample_prompts
 
-    print(samples(arguments.name, arguments.sample, data_dir=arguments.data, checkpoint=arguments.checkpoint))
+    print(
+        sample_prompts(
+            arguments.name, arguments.sample, data_dir=arguments.data, checkpoint=arguments.checkpoint
+        )
+    )
     return 0
 
 
 def show_checkpoint(arguments: argparse.Namespace) -> int:
-    """Print what a checkpoint is, from its config and headers alone."""
-    from evalsuite.models.accounting import describe
+    """Describe a checkpoint from its config and file headers."""
+    from evalsuite.models.model_stats import describe
 
     print(describe(arguments.path))
     return 0

@@ -1,4 +1,4 @@
-"""The two ways of asking: ranking log-likelihoods through lm-eval, writing answers through EvalScope.
+"""The two protocols: log-likelihood through lm-eval, generation through EvalScope.
 
-Both are thin: the harnesses make the prompts and the metrics, the engine answers in between.
+Both adapters are thin: the harnesses build prompts and compute metrics, our engine runs in between.
 """

@@ -1,7 +1,7 @@
 """LongBench's metrics (Bai et al. 2023, arXiv 2308.14508; github.com/THUDM/LongBench, `metrics.py`).
 
-Each compares a response with one reference and gives a number from 0 to 1; the best reference counts.
-What is odd in them is theirs: scores must be comparable with published ones.
+Each compares a response with one reference and returns a number from 0 to 1; the best reference counts.
+Their quirks are kept on purpose, so that scores are comparable with published ones.
 """
 
 import ast
@@ -26,27 +26,27 @@ _NUMBERS = re.compile(r"\d+")
 
 
 def best(metric: Metric, response: str, references: Sequence[str]) -> float:
-    """The best score over all references."""
+    """Return the best score over all references."""
     return max((metric(response, reference) for reference in references), default=0.0)
 
 
 def first_line(response: str) -> str:
-    """The first line that is not empty: few-shot answers of trec, triviaqa, samsum and lsht end there."""
+    """Return the first non-empty line, where few-shot responses of trec, triviaqa, samsum and lsht end."""
     return response.lstrip("\n").split("\n")[0]
 
 
 def qa_f1(response: str, reference: str) -> float:
-    """F1 over words, without case, punctuation and articles."""
+    """Return the F1 over words, ignoring case, punctuation and articles."""
     return _f1(_english(response).split(), _english(reference).split())
 
 
 def qa_f1_zh(response: str, reference: str) -> float:
-    """F1 over jieba's words, without case and punctuation."""
+    """Return the F1 over jieba's words, ignoring case and punctuation."""
     return _f1(_chinese(response), _chinese(reference))
 
 
 def rouge(response: str, reference: str) -> float:
-    """F of ROUGE-L over whole summaries, as the package `rouge` computes it; 0 for what it cannot read."""
+    """Return ROUGE-L's F over whole summaries, as the package `rouge` computes it; 0 if it raises."""
     try:
         return float(_rouge().get_scores([response], [reference], avg=True)["rouge-l"]["f"])
     except (ValueError, RecursionError):
@@ -54,14 +54,14 @@ def rouge(response: str, reference: str) -> float:
 
 
 def rouge_zh(response: str, reference: str) -> float:
-    """`rouge` over jieba's words."""
+    """Return `rouge` over jieba's words."""
     return rouge(" ".join(_cut(response)), " ".join(_cut(reference)))
 
 
 def classification(response: str, reference: str, classes: Sequence[str]) -> float:
-    """One over the number of classes named, if the right one is; classes within its name do not count."""
+    """Return 1/n if the reference is among the n classes named; classes within its name do not count."""
     named = [each for each in classes if each in response]
-    # LongBench removes from the list that it runs over: of two in a row, the second one stays.
+    # As LongBench does, this removes from the list under iteration: of two in a row, the second remains.
     for each in named:
         if each in reference and each != reference:
             named.remove(each)
@@ -69,44 +69,44 @@ def classification(response: str, reference: str, classes: Sequence[str]) -> flo
 
 
 def classes_of(row: dict[str, Any]) -> list[str]:
-    """The classes of a row; some copies of the data keep the list as text.
+    """Return the classes of a row; some copies of the data store the list as text.
 
     Raises:
-        DataError: there are none.
+        DataError: the row has none.
     """
     found = row.get("all_classes")
     if isinstance(found, str):
         found = ast.literal_eval(found)
     if not isinstance(found, list) or not found:
-        raise DataError(f"LongBench: a question of {row.get('dataset', '?')} names no 'all_classes'")
+        raise DataError(f"LongBench: a row of {row.get('dataset', '?')} has no 'all_classes'")
     return [str(each) for each in found]
 
 
 def count(response: str, reference: str) -> float:
-    """The share of the numbers in a response that are the right one."""
+    """Return the share of the numbers in a response that equal the reference."""
     numbers = _NUMBERS.findall(response)
     return numbers.count(str(reference)) / len(numbers) if numbers else 0.0
 
 
 def retrieval(response: str, reference: str) -> float:
-    """`count` of the paragraph's number."""
+    """Return `count` of the paragraph's number."""
     return count(response, _paragraph(r"Paragraph (\d+)", reference))
 
 
 def retrieval_zh(response: str, reference: str) -> float:
-    """`count` of the paragraph's number."""
+    """Return `count` of the paragraph's number."""
     return count(response, _paragraph(r"段落(\d+)", reference))
 
 
 def code_sim(response: str, reference: str) -> float:
-    """Similarity, in whole percent, of the first line of code: neither blank, comment nor code fence."""
+    """Return the similarity, in whole percent, of the first line of code (no comment or code fence)."""
     lines = (line for line in response.split("\n") if line.strip())
     line = next((line for line in lines if not any(mark in line for mark in ("`", "#", "//"))), "")
     if line == reference:
         return 1.0
     if not line or not reference:
         return 0.0
-    # `fuzz.ratio` of fuzzywuzzy, without python-Levenshtein, is this.
+    # Equals `fuzz.ratio` of fuzzywuzzy without python-Levenshtein.
     return round(100 * SequenceMatcher(None, line, reference).ratio()) / 100
 
 
@@ -135,7 +135,7 @@ def _chinese(text: str) -> list[str]:
 def _paragraph(pattern: str, reference: str) -> str:
     found = re.search(pattern, reference)
     if found is None:
-        raise DataError(f"LongBench: the reference {reference[:40]!r} names no paragraph")
+        raise DataError(f"LongBench: the reference {reference[:40]!r} has no paragraph number")
     return found.group(1)
 
 
@@ -148,7 +148,7 @@ def _jieba() -> Any:
     try:
         import jieba
     except ImportError as error:
-        raise MissingDependencyError("Chinese answers are compared by words; `pip install jieba`") from error
+        raise MissingDependencyError("scoring Chinese responses needs jieba; `pip install jieba`") from error
     jieba.setLogLevel("ERROR")
     return jieba
 
@@ -159,13 +159,13 @@ def _rouge() -> Any:
         from rouge import Rouge
     except ImportError as error:
         raise MissingDependencyError(
-            "summaries are compared by ROUGE-L of the package rouge; `pip install rouge==1.0.1`"
+            "scoring summaries needs ROUGE-L of the package rouge; `pip install rouge==1.0.1`"
         ) from error
     return Rouge(metrics=["rouge-l"])
 
 
 def require(name: str) -> None:
-    """Raise MissingDependencyError if the metric of this name needs a package that is not there."""
+    """Raise MissingDependencyError if a package of this scorer is not installed."""
     if name.startswith("rouge"):
         _rouge()
     if name.endswith("_zh") and name != "retrieval_zh":

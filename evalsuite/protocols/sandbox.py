@@ -1,6 +1,6 @@
-"""Running what a model wrote: a process of its own with little time, memory and disk, and no network.
+"""Execution of generated code in a process with limited time, memory and disk, and without network.
 
-This stops accidents, not an attacker. It is used only where a user has asked for it by name.
+This prevents accidents, not attacks. It is used only if the user enables it.
 """
 
 import os
@@ -11,10 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ALLOW = "EVALSUITE_RUN_CODE"
-"""Environment variable that, set to 1, lets benchmarks run code that models write."""
+"""Environment variable that, set to 1, allows benchmarks to execute generated code."""
 
-WHY = f"it runs code that models write; set {ALLOW}=1 to allow that"
-"""Why a benchmark that needs this is left out."""
+WHY = f"it executes generated code; set {ALLOW}=1 to allow that"
+"""Why a benchmark that executes code is left out."""
 
 SECONDS = 5.0
 MEMORY = 1 << 30
@@ -23,29 +23,31 @@ _CHILD = Path(__file__).with_name("sandbox_child.py")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Whether a program ran to its end, and otherwise the last line of what it said."""
+class ExecutionResult:
+    """Whether a program finished without an error, and otherwise the last line of its stderr."""
 
     passed: bool
     message: str
 
 
 def allowed() -> bool:
-    """Whether the user lets benchmarks run code."""
+    """Return whether the user allows generated code."""
     return os.environ.get(ALLOW) == "1"
 
 
-def run_limited(program: str, *, seconds: float = SECONDS, memory: int = MEMORY, file: int = FILE) -> Outcome:
-    """Run a Python program in an empty folder that is thrown away.
+def run_limited(
+    program: str, *, seconds: float = SECONDS, memory: int = MEMORY, file: int = FILE
+) -> ExecutionResult:
+    """Run a Python program in an empty temporary folder.
 
     Args:
-        program: its source.
-        seconds: of wall and processor time.
-        memory: bytes of address space.
-        file: largest file in bytes.
+        program: source code.
+        seconds: limit of wall time and processor time.
+        memory: limit of address space in bytes.
+        file: limit of file size in bytes.
 
     Returns:
-        Passed if it ended by itself without an error.
+        Whether it passed: it exited by itself without an error.
     """
     with TemporaryDirectory(prefix="evalsuite-code-") as folder:
         limits = [str(int(value)) for value in (seconds + 1, memory, file)]
@@ -62,8 +64,8 @@ def run_limited(program: str, *, seconds: float = SECONDS, memory: int = MEMORY,
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:
-            return Outcome(False, f"took longer than {seconds:g} s")
+            return ExecutionResult(False, f"took longer than {seconds:g} s")
     if done.returncode == 0:
-        return Outcome(True, "")
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return Outcome(False, (said[-1] if said else f"ended with {done.returncode}")[:300])
+        return ExecutionResult(True, "")
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return ExecutionResult(False, (lines[-1] if lines else f"exit code {done.returncode}")[:300])

@@ -1,6 +1,6 @@
-"""Runs the program on its standard input within limits; started by `sandbox.py`, by path, in an empty folder.
+"""Child process of `sandbox.py`: runs the program on its standard input within limits, in an empty folder.
 
-Imports nothing of ours: it runs in Python's isolated mode.
+It is started by path in Python's isolated mode, and imports nothing of evalsuite.
 """
 
 import ctypes
@@ -26,10 +26,10 @@ CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.li
 
 
 def main() -> None:
-    """Read the program, close the doors, run it."""
+    """Read the program, apply the limits, run it."""
     seconds, memory, file = (int(text) for text in sys.argv[1:])
     program = sys.stdin.read()
-    # A network namespace of its own has no interfaces. Where the kernel refuses it, the hook below remains.
+    # A new network namespace has no interfaces. If the kernel refuses it, the audit hook remains.
     ctypes.CDLL(None).unshare(NEW_USER | NEW_NETWORK)
     for kind, limit in (
         (resource.RLIMIT_CPU, seconds),
@@ -44,16 +44,16 @@ def main() -> None:
 
 
 def _guard(folder: str) -> Any:
-    """An audit hook: no network, no processes, no changes outside of `folder`. It cannot be removed."""
+    """Return an audit hook, which cannot be removed: no network, processes or writes outside `folder`."""
 
     def inside(path: object) -> bool:
         if isinstance(path, int):
             return True
         try:
-            whole = os.path.realpath(os.fsdecode(path))  # type: ignore[arg-type]  # other types raise
+            resolved = os.path.realpath(os.fsdecode(path))  # type: ignore[arg-type]  # other types raise
         except TypeError:
             return False
-        return whole == folder or whole.startswith(folder + os.sep)
+        return resolved == folder or resolved.startswith(folder + os.sep)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event.startswith(REFUSED):
@@ -62,9 +62,9 @@ def _guard(folder: str) -> Any:
             flags = arguments[2] if isinstance(arguments[2], int) else 0
             writing = isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
             if writing or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-                raise PermissionError("writing outside of the working folder is not allowed here")
+                raise PermissionError("writing outside the working folder is not allowed here")
         if event.startswith(CHANGING) and arguments and not inside(arguments[0]):
-            raise PermissionError(f"{event} outside of the working folder is not allowed here")
+            raise PermissionError(f"{event} outside the working folder is not allowed here")
 
     return hook
 

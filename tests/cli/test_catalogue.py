@@ -24,19 +24,19 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str
     return {line.split("  ")[0]: line for line in out.splitlines() if line}, out
 
 
-def test_documents_are_counted_where_the_data_is(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_benchmarks_counts_documents(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines, out = shown(capsys, "benchmarks", "--data", str(data))
     assert "5 of 1,838" in lines["piqa"]
     assert "AFL-3.0" in lines["piqa"]
-    assert "ranked, written" in lines["piqa"]
+    assert "log-likelihood, generation" in lines["piqa"]
     assert "none of 2,376" in lines["arc_easy"]
     assert "200 x 4 lengths" in lines["pocket_niah_single_1"]
-    assert "written 4-shot" in lines["gsm8k"]
-    assert "in need of `evalsuite prepare`: arc_challenge, arc_easy" in out
+    assert "generation 4-shot" in lines["gsm8k"]
+    assert "run `evalsuite prepare` for: arc_challenge, arc_easy" in out
     assert "humaneval needs EVALSUITE_RUN_CODE=1" in out
 
 
-def test_without_data_the_published_numbers_stand(
+def test_show_benchmarks_without_data_lists_published_counts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EVALSUITE_DATA", raising=False)
@@ -46,7 +46,7 @@ def test_without_data_the_published_numbers_stand(
     assert "`evalsuite prepare SUITE --data DIR`" in out
 
 
-def test_suites_say_what_they_lack(
+def test_show_suites_lists_missing_data(
     data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVALSUITE_DATA", str(data))
@@ -58,7 +58,7 @@ def test_suites_say_what_they_lack(
     assert "quick: no data here for arc_easy, hellaswag, lambada_openai, gsm8k, ifeval" in out
 
 
-def test_a_prompt_is_shown_as_the_model_receives_it(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_benchmark_prints_prompts(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "benchmark", "piqa", "--sample", "2", "--data", str(data)]) == 0
     out = capsys.readouterr().out
     assert out.count("piqa, loglikelihood, document") == out.count("piqa, generation, document") == 2

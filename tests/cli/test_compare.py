@@ -1,4 +1,4 @@
-"""`evalsuite compare` on finished runs: published pages, question texts, verdicts."""
+"""`evalsuite compare` on finished runs: redacted pages, question texts, verdicts."""
 
 import base64
 import gzip
@@ -16,7 +16,7 @@ import pytest
 
 from evalsuite.cli.entry import main
 from evalsuite.tasks.benchmark import load_benchmark
-from evalsuite.tasks.documents import documents
+from evalsuite.tasks.sources.documents import documents
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "reports" / "fixtures"
@@ -57,7 +57,7 @@ def run(tmp_path: Path, data: Path) -> Path:
     (run / "plan.yaml").write_text(plan)
     known = [each.doc_id for each in documents(load_benchmark("arc_easy"), data_dir=data)]
     names: dict[str, str] = {}
-    for journal in sorted((run / "records").glob("facts.*")):
+    for journal in sorted((run / "scores").glob("facts.*")):
         rows = [json.loads(line) for line in journal.read_text().splitlines()]
         for row in rows:
             row["benchmark"] = "arc_easy"
@@ -68,7 +68,7 @@ def run(tmp_path: Path, data: Path) -> Path:
     return run
 
 
-def test_question_texts_are_joined_from_local_data(
+def test_compare_joins_question_texts_from_data(
     run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -89,8 +89,8 @@ def _arc(data: Path) -> list[Any]:
     return documents(load_benchmark("arc_easy"), data_dir=data)
 
 
-def test_documents_that_a_run_keeps_are_used_where_data_has_none(run: Path, tmp_path: Path) -> None:
-    ids = {json.loads(line)["doc_id"] for line in (run / "records" / "needle.generation.jsonl").open()}
+def test_compare_falls_back_to_documents_of_the_run(run: Path, tmp_path: Path) -> None:
+    ids = {json.loads(line)["doc_id"] for line in (run / "scores" / "needle.generation.jsonl").open()}
     (run / "documents").mkdir()
     kept = [{"doc_id": each, "row": {"prompt": f"needle {each}"}, "context": 256} for each in sorted(ids)]
     (run / "documents" / "needle.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
@@ -102,33 +102,33 @@ def test_documents_that_a_run_keeps_are_used_where_data_has_none(run: Path, tmp_
     assert all(text == f"needle {each}" for each, text in found.items())
 
 
-def test_a_published_page_has_no_question_text(run: Path, data: Path, tmp_path: Path) -> None:
+def test_compare_redact_omits_question_texts(run: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert main(["compare", str(run), "--published", "--data", str(data), "--out", str(out)]) == 0
+    assert main(["compare", str(run), "--redact", "--data", str(data), "--out", str(out)]) == 0
     page = (out / "index.html").read_text()
-    assert "This page is made to be published" in page
+    assert "This page is redacted for publication" in page
     assert all("question" not in row for row in shown(out / "index.html"))
-    assert main(["compare", str(run), "--published", "--questions", "--out", str(out)]) == 64
+    assert main(["compare", str(run), "--redact", "--questions", "--out", str(out)]) == 64
 
 
-def test_a_verdict_is_shown_and_is_not_the_exit_code(
+def test_compare_policy_shows_verdict_and_exits_0(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy = tmp_path / "gate.yaml"
-    policy.write_text("lines: [{metric: recovery, min: 0.9}]")
+    policy.write_text("rules: [{metric: recovery, min: 0.9}]")
     assert main(["compare", str(run), "--policy", str(policy), "--out", str(tmp_path / "out")]) == 0
     assert "gate: proven regression" in capsys.readouterr().out
     assert "Gate: proven regression." in (tmp_path / "out" / "index.html").read_text()
     assert main(["gate", str(run), "--policy", str(policy)]) == 1
 
 
-def test_data_that_is_not_there_is_refused(run: Path, tmp_path: Path) -> None:
+def test_compare_refuses_missing_data_folder(run: Path, tmp_path: Path) -> None:
     arguments = ["compare", str(run), "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]
     assert main(arguments) >= 64
     assert not (tmp_path / "out").exists()
 
 
-def test_torch_is_not_imported_for_finished_runs(run: Path, data: Path, tmp_path: Path) -> None:
+def test_compare_does_not_import_torch(run: Path, data: Path, tmp_path: Path) -> None:
     arguments = ["compare", str(run), "--data", str(data), "--questions", "--out", str(tmp_path / "out")]
     code = (
         f"import sys; from evalsuite.cli.entry import main; assert main({arguments!r}) == 0; "

@@ -16,7 +16,7 @@ def chosen(*argv: str):
     return recipes(build_parser().parse_args(["distill", *argv]))
 
 
-def test_variants_come_after_the_recipe_each_in_a_folder_of_its_own():
+def test_distill_variants_have_their_own_folders():
     found = chosen(ZOO, "--variants", "all", "--mixer", "kda", "--set", "teacher=here")
     names = list(load_recipe(ZOO).variants)
     assert {"hybrid", "seed1", "kda-seed1", "wrong-heads-seed2", "hybrid-sft-full"} <= set(names)
@@ -34,14 +34,14 @@ def test_variants_come_after_the_recipe_each_in_a_folder_of_its_own():
     assert len({recipe.hash for _, recipe, _ in found}) == len(found)
 
 
-def test_one_variant_of_a_variant():
+def test_distill_variant_of_a_variant():
     (_, plain, _), (folder, both, _) = chosen(f"{ZOO}:seed1", "--variants", "wrong-heads")
     assert folder == "variants/wrong-heads"
     assert (plain.seed, plain.student.kv_expansion) == (1, "heads")
     assert (both.seed, both.student.kv_expansion) == (1, "head_size_32")
 
 
-def test_what_goes_on_from_another_variant_comes_after_it():
+def test_distill_orders_variants_by_dependency():
     found = chosen(ZOO, "--variants", "hybrid-sft-full", "hybrid-kd-full", "hybrid")
     assert [folder for folder, _, _ in found][1:] == [
         "variants/hybrid",
@@ -49,11 +49,11 @@ def test_what_goes_on_from_another_variant_comes_after_it():
         "variants/hybrid-sft-full",
     ]
     (_, kd), (_, sft) = [(folder, recipe.stages[0]) for folder, recipe, _ in found[2:]]
-    assert (kd.objective, kd.mask, sft.objective, sft.mask) == ("kd", "full", "sft", "full")
+    assert (kd.objective, kd.loss_mask, sft.objective, sft.loss_mask) == ("kd", "full", "sft", "full")
     check_starts(found, Path("nowhere"))
 
 
-def test_what_goes_on_from_a_variant_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
+def test_distill_refuses_missing_start_before_training(tmp_path):
     command = [
         "distill",
         ZOO,
@@ -72,7 +72,7 @@ def test_what_goes_on_from_a_variant_that_is_not_there_is_refused_before_anythin
     check_starts(chosen(*command[1:-2]), tmp_path)
 
 
-def test_a_dry_run_adds_up_what_all_of_them_cost(
+def test_distill_dry_run_sums_costs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path
 ):
     monkeypatch.setenv("EVALSUITE_DATA", "elsewhere")

@@ -1,4 +1,4 @@
-"""`--engine-args`: what vLLM is given besides what evalsuite settles."""
+"""`--engine-args`: arguments for vLLM."""
 
 import argparse
 from pathlib import Path
@@ -9,16 +9,16 @@ import pytest
 from evalsuite.cli.entry import main
 from evalsuite.cli.options import add_engine_option, engine_arguments
 from evalsuite.foundation import ConfigError
-from evalsuite.models.engine import vllm_engine
+from evalsuite.models.inference.vllm import engine as vllm_engine
 
 
 def parse(*argv: str) -> dict[str, Any]:
     parser = argparse.ArgumentParser()
-    add_engine_option(parser, "what answers")
+    add_engine_option(parser, "inference engine")
     return engine_arguments(parser.parse_args(argv))
 
 
-def test_values_are_json_or_words() -> None:
+def test_engine_args_values_are_json_or_text() -> None:
     given = (
         "tensor_parallel_size=2",
         "enforce_eager=true",
@@ -37,12 +37,12 @@ def test_values_are_json_or_words() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("--engine", "vllm", "--engine-args", "2"), "--engine-args 2: write NAME=VALUE"),
+        (("--engine", "vllm", "--engine-args", "2"), "--engine-args 2: must be NAME=VALUE"),
         (("--engine", "vllm", "--engine-args", "a=1", "a=2"), "--engine-args a: given twice"),
-        (("--engine-args", "tensor_parallel_size=2"), "are vLLM's; add --engine vllm"),
+        (("--engine-args", "tensor_parallel_size=2"), "--engine-args requires --engine vllm"),
     ],
 )
-def test_what_cannot_be_meant(argv: tuple[str, ...], message: str) -> None:
+def test_engine_args_refuses_invalid(argv: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(*argv)
 
@@ -55,7 +55,7 @@ def test_what_cannot_be_meant(argv: tuple[str, ...], message: str) -> None:
         ("bench", "pocket"),
     ],
 )
-def test_every_verb_hands_them_to_vllm_before_it_loads_anything(
+def test_engine_args_reach_vllm_before_loading(
     verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[dict[str, Any]] = []

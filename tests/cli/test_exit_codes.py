@@ -1,4 +1,4 @@
-"""Exit codes are a promise: 1, 2 and 3 are verdicts of the gate, and every mistake is 64 or more."""
+"""Exit codes: 1, 2 and 3 are verdicts of the gate, and every error is 64 or more."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from evalsuite.foundation import CheckpointError
 
 
 def exit_code(*argv: str) -> int:
-    """What the shell would see."""
+    """Return the exit code of the process."""
     try:
         return main(argv)
     except SystemExit as stop:
@@ -25,18 +25,18 @@ def exit_code(*argv: str) -> int:
         (("run", "quick", "--out", "y", "--limit", "three"), "invalid int value"),
         (("gate", "runs/x", "--min-recovery", "0.9", "--policy", "gate.yaml"), "either --policy"),
         (("gate", "runs/x"), "either --policy"),
-        (("run", "quick", "--out", "y"), "--checkpoint or a --teacher"),
+        (("run", "quick", "--out", "y"), "pass --checkpoint and/or --teacher"),
         (("distill", "no-such-recipe", "--out", "y"), "no-such-recipe"),
     ],
 )
-def test_a_usage_mistake_is_64_and_says_what_would_work(
+def test_usage_error_exits_64_with_a_hint(
     argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(*argv) == 64
     assert message in capsys.readouterr().err
 
 
-def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in VERBS:
         name = verb.__name__.rsplit(".", 1)[1]
         assert exit_code(name, "--help") == 0
@@ -52,7 +52,7 @@ def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str])
         (OSError(28, "No space left on device", "out/x"), 73),
     ],
 )
-def test_no_failure_looks_like_a_verdict(
+def test_errors_never_exit_with_a_gate_verdict(
     raised: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(arguments: argparse.Namespace) -> int:

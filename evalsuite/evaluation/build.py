@@ -1,0 +1,244 @@
+"""Build phase: documents become requests in token ids, once per tokenizer."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evalsuite.evaluation.checkpoints import RunCheckpoint
+from evalsuite.evaluation.documents import load_documents
+from evalsuite.evaluation.environment import read_environment, update_environment
+from evalsuite.evaluation.plan import ResolvedSuite, benchmarks_in, make_index, make_plan
+from evalsuite.evaluation.run_paths import (
+    Cell,
+    Index,
+    cell_documents,
+    documents_path,
+    index_path,
+    read_documents,
+    read_index,
+    requests_path,
+    write_documents,
+    write_index,
+    write_requests,
+)
+from evalsuite.foundation import RunFolderError, content_hash, progress
+from evalsuite.protocols.generation import GenerationBenchmark
+from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
+from evalsuite.protocols.request_set import RequestSet
+from evalsuite.protocols.tokenization import Encoder
+from evalsuite.reports.records.run_folder import Plan, read_plan, write_plan
+from evalsuite.tasks.benchmark import Benchmark
+from evalsuite.tasks.sources.data import source_name
+from evalsuite.tasks.sources.documents import Document, fewshot_documents
+
+Harness = LogLikelihoodBenchmark | GenerationBenchmark
+Data = Path | str | None
+
+
+def build_requests(
+    run: Path,
+    resolved: ResolvedSuite,
+    checkpoints: Sequence[RunCheckpoint],
+    data_dir: Data,
+    *,
+    skip_missing: bool = False,
+    quiet: bool = False,
+) -> Index:
+    """Write plan, documents and requests of a run; existing requests are reused.
+
+    Raises:
+        RunFolderError: the folder holds a run of another suite or with other options.
+        ConfigError, DataError: as `load_documents`.
+    """
+    # What an earlier call left out stays out: the requests of a run do not change.
+    resumed = index_path(run).is_file()
+    if resumed:
+        resolved = resolved.without(read_environment(run).get("left_out", {}))
+    before = _existing_index(run, resolved) if resumed else None
+    facts: dict[str, Any] = {}
+    if before is None:
+        # Requests without an index come from an interrupted build.
+        loaded = load_documents(resolved, checkpoints, data_dir, skip_missing=skip_missing)
+        resolved, found = resolved.without(loaded.left_out), loaded.documents
+        facts = {"left_out": loaded.left_out, "partial": loaded.partial}
+        for name, documents in found.items():
+            write_documents(documents_path(run, name), documents)
+        cells = resolved.cells({name: len(documents) for name, documents in found.items()})
+    else:
+        cells = before.cells
+        found = {cell.benchmark: read_documents(run, cell.benchmark) for cell in cells}
+    plan = _merge_plan(run, make_plan(resolved, checkpoints, cells))
+    for tokenizer, group in _by_tokenizer(checkpoints).items():
+        missing = [
+            cell for cell in cells if before is None or not requests_path(run, tokenizer, cell).is_file()
+        ]
+        if missing:
+            _build_for_tokenizer(run, resolved, group, missing, found, data_dir, quiet=quiet)
+    hashes = {name: _documents_hash(each) for name, each in found.items()}
+    update_environment(
+        run, data=source_name(data_dir), documents=hashes, seeds=_seeds(resolved, cells), **facts
+    )
+    write_plan(run, plan)
+    index = make_index(resolved, checkpoints, cells)
+    if before is not None:
+        known = {checkpoint.weights_id for checkpoint in index.checkpoints}
+        others = tuple(each for each in before.checkpoints if each.weights_id not in known)
+        index = Index(
+            suite=index.suite,
+            config=index.config,
+            cells=index.cells,
+            checkpoints=others + index.checkpoints,
+        )
+    write_index(run, index)
+    return index
+
+
+def _seeds(resolved: ResolvedSuite, cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return the seeds of document samples and of sampled responses."""
+    sampled = {
+        cell.benchmark: list(cell.seeds)
+        for cell in cells
+        if (sampling := cell.sampling_params) is not None and not sampling.greedy
+    }
+    return {"documents": resolved.suite.seed, "responses": sampled}
+
+
+def _existing_index(run: Path, resolved: ResolvedSuite) -> Index:
+    """Return the index of a resumed run, whose config must be the same."""
+    index = read_index(run)
+    where = _difference(index.config, resolved.config)
+    if where is not None or index.suite != resolved.suite.name:
+        raise RunFolderError(
+            f"{run}: holds a run of suite {index.suite} with another configuration"
+            f"{f' ({where})' if where else ''}; choose another --out, or repeat the same suite and options"
+        )
+    return index
+
+
+def _difference(old: Any, new: Any, where: str = "") -> str | None:
+    """Describe the first difference between two JSON values; None if they are equal."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in dict.fromkeys((*old, *new)):
+            if found := _difference(old.get(key), new.get(key), f"{where}.{key}" if where else str(key)):
+                return found
+        return None
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for number, (left, right) in enumerate(zip(old, new, strict=True)):
+            name = left.get("benchmark", {}).get("name") if isinstance(left, Mapping) else None
+            if found := _difference(left, right, f"{where}[{name or number}]"):
+                return found
+        return None
+    return None if old == new else f"{where}: {_short(old)} there, {_short(new)} here"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _merge_plan(run: Path, plan: Plan) -> Plan:
+    """Return the plan together with the checkpoints that the run already has."""
+    if not (Path(run) / "plan.yaml").is_file():
+        return plan
+    before = read_plan(run)
+    if (before.suite, before.benchmarks) != (plan.suite, plan.benchmarks):
+        raise RunFolderError(
+            f"{run}: holds a run of suite {before.suite} with another configuration; choose another --out"
+        )
+    known = {checkpoint.weights_id for checkpoint in plan.checkpoints}
+    others = [checkpoint for checkpoint in before.checkpoints if checkpoint.weights_id not in known]
+    teachers = [each for each in (*others, *plan.checkpoints) if each.role == "teacher"]
+    if len(teachers) > 1:
+        raise RunFolderError(f"{run}: its teacher is {teachers[0].label}, not {teachers[1].label}")
+    ordered = sorted((*others, *plan.checkpoints), key=lambda each: each.role != "teacher")
+    return plan.model_copy(update={"checkpoints": tuple(ordered), "created": before.created})
+
+
+def _documents_hash(documents: Sequence[Document]) -> str:
+    """Return one hash over the documents of a benchmark, equal for runs on the same documents."""
+    return content_hash([document.doc_id for document in documents])
+
+
+def _by_tokenizer(checkpoints: Sequence[RunCheckpoint]) -> dict[str, list[RunCheckpoint]]:
+    found: dict[str, list[RunCheckpoint]] = {}
+    for checkpoint in checkpoints:
+        found.setdefault(checkpoint.tokenizer_id, []).append(checkpoint)
+    return found
+
+
+def _build_for_tokenizer(
+    run: Path,
+    resolved: ResolvedSuite,
+    checkpoints: list[RunCheckpoint],
+    cells: Sequence[Cell],
+    found: Mapping[str, list[Document]],
+    data_dir: Data,
+    *,
+    quiet: bool,
+) -> None:
+    encoder = Encoder(checkpoints[0].tokenizer)
+    max_length = shortest(checkpoints)
+    with progress(total=len(cells), what="build", unit="cell", quiet=quiet) as bar:
+        for cell in cells:
+            request_sets = build_cell(resolved, cell, found[cell.benchmark], encoder, max_length, data_dir)
+            write_requests(requests_path(run, checkpoints[0].tokenizer_id, cell), request_sets)
+            bar.update(1)
+
+
+def shortest(checkpoints: Sequence[RunCheckpoint]) -> int:
+    """Return the number of positions that all of these checkpoints support."""
+    return min(checkpoint.max_length for checkpoint in checkpoints)
+
+
+def build_cell(
+    resolved: ResolvedSuite,
+    cell: Cell,
+    documents: list[Document],
+    encoder: Encoder,
+    max_length: int,
+    data_dir: Data,
+) -> list[RequestSet]:
+    """Build the requests of one benchmark under one protocol for one tokenizer.
+
+    `documents` holds all documents of the benchmark; requests are built for those of the cell.
+    """
+    documents = cell_documents(documents, cell, resolved.suite.seed)
+    entry, benchmark = next(pair for pair in resolved.entries if pair[1].name == cell.benchmark)
+    num_fewshot = {str(protocol): count for protocol, count in entry.num_fewshot.items()}[cell.protocol]
+    examples = fewshot_examples(benchmark, num_fewshot, data_dir)
+    harness = make_harness(benchmark, cell.protocol, documents, num_fewshot, examples, resolved.suite.seed)
+    if isinstance(harness, LogLikelihoodBenchmark):
+        return harness.request_sets(encoder, max_length)
+    return harness.request_sets(encoder, chat_template=resolved.chat_template, max_length=max_length)
+
+
+def fewshot_examples(benchmark: Benchmark, num_fewshot: int, data_dir: Data) -> list[Document]:
+    """Return the documents for few-shot examples; none for EvalScope benchmarks that bring their own."""
+    if not num_fewshot or not benchmark.has_fewshot_split:
+        return []
+    return fewshot_documents(benchmark, data_dir=data_dir)
+
+
+def make_harness(
+    benchmark: Benchmark,
+    protocol: str,
+    documents: Sequence[Document],
+    num_fewshot: int = 0,
+    examples: Sequence[Document] = (),
+    seed: int = 0,
+) -> Harness:
+    """Return the harness adapter of one benchmark under one protocol."""
+    if protocol == "loglikelihood":
+        return LogLikelihoodBenchmark(
+            benchmark, documents, num_fewshot=num_fewshot, examples=examples, seed=seed
+        )
+    return GenerationBenchmark(benchmark, documents, num_fewshot=num_fewshot, examples=examples)
+
+
+def load_harness(run: Path, index: Index, cell: Cell) -> Harness:
+    """Return the harness adapter of one cell for scoring, from the run folder alone.
+
+    Scoring uses no few-shot examples, so neither their data nor the network is needed.
+    """
+    documents = cell_documents(read_documents(run, cell.benchmark), cell, index.config["seed"])
+    return make_harness(benchmarks_in(index)[cell.benchmark], cell.protocol, documents)

@@ -1,0 +1,129 @@
+"""Checkpoints of a run: labels, roles, tokenizers and lengths, read without their weights."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evalsuite.foundation import ConfigError, content_hash
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCheckpoint:
+    """One checkpoint, as known before its weights are loaded."""
+
+    label: str
+    path: str
+    role: str
+    weights_id: str
+    tokenizer_id: str
+    tokenizer: Any
+    max_length: int
+    """Positions, as its config states them."""
+    parameters: int | None
+    lineage: dict[str, Any]
+    config: Any = None
+    """Config as transformers reads it; None for a checkpoint without a model."""
+    training: Path | None = None
+    """File of its loss curve, if it has one."""
+
+
+def describe_checkpoints(
+    checkpoints: Sequence[str], teacher: str | None, *, trust_remote_code: bool = False
+) -> list[RunCheckpoint]:
+    """Read the metadata of checkpoints, the teacher first.
+
+    A checkpoint that is also the teacher is listed once.
+
+    Raises:
+        ConfigError: no checkpoint, or two with the same weights.
+        CheckpointError: a checkpoint that cannot be read.
+    """
+    from evalsuite.models.checkpoints import describe_checkpoint
+
+    paths = [teacher, *(path for path in checkpoints if path != teacher)] if teacher else list(checkpoints)
+    if not paths:
+        raise ConfigError("no checkpoints given: pass --checkpoint and/or --teacher")
+    known = [describe_checkpoint(path, trust_remote_code=trust_remote_code) for path in paths]
+    labels = [info.label for info in known]
+    if len(set(labels)) < len(labels):
+        labels = unique_labels([str(path) for path in paths])
+    found: list[RunCheckpoint] = []
+    for path, label, info in zip(paths, labels, known, strict=True):
+        checkpoint = RunCheckpoint(
+            label=label,
+            path=str(path),
+            role="teacher" if path == teacher else "student",
+            weights_id=info.weights_id,
+            tokenizer_id=tokenizer_id(info.tokenizer),
+            tokenizer=info.tokenizer,
+            max_length=max_positions(info.config),
+            parameters=info.parameters,
+            lineage=dict(info.lineage),
+            config=info.config,
+            training=info.training,
+        )
+        for other in found:
+            if other.weights_id == checkpoint.weights_id:
+                raise ConfigError(f"{checkpoint.path} has the same weights as {other.path}; pass only one")
+        found.append(checkpoint)
+    return found
+
+
+def expand_folders(paths: Sequence[str]) -> list[str]:
+    """Replace folders of checkpoints, as `distill --out` writes them, by the checkpoints inside.
+
+    A folder that contains no checkpoint is returned as it is; loading it then raises a specific error.
+    """
+    found: list[str] = []
+    for path in paths:
+        folder = Path(path).expanduser()
+        below: list[Path] = []
+        if path != "pocket" and folder.is_dir() and not (folder / "config.json").is_file():
+            below = [config.parent for config in folder.rglob("config.json")]
+        found += sorted(str(each) for each in below if any(each.glob("*.safetensors"))) or [path]
+    return list(dict.fromkeys(found))
+
+
+def unique_labels(paths: Sequence[str]) -> list[str]:
+    """Return the shortest distinct path suffixes: ``gla``, or ``a/final`` and ``b/final``."""
+    parts = [Path(path).parts for path in paths]
+    labels = []
+    for number, mine in enumerate(parts):
+        for depth in range(1, len(mine) + 1):
+            others = (each[-depth:] for at, each in enumerate(parts) if at != number)
+            if depth == len(mine) or mine[-depth:] not in others:
+                labels.append("/".join(mine[-depth:]))
+                break
+    return [label.removesuffix(".gguf") for label in labels]
+
+
+def tokenizer_id(tokenizer: Any) -> str:
+    """Return 16 hex digits over everything that determines the tokens of a text."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    vocabulary: Any = sorted(tokenizer.get_vocab().items())
+    if fast is not None:
+        # Padding and truncation are state left by the last call, not properties.
+        vocabulary = json.loads(fast.to_str()) | {"padding": None, "truncation": None}
+    return content_hash(
+        [
+            type(tokenizer).__name__,
+            vocabulary,
+            tokenizer.chat_template,
+            [tokenizer.bos_token_id, tokenizer.eos_token_id],
+            [getattr(tokenizer, "add_bos_token", None), getattr(tokenizer, "add_eos_token", None)],
+        ]
+    )
+
+
+def max_positions(config: Any) -> int:
+    """Return the number of positions of a model, as its config states it.
+
+    Raises:
+        ConfigError: the config does not state it.
+    """
+    stated = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not stated:
+        raise ConfigError(f"{type(config).__name__} does not state max_position_embeddings")
+    return int(stated)

@@ -1,0 +1,234 @@
+"""Documents of a run: loading, token counts, and generation ahead of time for `evalsuite prepare`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from evalsuite.evaluation.checkpoints import RunCheckpoint
+from evalsuite.evaluation.plan import ResolvedSuite, context_name, resolve_suite
+from evalsuite.foundation import ConfigError, DataError, MissingDependencyError, progress
+from evalsuite.protocols import sandbox
+from evalsuite.protocols.prompt_text import chat_text
+from evalsuite.tasks.benchmark import Benchmark
+from evalsuite.tasks.sources.assets import ensure_asset
+from evalsuite.tasks.sources.documents import Document, all_documents, documents, limit_documents
+from evalsuite.tasks.sources.freeze import FrozenFile, freeze_generated
+from evalsuite.tasks.suite import Entry
+
+CACHED_TEXT_LENGTH = 256
+"""Characters up to which the token count of a text is cached."""
+
+
+@dataclass(frozen=True)
+class LoadedDocuments:
+    """Documents of a resolved suite."""
+
+    documents: dict[str, list[Document]]
+    """By benchmark, over all contexts."""
+    partial: dict[str, tuple[int, int]]
+    """Benchmarks with incomplete data: documents available, documents published."""
+    left_out: dict[str, str]
+    """Benchmarks, or single contexts of them, that are left out, and why."""
+
+
+def load_documents(
+    resolved: ResolvedSuite,
+    checkpoints: Sequence[RunCheckpoint],
+    data_dir: Path | str | None,
+    *,
+    skip_missing: bool = False,
+) -> LoadedDocuments:
+    """Load the documents of every benchmark.
+
+    Token counts use the tokenizer of the first checkpoint (the teacher, if there is one), so that every
+    checkpoint gets the same documents. A benchmark that executes generated code is left out unless the user
+    allows it. A context that at least one checkpoint supports is included for all; the engines of the others
+    refuse it, and each refusal is a score row.
+
+    Args:
+        resolved: the resolved suite.
+        checkpoints: of the run.
+        data_dir: as in `evaluate`.
+        skip_missing: leave out benchmarks without data and contexts that no checkpoint supports, instead of
+            raising.
+
+    Raises:
+        DataError, MissingDependencyError: missing data or assets.
+        ConfigError: a context that no checkpoint supports, or no benchmark is left.
+    """
+    loaded = LoadedDocuments({}, {}, unreadable_contexts(resolved, checkpoints))
+    if loaded.left_out and not skip_missing:
+        where, why = next(iter(loaded.left_out.items()))
+        name, _, context = where.partition("@")
+        raise ConfigError(
+            f"{resolved.suite.location}: benchmarks: {name}: 'contexts' = {context}: {why}; use shorter "
+            "contexts "
+            "in a suite of your own, add a checkpoint with more positions, or pass --skip-missing"
+        )
+    resolved = resolved.without(loaded.left_out)
+    for entry, benchmark in resolved.entries:
+        if benchmark.generation is not None and benchmark.generation.unsafe_code and not sandbox.allowed():
+            loaded.left_out[benchmark.name] = sandbox.WHY
+            continue
+        try:
+            for asset in benchmark.assets:
+                ensure_asset(asset, data_dir)
+            _load_benchmark(loaded, resolved, entry, benchmark, data_dir, checkpoints[0])
+        except (DataError, MissingDependencyError) as error:
+            if not skip_missing:
+                raise
+            loaded.left_out[benchmark.name] = str(error)
+    if not loaded.documents:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in loaded.left_out.items())
+        raise ConfigError(f"{resolved.suite.location}: no benchmark is left ({reasons})")
+    return loaded
+
+
+def unreadable_contexts(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint]) -> dict[str, str]:
+    """Return the contexts that no checkpoint supports, and why; generating their documents is slow."""
+    longest = max(checkpoints, key=lambda checkpoint: checkpoint.max_length)
+    why = f"{longest.label} supports at most {longest.max_length:,} tokens"
+    if len(checkpoints) > 1:
+        why = f"of all checkpoints {longest.label} supports most, {longest.max_length:,} tokens"
+    return {
+        context_name(benchmark, context): why
+        for entry, benchmark in resolved.entries
+        for context in entry.contexts
+        if context > longest.max_length
+    }
+
+
+def _load_benchmark(
+    loaded: LoadedDocuments,
+    resolved: ResolvedSuite,
+    entry: Entry,
+    benchmark: Benchmark,
+    data_dir: Path | str | None,
+    checkpoint: RunCheckpoint,
+) -> None:
+    if benchmark.generated is None:
+        groups = all_documents(benchmark, data_dir=data_dir)
+        available = sum(map(len, groups))
+        if benchmark.expected_documents is not None and available < benchmark.expected_documents:
+            loaded.partial[benchmark.name] = available, benchmark.expected_documents
+        loaded.documents[benchmark.name] = limit_documents(groups, entry.limit, resolved.suite.seed)
+        return
+    loaded.documents[benchmark.name] = []
+    for context in entry.contexts or (None,):
+        try:
+            found = documents(
+                benchmark,
+                data_dir=data_dir,
+                limit=entry.limit,
+                seed=resolved.suite.seed,
+                context=context,
+                count_tokens=token_counter(
+                    checkpoint.tokenizer, benchmark, chat_template=resolved.chat_template
+                ),
+                tokenizer_id=counter_id(checkpoint, benchmark, chat_template=resolved.chat_template),
+            )
+        except ConfigError as error:
+            where = f"{resolved.suite.location}: benchmarks: {benchmark.name}"
+            at = f": 'contexts' = {context}" if context is not None else ""
+            raise ConfigError(f"{where}{at}: {error}") from error
+        loaded.documents[benchmark.name] += found
+        # Fewer documents than requested: the source has no more.
+        if len(found) < min(entry.limit or benchmark.generated.count, benchmark.generated.count):
+            loaded.partial[benchmark.name] = len(found), benchmark.generated.count
+
+
+def counter_id(checkpoint: RunCheckpoint, benchmark: Benchmark, *, chat_template: bool) -> str | None:
+    """Return the identity of `token_counter`: equal ids count alike. None for cheap generators."""
+    if benchmark.generated is None or benchmark.generated.generator != "ruler":
+        return None
+    chat = chat_template and benchmark.generation is not None and benchmark.generation.prompt == "chat"
+    return checkpoint.tokenizer_id + ("-chat" if chat else "")
+
+
+def token_counter(
+    tokenizer: Any, benchmark: Benchmark, *, chat_template: bool = False
+) -> Callable[[str], int]:
+    """Return the function that counts tokens for a benchmark's generator.
+
+    RULER's generators count whole prompts, including special tokens and the chat template. Others count
+    pieces, and the same filler repeatedly: counts of short texts are cached.
+
+    Args:
+        tokenizer: of the first checkpoint.
+        benchmark: whose documents are generated.
+        chat_template: whether chat prompts go through the tokenizer's chat template.
+    """
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    special = benchmark.generated is not None and benchmark.generated.generator == "ruler"
+    spec = benchmark.generation
+    chat = special and chat_template and spec is not None and spec.prompt == "chat"
+
+    def count(text: str) -> int:
+        if chat:
+            # The template contains the special tokens.
+            text = chat_text(benchmark, [("user", text)], tokenizer)
+            return len(tokenizer.encode(text, add_special_tokens=False))
+        if fast is None:
+            return len(tokenizer.encode(text, add_special_tokens=special))
+        return len(fast.encode(text, add_special_tokens=special).ids)
+
+    cached = lru_cache(maxsize=1 << 16)(count)
+    return lambda text: cached(text) if len(text) <= CACHED_TEXT_LENGTH else count(text)
+
+
+@dataclass(frozen=True)
+class PreparedDocuments:
+    """Result of `prepare_documents`."""
+
+    files: list[FrozenFile]
+    left_out: dict[str, str]
+    """Contexts that the checkpoint does not support, and why."""
+
+
+def prepare_documents(
+    suite: str | Path, folder: Path, checkpoint: str, *, trust_remote_code: bool = False, quiet: bool = False
+) -> PreparedDocuments:
+    """Generate and freeze a suite's documents of given lengths, for one tokenizer.
+
+    Runs with this data folder use them for every checkpoint with this tokenizer; without them a run generates
+    the same documents itself.
+
+    Args:
+        suite: a name or a YAML file.
+        folder: frozen data, including the sources that the documents are drawn from.
+        checkpoint: its tokenizer counts tokens.
+        trust_remote_code: as `evalsuite.models.checkpoints.load_checkpoint`.
+        quiet: no progress bar.
+
+    Raises:
+        ConfigError, CheckpointError, DataError: as `evalsuite.evaluation.evaluate`.
+    """
+    from evalsuite.evaluation.checkpoints import describe_checkpoints
+
+    described = describe_checkpoints([checkpoint], None, trust_remote_code=trust_remote_code)
+    resolved = resolve_suite(suite, described)
+    left_out = unreadable_contexts(resolved, described)
+    resolved = resolved.without(left_out)
+    template = resolved.chat_template
+    wanted = [
+        (benchmark, context, tokenizer_id)
+        for entry, benchmark in resolved.entries
+        if (tokenizer_id := counter_id(described[0], benchmark, chat_template=template)) is not None
+        for context in entry.contexts
+    ]
+    files = [
+        freeze_generated(
+            benchmark,
+            context,
+            folder,
+            seed=resolved.suite.seed,
+            tokenizer_id=tokenizer_id,
+            count_tokens=token_counter(described[0].tokenizer, benchmark, chat_template=template),
+        )
+        for benchmark, context, tokenizer_id in progress(
+            wanted, total=len(wanted), what="generate documents", unit="file", quiet=quiet
+        )
+    ]
+    return PreparedDocuments(files, left_out)

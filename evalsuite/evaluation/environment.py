@@ -1,0 +1,155 @@
+"""`environment.json`: software, hardware, engines and timing behind a run's numbers.
+
+This module needs only the standard library: a GPU host writes the file with nothing but `evalsuite.models`.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import evalsuite
+from evalsuite.foundation import RunFolderError, read_json, write_json
+from evalsuite.models.inference.base import Engine
+
+PACKAGES = (
+    "torch",
+    "triton",
+    "flash-linear-attention",
+    "transformers",
+    "tokenizers",
+    "lm-eval",
+    "evalscope",
+    "datasets",
+    "numpy",
+)
+
+
+def environment_path(run: Path) -> Path:
+    """Return the path of the file."""
+    return Path(run) / "environment.json"
+
+
+def read_environment(run: Path) -> dict[str, Any]:
+    """Read the file; empty if there is none yet."""
+    path = environment_path(run)
+    return dict(read_json(path)) if path.is_file() else {}
+
+
+def update_environment(run: Path, **facts: Any) -> None:
+    """Merge facts into the file, along with current versions and hardware."""
+    write_json(environment_path(run), read_environment(run) | describe_machine() | facts)
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return package versions and hardware of this machine."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "evalsuite": evalsuite.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "packages": versions,
+        "accelerators": _accelerators(),
+        "git": _git(),
+    }
+
+
+def _git() -> dict[str, Any] | None:
+    """Return commit and dirty flag of the checkout that evalsuite runs from; None if it is no checkout."""
+    folder = Path(evalsuite.__file__).resolve().parents[1]
+    if not (folder / ".git").exists():
+        return None
+    outputs = []
+    # No optional locks: `status` rewrites the index, and a killed process would leave its lock behind.
+    git = ("git", "--no-optional-locks", "-C", str(folder))
+    for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no")):
+        try:
+            done = subprocess.run([*git, *command], capture_output=True, text=True, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        if done.returncode:
+            return None
+        outputs.append(done.stdout.strip())
+    return {"commit": outputs[0], "changed": bool(outputs[1])}
+
+
+def _accelerators() -> list[str]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+
+
+def record_kernels(run: Path) -> None:
+    """Record which kernels computed the recurrences of this process, and why that backend was chosen."""
+    from evalsuite.models.recurrence import backend_messages, last_kernels
+
+    if kernels := last_kernels():
+        known = read_environment(run).get("kernels", {})
+        update_environment(run, kernels=known | kernels, backend=backend_messages())
+
+
+def record_inference(
+    run: Path, label: str, responses: int, seconds: float, protocols: Sequence[str] = ()
+) -> None:
+    """Record the wall time of inference for one checkpoint, loading included."""
+    spent = {
+        "label": label,
+        "responses": responses,
+        "seconds": round(seconds, 1),
+        "protocols": list(protocols),
+    }
+    update_environment(run, inference=[*read_environment(run).get("inference", []), spent])
+
+
+def record_engine(run: Path, weights_id: str, engine: Engine) -> None:
+    """Record the engine of a checkpoint; the score phase finds its responses by the fingerprint.
+
+    Raises:
+        RunFolderError: responses with another fingerprint are recorded for these weights.
+    """
+    engines = dict(read_environment(run).get("engines", {}))
+    before = engines.get(weights_id)
+    if before is not None and before["fingerprint"] != engine.fingerprint:
+        raise RunFolderError(
+            f"{run}: holds responses of these weights from engine {before['engine']} with fingerprint "
+            f"{before['fingerprint']}, not {engine.fingerprint} (another device, dtype or version); "
+            "score those with --score-only, or choose another --out"
+        )
+    engines[weights_id] = {
+        "engine": engine.name,
+        "fingerprint": engine.fingerprint,
+        "max_length": engine.max_length,
+        "versions": dict(getattr(engine, "versions", {})),
+    }
+    update_environment(run, engines=engines)
+
+
+def fingerprints(run: Path) -> dict[str, str]:
+    """Return the fingerprint under which the responses of each weights_id are stored."""
+    engines = read_environment(run).get("engines", {})
+    return {weights_id: entry["fingerprint"] for weights_id, entry in engines.items()}
+
+
+def coverage_notices(partial: Mapping[str, Sequence[int]], left_out: Mapping[str, str]) -> list[str]:
+    """Return one line per benchmark that is incomplete or left out.
+
+    Args:
+        partial: benchmark → documents available, documents published.
+        left_out: benchmark, or a single context of it → reason.
+    """
+    lines = [
+        f"{name}: {available:,} of {published:,} documents are available"
+        for name, (available, published) in partial.items()
+    ]
+    return lines + [f"{name} is left out: {reason}" for name, reason in left_out.items()]

@@ -1,0 +1,154 @@
+"""`--dry-run`: requests, tokens and expected time of a run, without writing files or loading weights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evalsuite.evaluation.build import build_cell, shortest
+from evalsuite.evaluation.checkpoints import RunCheckpoint
+from evalsuite.evaluation.documents import load_documents
+from evalsuite.evaluation.environment import coverage_notices
+from evalsuite.evaluation.infer import resolve_device, token_cost
+from evalsuite.evaluation.plan import resolve_suite
+from evalsuite.models.inference.requests import GenerateRequest, Request, ScoreRequest
+from evalsuite.models.inference.torch.prefix_groups import group_by_prefix
+from evalsuite.protocols.tokenization import Encoder
+
+
+@dataclass
+class Estimate:
+    """Work of a run, per checkpoint; as text by `str`."""
+
+    rows: list[tuple[str, str, int, int, int, int]] = field(default_factory=list)
+    """Benchmark, protocol, documents, requests, prompt tokens, maximum number of generated tokens."""
+    checkpoints: int = 0
+    parameters: int = 0
+    """Sum over all checkpoints."""
+    time: str = ""
+    """Expected duration of inference, in words."""
+    partial: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Benchmarks with incomplete data: documents available, documents published."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Benchmarks, or single contexts of them, that are left out, and why."""
+
+    def __str__(self) -> str:
+        heads = ("documents", "requests", "prompt", "generated ≤")
+        lines = [f"{'benchmark':24} {'protocol':14} " + " ".join(f"{head:>12}" for head in heads)]
+        lines += [
+            f"{name:24} {protocol:14} {documents:12,} {requests:12,} {prompt:12,} {generated:12,}"
+            for name, protocol, documents, requests, prompt, generated in self.rows
+        ]
+        documents, requests, prompt, generated = (
+            sum(column) for column in list(zip(*self.rows, strict=True))[2:]
+        )
+        lines.append(f"{'each checkpoint':39} {documents:12,} {requests:12,} {prompt:12,} {generated:12,}")
+        work = 2 * self.parameters * (prompt + generated)
+        lines.append(
+            f"{self.checkpoints} checkpoints: {self.checkpoints * requests:,} requests, "
+            f"at most {work:.2g} FLOP"
+        )
+        lines += [self.time] if self.time else []
+        return "\n".join([*lines, *coverage_notices(self.partial, self.left_out)])
+
+
+def estimate(
+    suite: str | Path,
+    checkpoints: Sequence[str],
+    teacher: str | None,
+    data_dir: Path | str | None,
+    limit: int | None,
+    *,
+    engine: str = "torch",
+    device: str = "auto",
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+    skip_missing: bool = False,
+) -> Estimate:
+    """Build all requests in memory, count them, and time a few layers of each model. Raises as `evaluate`."""
+    from evalsuite.evaluation.checkpoints import describe_checkpoints
+
+    described = describe_checkpoints(checkpoints, teacher, trust_remote_code=trust_remote_code)
+    resolved = resolve_suite(suite, described, limit=limit)
+    loaded = load_documents(resolved, described, data_dir, skip_missing=skip_missing)
+    resolved, found = resolved.without(loaded.left_out), loaded.documents
+    encoder = Encoder(described[0].tokenizer)
+    result = Estimate(
+        checkpoints=len(described),
+        parameters=sum(checkpoint.parameters or 0 for checkpoint in described),
+        partial=loaded.partial,
+        left_out=loaded.left_out,
+    )
+    all_requests: list[Request] = []
+    max_length = shortest(described)
+    for cell in resolved.cells({name: len(documents) for name, documents in found.items()}):
+        request_sets = build_cell(resolved, cell, found[cell.benchmark], encoder, max_length, data_dir)
+        requests = [request for request_set in request_sets for request in cell.requests(request_set)]
+        generated = sum(r.sampling.max_new_tokens for r in requests if isinstance(r, GenerateRequest))
+        prompt = sum(len(r.prompt) if isinstance(r, GenerateRequest) else token_cost(r) for r in requests)
+        result.rows.append((cell.benchmark, cell.protocol, cell.documents, len(requests), prompt, generated))
+        all_requests += requests
+    result.time = _time(described, all_requests, engine, *resolve_device(device, dtype), trust_remote_code)
+    return result
+
+
+def _time(
+    checkpoints: Sequence[RunCheckpoint],
+    requests: Sequence[Request],
+    engine: str,
+    device: str,
+    dtype: str,
+    trust_remote_code: bool,
+) -> str:
+    """Return the expected duration of inference, in words."""
+    if engine != "torch":
+        return f"expected time: unknown for engine {engine}"
+    from evalsuite.models.runtime_estimate import measure_token_times
+
+    prefill, decode, responses = _work(requests)
+    prefill_seconds = decode_seconds = 0.0
+    for checkpoint in checkpoints:
+        try:
+            rates = measure_token_times(
+                checkpoint.config,
+                checkpoint.tokenizer,
+                device=device,
+                dtype=dtype,
+                parameters=checkpoint.parameters or 1,
+                prompt_tokens=max(1, prefill // len(requests)),
+                num_responses=responses,
+                trust_remote_code=trust_remote_code,
+            )
+        except Exception as error:  # The estimate is optional: a run must not fail because of it.
+            return f"expected time: unknown, cannot time a few layers of {checkpoint.label} ({error})"
+        prefill_seconds += rates.seconds(prefill, 0)
+        decode_seconds += rates.seconds(0, decode)
+    parts = [f"{duration(prefill_seconds)} prefill"]
+    if decode:
+        parts.append(f"at most {duration(decode_seconds)} decoding")
+    return (
+        f"expected inference time on {device} in {dtype}: {' and '.join(parts)}, extrapolated from a few "
+        "layers "
+        "of each model; loading, building and scoring are not included"
+    )
+
+
+def _work(requests: Sequence[Request]) -> tuple[int, int, int]:
+    """Return prefilled tokens, the maximum number of decoded tokens, and the number of generations.
+
+    Common prefixes of log-likelihood contexts are prefilled once.
+    """
+    scores = [request for request in requests if isinstance(request, ScoreRequest)]
+    prompts = [request for request in requests if isinstance(request, GenerateRequest)]
+    shared = sum(
+        length * (len(numbers) - 1)
+        for length, numbers in group_by_prefix([request.context for request in scores])
+    )
+    prefill = sum(map(token_cost, scores)) - shared + sum(len(request.prompt) for request in prompts)
+    return prefill, sum(request.sampling.max_new_tokens for request in prompts), len(prompts)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration with its unit: 90 s, 12 min, 2.5 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

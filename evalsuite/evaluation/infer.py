@@ -1,0 +1,294 @@
+"""Infer phase: an engine responds to the requests of every checkpoint; cached responses are reused.
+
+This module needs the run folder, the checkpoints and `evalsuite.models`, but no harness and no pydantic.
+"""
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from evalsuite.evaluation.environment import record_engine, record_inference, record_kernels
+from evalsuite.evaluation.run_paths import Cell, CheckpointRef, Index, read_requests, responses_folder
+from evalsuite.foundation import CheckpointError, ConfigError, nearest, progress
+from evalsuite.models.inference.base import Engine, score_remaining
+from evalsuite.models.inference.requests import GenerateRequest, Request, Response, ScoreRequest
+from evalsuite.models.inference.response_cache import ResponseCache, run_requests
+
+if TYPE_CHECKING:
+    from evalsuite.models.inference.vllm.engine import VllmEngine
+
+ENGINES = ("torch", "vllm")
+DECODE_COST = 4
+"""Cost of a decoded token in prefilled tokens; only the progress bar's remaining time uses it."""
+
+
+@dataclass(slots=True)
+class InferenceStats:
+    """Counts of one checkpoint's responses."""
+
+    computed: int = 0
+    """Responses computed by this call; the others were cached."""
+    failed: int = 0
+    """Responses that are errors, cached ones included."""
+    reason: str = ""
+    """Reason of the first error."""
+
+    def count_errors(self, responses: Sequence[Response]) -> None:
+        """Add the errors among these responses."""
+        reasons = [each.error for each in responses if each.error]
+        self.failed += len(reasons)
+        self.reason = self.reason or next(iter(reasons), "")
+
+
+class EngineFactory(Protocol):
+    """Loads a checkpoint and returns its engine."""
+
+    def __call__(self, path: str, label: str) -> Engine:
+        """Raises CheckpointError for a checkpoint that cannot be loaded."""
+
+
+def engine_factory(
+    engine: str,
+    *,
+    device: str,
+    dtype: str,
+    trust_remote_code: bool,
+    arguments: Mapping[str, Any] | None = None,
+) -> EngineFactory:
+    """Return the factory of a built-in engine.
+
+    Raises:
+        ConfigError: an unknown engine, or arguments for an engine that takes none.
+        MissingDependencyError: raised by the factory if vLLM is not installed.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
+    if engine == "vllm":
+
+        def make_vllm(path: str, label: str) -> Engine:
+            resolved_dtype = resolve_device(device, dtype)[1]
+            return vllm_engine(path, resolved_dtype, arguments, trust_remote_code=trust_remote_code)
+
+        return make_vllm
+    if arguments:
+        raise ConfigError(f"engine {engine} takes no arguments, such as {next(iter(arguments))}")
+
+    def make_torch(path: str, label: str) -> Engine:
+        from evalsuite.models.checkpoints import load_checkpoint
+        from evalsuite.models.inference.torch.engine import TorchEngine
+
+        resolved_device, resolved_dtype = resolve_device(device, dtype)
+        checkpoint = load_checkpoint(
+            path,
+            dtype=resolved_dtype,
+            device=resolved_device,
+            trust_remote_code=trust_remote_code,
+            label=label,
+        )
+        return TorchEngine(checkpoint)
+
+    return make_torch
+
+
+def vllm_engine(
+    path: str, dtype: str, arguments: Mapping[str, Any] | None, *, trust_remote_code: bool
+) -> "VllmEngine":
+    """Return the vLLM engine of a checkpoint; vLLM starts with the first request.
+
+    Raises:
+        CheckpointError, ConfigError: a checkpoint or arguments that vLLM cannot serve.
+        MissingDependencyError: vLLM is missing, or its version is not supported.
+    """
+    from evalsuite.models.checkpoints import describe_checkpoint
+    from evalsuite.models.inference.vllm.engine import VllmEngine
+
+    info = describe_checkpoint(path, trust_remote_code=trust_remote_code)
+    trusted = {"trust_remote_code": True} if trust_remote_code else {}
+    return VllmEngine(info, dtype=dtype, arguments={**trusted, **(arguments or {})})
+
+
+def check_servable(engine: str, make_engine: EngineFactory, paths: Sequence[str]) -> None:
+    """Raise for checkpoints that vLLM cannot serve, before inference on any of them starts.
+
+    Constructing vLLM's engine starts nothing. Other engines load the checkpoint, so they are constructed
+    later.
+    """
+    if engine == "vllm":
+        for path in paths:
+            make_engine(path, "")
+
+
+def resolve_device(device: str, dtype: str) -> tuple[str, str]:
+    """Resolve `auto`: a GPU if available; float32 on a CPU, where bfloat16 is slow, else bfloat16."""
+    import torch
+
+    resolved = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    return resolved, ("float32" if resolved == "cpu" else "bfloat16") if dtype == "auto" else dtype
+
+
+def select_checkpoints(
+    index: Index, paths: Sequence[str], *, trust_remote_code: bool = False
+) -> list[CheckpointRef]:
+    """Return the checkpoints of a run at `paths`.
+
+    Paths may differ between machines; checkpoints are identified by their weights.
+
+    Raises:
+        ConfigError: a checkpoint without requests in this run.
+    """
+    by_path = {ref.path: ref for ref in index.checkpoints}
+    by_weights = {ref.weights_id: ref for ref in index.checkpoints}
+    found = {}
+    for path in paths:
+        ref = by_path.get(path)
+        if ref is None:
+            from evalsuite.models.checkpoints import describe_checkpoint
+
+            weights_id = describe_checkpoint(path, trust_remote_code=trust_remote_code).weights_id
+            if weights_id not in by_weights:
+                raise ConfigError(f"{path}: not a checkpoint of this run; build its requests first")
+            ref = replace(by_weights[weights_id], path=path)
+        found[ref.weights_id] = ref
+    return list(found.values())
+
+
+def infer(
+    run: Path,
+    index: Index,
+    checkpoints: Sequence[CheckpointRef],
+    make_engine: EngineFactory,
+    *,
+    protocols: Sequence[str] = (),
+    batches: Sequence[Sequence[str]] = (),
+    quiet: bool = False,
+) -> dict[str, InferenceStats]:
+    """Run the requests of `checkpoints`; a response is on disk before it is counted.
+
+    Args:
+        run, index: the run folder and its requests.
+        checkpoints: of that run.
+        make_engine: loads them.
+        protocols: run only these; empty: all.
+        batches: run only these benchmarks, batch by batch, so that an interruption leaves few benchmarks
+            incomplete; empty: all at once.
+        quiet: no progress bar.
+
+    Returns:
+        Label → counts of responses.
+
+    Raises:
+        CheckpointError: a checkpoint whose weights differ from those in the index.
+        ConfigError: a benchmark that is not in the run, or is in two batches.
+        RunFolderError: the folder holds responses of another engine, dtype or version, or cannot be written.
+    """
+    parts = _cell_batches(index, protocols, batches)
+    requests = {
+        tokenizer: [_requests(run, cells, tokenizer) for cells in parts]
+        for tokenizer in dict.fromkeys(each.tokenizer for each in checkpoints)
+    }
+    cache = ResponseCache(responses_folder(run))
+    done: dict[str, InferenceStats] = {}
+    total = sum(token_cost(one) for each in checkpoints for part in requests[each.tokenizer] for one in part)
+    with progress(total=total, what="infer", unit="tok", quiet=quiet) as bar:
+        for number, ref in enumerate(checkpoints, 1):
+            bar.set_description(f"infer {ref.label} ({number}/{len(checkpoints)})")
+            started = time.monotonic()
+            engine = make_engine(ref.path, ref.label)
+            _check_weights(engine, ref)
+            record_engine(run, ref.weights_id, engine)
+            counting = _CountingEngine(engine, bar)
+            stats = done[ref.label] = InferenceStats()
+            start = bar.n
+            try:
+                for part in requests[ref.tokenizer]:
+                    stats.count_errors(run_requests(counting, cache, part, quiet=True))
+                    # Cached responses cost nothing, but count as progress.
+                    start += sum(map(token_cost, part))
+                    bar.update(start - bar.n)
+            finally:
+                record_kernels(run)
+                if counting.computed:
+                    spent = time.monotonic() - started
+                    record_inference(run, ref.label, counting.computed, spent, protocols)
+                # vLLM holds its memory until it exits, and the next instance measures what is free.
+                getattr(engine, "close", lambda: None)()
+            stats.computed = counting.computed
+            del engine, counting
+    return done
+
+
+def _cell_batches(
+    index: Index, protocols: Sequence[str], batches: Sequence[Sequence[str]]
+) -> list[list[Cell]]:
+    """Return the cells of each batch."""
+    cells = [cell for cell in index.cells if not protocols or cell.protocol in protocols]
+    if not batches:
+        return [cells]
+    known = list(dict.fromkeys(cell.benchmark for cell in index.cells))
+    seen: set[str] = set()
+    for name in (name for batch in batches for name in batch):
+        if name not in known:
+            raise ConfigError(f"benchmark '{name}' is not in this run{nearest(name, known)}")
+        if name in seen:
+            raise ConfigError(f"benchmark '{name}' is listed twice")
+        seen.add(name)
+    return [[cell for cell in cells if cell.benchmark in batch] for batch in batches]
+
+
+def _requests(run: Path, cells: Sequence[Cell], tokenizer: str) -> list[Request]:
+    return [
+        request
+        for cell in cells
+        for request_set in read_requests(run, tokenizer, cell)
+        for request in cell.requests(request_set)
+    ]
+
+
+def token_cost(request: Request) -> int:
+    """Return the relative cost of a request, in prefilled tokens."""
+    if isinstance(request, ScoreRequest):
+        return len(request.context) + sum(map(len, request.continuations))
+    return len(request.prompt) + DECODE_COST * request.sampling.max_new_tokens
+
+
+def _check_weights(engine: Engine, ref: CheckpointRef) -> None:
+    checkpoint = getattr(engine, "checkpoint", None)
+    found = getattr(checkpoint, "weights_id", ref.weights_id)
+    if found != ref.weights_id:
+        raise CheckpointError(
+            f"{ref.path}: weights are {found}, but the requests of {ref.label} were built for "
+            f"{ref.weights_id}; the checkpoint has changed, or is another one"
+        )
+
+
+class _CountingEngine:
+    """An engine that updates a progress bar and counts its responses."""
+
+    def __init__(self, engine: Engine, bar: Any) -> None:
+        self._engine = engine
+        self._bar = bar
+        self.name = engine.name
+        self.fingerprint = engine.fingerprint
+        self.max_length = engine.max_length
+        self.computed = 0
+
+    def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, Any]]:
+        return self._counted(requests, self._engine.score(requests))
+
+    def score_remaining(
+        self, requests: Sequence[ScoreRequest], known: Collection[int]
+    ) -> Iterator[tuple[int, Any]]:
+        return self._counted(requests, score_remaining(self._engine, requests, known))
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, Any]]:
+        return self._counted(requests, self._engine.generate(requests))
+
+    def _counted(
+        self, requests: Sequence[Request], responses: Iterator[tuple[int, Any]]
+    ) -> Iterator[tuple[int, Any]]:
+        for number, response in responses:
+            self.computed += 1
+            self._bar.update(token_cost(requests[number]))
+            yield number, response

@@ -1,0 +1,228 @@
+"""Plan of a run: a suite with every default resolved against its benchmarks and tokenizers."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from evalsuite.evaluation.checkpoints import RunCheckpoint
+from evalsuite.evaluation.run_paths import Cell, CheckpointRef, Index
+from evalsuite.foundation import ConfigError
+from evalsuite.foundation.strict import parse
+from evalsuite.models.inference.requests import SamplingParams
+from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan
+from evalsuite.tasks.benchmark import Benchmark, SamplingSpec
+from evalsuite.tasks.suite import Entry, Suite, load_suite, resolve, resolve_sampling
+
+
+@dataclass(frozen=True)
+class ResolvedSuite:
+    """A suite without defaults left to resolve."""
+
+    suite: Suite
+    entries: tuple[tuple[Entry, Benchmark], ...]
+    chat_template: bool
+    """Whether chat prompts go through the tokenizers' chat templates."""
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved suite as JSON: runs with equal configs have equal requests."""
+        return {
+            "seed": self.suite.seed,
+            "chat_template": self.chat_template,
+            "entries": [
+                {
+                    **_entry_config(entry),
+                    "sampling": self.sampling(benchmark) if "generation" in entry.protocols else None,
+                    "seeds": list(self.seeds(benchmark)) if "generation" in entry.protocols else [0],
+                    "benchmark": benchmark.model_dump(mode="json"),
+                }
+                for entry, benchmark in self.entries
+            ],
+        }
+
+    def without(self, names: Collection[str]) -> "ResolvedSuite":
+        """Return the suite without these benchmarks, or single contexts of them (``niah_single_1@16384``)."""
+        remaining = []
+        for entry, benchmark in self.entries:
+            contexts = tuple(each for each in entry.contexts if context_name(benchmark, each) not in names)
+            if benchmark.name not in names and (contexts or not entry.contexts):
+                remaining.append((entry.model_copy(update={"contexts": contexts}), benchmark))
+        return replace(self, entries=tuple(remaining))
+
+    def sampling(self, benchmark: Benchmark) -> dict[str, Any]:
+        """Return the sampling parameters of a benchmark's generation."""
+        return self._sampling(benchmark).model_dump(mode="json")
+
+    def seeds(self, benchmark: Benchmark) -> tuple[int, ...]:
+        """Return the seeds of a benchmark's responses; greedy generation has one."""
+        return self.suite.seeds if self._sampling(benchmark).temperature > 0 else (0,)
+
+    def _sampling(self, benchmark: Benchmark) -> SamplingSpec:
+        entry = next(entry for entry, other in self.entries if other.name == benchmark.name)
+        return resolve_sampling(self.suite, entry, benchmark)
+
+    def cells(self, counts: Mapping[str, int]) -> tuple[Cell, ...]:
+        """Return every benchmark under each of its protocols.
+
+        Args:
+            counts: documents per benchmark; a protocol may be limited to fewer.
+        """
+        return tuple(
+            Cell(
+                benchmark=benchmark.name,
+                protocol=protocol,
+                documents=min(counts[benchmark.name], entry.limits.get(protocol, counts[benchmark.name])),
+                sampling=self.sampling(benchmark) if protocol == "generation" else None,
+                seeds=self.seeds(benchmark) if protocol == "generation" else (0,),
+            )
+            for entry, benchmark in self.entries
+            for protocol in entry.protocols
+        )
+
+
+def context_name(benchmark: Benchmark, context: int) -> str:
+    """Return the name of one context of a benchmark, such as ``niah_single_1@16384``."""
+    return f"{benchmark.name}@{context}"
+
+
+def _entry_config(entry: Entry) -> dict[str, Any]:
+    """Return an entry as JSON, without optional keys that are empty."""
+    empty = {name for name in ("limits", "prompt") if not getattr(entry, name)}
+    return entry.model_dump(mode="json", exclude=empty)
+
+
+def resolve_suite(
+    suite: str | Path, checkpoints: Sequence[RunCheckpoint], *, limit: int | None = None
+) -> ResolvedSuite:
+    """Resolve a suite.
+
+    Args:
+        suite: a name or a YAML file.
+        checkpoints: their tokenizers decide whether chat templates are used.
+        limit: replaces every limit of the suite.
+
+    Raises:
+        ConfigError: an unknown suite or benchmark, a protocol that a benchmark lacks, or tokenizers that
+            do not allow equal prompts.
+    """
+    loaded = load_suite(suite)
+    near = Path(suite).parent if str(suite).endswith((".yaml", ".yml")) else None
+    entries = resolve(loaded, near=near)
+    if limit is not None:
+        if limit < 1:
+            raise ConfigError(f"limit = {limit}: must be at least 1")
+        entries = [
+            (entry.model_copy(update={"limit": limit, "limits": {}}), benchmark)
+            for entry, benchmark in entries
+        ]
+    chat = any(
+        "generation" in entry.protocols and benchmark.generation and benchmark.generation.prompt == "chat"
+        for entry, benchmark in entries
+    )
+    return ResolvedSuite(loaded, tuple(entries), chat and _use_chat_template(loaded, checkpoints))
+
+
+def _use_chat_template(suite: Suite, checkpoints: Sequence[RunCheckpoint]) -> bool:
+    """Return whether chat templates are used: for all checkpoints or for none."""
+    if suite.chat_template == "never":
+        return False
+    lacking = [each.label for each in checkpoints if not each.tokenizer.chat_template]
+    if suite.chat_template == "always" and lacking:
+        raise ConfigError(
+            f"{suite.location}: 'chat_template' = always: the tokenizer of {lacking[0]} has no chat "
+            "template; set "
+            "'chat_template: never' in the suite to use plain text"
+        )
+    if lacking and len(lacking) < len(checkpoints):
+        raise ConfigError(
+            f"the tokenizer of {lacking[0]} has no chat template, others have one: all checkpoints must "
+            f"get the same prompts; set 'chat_template: never' in a suite like {suite.name}, or run them "
+            "separately"
+        )
+    return not lacking
+
+
+def make_plan(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint], cells: Sequence[Cell]) -> Plan:
+    """Return the plan that the reports read."""
+    return Plan(
+        suite=resolved.suite.name,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        benchmarks=tuple(
+            _benchmark_plan(resolved, entry, benchmark) for entry, benchmark in resolved.entries
+        ),
+        checkpoints=tuple(
+            CheckpointPlan(
+                label=each.label,
+                weights_id=each.weights_id,
+                role="teacher" if each.role == "teacher" else "student",
+                path=each.path,
+                parameters=each.parameters,
+                lineage=each.lineage,
+            )
+            for each in checkpoints
+        ),
+    )
+
+
+def _benchmark_plan(resolved: ResolvedSuite, entry: Entry, benchmark: Benchmark) -> BenchmarkPlan:
+    protocols: dict[Any, ProtocolPlan] = {}
+    for protocol in entry.protocols:
+        num_fewshot = entry.num_fewshot[protocol]
+        if protocol == "loglikelihood":
+            spec = benchmark.loglikelihood
+            assert spec is not None
+            protocols[protocol] = ProtocolPlan(
+                metric=spec.metric, direction=spec.direction, units=spec.units, num_fewshot=num_fewshot
+            )
+        else:
+            assert benchmark.generation is not None
+            sampling = resolved.sampling(benchmark)
+            chat = "chat template" if resolved.chat_template else "plain text"
+            protocols[protocol] = ProtocolPlan(
+                metric=benchmark.generation.metric,
+                num_fewshot=num_fewshot,
+                prompt=chat if benchmark.generation.prompt == "chat" else "literal",
+                sampling=SamplingParams(**{**sampling, "stop": tuple(sampling["stop"])}).key(),
+                seeds=resolved.seeds(benchmark),
+            )
+    own = [getattr(benchmark, protocol).chance for protocol in entry.protocols]
+    # If the protocols differ, each score row carries its own chance level.
+    chance = "per_document" if any(value is not None for value in own) else benchmark.chance
+    return BenchmarkPlan(
+        name=benchmark.name,
+        title=benchmark.title,
+        category=benchmark.category,
+        license=benchmark.license,
+        citation=benchmark.citation,
+        chance=chance,
+        contexts=entry.contexts,
+        group=benchmark.group,
+        protocols=protocols,
+    )
+
+
+def make_index(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint], cells: Sequence[Cell]) -> Index:
+    """Return the request index."""
+    return Index(
+        suite=resolved.suite.name,
+        config=resolved.config,
+        cells=tuple(cells),
+        checkpoints=tuple(
+            CheckpointRef(
+                label=each.label,
+                path=each.path,
+                weights_id=each.weights_id,
+                tokenizer=each.tokenizer_id,
+            )
+            for each in checkpoints
+        ),
+    )
+
+
+def benchmarks_in(index: Index) -> dict[str, Benchmark]:
+    """Return the benchmarks of an index, by name."""
+    found = [parse(entry["benchmark"], Benchmark, "requests/index.json") for entry in index.config["entries"]]
+    return {benchmark.name: benchmark for benchmark in found}

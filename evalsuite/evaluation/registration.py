@@ -1,0 +1,102 @@
+"""Registration of checkpoints with a run whose requests are already built.
+
+A GPU host can evaluate a student that was trained there without suite or data: if its tokenizer is that of
+another checkpoint of the run, its requests exist. `requests/registered.json` holds the entries for
+`plan.yaml` until the score phase adds them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from evalsuite.evaluation.loss_curves import read_curve, write_curves
+from evalsuite.evaluation.run_paths import CheckpointRef, Index, write_index
+from evalsuite.foundation import ConfigError, read_json, write_json
+
+
+def registered_path(run: Path) -> Path:
+    """Return the path of the registered checkpoints: weights_id → label, path, parameters, lineage."""
+    return Path(run) / "requests" / "registered.json"
+
+
+def read_registered(run: Path) -> dict[str, dict[str, Any]]:
+    """Read the registered checkpoints; empty if there are none."""
+    path = registered_path(run)
+    return dict(read_json(path)) if path.is_file() else {}
+
+
+def register_checkpoints(
+    run: Path, index: Index, paths: Sequence[str], *, trust_remote_code: bool = False
+) -> Index:
+    """Add checkpoints to a run whose requests exist for their tokenizer.
+
+    Loss curves are copied into the run for all paths, known checkpoints included.
+
+    Raises:
+        ConfigError: another tokenizer, or the label of another checkpoint of the run.
+        CheckpointError: a checkpoint that cannot be read.
+        DataError: an incomplete loss curve.
+    """
+    from evalsuite.evaluation.checkpoints import describe_checkpoints
+    from evalsuite.models.checkpoints import training_file
+
+    known = {ref.path: ref.label for ref in index.checkpoints}
+    curves = {
+        known[path]: read_curve(file)
+        for path in paths
+        if path in known and (file := training_file(Path(path).expanduser())) is not None
+    }
+    registered = read_registered(run)
+    checkpoints = list(index.checkpoints)
+    for path in dict.fromkeys(path for path in paths if path not in known):
+        (checkpoint,) = describe_checkpoints([path], None, trust_remote_code=trust_remote_code)
+        label = next((each.label for each in checkpoints if each.weights_id == checkpoint.weights_id), None)
+        if checkpoint.training is not None:
+            curves[label or checkpoint.label] = read_curve(checkpoint.training)
+        if label is not None:
+            continue
+        if all(ref.tokenizer != checkpoint.tokenizer_id for ref in checkpoints):
+            raise ConfigError(
+                f"{path}: {run} has no requests for its tokenizer; build them first with --build-only"
+            )
+        if any(ref.label == checkpoint.label for ref in checkpoints):
+            raise ConfigError(
+                f"{path}: the run has another checkpoint labelled {checkpoint.label}; rename the folder"
+            )
+        checkpoints.append(
+            CheckpointRef(
+                label=checkpoint.label,
+                path=checkpoint.path,
+                weights_id=checkpoint.weights_id,
+                tokenizer=checkpoint.tokenizer_id,
+            )
+        )
+        registered[checkpoint.weights_id] = {
+            "label": checkpoint.label,
+            "path": checkpoint.path,
+            "parameters": checkpoint.parameters,
+            "lineage": checkpoint.lineage,
+        }
+    write_curves(run, curves)
+    if len(checkpoints) == len(index.checkpoints):
+        return index
+    write_json(registered_path(run), registered)
+    index = replace(index, checkpoints=tuple(checkpoints))
+    write_index(run, index)
+    return index
+
+
+def add_registered_to_plan(run: Path) -> None:
+    """Write the registered checkpoints into `plan.yaml`, as students."""
+    from evalsuite.reports.records.run_folder import CheckpointPlan, read_plan, write_plan
+
+    plan = read_plan(run)
+    known = {checkpoint.weights_id for checkpoint in plan.checkpoints}
+    new = tuple(
+        CheckpointPlan(weights_id=weights_id, role="student", **facts)
+        for weights_id, facts in read_registered(run).items()
+        if weights_id not in known
+    )
+    if new:
+        write_plan(run, plan.model_copy(update={"checkpoints": plan.checkpoints + new}))

@@ -1,0 +1,78 @@
+"""Types on both sides of the engine: the requests of a document, and the score of its responses."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from evalsuite.models.inference.requests import GenerateRequest, SamplingParams, ScoreRequest
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSet:
+    """The requests of one document for one tokenizer, as token ids.
+
+    Under log-likelihood, `score_requests` holds contexts with their continuations, and `choices` maps each
+    choice to its request and continuation. Under generation, `prompt` is the text to continue.
+    """
+
+    doc_id: str
+    context: int | None
+    prompt_hash: str
+    """Over the texts: the context with all choices, or the whole prompt."""
+    score_requests: tuple[ScoreRequest, ...] = ()
+    choices: tuple[tuple[int, int], ...] = ()
+    prompt: tuple[int, ...] = ()
+
+    def generate_request(self, sampling: SamplingParams, seed: int) -> GenerateRequest:
+        """Return the generation request for one seed."""
+        return GenerateRequest(self.prompt, sampling, seed)
+
+    def to_row(self) -> dict[str, Any]:
+        """Return a JSON-serializable form."""
+        row: dict[str, Any] = {
+            "doc_id": self.doc_id,
+            "context": self.context,
+            "prompt_hash": self.prompt_hash,
+        }
+        if self.prompt:
+            return row | {"prompt": self.prompt}
+        requests = [
+            {"context": each.context, "continuations": each.continuations} for each in self.score_requests
+        ]
+        return row | {"score_requests": requests, "choices": self.choices}
+
+    @staticmethod
+    def from_row(row: Mapping[str, Any]) -> "RequestSet":
+        """Undo `to_row`."""
+        return RequestSet(
+            doc_id=row["doc_id"],
+            context=row["context"],
+            prompt_hash=row["prompt_hash"],
+            score_requests=tuple(
+                ScoreRequest(tuple(each["context"]), tuple(tuple(part) for part in each["continuations"]))
+                for each in row.get("score_requests", ())
+            ),
+            choices=tuple((request, number) for request, number in row.get("choices", ())),
+            prompt=tuple(row.get("prompt", ())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The score of the responses to one document."""
+
+    values: Mapping[str, float]
+    """Per metric."""
+    chance: float | None
+    outcome: str = "ok"
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def from_error(error: str, chance: float | None) -> "Score":
+        """Return the score of a document without a response: no values, and never a silent zero."""
+        return Score({}, chance, "error", {"error": error})
+
+
+def chance_of(choices: Sequence[Any]) -> float | None:
+    """Return the chance level of a document with these choices; None without any."""
+    return 1 / len(choices) if choices else None

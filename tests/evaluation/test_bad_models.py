@@ -1,0 +1,55 @@
+"""Models that cannot answer leave errors with reasons in the records, counted, and never a zero."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from evalsuite.evaluation import evaluate
+from evalsuite.foundation import read_json, read_jsonl, write_json
+
+
+def nan_model(tiny: Path, folder: Path) -> Path:
+    """`tiny` with one weight that is not a number."""
+    shutil.copytree(tiny, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.mlp.down_proj.weight"][0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def short_model(tiny: Path, folder: Path) -> Path:
+    """`tiny` with 40 positions."""
+    shutil.copytree(tiny, folder)
+    config = read_json(folder / "config.json") | {"max_position_embeddings": 40}
+    write_json(folder / "config.json", config)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"), [(nan_model, "not finite"), (short_model, "the model reads at most 40")]
+)
+def test_inference_errors_are_recorded_and_counted(
+    make: object, reason: str, tiny: Path, tmp_path: Path
+) -> None:
+    assert callable(make)
+    model = make(tiny, tmp_path / "model")
+    suite = tmp_path / "s.yaml"
+    suite.write_text(
+        "name: s\ntitle: S\nbenchmarks: [{benchmark: pocket_niah_single_2, contexts: [128], limit: 2}]\n"
+    )
+    # A context that no model reads is refused at once; one that the teacher reads is asked of all.
+    summary = evaluate(suite, [str(model)], tmp_path / "run", teacher=str(tiny), quiet=True)
+    found = [row for path in (tmp_path / "run" / "scores").iterdir() for row in read_jsonl(path)]
+    records = [record for record in found if record["checkpoint"] == "model"]
+    assert len(records) == 4
+    assert {record["outcome"] for record in found if record["checkpoint"] != "model"} != {"error"}
+    for record in records:
+        assert record["outcome"] == "error"
+        assert record["values"] == {}
+        assert reason in record["detail"]["error"]
+    ((count, example),) = summary.errors.values()
+    assert count == 4
+    assert reason in example
+    assert "4 documents failed and are excluded from the scores" in str(summary)

@@ -1,0 +1,56 @@
+"""environment.json says what explains a number later."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from evalsuite.evaluation import environment, evaluate
+from evalsuite.models.recurrence import recurrence
+
+
+def test_environment_records_kernels_and_backend(tmp_path: Path) -> None:
+    q = torch.randn(1, 4, 2, 8)
+    recurrence(q, q, q, scale=1.0)
+    environment.record_kernels(tmp_path)
+    facts = environment.read_environment(tmp_path)
+    assert any("torch" in kernel for kernel in facts["kernels"].values())
+    assert facts["packages"]["torch"] == torch.__version__
+
+
+def test_environment_records_git_commit_and_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> None:
+        subprocess.run(
+            ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments],
+            check=True,
+            capture_output=True,
+        )
+
+    monkeypatch.setattr(environment.evalsuite, "__file__", str(tmp_path / "evalsuite" / "__init__.py"))
+    assert environment.describe_machine()["git"] is None
+    git("init", "-q")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-q", "-m", "first")
+    found = environment.describe_machine()["git"]
+    assert re.fullmatch("[0-9a-f]{40}", found["commit"])
+    assert found["changed"] is False
+    (tmp_path / "file").write_text("two")
+    assert environment.describe_machine()["git"]["changed"] is True
+
+
+def test_environment_records_seeds_and_documents(tiny: Path, tmp_path: Path) -> None:
+    suite = tmp_path / "s.yaml"
+    suite.write_text(
+        "name: s\ntitle: S\nseed: 5\nseeds: [1, 2]\nlimit: 2\nsampling: {temperature: 0.7}\n"
+        "benchmarks: [pocket_facts]\n"
+    )
+    evaluate(suite, [str(tiny)], tmp_path / "run", device="cpu", quiet=True)
+    facts = environment.read_environment(tmp_path / "run")
+    assert facts["seeds"] == {"documents": 5, "responses": {"pocket_facts": [1, 2]}}
+    (engine,) = facts["engines"].values()
+    assert engine["versions"]["dtype"] == "float32"
+    assert engine["versions"]["device"] == "cpu"
+    assert engine["versions"]["torch"] == torch.__version__

@@ -1,0 +1,199 @@
+"""A student's loss curve goes where its answers go: into the run, home in a piece, onto the page."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalsuite.cli import main
+from evalsuite.distill.training.metrics import loss_curve
+from evalsuite.evaluation import evaluate
+from evalsuite.evaluation.run_paths import read_index, write_index
+from evalsuite.evaluation.shards import export_shard, merge_shards
+from evalsuite.foundation import DataError
+from evalsuite.reports import compare
+from evalsuite.reports.records.loss_curves import loss_curve_path, read_loss_curves
+
+
+def write_curve(folder: Path, loss: float, steps: int = 40) -> Path:
+    """What a distillation leaves in a student's folder."""
+    metrics: list[dict[str, Any]] = [
+        {
+            "stage": stage,
+            "tokens": 64 * (start + n),
+            "student": "me",
+            "loss": loss / n,
+            "lr": 1e-3,
+            "seconds": n,
+        }
+        for stage, start in (("align", 0), ("kd", steps))
+        for n in range(1, steps + 1)
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "lineage.json").write_text('{"schema": 1}')
+    path = folder / "training.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in loss_curve(metrics, "me")))
+    return path
+
+
+def tear(path: Path) -> None:
+    """Cut the file in the middle of its last line, which is the 80th."""
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def curves(run: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (run / "training").glob("*")}
+
+
+def test_loss_curves_are_copied_and_plotted(
+    crew: Any, suite: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    crew.training = {"a": write_curve(tmp_path / "a", 3.0), "c": write_curve(tmp_path / "c", 5.0)}
+    by_hand = write_curve(tmp_path / "hand", 4.0).read_bytes()
+    for label in ("a", "b"):
+        loss_curve_path(run, label).parent.mkdir(parents=True, exist_ok=True)
+        loss_curve_path(run, label).write_bytes(by_hand)
+    evaluate(suite, ["a", "b"], run, teacher="t", quiet=True)
+    evaluate(suite, ["c"], run, quiet=True)
+    # A student's own curve stands above one that somebody put there.
+    assert curves(run) == {
+        "a.jsonl": crew.training["a"].read_bytes(),
+        "b.jsonl": by_hand,
+        "c.jsonl": crew.training["c"].read_bytes(),
+    }
+    losses = read_loss_curves([run])
+    assert [(each.label, each.stage, len(each.values), each.tokens[-1]) for each in losses] == [
+        (label, stage, 40, last) for label in "abc" for stage, last in (("align", 2560), ("kd", 5120))
+    ]
+    assert compare([run], tmp_path / "out").report.loss_curves == tuple(losses)
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert all(f"Loss of stage &#39;{stage}&#39;. a ends at " in page for stage in ("align", "kd"))
+
+
+def test_loss_curve_is_found_in_student_folder(tiny: Path, suite: Path, tmp_path: Path) -> None:
+    student, run = tmp_path / "student", tmp_path / "run"
+    shutil.copytree(tiny, student)
+    written = write_curve(student, 3.0).read_bytes()
+    evaluate(suite, [str(student)], run, phases=("build",), quiet=True)
+    assert curves(run) == {"student.jsonl": written}
+    # What lies beside no lineage is somebody's data.
+    (student / "lineage.json").unlink()
+    (student / "training.jsonl").write_text("no curve")
+    evaluate(suite, [str(student)], tmp_path / "other", phases=("build",), quiet=True)
+    assert curves(tmp_path / "other") == {}
+
+
+def test_loss_curve_travels_with_a_shard(crew: Any, suite: Path, tmp_path: Path) -> None:
+    home, host, shard = tmp_path / "home", tmp_path / "host", tmp_path / "shard.tar.xz"
+    evaluate(suite, [], home, teacher="t", phases=("build",), quiet=True)
+    shutil.copytree(home, host)
+    crew.training = {"x/b": write_curve(tmp_path / "b", 3.0), "c": write_curve(tmp_path / "c", 5.0)}
+    written = crew.training["x/b"].read_bytes()
+    answer = ["run", "s", "--out", str(host), "--quiet", "--infer-only", "--checkpoint", "t", "x/b"]
+    assert main([*answer, "--export-shard", str(shard)]) == 0
+    # One that was not answered is not packed.
+    evaluate("", ["c"], host, phases=("infer",), batches=[["pocket_facts"]], quiet=True)
+    assert curves(host) == {"x%2Fb.jsonl": written, "c.jsonl": crew.training["c"].read_bytes()}
+    crew.training = {}
+    assert (
+        main(["run", "s", "--out", str(home), "--quiet", "--score-only", "--merge-shards", str(shard)]) == 0
+    )
+    assert curves(home) == {"x%2Fb.jsonl": written}
+    assert [each.label for each in compare([home], tmp_path / "out").report.loss_curves] == ["x/b", "x/b"]
+    # Where its weights are known by another name, it has that name.
+    index = read_index(home)
+    names = {"x/b": "mine"}
+    renamed = tuple(replace(each, label=names.get(each.label, each.label)) for each in index.checkpoints)
+    write_index(home, replace(index, checkpoints=renamed))
+    shutil.rmtree(home / "training")
+    merge_shards(home, [host])
+    assert curves(home) == {"mine.jsonl": written, "c.jsonl": (tmp_path / "c/training.jsonl").read_bytes()}
+
+
+def test_shard_without_loss_curves(crew: Any, suite: Path, tmp_path: Path) -> None:
+    home, host = tmp_path / "home", tmp_path / "host"
+    evaluate(suite, [], home, teacher="t", phases=("build",), quiet=True)
+    shutil.copytree(home, host)
+    evaluate("", ["b"], host, phases=("infer",), quiet=True)
+    shard = export_shard(host, tmp_path / "shard.tar.xz")
+    by_hand = write_curve(tmp_path / "b", 4.0).read_bytes()
+    loss_curve_path(home, "b").parent.mkdir()
+    loss_curve_path(home, "b").write_bytes(by_hand)
+    assert merge_shards(home, [shard]) == {"b": 20}
+    assert curves(home) == {"b.jsonl": by_hand}
+
+
+def test_infer_only_copies_loss_curve(
+    crew: Any, suite: Path, tmp_path: Path
+) -> None:
+    run, student = tmp_path / "run", tmp_path / "students" / "gla"
+    evaluate(suite, [str(student)], run, phases=("build",), quiet=True)
+    assert curves(run) == {}
+    written = write_curve(student, 3.0).read_bytes()
+    evaluate("", [str(student)], run, phases=("infer",), quiet=True)
+    assert loss_curve_path(run, str(student)).read_bytes() == written
+
+
+def test_loss_curve_follows_label_change(
+    crew: Any, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, names = tmp_path / "run", {}
+    describe_checkpoints = crew.describe_checkpoints
+    monkeypatch.setattr(
+        "evalsuite.evaluation.checkpoints.describe_checkpoints",
+        lambda *given, **options: [
+            replace(each, label=names.get(each.path, each.label))
+            for each in describe_checkpoints(*given, **options)
+        ],
+    )
+    crew.training = {"a": write_curve(tmp_path / "a", 3.0)}
+    evaluate(suite, ["a", "b", "c"], run, phases=("build",), quiet=True)
+    by_hand = write_curve(tmp_path / "hand", 4.0).read_bytes()
+    loss_curve_path(run, "b").write_bytes(by_hand)
+    # b takes the name that a had, and c, which has no curve, the one that b had.
+    names.update(a="one/a", b="a", c="b")
+    evaluate(suite, ["a", "b", "c"], run, phases=("build",), quiet=True)
+    assert curves(run) == {"one%2Fa.jsonl": crew.training["a"].read_bytes(), "a.jsonl": by_hand}
+
+
+def test_incomplete_loss_curve_is_refused_early(
+    crew: Any, suite: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    crew.training = {"a": write_curve(tmp_path / "a", 3.0)}
+    tear(crew.training["a"])
+    said = r"a/training\.jsonl, line 80: not a training step .*; copy the checkpoint again, or delete"
+    with pytest.raises(DataError, match=said):
+        evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    assert not (run / "plan.yaml").exists()
+    evaluate(suite, [], run, teacher="t", phases=("build",), quiet=True)
+    with pytest.raises(DataError, match=said):
+        evaluate("", ["a"], run, phases=("infer",), quiet=True)
+    assert crew.computed == 0
+    assert [each.label for each in read_index(run).checkpoints] == ["t"]
+    crew.training["a"].write_bytes(b"")
+    with pytest.raises(DataError, match=r"a/training\.jsonl: empty; copy the checkpoint again"):
+        evaluate("", ["a"], run, phases=("infer",), quiet=True)
+
+
+def test_shard_with_incomplete_loss_curve_merges_nothing(crew: Any, suite: Path, tmp_path: Path) -> None:
+    home, host = tmp_path / "home", tmp_path / "host"
+    evaluate(suite, [], home, teacher="t", phases=("build",), quiet=True)
+    shutil.copytree(home, host)
+    crew.training = {"b": write_curve(tmp_path / "b", 3.0)}
+    evaluate("", ["b"], host, phases=("infer",), quiet=True)
+    tear(loss_curve_path(host, "b"))
+    # What was answered is packed all the same: the machine may be gone before anybody reads an error.
+    shard = export_shard(host, tmp_path / "shard.tar.xz")
+    with pytest.raises(
+        DataError, match=r"shard\.tar\.xz: training/b\.jsonl, line 80: .*; unpack the shard \(a folder"
+    ):
+        merge_shards(home, [shard])
+    assert not (home / "responses").exists()
+    assert curves(home) == {}
+    loss_curve_path(host, "b").unlink()
+    assert merge_shards(home, [host]) == {"b": 20}

