@@ -88,16 +88,14 @@ def study(
         budgets: numbers of softmax layers.
         selectors: names, including the reference.
         suite: suite that the students are evaluated on.
-        overrides: recipe overrides for the all-linear student and every student.
-        options: options of the selectors.
+        overrides, options: overrides of the recipe for all students, and options of the selectors.
         limit: documents per benchmark.
         steps: some of `STEPS`; the others are assumed to be done.
         complete: also run one-swap training to its end, to measure the effect of early stopping.
         ablate_layers: layers whose one-swap student is also trained alone, to measure its time.
         worker_index: index of this process among those that share the folder; each takes students that
             no other process has claimed.
-        device: as for `distill`.
-        quiet: no progress bars.
+        device, quiet: as for `distill`.
 
     Returns:
         Result rows; empty if step `score` is not among the steps.
@@ -372,11 +370,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from evalsuite.distill.selection import SELECTORS
 
     searching = [name for name in SELECTORS if name != "fixed"]
-    parser = argparse.ArgumentParser(
-        prog="selection_study.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("selection_study.py", description=__doc__, formatter_class=raw)
     parser.add_argument("recipe")
     parser.add_argument("--mixer", required=True)
     parser.add_argument("--budget", type=int, nargs="+", required=True)
@@ -386,21 +381,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--option", nargs="+", default=[], dest="options", metavar="KEY=VALUE")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--steps", nargs="+", default=list(STEPS), choices=STEPS)
-    parser.add_argument(
-        "--no-early-stop",
-        dest="complete",
-        action="store_true",
-        help="also run one-swap training to its end, for comparison",
-    )
-    parser.add_argument(
-        "--ablate-layer",
-        dest="ablate_layers",
-        type=int,
-        nargs="+",
-        default=[],
-        metavar="LAYER",
-        help="also train the one-swap student of LAYER alone, and record its time",
-    )
+    full = "also run one-swap training to its end, for comparison"
+    parser.add_argument("--no-early-stop", dest="complete", action="store_true", help=full)
+    alone = "also train the one-swap student of LAYER alone, and record its time"
+    layer: dict[str, Any] = {"dest": "ablate_layers", "type": int, "nargs": "+", "metavar": "LAYER"}
+    parser.add_argument("--ablate-layer", default=[], help=alone, **layer)
     help_text = "index of this process, if several share the output folder"
     parser.add_argument("--worker-index", type=int, default=0, metavar="N", help=help_text)
     parser.add_argument("--device")

@@ -118,8 +118,13 @@ def test_steps_on_two_machines_and_two_processes(tmp_path):
     assert complete["history"][: len(chosen["history"])] == chosen["history"]
     for rank in (1, 0):
         made = study.Study("pocket", away, "gated_deltanet", TINY, BRIEF, "cpu", True)
-        made.parallel = SimpleNamespace(
-            rank=rank, world=2, main=rank == 0, wait=lambda: None, device="cpu", device_name="CPU"
+        made.process_group = SimpleNamespace(
+            rank=rank,
+            world_size=2,
+            is_main=rank == 0,
+            barrier=lambda: None,
+            device="cpu",
+            device_name="CPU",
         )
         # Two of three in one call, the third in another, which must not copy the requests again.
         made.infer([str(away / "students" / "all-linear"), "pocket"])
