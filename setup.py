@@ -4,7 +4,7 @@ from setuptools import find_namespace_packages, setup
 
 ROOMS = ("models", "tasks", "distill", "reports")
 # Folders of data (recipes, suites, templates) count as packages, so that what is in them is shipped.
-UNSHIPPED = ["*__pycache__*", "published*"]
+UNSHIPPED = ["*__pycache__*", "results*"]
 
 
 def inside(folder: str, name: str) -> list[str]:

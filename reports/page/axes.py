@@ -1,4 +1,4 @@
-"""Axes of round numbers, with positions in per cent so that figures stretch and letters do not."""
+"""Axes with round ticks and positions in percent, so that charts scale at a constant font size."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class Axis:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Position in per cent of the length, held inside 0 … 100."""
+        """Position in percent of the length, clipped to 0 … 100."""
         low, high, x = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         share = (x - low) / (high - low) if high > low else 0.5
         return round(100 * min(1.0, max(0.0, share)), 2)
@@ -36,7 +36,7 @@ def nice_axis(values: Sequence[float], *, include: Sequence[float] = (), steps: 
 
 
 def log_axis(values: Sequence[float], most: int = 6) -> Axis:
-    """A logarithmic axis around positive `values`, with at most `most` of them as ticks."""
+    """A logarithmic axis around positive `values`, at most `most` of which become ticks."""
     distinct = sorted(set(values))
     ticks = distinct
     if len(distinct) > most:
@@ -45,7 +45,7 @@ def log_axis(values: Sequence[float], most: int = 6) -> Axis:
 
 
 def exact_axis(values: Sequence[float], most: int = 8) -> Axis:
-    """A linear axis around few whole `values`, such as numbers of layers, with ticks on them alone."""
+    """A linear axis around a few integer `values`, such as layer counts, with ticks only at these."""
     distinct = sorted(set(values))
     margin = max(0.06 * (distinct[-1] - distinct[0]), 0.5)
     ticks = distinct

@@ -1,4 +1,4 @@
-"""Figures of their own: curves over an axis, ranks that change, layers that were kept."""
+"""Standalone charts: curves, rank changes, layer strips and layer bars."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from statistics import fmean
 from markupsafe import Markup
 
 from evalsuite.reports.page.axes import Axis, nice_axis
-from evalsuite.reports.page.marks import element, figure
+from evalsuite.reports.page.row_charts import element, figure
 
 RANK_ROW = 34
-"""Height of one line of a rank figure, in pixels; the style sheet has it too."""
+"""Row height of the rank chart in pixels; must match style.css."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Where the values of a chart stand."""
+    """Axes and height of a chart."""
 
     x_axis: Axis
     y_axis: Axis
@@ -46,7 +46,7 @@ class Plot:
         return round(self.height * (1 - self.y_axis.at(value) / 100), 1)
 
     def x(self, value: float) -> str:
-        """Per cent from the left."""
+        """Percent from the left."""
         return f"{self.x_axis.at(value)}%"
 
 
@@ -55,47 +55,47 @@ def curves(
     plot: Plot,
     *,
     label: str,
-    x_words: Sequence[str],
+    x_labels: Sequence[str],
     y_suffix: str = "",
     reference: float | None = None,
     marker: float | None = None,
 ) -> Markup:
-    """Curves with whiskers; each series has its own colour and dash.
+    """Curves with whiskers; each series has its own color and dash pattern.
 
     Args:
-        series: at most eight have looks of their own.
+        series: up to eight distinct styles.
         plot: the axes.
-        label: what a screen reader says.
-        x_words: a text per tick of the x axis.
-        y_suffix: follows the numbers of the y axis.
+        label: text for screen readers.
+        x_labels: text per tick of the x axis.
+        y_suffix: appended to the y tick labels.
         reference: a dashed horizontal line, such as the teacher's.
-        marker: a dashed vertical line, such as where a search stopped.
+        marker: a dashed vertical line, such as the stopping point of a search.
     """
     parts = []
     for tick in plot.y_axis.ticks:
         y = plot.y(tick)
         parts.append(element("line", kind="grid", x1=0, x2="100%", y1=y, y2=y))
-        word = f"{tick:,.10g}{y_suffix}"
-        parts.append(element("text", word, kind="tick", x=-8, y=y + 4, text_anchor="end"))
+        text = f"{tick:,.10g}{y_suffix}"
+        parts.append(element("text", text, kind="tick", x=-8, y=y + 4, text_anchor="end"))
     if reference is not None:
         y = plot.y(reference)
         parts.append(element("line", kind="ref", x1=0, x2="100%", y1=y, y2=y))
     if marker is not None:
         x = plot.x(marker)
         parts.append(element("line", kind="ref", x1=x, x2=x, y1=0, y2=plot.height))
-    for tick, word in zip(plot.x_axis.ticks, x_words, strict=True):
+    for tick, text in zip(plot.x_axis.ticks, x_labels, strict=True):
         x, bottom = plot.x(tick), plot.height
         parts.append(element("line", kind="stub", x1=x, x2=x, y1=bottom, y2=bottom + 5))
-        parts.append(element("text", word, kind="tick", x=x, y=bottom + 20, text_anchor="middle"))
+        parts.append(element("text", text, kind="tick", x=x, y=bottom + 20, text_anchor="middle"))
     parts += [_curve(curve, index, plot) for index, curve in enumerate(series)]
     return figure("curves", plot.height + 26, label, parts)
 
 
 def _curve(curve: Curve, index: int, plot: Plot) -> Markup:
     points = sorted(curve.points, key=lambda point: point.x)
-    # Several points at one place, such as seeds, are met in their middle.
+    # Points with the same x, such as seeds, are joined at their mean.
     middles = [(x, fmean(p.y for p in group)) for x, group in groupby(points, key=lambda point: point.x)]
-    # One line in a stretched frame of its own, so that its dashes run on through every point.
+    # One polyline in a stretched frame, so that the dash pattern continues through the points.
     line = element(
         "polyline",
         kind="stem",
@@ -111,7 +111,7 @@ def _curve(curve: Curve, index: int, plot: Plot) -> Markup:
         if point.low is not None and point.high is not None:
             low, high = plot.y(point.low), plot.y(point.high)
             inside.append(element("line", kind="whisker", x1=x, x2=x, y1=low, y2=high))
-        # Many points in a row would hide their line; they keep their tooltips.
+        # Many discs would hide the line; they stay for their tooltips.
         kind = "disc" if len(points) <= 24 else "disc quiet"
         inside.append(element("circle", kind=kind, cx=x, cy=plot.y(point.y), r=4.5))
         parts.append(element("g", Markup("").join(inside)))
@@ -119,13 +119,13 @@ def _curve(curve: Curve, index: int, plot: Plot) -> Markup:
 
 
 def rank_lines(before: Sequence[int], after: Sequence[int], crossing: Sequence[bool], label: str) -> Markup:
-    """Lines from positions on the left to positions on the right.
+    """Rank chart: lines from positions on the left to positions on the right.
 
     Args:
-        before: position of each, from 0.
-        after: likewise.
-        crossing: which lines change order with another, and are drawn to be seen.
-        label: what a screen reader says.
+        before: left position of each series, from 0.
+        after: right position of each series, from 0.
+        crossing: series that change order with another; these are highlighted.
+        label: text for screen readers.
     """
     parts = []
     for one, other, crosses in sorted(zip(before, after, crossing, strict=True), key=lambda item: item[2]):
@@ -139,21 +139,22 @@ def rank_lines(before: Sequence[int], after: Sequence[int], crossing: Sequence[b
     return figure("ranks", RANK_ROW * len(before), label, parts)
 
 
-def layer_strip(layers: int, kept: Sequence[int], label: str) -> Markup:
-    """One square per layer; those that kept softmax are filled."""
+def layer_strip(layers: int, softmax: Sequence[int], label: str) -> Markup:
+    """One square per layer; softmax layers are filled."""
     width = 100 / layers
     parts = []
     for layer in range(layers):
-        word = "softmax" if layer in kept else "linear"
-        title = element("title", f"layer {layer}: {word}")
+        name = "softmax" if layer in softmax else "linear"
+        title = element("title", f"layer {layer}: {name}")
         at = {"x": f"{layer * width:.3f}%", "width": f"{width * 0.82:.3f}%"}
-        kind = "kept" if layer in kept else "linear"
-        parts.append(element("rect", title, kind=kind, **at, y=0, height=18, rx=2))
+        parts.append(element("rect", title, kind=name, **at, y=0, height=18, rx=2))
     return figure("layers", 18, label, parts)
 
 
-def bars(values: Sequence[float | None], kept: Sequence[int], label: str, height: int = 200) -> Markup:
-    """One bar per layer, from 0, over a numbered axis; those of kept layers stand out. None leaves a gap."""
+def layer_bars(
+    values: Sequence[float | None], softmax: Sequence[int], label: str, height: int = 200
+) -> Markup:
+    """One bar per layer, from 0; softmax layers are highlighted, None leaves a gap."""
     known = [value for value in values if value is not None]
     axis = nice_axis(known, include=[0.0], steps=3)
     plot = Plot(Axis(0, max(1, len(values)), ()), axis, height)
@@ -173,7 +174,7 @@ def bars(values: Sequence[float | None], kept: Sequence[int], label: str, height
         top = plot.y(value)
         size = max(round(abs(top - zero), 1), 1)
         at = {"x": f"{layer * width:.3f}%", "width": f"{width * 0.82:.3f}%"}
-        title = element("title", f"layer {layer}: {value:.4g}{', kept' if layer in kept else ''}")
-        kind = "kept" if layer in kept else "linear"
+        title = element("title", f"layer {layer}: {value:.4g}{', softmax' if layer in softmax else ''}")
+        kind = "softmax" if layer in softmax else "linear"
         parts.append(element("rect", title, kind=kind, **at, y=min(top, zero), height=size))
     return figure("layers", height + 24, label, parts)

@@ -1,4 +1,4 @@
-"""From a report to index.html: one file, no request, nothing that a label could smuggle in."""
+"""Render a report as index.html: one file, no network requests, all text escaped."""
 
 import base64
 import gzip
@@ -12,45 +12,47 @@ import jinja2
 from markupsafe import Markup
 
 import evalsuite
-from evalsuite.reports import findings, words
-from evalsuite.reports.gating.verdict import Verdict
-from evalsuite.reports.page import (
-    cost_view,
-    detail_view,
-    gap_view,
-    gate_view,
-    heat_view,
-    layer_view,
-    printed_view,
-    published_view,
-    recovery_view,
-    samples,
-    scaling_view,
-    training_view,
-    variants_view,
+from evalsuite.reports import formatting
+from evalsuite.reports.analysis import findings
+from evalsuite.reports.gate.verdict import Verdict
+from evalsuite.reports.page import drill_down
+from evalsuite.reports.page.sections import (
+    ablations,
+    cost,
+    gate,
+    heatmaps,
+    layers,
+    overview,
+    pairwise,
+    paper_comparison,
+    paper_tables,
+    protocol_gap,
+    provenance,
+    recovery,
+    scaling,
+    training_curves,
 )
 from evalsuite.reports.report import Report
 
 FOLDER = Path(__file__).parent
-SAMPLE_BYTES = 700_000
-"""Room for the drill-down; with many checkpoints each cell then shows fewer documents."""
+DRILL_DOWN_BYTES = 700_000
+"""Size limit of the drill-down; with many checkpoints fewer documents are shown per table cell."""
 
 
 def render_page(
     report: Report,
-    questions: samples.Questions | None = None,
+    questions: drill_down.Questions | None = None,
     verdict: Verdict | None = None,
     *,
-    published: bool = False,
+    redacted: bool = False,
 ) -> str:
-    """The page.
+    """Render the page.
 
     Args:
-        report: what to show.
-        questions: gives the text of questions for the drill-down; None leaves them out, as a page that is
-            published must.
-        verdict: a gate's decision, shown above everything.
-        published: whether the page says that it is meant for others.
+        report: the report to show.
+        questions: looks up question texts for the drill-down; None leaves them out, as redacted pages must.
+        verdict: a gate verdict, shown first.
+        redacted: whether the page states that it is redacted.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER / "templates"),
@@ -60,88 +62,90 @@ def render_page(
         lstrip_blocks=True,
     )
     environment.filters["breakable"] = breakable
-    documents, per_cell = packed_samples(report, questions)
+    documents, per_cell = packed_drill_down(report, questions)
     return environment.get_template("index.html.j2").render(
         version=evalsuite.__version__,
         tables=", ".join(
             ["leaderboard.csv", "scores.csv"]
             + (["gap.csv"] if report.gaps else [])
-            + (["published.csv"] if report.published else [])
+            + (["paper_comparison.csv"] if report.paper_comparison else [])
         ),
-        headline=words.headline(report),
-        meta=detail_view.meta(report),
-        tiles=detail_view.tiles(report),
+        headline=formatting.headline(report),
+        meta=overview.meta(report),
+        tiles=overview.tiles(report),
         verdict=verdict,
-        gate=gate_view.gate_lines(verdict),
+        gate=gate.gate_lines(verdict),
         warnings=report.warnings,
         protocols=report.protocols,
-        protocol_words=words.PROTOCOL_WORDS,
-        views=recovery_view.recovery_views(report),
+        protocol_titles=formatting.PROTOCOL_TITLES,
+        views=recovery.recovery_views(report),
         scopes=_scopes(report),
-        gap=gap_view.gap_view(report),
-        needles=heat_view.needle_views(report),
-        longbench=heat_view.longbench_view(report),
-        published=published_view.published_view(report),
-        printed=printed_view.printed_tables(report),
-        published_gap=printed_view.published_gap_sentence(report),
-        scaling=scaling_view.scaling_views(report),
-        variants=variants_view.variants_views(report),
-        training=training_view.training_views(report),
-        layers=layer_view.layer_rows(report),
-        layer_charts=layer_view.layer_charts(report),
-        selectors=layer_view.selector_views(report),
-        costs=cost_view.cost_rows(report),
-        cost_charts=cost_view.cost_charts(report),
-        pairs=detail_view.pair_lines(report),
+        gap=protocol_gap.gap_view(report),
+        needles=heatmaps.needle_views(report),
+        longbench=heatmaps.longbench_view(report),
+        paper=paper_comparison.paper_view(report),
+        paper_tables=paper_tables.paper_tables(report),
+        paper_gap=paper_tables.paper_gap_sentence(report),
+        scaling=scaling.scaling_views(report),
+        ablations=ablations.ablation_views(report),
+        training=training_curves.training_views(report),
+        layers=layers.layer_rows(report),
+        layer_charts=layers.layer_charts(report),
+        selectors=layers.selector_views(report),
+        costs=cost.cost_rows(report),
+        cost_charts=cost.cost_charts(report),
+        pairs=pairwise.pair_lines(report),
         replicates={
             protocol: findings.replicate_sentences(report, protocol) for protocol in report.protocols
         },
-        lineages=detail_view.lineages(report),
+        lineages=provenance.lineages(report),
         benchmarks=report.benchmarks,
-        categories=words.CATEGORY_TITLES,
+        categories=formatting.CATEGORY_TITLES,
         environments=[
-            (str(run), detail_view.environment_facts(facts))
+            (str(run), provenance.environment_facts(facts))
             for run, facts in zip(
-                (run.name for run in report.panel.merged.runs), report.environments, strict=True
+                (run.name for run in report.tensor.merged.runs), report.environments, strict=True
             )
         ],
         doctor=report.doctor,
         documents=documents,
         per_cell=per_cell,
-        labels=_json([subject.label for subject in report.subjects]),
+        labels=_json([checkpoint.label for checkpoint in report.checkpoints]),
         teachers=_json(
-            [None if s.teacher is None else report.subjects[s.teacher].label for s in report.subjects]
+            [None if s.teacher is None else report.checkpoints[s.teacher].label for s in report.checkpoints]
         ),
         titles=_json({benchmark.name: benchmark.title for benchmark in report.benchmarks}),
         has_questions=questions is not None,
-        is_published=published,
+        is_redacted=redacted,
         style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
         script=Markup((FOLDER / "script.js").read_text(encoding="utf-8")),
     )
 
 
 def breakable(label: str) -> Markup:
-    """A label that may break after its joints, `gated_` | `deltanet`, and is escaped."""
+    """Escape a label and allow line breaks after its separators: `gated_` | `deltanet`."""
     return Markup("<wbr>").join(re.findall(r"[^_/@.-]*[_/@.-]*", label))
 
 
-def packed_samples(report: Report, questions: samples.Questions | None) -> tuple[str, int]:
-    """The drill-down as gzip in base64, with as many documents a cell as its room allows."""
-    for most in (20, 12, 6, 3):
-        rows = samples.drill_downs(report.panel, questions, most)
+def packed_drill_down(report: Report, questions: drill_down.Questions | None) -> tuple[str, int]:
+    """The drill-down as base64 of gzip, with as many documents per table cell as fit."""
+    for per_cell in (20, 12, 6, 3):
+        rows = drill_down.drill_downs(report.tensor, questions, per_cell)
         data = json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode()
         packed = base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
-        if len(packed) <= SAMPLE_BYTES:
+        if len(packed) <= DRILL_DOWN_BYTES:
             break
-    return packed, most
+    return packed, per_cell
 
 
 def _scopes(report: Report) -> Sequence[tuple[str, str]]:
-    """Categories that the report has benchmarks of; none if there is but one."""
+    """Categories with benchmarks in the report; empty if there is only one."""
     found = {benchmark.category for benchmark in report.benchmarks}
     if len(found) < 2:
         return []
-    return [(name, title) for name, title in words.CATEGORY_TITLES.items() if name == "all" or name in found]
+    return [
+        (name, title) for name, title in formatting.CATEGORY_TITLES.items() if name == "all" or name in found
+    ]
 
 
 def _json(value: Any) -> Markup:

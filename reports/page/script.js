@@ -3,7 +3,7 @@
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const one = (id) => document.getElementById(id);
 
-  // Text only ever enters the page as text, so that no label or answer is read as HTML.
+  // Text is inserted as textContent only, so that no label or response is parsed as HTML.
   const make = (tag, text, kind) => {
     const element = document.createElement(tag);
     if (text !== undefined) element.textContent = text;
@@ -11,16 +11,16 @@
     return element;
   };
 
-  // Theme: as the system, light, dark. Storage may be forbidden for files.
+  // Theme: system, light, dark. Browsers may forbid storage for local files.
   const themes = ["auto", "light", "dark"];
-  const remember = (value) => { try { localStorage.setItem("evalsuite-theme", value); } catch { /* not remembered */ } };
+  const remember = (value) => { try { localStorage.setItem("evalsuite-theme", value); } catch { /* storage unavailable */ } };
   const remembered = () => { try { return localStorage.getItem("evalsuite-theme"); } catch { return null; } };
   const paint = (theme) => {
     if (theme === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
     const button = one("theme");
     button.textContent = { auto: "Auto", light: "Light", dark: "Dark" }[theme];
-    button.setAttribute("aria-label", `Colour theme: ${theme === "auto" ? "as the system" : theme}`);
+    button.setAttribute("aria-label", `Color theme: ${theme === "auto" ? "system" : theme}`);
     button.dataset.now = theme;
   };
   paint(themes.includes(remembered()) ? remembered() : "auto");
@@ -46,10 +46,10 @@
   all("input[name=protocol], input[name=scope]").forEach((input) => input.addEventListener("change", filter));
 
   one("gap-student")?.addEventListener("change", (event) => {
-    for (const table of all(".gap-table")) table.hidden = table.dataset.subject !== event.target.value;
+    for (const table of all(".gap-table")) table.hidden = table.dataset.checkpoint !== event.target.value;
   });
 
-  // Sorting: rows stay within their teacher's group; the teacher stays on top; what is undefined goes last.
+  // Sorting: within each teacher's group, the teacher first, undefined values last.
   const compare = (a, b) => {
     const [x, y] = [Number(a), Number(b)];
     return Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b, undefined, { numeric: true }) : x - y;
@@ -78,7 +78,7 @@
     });
   }
 
-  // A table that goes on to the right fades out there.
+  // Fade the right edge of tables that scroll horizontally.
   const fade = (wrap) => wrap.classList.toggle("more", wrap.scrollWidth - wrap.clientWidth - wrap.scrollLeft > 8);
   const sizes = new ResizeObserver((entries) => entries.forEach((entry) => fade(entry.target)));
   for (const wrap of all(".wrap")) {
@@ -86,28 +86,28 @@
     wrap.addEventListener("scroll", () => fade(wrap), { passive: true });
   }
 
-  // Drill-down: the documents behind a number, unpacked at first use.
+  // Drill-down: the documents behind a score, decompressed on first use.
   const labels = JSON.parse(one("labels").textContent);
   const titles = JSON.parse(one("titles").textContent);
-  let unpacked;
+  let decompressed;
   const documents = () => {
-    unpacked ??= (async () => {
+    decompressed ??= (async () => {
       const bytes = Uint8Array.from(atob(one("documents").textContent.trim()), (letter) => letter.charCodeAt(0));
       const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
       return JSON.parse(await new Response(stream).text());
     })();
-    return unpacked;
+    return decompressed;
   };
-  const OUTCOMES = { extraction_failed: "no answer found", truncated: "cut off", looped: "looped", error: "error" };
-  const say = (value) => (value === 1 ? ["right", "good"] : value === 0 ? ["wrong", "bad"] : [`score ${value}`, "muted"]);
+  const OUTCOMES = { extraction_failed: "no answer extracted", truncated: "truncated", looped: "looped", error: "error" };
+  const verdict = (value) => (value === 1 ? ["correct", "good"] : value === 0 ? ["wrong", "bad"] : [`score ${value}`, "muted"]);
 
-  const choices = (answer) => {
+  const choices = (response) => {
     const list = make("ul", undefined, "choices");
-    const low = Math.min(...answer.logprobs);
-    const reach = Math.max(...answer.logprobs) - low || 1;
-    answer.logprobs.forEach((logprob, index) => {
-      const item = make("li", undefined, index === answer.gold ? "gold" : "");
-      item.append(make("span", `${String.fromCharCode(65 + index)}${index === answer.gold ? ", right" : ""}`));
+    const low = Math.min(...response.logprobs);
+    const reach = Math.max(...response.logprobs) - low || 1;
+    response.logprobs.forEach((logprob, index) => {
+      const item = make("li", undefined, index === response.gold ? "gold" : "");
+      item.append(make("span", `${String.fromCharCode(65 + index)}${index === response.gold ? ", correct" : ""}`));
       const bar = make("i");
       bar.style.width = `${8 + (92 * (logprob - low)) / reach}%`;
       item.append(bar, make("b", logprob.toFixed(2).replace("-", "−")));
@@ -116,18 +116,18 @@
     return list;
   };
 
-  const answerBox = (who, answer) => {
-    const box = make("div", undefined, "answer");
+  const responseBox = (who, response) => {
+    const box = make("div", undefined, "response");
     const head = make("h4");
     head.append(make("span", who));
-    const [word, kind] = say(answer.value);
-    const ending = answer.outcome ? `${OUTCOMES[answer.outcome] ?? answer.outcome}, ${word}` : word;
-    head.append(make("span", answer.logprobs?.length === 1 ? "" : ending, kind));
+    const [word, kind] = verdict(response.value);
+    const ending = response.outcome ? `${OUTCOMES[response.outcome] ?? response.outcome}, ${word}` : word;
+    head.append(make("span", response.logprobs?.length === 1 ? "" : ending, kind));
     box.append(head);
-    if (answer.text !== undefined) box.append(make("p", answer.text === "" ? "(nothing)" : answer.text));
-    if (answer.extracted !== undefined) box.append(make("p", `understood as: ${answer.extracted}`, "extracted"));
-    if (answer.logprobs?.length > 1) box.append(choices(answer));
-    else if (answer.logprobs) box.append(make("p", `log-likelihood ${answer.logprobs[0].toFixed(2).replace("-", "−")}`));
+    if (response.text !== undefined) box.append(make("p", response.text === "" ? "(empty response)" : response.text));
+    if (response.extracted !== undefined) box.append(make("p", `extracted answer: ${response.extracted}`, "extracted"));
+    if (response.logprobs?.length > 1) box.append(choices(response));
+    else if (response.logprobs) box.append(make("p", `log-likelihood ${response.logprobs[0].toFixed(2).replace("-", "−")}`));
     return box;
   };
 
@@ -144,11 +144,11 @@
       line.append(make("span", "Expected: ", "muted"), make("b", row.expected));
       box.append(line);
     }
-    const answers = make("div", undefined, "answers");
-    if (row.teacher) answers.append(answerBox(`${teacher} (teacher)`, row.teacher));
-    if (row.ranked) answers.append(answerBox(`${student}, ranked`, row.ranked));
-    answers.append(answerBox(row.ranked ? `${student}, written` : student, row.student));
-    box.append(answers);
+    const responses = make("div", undefined, "responses");
+    if (row.teacher) responses.append(responseBox(`${teacher} (teacher)`, row.teacher));
+    if (row.loglikelihood) responses.append(responseBox(`${student}, log-likelihood`, row.loglikelihood));
+    responses.append(responseBox(row.loglikelihood ? `${student}, generation` : student, row.student));
+    box.append(responses);
     return box;
   };
 
@@ -161,25 +161,25 @@
     const [subject, benchmark, protocol, context] = isGap ? [parts[1], parts[2], "", parts[3]] : parts;
     const student = labels[subject];
     const place = context && context !== "*" ? `, ${Number(context).toLocaleString("en")} tokens` : "";
-    const how = isGap ? "ranked right, written wrong" : protocol === "loglikelihood" ? "ranked" : "written";
+    const how = isGap ? "correct under log-likelihood, wrong under generation" : protocol === "loglikelihood" ? "log-likelihood" : "generation";
     one("drill-title").textContent = `${student} on ${titles[benchmark]}${place}: ${how}`;
-    one("drill-about").textContent = "Unpacking…";
+    one("drill-about").textContent = "Loading…";
     one("drill-body").replaceChildren();
     dialog.showModal();
     let found;
     try {
       found = (await documents())[key];
     } catch {
-      one("drill-about").textContent = "This browser cannot unpack the documents; report.json and the records have them.";
+      one("drill-about").textContent = "This browser does not support decompression of the documents.";
       return;
     }
     const teacher = teacherOf(subject);
     const count = (number) => number.toLocaleString("en");
     const about = isGap
-      ? `${count(found.lost)} of ${count(found.of)} documents are right when ranked and wrong when written; ${count(found.won)} the other way round.`
+      ? `${count(found.lost)} of ${count(found.of)} documents are correct under log-likelihood and wrong under generation; ${count(found.won)} are the reverse.`
       : teacher === null
-        ? `${count(found.lost)} of ${count(found.of)} documents are not fully right.`
-        : `Of ${count(found.of)} documents, ${count(found.lost)} are worse than ${teacher}'s and ${count(found.won)} better.`;
+        ? `${count(found.lost)} of ${count(found.of)} documents are not fully correct.`
+        : `Of ${count(found.of)} documents, ${count(found.lost)} score lower than ${teacher} and ${count(found.won)} higher.`;
     one("drill-about").textContent = `${about} ${found.documents.length ? `Shown: ${found.documents.length}.` : "None to show."}`;
     one("drill-body").replaceChildren(...found.documents.map((row) => card(row, student, teacher)));
     one("drill-body").scrollTop = 0;
@@ -191,7 +191,7 @@
   });
   one("drill-close").addEventListener("click", () => dialog.close());
 
-  // On paper everything that is folded is open.
+  // Expand all details for printing.
   addEventListener("beforeprint", () => all("details").forEach((element) => { element.dataset.was = element.open; element.open = true; }));
   addEventListener("afterprint", () => all("details").forEach((element) => { element.open = element.dataset.was === "true"; }));
 })();

@@ -1,4 +1,4 @@
-"""compare: every file, nothing of torch, nothing that a label could smuggle in."""
+"""compare: output files, no torch import, escaping of labels."""
 
 import base64
 import csv
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from evalsuite.foundation import ConfigError
-from evalsuite.reports import compare, gate, policy_from_options
+from evalsuite.reports import compare, policy_from_options, run_gate
 
 EVIL = "<img src=x onerror=alert(1)>`|*_&amp;"
 
@@ -26,7 +26,7 @@ def documents_of(page: str) -> dict[str, Any]:
     return json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
-def test_every_file_is_written_and_agrees(small_run: Path, tmp_path: Path) -> None:
+def test_output_files_are_consistent(small_run: Path, tmp_path: Path) -> None:
     made = compare([small_run], tmp_path)
     names = {"index.html", "leaderboard.csv", "scores.csv", "gap.csv", "report.md", "report.json"}
     assert {path.name for path in tmp_path.iterdir()} == names == {path.name for path in made.files}
@@ -34,7 +34,9 @@ def test_every_file_is_written_and_agrees(small_run: Path, tmp_path: Path) -> No
     row = next(r for r in rows if (r["label"], r["protocol"], r["scope"]) == ("weak", "generation", "all"))
     report = json.loads((tmp_path / "report.json").read_text())
     average = next(
-        a for a in report["averages"] if (a["subject"], a["protocol"], a["scope"]) == (2, "generation", "all")
+        a
+        for a in report["averages"]
+        if (a["checkpoint"], a["protocol"], a["scope"]) == (2, "generation", "all")
     )
     assert float(row["recovery"]) == average["recovery"]["point"]
     percent = f"{100 * float(row['recovery']):.1f}"
@@ -42,50 +44,52 @@ def test_every_file_is_written_and_agrees(small_run: Path, tmp_path: Path) -> No
     assert percent in (tmp_path / "index.html").read_text()
     assert percent in made.text
     gaps = list(csv.DictReader((tmp_path / "gap.csv").open()))
-    whole = next(g for g in gaps if (g["label"], g["benchmark"]) == ("weak", "all"))
-    lost = float(whole["deficit_generation"]) - float(whole["deficit_loglikelihood"])
-    assert float(whole["gap"]) == pytest.approx(lost)
+    average = next(g for g in gaps if (g["label"], g["benchmark"]) == ("weak", "all"))
+    lost = float(average["drop_generation"]) - float(average["drop_loglikelihood"])
+    assert float(average["gap"]) == pytest.approx(lost)
     scores = list(csv.DictReader((tmp_path / "scores.csv").open()))
     assert {r["context"] for r in scores if r["benchmark"] == "niah"} == {"512", "1024"}
     assert (tmp_path / "index.html").stat().st_size < 1_500_000
 
 
-def test_no_gap_table_where_nothing_was_asked_both_ways(
-    small_run: Path, dice: SimpleNamespace, tmp_path: Path
+def test_no_gap_table_without_a_benchmark_under_both_protocols(
+    small_run: Path, synthetic: SimpleNamespace, tmp_path: Path
 ) -> None:
-    ranked = [dice.Asked("arc_easy", "ARC-Easy", "knowledge", 50, protocols=("loglikelihood",))]
+    benchmarks = [
+        synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 50, protocols=("loglikelihood",))
+    ]
     answerers = [
-        dice.Answerer("teacher", lambda *_: 0.8, "teacher"),
-        dice.Answerer("student", lambda *_: 0.7),
+        synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.8, "teacher"),
+        synthetic.SyntheticCheckpoint("student", lambda *_: 0.7),
     ]
     compare([small_run], tmp_path / "out")
     assert (tmp_path / "out" / "gap.csv").is_file()
-    # Nor does that of another comparison stay in the folder.
-    made = compare([dice.make_run(tmp_path / "run", ranked, answerers)], tmp_path / "out")
+    # The stale gap.csv of an earlier call is removed.
+    made = compare([synthetic.make_run(tmp_path / "run", benchmarks, answerers)], tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in made.files}
     assert not (tmp_path / "out" / "gap.csv").exists()
     assert "gap.csv" not in made.page.read_text()
 
 
-def test_what_was_answered_in_part_is_marked(dice: SimpleNamespace, tmp_path: Path) -> None:
-    asked = [
-        dice.Asked("arc_easy", "ARC-Easy", "knowledge", 60),
-        dice.Asked("piqa", "PIQA", "common_sense", 60),
+def test_incomplete_students_are_marked(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    benchmarks = [
+        synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 60),
+        synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 60),
     ]
     truth = [
-        dice.Answerer(name, lambda *_: 0.7, "student" if name != "t" else "teacher")
+        synthetic.SyntheticCheckpoint(name, lambda *_: 0.7, "student" if name != "t" else "teacher")
         for name in ("t", "a", "b")
     ]
-    run = dice.make_run(tmp_path / "run", asked, truth)
-    piqa = run / "records" / "piqa.generation.jsonl"
+    run = synthetic.make_run(tmp_path / "run", benchmarks, truth)
+    piqa = run / "scores" / "piqa.generation.jsonl"
     rows = [line for line in piqa.read_text().splitlines(True) if json.loads(line)["checkpoint"] != "b"]
     piqa.write_text("".join(rows))
     lines = compare([run], tmp_path / "out").markdown.splitlines()
     assert [r"\*" in next(line for line in lines if f"**{name}**" in line) for name in "ab"] == [False, True]
-    assert lines.count(r"\* Over the part of the benchmarks that it answered; not ranked.") == 1
+    assert lines.count(r"\* Incomplete: averaged over the benchmarks that have scores; no rank.") == 1
 
 
-def test_the_same_records_give_the_same_page(small_run: Path, tmp_path: Path) -> None:
+def test_page_is_deterministic(small_run: Path, tmp_path: Path) -> None:
     pages = [compare([small_run], tmp_path / name).page.read_bytes() for name in ("a", "b")]
     assert pages[0] == pages[1]
 
@@ -94,7 +98,7 @@ def test_torch_is_never_imported(small_run: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; import evalsuite.reports as r; "
         f"r.compare([Path({str(small_run)!r})], Path({str(tmp_path)!r})); "
-        f"r.gate([Path({str(small_run)!r})], r.policy_from_options(min_recovery=0.5)); "
+        f"r.run_gate([Path({str(small_run)!r})], r.policy_from_options(min_recovery=0.5)); "
         "assert not {'torch', 'transformers', 'lm_eval', 'evalscope'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
@@ -116,13 +120,15 @@ class Tags(HTMLParser):
         assert not any(name.startswith("on") for name, _ in attrs), f"an event handler in <{tag}>"
 
 
-def test_a_label_with_html_in_it_is_only_text(dice: SimpleNamespace, tmp_path: Path) -> None:
+def test_html_in_labels_is_escaped(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     answerers = [
-        dice.Answerer(EVIL, lambda b, p, c: 0.8, "teacher", lineage={"recipe": EVIL}),
-        dice.Answerer(f"</script><script>{EVIL}", lambda b, p, c: 0.6, lineage={"mixers": [EVIL] * 3}),
+        synthetic.SyntheticCheckpoint(EVIL, lambda b, p, c: 0.8, "teacher", lineage={"recipe": EVIL}),
+        synthetic.SyntheticCheckpoint(
+            f"</script><script>{EVIL}", lambda b, p, c: 0.6, lineage={"mixers": [EVIL] * 3}
+        ),
     ]
-    benchmarks = [dice.Asked("f", f"F {EVIL}", "knowledge", 60)]
-    run = dice.make_run(tmp_path / "run", benchmarks, answerers)
+    benchmarks = [synthetic.SyntheticBenchmark("f", f"F {EVIL}", "knowledge", 60)]
+    run = synthetic.make_run(tmp_path / "run", benchmarks, answerers)
     page = compare(
         [run], tmp_path / "out", questions=lambda b, ids: dict.fromkeys(ids, f"{EVIL}</script>")
     ).page.read_text()
@@ -135,19 +141,21 @@ def test_a_label_with_html_in_it_is_only_text(dice: SimpleNamespace, tmp_path: P
     markdown = (tmp_path / "out" / "report.md").read_text()
     assert "<img" not in markdown
     assert "\\|" in markdown
-    verdict = gate([run], policy_from_options(min_recovery=0.9), out=tmp_path / "gate")
+    verdict = run_gate([run], policy_from_options(min_recovery=0.9), out=tmp_path / "gate")
     assert "<img" not in (tmp_path / "gate" / "gate.md").read_text()
-    assert verdict.decisions[0].checkpoint.startswith("</script>")
+    assert verdict.results[0].checkpoint.startswith("</script>")
 
 
-def test_a_label_that_a_spreadsheet_would_run_is_text(dice: SimpleNamespace, tmp_path: Path) -> None:
-    answerers = [dice.Answerer("=1+1", lambda b, p, c: 0.8, "teacher")]
-    run = dice.make_run(tmp_path / "run", [dice.Asked("f", "F", "knowledge", 20)], answerers)
+def test_formulas_in_labels_are_quoted_in_csv(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    answerers = [synthetic.SyntheticCheckpoint("=1+1", lambda b, p, c: 0.8, "teacher")]
+    run = synthetic.make_run(
+        tmp_path / "run", [synthetic.SyntheticBenchmark("f", "F", "knowledge", 20)], answerers
+    )
     compare([run], tmp_path / "out")
     assert "'=1+1" in (tmp_path / "out" / "leaderboard.csv").read_text()
 
 
-def test_the_documents_behind_a_cell(small_run: Path, tmp_path: Path) -> None:
+def test_drill_down_shows_documents(small_run: Path, tmp_path: Path) -> None:
     found = documents_of(compare([small_run], tmp_path).page.read_text())
     cell = found["2|arc_easy|loglikelihood|"]
     assert cell["of"] == 400
@@ -158,16 +166,16 @@ def test_the_documents_behind_a_cell(small_run: Path, tmp_path: Path) -> None:
     assert len(row["student"]["logprobs"]) == len(row["teacher"]["logprobs"]) == 4
     assert row["expected"] == f"choice {'ABCD'[row['student']['gold']]}"
     assert row["teacher"]["text"] == row["expected"] != row["student"]["text"]
-    written = found["2|arc_easy|generation|"]["documents"]
-    assert {row["student"].get("outcome") for row in written} >= {"looped", None}
+    generated = found["2|arc_easy|generation|"]["documents"]
+    assert {row["student"].get("outcome") for row in generated} >= {"looped", None}
     gap = found["gap|2|arc_easy|"]
-    assert all(r["ranked"]["value"] == 1 and r["student"]["value"] == 0 for r in gap["documents"])
+    assert all(r["loglikelihood"]["value"] == 1 and r["student"]["value"] == 0 for r in gap["documents"])
     both = found["2|niah|generation|*"]
     assert {row["context"] for row in both["documents"]} == {512, 1024}
     assert all("question" not in row for each in found.values() for row in each["documents"])
 
 
-def test_question_texts_are_joined_on_demand_and_never_published(small_run: Path, tmp_path: Path) -> None:
+def test_question_texts_are_joined_on_request_and_redacted(small_run: Path, tmp_path: Path) -> None:
     def questions(benchmark: str, documents: list[str]) -> dict[str, str]:
         return dict.fromkeys(documents, f"{benchmark}: " + "why? " * 400)
 
@@ -175,13 +183,15 @@ def test_question_texts_are_joined_on_demand_and_never_published(small_run: Path
     texts = [r["question"] for each in documents_of(page).values() for r in each["documents"]]
     assert texts
     assert all(len(text) <= 1000 for text in texts)
-    page = compare([small_run], tmp_path / "public", questions=questions, published=True).page.read_text()
+    page = compare([small_run], tmp_path / "public", questions=questions, redacted=True).page.read_text()
     assert all("question" not in r for each in documents_of(page).values() for r in each["documents"])
 
 
-def test_warnings_are_on_the_page(dice: SimpleNamespace, tmp_path: Path) -> None:
-    run = dice.make_run(
-        tmp_path / "run", [dice.Asked("f", "F", "knowledge", 50)], [dice.Answerer("a", lambda b, p, c: 0.5)]
+def test_warnings_are_on_the_page(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = synthetic.make_run(
+        tmp_path / "run",
+        [synthetic.SyntheticBenchmark("f", "F", "knowledge", 50)],
+        [synthetic.SyntheticCheckpoint("a", lambda b, p, c: 0.5)],
     )
     made = compare([run], tmp_path / "out")
     page = made.page.read_text()
@@ -190,25 +200,27 @@ def test_warnings_are_on_the_page(dice: SimpleNamespace, tmp_path: Path) -> None
     assert "without a teacher there is no recovery" in page
 
 
-def test_the_doctor_is_believed(small_run: Path, dice: SimpleNamespace, tmp_path: Path) -> None:
+def test_doctor_warnings_appear_in_the_report(
+    small_run: Path, synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     run.mkdir()
     for path in small_run.iterdir():
         if path.name != "scores.parquet":
             (run / path.name).symlink_to(path)
-    weights = json.loads(next((small_run / "records").iterdir()).open().readline())["weights_id"]
+    weights = json.loads(next((small_run / "scores").iterdir()).open().readline())["weights_id"]
     checks = [{"name": "batched", "status": "warning", "text": "4 % changed", "changed": 0.04}]
     doctor = {"schema": 1, "checkpoints": [{"label": "teacher", "weights_id": weights, "checks": checks}]}
     (run / "doctor.json").write_text(json.dumps(doctor))
     warnings = compare([run], tmp_path / "out").report.warnings
     assert "Doctor, 'teacher': batched: 4 % changed" in warnings
-    assert any("'strong': its gap of 1.5 points is not larger" in warning for warning in warnings)
+    assert any("'strong': its gap of 1.5 points is within what" in warning for warning in warnings)
     (run / "doctor.json").write_text(json.dumps(doctor | {"checkpoint": []}))
     with pytest.raises(ConfigError, match=r"doctor\.json: unknown key 'checkpoint'"):
         compare([run], tmp_path / "out")
 
 
-def test_scaling_layers_and_cost_appear_when_they_are_there(dice: SimpleNamespace, tmp_path: Path) -> None:
+def test_optional_sections_appear_with_their_data(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     def made(tokens: int) -> dict[str, Any]:
         return {
             "recipe": {"name": "r", "hash": "h"},
@@ -217,9 +229,13 @@ def test_scaling_layers_and_cost_appear_when_they_are_there(dice: SimpleNamespac
             "seed": 0,
         }
 
-    answerers = [dice.Answerer("t", lambda b, p, c: 0.8, "teacher")]
-    answerers += [dice.Answerer(f"s{n}", lambda b, p, c: 0.6, lineage=made(n)) for n in (10**6, 10**7)]
-    run = dice.make_run(tmp_path / "run", [dice.Asked("f", "F", "knowledge", 60)], answerers)
+    answerers = [synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.8, "teacher")]
+    answerers += [
+        synthetic.SyntheticCheckpoint(f"s{n}", lambda b, p, c: 0.6, lineage=made(n)) for n in (10**6, 10**7)
+    ]
+    run = synthetic.make_run(
+        tmp_path / "run", [synthetic.SyntheticBenchmark("f", "F", "knowledge", 60)], answerers
+    )
     plain = compare([run], tmp_path / "plain").page.read_text()
     assert "Recovery by training tokens" in plain
     assert "8 layers softmax" in plain
@@ -237,7 +253,7 @@ def test_scaling_layers_and_cost_appear_when_they_are_there(dice: SimpleNamespac
     (run / "efficiency.jsonl").write_text("".join(json.dumps(cost) + "\n" for cost in costs))
     history = [{"tokens": 1000, "layers": [1]}, {"tokens": 2000, "layers": [7]}]
     selection = {
-        "schema": 1,
+        "schema": 2,
         "selector": "ga_s2",
         "layers": [7],
         "scores": [0.1] * 7 + [0.9],
@@ -246,22 +262,22 @@ def test_scaling_layers_and_cost_appear_when_they_are_there(dice: SimpleNamespac
     (run / "selection.json").write_text(json.dumps(selection))
     page = compare([run], tmp_path / "more").page.read_text()
     assert "Decode speed by context" in page
-    assert "keeps 1 layers: 7." in page
+    assert "selects 1 layers: 7." in page
     assert "Importance by layer" in page
-    assert "how steady the choice was" not in page
-    assert "cost" not in page.split("keeps 1 layers: 7")[1].split("</p>")[0]
+    assert "stability of the selection" not in page
+    assert "cost" not in page.split("selects 1 layers: 7")[1].split("</p>")[0]
     (run / "selection.json").write_text(
         json.dumps({**selection, "scores": [-0.5] * 7 + [-0.4], "measure": "minus KL", "seconds": 100})
     )
     page = compare([run], tmp_path / "below").page.read_text()
-    assert "minus KL (drawn from the lowest, -0.5, on)" in page
-    assert "keeps 1 layers: 7; cost 100 s." in page
+    assert "minus KL (relative to the lowest, -0.5)" in page
+    assert "selects 1 layers: 7; cost 100 s." in page
 
 
-def test_a_policy_puts_its_verdict_on_the_page_and_beside_it(small_run: Path, tmp_path: Path) -> None:
+def test_policy_adds_its_verdict_to_page_and_files(small_run: Path, tmp_path: Path) -> None:
     policy = policy_from_options(min_recovery=0.9, max_gap=5)
     made = compare([small_run], tmp_path / "out", policy=policy)
-    alone = gate([small_run], policy, out=tmp_path / "gate")
+    alone = run_gate([small_run], policy, out=tmp_path / "gate")
     assert made.verdict == alone
     assert made.verdict.exit_code == 1
     for name in ("junit.xml", "gate.md", "gate.json"):
@@ -269,8 +285,8 @@ def test_a_policy_puts_its_verdict_on_the_page_and_beside_it(small_run: Path, tm
         assert tmp_path / "out" / name in made.files
     page = made.page.read_text()
     assert 'id="gate"' in page
-    assert page.count('<span class="outcome') == len(alone.decisions) == 6
-    failing = next(d for d in alone.decisions if d.outcome == "regression" and d.metric == "recovery")
+    assert page.count('<span class="outcome') == len(alone.results) == 6
+    failing = next(d for d in alone.results if d.outcome == "regression" and d.metric == "recovery")
     assert failing.finding.replace("'", "&#39;").replace("<", "&lt;") in page
     assert all(f"<code>{document}</code>" in page for document in failing.look_at)
     assert "## Gate: proven regression" in (tmp_path / "out" / "report.md").read_text()
@@ -279,38 +295,38 @@ def test_a_policy_puts_its_verdict_on_the_page_and_beside_it(small_run: Path, tm
     assert 'id="gate"' not in compare([small_run], tmp_path / "plain").page.read_text()
 
 
-def test_a_published_page_keeps_paths_of_this_machine_to_itself(
-    dice: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_redacted_page_has_no_absolute_paths(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     lineage = {"teacher": {"path": "/home/me/teacher", "weights_id": "0"}, "recipe": "C:\\\\me\\r.yaml"}
     answerers = [
-        dice.Answerer("t", lambda b, p, c: 0.8, "teacher"),
-        dice.Answerer("s", lambda b, p, c: 0.6, lineage=lineage),
+        synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.8, "teacher"),
+        synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.6, lineage=lineage),
     ]
-    run = dice.make_run(tmp_path / "run", [dice.Asked("f", "F", "knowledge", 40)], answerers)
+    run = synthetic.make_run(
+        tmp_path / "run", [synthetic.SyntheticBenchmark("f", "F", "knowledge", 40)], answerers
+    )
     plan = (run / "plan.yaml").read_text().replace("path: students/s", "path: /home/me/students/s")
     (run / "plan.yaml").write_text(plan)
     (run / "environment.json").write_text(json.dumps({"data": "/home/me/data", "python": "3.11"}))
     public, private = tmp_path / "public", tmp_path / "private"
     compare([run], private)
-    compare([run], public, published=True)
+    compare([run], public, redacted=True)
     for name in ("index.html", "report.json"):
         assert "/home/me" in (private / name).read_text()
-        written = (public / name).read_text()
-        assert "/home/me" not in written
-        assert str(tmp_path) not in written
-        assert "teacher" in written
-    assert "This page is made to be published" in (public / "index.html").read_text()
-    assert json.loads((public / "report.json").read_text())["published"] is True
+        redacted = (public / name).read_text()
+        assert "/home/me" not in redacted
+        assert str(tmp_path) not in redacted
+        assert "teacher" in redacted
+    assert "This page is redacted for publication" in (public / "index.html").read_text()
+    assert json.loads((public / "report.json").read_text())["redacted"] is True
     assert (public / "leaderboard.csv").read_text() == (private / "leaderboard.csv").read_text()
 
 
 @pytest.mark.parametrize(
-    ("asked", "truth", "said"),
+    ("benchmark", "truth", "message"),
     [
         ({"documents": 1}, 0.9999, "one document under loglikelihood is too few"),
         ({"documents": 2}, 0.9999, "S"),
-        ({"documents": 40}, 1e-9, "is undefined, as the teacher's score is not above zero"),
+        ({"documents": 40}, 1e-9, "is undefined: the teacher's score is not above zero"),
         ({"documents": 40, "chance": None}, 0.6, "S"),
         ({"documents": 30, "protocols": ("generation",), "seeds": (0, 1, 2)}, 0.6, "S"),
         (
@@ -320,15 +336,17 @@ def test_a_published_page_keeps_paths_of_this_machine_to_itself(
         ),
     ],
 )
-def test_thin_and_odd_runs_are_reported_not_crashed_on(
-    dice: SimpleNamespace, tmp_path: Path, asked: dict[str, Any], truth: float, said: str
+def test_degenerate_runs_are_reported(
+    synthetic: SimpleNamespace, tmp_path: Path, benchmark: dict[str, Any], truth: float, message: str
 ) -> None:
     answerers = [
-        dice.Answerer("T", lambda b, p, c: truth, "teacher"),
-        dice.Answerer("S", lambda b, p, c: 0.6 if truth < 1 else truth + 0.1),
+        synthetic.SyntheticCheckpoint("T", lambda b, p, c: truth, "teacher"),
+        synthetic.SyntheticCheckpoint("S", lambda b, p, c: 0.6 if truth < 1 else truth + 0.1),
     ]
-    run = dice.make_run(tmp_path / "run", [dice.Asked("a", "A", "knowledge", **asked)], answerers)
+    run = synthetic.make_run(
+        tmp_path / "run", [synthetic.SyntheticBenchmark("a", "A", "knowledge", **benchmark)], answerers
+    )
     made = compare([run], tmp_path / "out")
-    assert said in made.text
-    assert said in made.page.read_text().replace("&#39;", "'")
-    assert gate([run], policy_from_options(min_recovery=0.99)).exit_code in (2, 3)
+    assert message in made.text
+    assert message in made.page.read_text().replace("&#39;", "'")
+    assert run_gate([run], policy_from_options(min_recovery=0.99)).exit_code in (2, 3)

@@ -1,4 +1,4 @@
-"""A synthetic run in which every section of the page has something to show."""
+"""A synthetic run that fills every section of the page."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,21 +12,25 @@ import pytest
 from evalsuite.foundation import append_jsonl, content_hash, write_json
 
 
-def make_rich_run(dice: SimpleNamespace, run: Path, documents: int = 60) -> Path:
-    """A run in which every section of the page has something to show."""
+def make_rich_run(synthetic: SimpleNamespace, run: Path, documents: int = 60) -> Path:
+    """A run that fills every section of the page."""
     single = [
-        dice.Asked("arc_easy", "ARC-Easy", "knowledge", documents),
-        dice.Asked("hellaswag", "HellaSwag", "common_sense", documents),
-        dice.Asked("piqa", "PIQA", "common_sense", documents, chance=0.5),
-        dice.Asked("winogrande", "WinoGrande", "common_sense", documents, 0.5, (), ("loglikelihood",)),
-        dice.Asked("gsm8k", "GSM8K", "reasoning", documents // 2, 0.0, (), ("generation",)),
-        dice.Asked("ifeval", "IFEval", "instruction_following", documents // 2, 0.0, (), ("generation",)),
-        dice.Asked(
+        synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", documents),
+        synthetic.SyntheticBenchmark("hellaswag", "HellaSwag", "common_sense", documents),
+        synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", documents, chance=0.5),
+        synthetic.SyntheticBenchmark(
+            "winogrande", "WinoGrande", "common_sense", documents, 0.5, (), ("loglikelihood",)
+        ),
+        synthetic.SyntheticBenchmark("gsm8k", "GSM8K", "reasoning", documents // 2, 0.0, (), ("generation",)),
+        synthetic.SyntheticBenchmark(
+            "ifeval", "IFEval", "instruction_following", documents // 2, 0.0, (), ("generation",)
+        ),
+        synthetic.SyntheticBenchmark(
             "wikitext", "WikiText-2", "language_modeling", 40, None, (), ("loglikelihood",), perplexity=True
         ),
     ]
     needles = [
-        dice.Asked(
+        synthetic.SyntheticBenchmark(
             f"niah_single_{i}",
             f"S-NIAH-{i}",
             "recall",
@@ -48,7 +52,7 @@ def make_rich_run(dice: SimpleNamespace, run: Path, documents: int = 60) -> Path
         "RepoBench-P",
     )
     long = [
-        dice.Asked(
+        synthetic.SyntheticBenchmark(
             f"longbench_{task.lower()}",
             f"LongBench {task}",
             "recall",
@@ -62,20 +66,22 @@ def make_rich_run(dice: SimpleNamespace, run: Path, documents: int = 60) -> Path
     ]
     base = {"arc_easy": 0.62, "hellaswag": 0.55, "piqa": 0.7, "winogrande": 0.56, "gsm8k": 0.4, "ifeval": 0.5}
 
-    def ability(scale: float, ranked: float, written: float, recall: float) -> Callable[..., float]:
+    def ability(scale: float, loglikelihood: float, generation: float, recall: float) -> Callable[..., float]:
         def truth(benchmark: str, protocol: str, context: int | None) -> float:
             if benchmark == "wikitext":
-                return 2.9 + 0.6 * (1 - ranked)
+                return 2.9 + 0.6 * (1 - loglikelihood)
             if context is not None:
                 return 0.99 * recall ** (math.log2(context / 256) * int(benchmark[-1]) / 2)
             if benchmark.startswith("longbench"):
                 return (0.1 + 0.05 * (len(benchmark) % 6)) * scale * recall
-            return base[benchmark] * scale * (ranked if protocol == "loglikelihood" else written)
+            return base[benchmark] * scale * (loglikelihood if protocol == "loglikelihood" else generation)
 
         return truth
 
-    small = dice.Answerer("SmolLM2-135M", ability(1.0, 1.0, 1.0, 0.99), "teacher")
-    large = dice.Answerer("SmolLM2-360M", ability(1.15, 1.0, 1.0, 0.995), "teacher", parameters=361_821_120)
+    small = synthetic.SyntheticCheckpoint("SmolLM2-135M", ability(1.0, 1.0, 1.0, 0.99), "teacher")
+    large = synthetic.SyntheticCheckpoint(
+        "SmolLM2-360M", ability(1.15, 1.0, 1.0, 0.995), "teacher", parameters=361_821_120
+    )
 
     def student(
         label: str,
@@ -109,7 +115,7 @@ def make_rich_run(dice: SimpleNamespace, run: Path, documents: int = 60) -> Path
             **({"selection": {"selector": selector, "layers": list(kept)}} if selector else {}),
         }
         scale = 1.0 if teacher is small else 1.15
-        return dice.Answerer(
+        return synthetic.SyntheticCheckpoint(
             label, ability(scale, *skill), lineage=lineage, parameters=teacher.parameters,
             bad_endings={"extraction_failed": 0.25, "truncated": 0.15, "looped": 0.3},
         )  # fmt: skip
@@ -128,16 +134,18 @@ def make_rich_run(dice: SimpleNamespace, run: Path, documents: int = 60) -> Path
         student("gdn-360m", large, (0.96, 0.7, 0.8)),
         student("gla-360m", large, (0.9, 0.72, 0.65), "gla"),
     ]
-    dice.make_run(run, [*single, *needles, *long], [small, students[0], *students[1:9], large, *students[9:]])
+    synthetic.make_run(
+        run, [*single, *needles, *long], [small, students[0], *students[1:9], large, *students[9:]]
+    )
     write_extras(run, [small, *students], four, eight)
     return run
 
 
 def write_extras(run: Path, costed: Sequence[Any], four: Sequence[int], eight: Sequence[int]) -> None:
-    """Doctor's findings, costs and selections, beside the records of the rich run."""
+    """Doctor results, efficiency records and layer selections of the rich run."""
     checks = [
         {
-            "name": "batch of 8 beside alone",
+            "name": "batch of 8 vs. single",
             "status": "ok",
             "text": "same answers",
             "logprob": 2e-5,
@@ -188,30 +196,30 @@ def write_extras(run: Path, costed: Sequence[Any], four: Sequence[int], eight: S
                 "low": max(0.0, s - 0.05),
                 "high": min(1.0, s + 0.04),
             }
-            for what, reach in (("S-NIAH-1 at 2k, written", 0.9), ("ARC-Easy, ranked", 0.12))
+            for what, reach in (("S-NIAH-1 at 2k, generation", 0.9), ("ARC-Easy, log-likelihood", 0.12))
             for layers in ([], list(four), list(eight), sorted({*eight, *range(0, 30, 3)}))
             for s in (0.98 - reach * level ** (1 + len(layers)),)
         ]
 
     ga = {
-        "schema": 1,
+        "schema": 2,
         "selector": "ga_s2",
         "layers": list(four),
         "mixer": "gated_deltanet",
         "teacher": costed[0].weights_id,
-        "measure": "KL divergence won back by one swap, nats",
+        "measure": "KL divergence recovered by one swap, nats",
         "scores": scores,
         "history": history,
-        "stop": {"step": 1900, "tokens": 16_384 * 1950, "planned": 16_384 * 4550, "why": "stable"},
+        "stop": {"step": 1900, "tokens": 16_384 * 1950, "planned": 16_384 * 4550, "reason": "stable"},
         "quality": points(0.8),
         "tokens": 30 * 300_000,
         "seconds": 512.0,
     }
-    uniform = {"schema": 1, "selector": "uniform", "layers": [0, 10, 20, 29], "quality": points(0.88)}
+    uniform = {"schema": 2, "selector": "uniform", "layers": [0, 10, 20, 29], "quality": points(0.88)}
     write_json(run / "selection.json", [ga, uniform])
 
 
 @pytest.fixture(scope="session")
-def rich_run(dice: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in which every section of the page has something to show."""
-    return make_rich_run(dice, tmp_path_factory.mktemp("rich"))
+def rich_run(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that fills every section of the page."""
+    return make_rich_run(synthetic, tmp_path_factory.mktemp("rich"))

@@ -1,4 +1,4 @@
-"""The page in a real browser: sort, filter, drill down, dark mode, no error, no request."""
+"""The page in Chromium: sorting, filters, drill-down, dark mode, no errors, no requests."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -50,7 +50,7 @@ def page_path(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(params=[(360, "light"), (360, "dark"), (1440, "light"), (1440, "dark"), (2560, "light")])
 def page(browser: Any, page_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The page at a width and colour scheme; fails afterwards on any console message, error or request."""
+    """The page at a width and color scheme; fails afterwards on any console message, error or request."""
     width, scheme = request.param
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page = context.new_page()
@@ -95,7 +95,7 @@ def test_sort_filter_and_drill_down(page: Any) -> None:
     dialog = page.locator("dialog[open]")
     dialog.locator(".doc").first.wait_for()
     assert dialog.locator(".doc").count() == 20
-    assert "weak on ARC-Easy: ranked" in dialog.locator("h2").inner_text()
+    assert "weak on ARC-Easy: log-likelihood" in dialog.locator("h2").inner_text()
     assert dialog.locator(".question").first.inner_text() == "<b>Why?</b>"
     assert dialog.locator(".choices").first.locator("li").count() == 4
     page.keyboard.press("Escape")
@@ -103,14 +103,14 @@ def test_sort_filter_and_drill_down(page: Any) -> None:
 
     page.locator("button.cell[data-key='gap|2|arc_easy|']").click()
     dialog.locator(".doc").first.wait_for()
-    assert "ranked right, written wrong" in dialog.locator("h2").inner_text()
+    assert "correct under log-likelihood, wrong under generation" in dialog.locator("h2").inner_text()
     page.locator("#drill-close").click()
 
     page.locator("#gap-student").select_option(label="strong")
-    assert page.locator(".gap-table:not([hidden])").get_attribute("data-subject") == "1"
+    assert page.locator(".gap-table:not([hidden])").get_attribute("data-checkpoint") == "1"
 
 
-def test_colours_follow_the_system_and_the_button(page: Any) -> None:
+def test_colors_follow_the_system_and_the_button(page: Any) -> None:
     def background() -> str:
         return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
@@ -177,7 +177,7 @@ def test_no_label_is_cut_and_nothing_is_wider_than_the_window(
 
 
 def test_it_prints(browser: Any, rich_page: Path) -> None:
-    """On paper everything folded is open, nothing runs off the sheet, and there are pages."""
+    """The print layout expands all details and has several pages."""
     page = browser.new_page(viewport={"width": 1040, "height": 720})
     page.goto(rich_page.as_uri())
     pdf = page.pdf(prefer_css_page_size=True)

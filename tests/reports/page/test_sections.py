@@ -1,4 +1,4 @@
-"""Every section of the page shows what its source says: read back from the page, not from its code."""
+"""Every section of the page, parsed from the HTML and compared with its source."""
 
 import base64
 import gzip
@@ -13,9 +13,9 @@ import pytest
 
 from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare, load_policy
-from evalsuite.reports.extras import Selection, read_selections
-from evalsuite.reports.panel import load_panel
-from evalsuite.reports.references import linearizing_scores
+from evalsuite.reports.analysis.result_tensor import load_result_tensor
+from evalsuite.reports.records.sidecars import Selection, read_selections
+from evalsuite.reports.references.papers import linearizing_scores
 from evalsuite.reports.report import Report
 
 
@@ -74,26 +74,26 @@ class Sections(HTMLParser):
 def made(rich_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Sections]:
     """The report of the rich run and its page."""
     policy = tmp_path_factory.mktemp("policy") / "gate.yaml"
-    policy.write_text("lines: [{metric: recovery, min: 0.9, protocol: generation}]")
+    policy.write_text("schema: 2\nrules: [{metric: recovery, min: 0.9, protocol: generation}]")
     comparison = compare([rich_run], tmp_path_factory.mktemp("page"), policy=load_policy(policy))
     return comparison.report, Sections(comparison.page.read_text())
 
 
-def test_every_section_is_there(made: tuple[Report, Sections]) -> None:
+def test_page_has_every_section(made: tuple[Report, Sections]) -> None:
     _, page = made
     assert set(page.text) >= {
-        "gate", "recovery", "gap", "needles", "longbench", "published", "scaling", "layers", "cost", "pairs",
+        "gate", "recovery", "gap", "needles", "longbench", "papers", "scaling", "layers", "cost", "pairs",
         "lineage", "method",
     }  # fmt: skip
 
 
 def test_needles_are_scores_by_context(made: tuple[Report, Sections], rich_run: Path) -> None:
     report, page = made
-    panel = load_panel([rich_run])
-    index = [s.label for s in report.subjects].index("kda-135m")
+    tensor = load_result_tensor([rich_run])
+    index = [s.label for s in report.checkpoints].index("kda-135m")
     expected = [
         f"{100 * cell.scores()[cell.present.index(index)].mean():.0f}"
-        for cell in panel.find("niah_single_2", "generation")
+        for cell in tensor.find("niah_single_2", "generation")
     ]
     assert len(expected) == 4
     rows = [row for row in page.rows["needles"] if row[0] == "kda-135m"]
@@ -106,43 +106,50 @@ def test_longbench_is_a_table_of_tasks_with_their_mean(made: tuple[Report, Secti
     head = page.rows["longbench"][0]
     assert head[:3] == ["model", "NarrativeQA", "Qasper"]
     assert head[-1] == "mean"
-    index = [s.label for s in report.subjects].index("gla-135m")
+    index = [s.label for s in report.checkpoints].index("gla-135m")
     scores = [
-        r.score.point for r in report.scores if r.subject == index and r.benchmark.startswith("longbench")
+        r.score.point for r in report.scores if r.checkpoint == index and r.benchmark.startswith("longbench")
     ]
     row = page.row("longbench", "gla-135m")
     assert [float(text) for text in row[1:-1]] == pytest.approx([100 * s for s in scores], abs=0.051)
     assert float(row[-1]) == pytest.approx(100 * np.mean(scores), abs=0.051)
 
 
-def test_published_figures_stand_beside_ours(made: tuple[Report, Sections]) -> None:
+def test_comparison_with_the_paper(made: tuple[Report, Sections]) -> None:
     _, page = made
-    row = page.row("published", "gla-360m")
+    row = page.row("papers", "gla-360m")
     mine, teacher = linearizing_scores("GLA", "360M"), linearizing_scores("teacher", "360M")
     names = ("ARC-E", "HellaSwag", "PIQA", "WinoGrande")
-    theirs = 100 * sum(mine[n] for n in names) / sum(teacher[n] for n in names)
-    assert row[3] == f"{theirs:.1f}"
+    paper_recovery = 100 * sum(mine[n] for n in names) / sum(teacher[n] for n in names)
+    assert row[3] == f"{paper_recovery:.1f}"
     assert row[-1] == "GLA, 360M"
-    # Above chance, their printed scores lose the chance levels that our documents have.
+    # The chance levels of our documents are subtracted from the printed scores.
     chance = {"ARC-E": 25, "HellaSwag": 25, "PIQA": 50, "WinoGrande": 50}
-    centred = sum(mine[n] - chance[n] for n in names) / sum(teacher[n] - chance[n] for n in names)
-    assert row[5] == f"{100 * centred:.1f}"
-    assert "arXiv 2504.14366, Table 5" in page.text["published"]
+    chance_normalized_recovery = sum(mine[n] - chance[n] for n in names) / sum(
+        teacher[n] - chance[n] for n in names
+    )
+    assert row[5] == f"{100 * chance_normalized_recovery:.1f}"
+    assert "arXiv 2504.14366, Table 5" in page.text["papers"]
 
 
-def test_printed_scores_are_the_papers_own(made: tuple[Report, Sections]) -> None:
+def test_paper_tables_show_the_printed_scores(made: tuple[Report, Sections]) -> None:
     """Table 3 of 2504.14366 has needles at 512 to 4k; Table 1 of 2603.26556 the protocol gap."""
     _, page = made
     assert (
-        "Printed scores: What Matters in Linearizing Language Models?, arXiv 2504.14366, Table 3, written"
-        in (page.text["published"])
+        "Scores in the paper: What Matters in Linearizing Language Models?, arXiv 2504.14366, Table 3, "
+        "generation" in (page.text["papers"])
     )
-    head = next(row for row in page.rows["published"] if "S-NIAH-1 512" in row)
+    head = next(row for row in page.rows["papers"] if "S-NIAH-1 512" in row)
     assert len(head) == 13
-    row = next(row for row in page.rows["published"] if row[0] == "Gated DeltaNet, 1.7B" and len(row) == 13)
+    row = next(row for row in page.rows["papers"] if row[0] == "Gated DeltaNet, 1.7B" and len(row) == 13)
     assert row[1:5] == ["99.4", "97.8", "81.8", "29.8"]
-    said = "lost 0.2 points when ranked and 20.8 when written on ARC-E, ARC-C, HellaSwag and WinoGrande"
-    assert f"{said}, a gap of 20.6 (When Perplexity Lies, arXiv 2603.26556, Table 1)" in page.text["gap"]
+    sentence = (
+        "drops 0.2 points under log-likelihood and 20.8 under generation on ARC-E, ARC-C, HellaSwag and"
+    )
+    assert (
+        f"{sentence} WinoGrande, a gap of 20.6 (When Perplexity Lies, arXiv 2603.26556, Table 1)"
+        in page.text["gap"]
+    )
 
 
 def test_scaling_curves_hold_the_checkpoints_of_one_lineage(made: tuple[Report, Sections]) -> None:
@@ -150,38 +157,41 @@ def test_scaling_curves_hold_the_checkpoints_of_one_lineage(made: tuple[Report, 
     figures = {label.split(". ")[0]: label for label in page.figures["scaling"]}
     assert set(figures) == {
         f"Recovery by {what}, {how}"
-        for what in ("training tokens", "size of the teacher")
-        for how in ("ranked", "written")
+        for what in ("training tokens", "teacher size")
+        for how in ("log-likelihood", "generation")
     }
-    tokens = figures["Recovery by training tokens, written"]
+    tokens = figures["Recovery by training tokens, generation"]
     found = re.findall(r"(gdn-135m[\w-]*): ([\d.]+)", tokens)
     assert [label for label, _ in found] == ["gdn-135m", "gdn-135m-at-70M", "gdn-135m-at-220M"]
-    index = {s.label: i for i, s in enumerate(report.subjects)}
+    index = {s.label: i for i, s in enumerate(report.checkpoints)}
     for label, value in found:
         average = report.average(index[label], "generation")
         assert float(value) == pytest.approx(100 * average.recovery.point, abs=0.051)
-    sizes = figures["Recovery by size of the teacher, ranked"]
+    sizes = figures["Recovery by teacher size, log-likelihood"]
     assert re.findall(r"(\S+): [\d.]+ \(", sizes) == ["gdn-135m", "gdn-360m", "gla-135m", "gla-360m"]
 
 
-def test_layers_importance_steadiness_and_quality(made: tuple[Report, Sections], rich_run: Path) -> None:
+def test_layers_importance_stability_and_quality(made: tuple[Report, Sections], rich_run: Path) -> None:
     _, page = made
     figures = page.figures["layers"]
     assert "softmax layers 3, 9, 14, 27" in figures
-    assert "KL divergence won back by one swap, nats per layer by ga_s2; kept: 3, 9, 14, 27" in figures
-    steady = next(label for label in figures if label.startswith("How steady the choice of ga_s2 was"))
-    assert "mean Jaccard similarity is 1.00, the backbone has 4 layers, and 4 layers" in steady
+    assert (
+        "KL divergence recovered by one swap, nats per layer by ga_s2; softmax layers: 3, 9, 14, 27"
+        in figures
+    )
+    stability = next(label for label in figures if label.startswith("Stability of ga_s2"))
+    assert "mean Jaccard similarity is 1.00, the backbone has 4 layers, and 4 layers" in stability
     assert (
         "stopped early at step 1,900, 31.9M tokens, 57 % fewer than the 74.5M planned" in page.text["layers"]
     )
-    probe = next(label for label in figures if label.startswith("S-NIAH-1 at 2k, written, by number"))
+    probe = next(label for label in figures if label.startswith("S-NIAH-1 at 2k, generation, by number"))
     selection = read_selections([rich_run])[0]
     scores = [each.score for each in selection.quality if each.what.startswith("S-NIAH")]
     shown = re.findall(r"ga_s2, (\d+) softmax layers \([\d, ]*\): ([\d.]+)", probe)
     assert [int(count) for count, _ in shown] == [0, 4, 8, len({*selection.quality[3].layers})]
     assert [float(value) for _, value in shown] == pytest.approx([100 * s for s in scores], abs=0.051)
     ours = next(
-        label for label in figures if label.startswith("Recovery by number of softmax layers, written")
+        label for label in figures if label.startswith("Recovery by number of softmax layers, generation")
     )
     labels = re.findall(r"(gdn-\S+): [\d.]+ \(", ours)
     assert labels == ["gdn-8-ga_s2", "gdn-4-ga_s2", "gdn-135m", "gdn-8-uniform", "gdn-4-uniform", "gdn-135m"]
@@ -203,7 +213,7 @@ def test_cost_is_the_efficiency_records(made: tuple[Report, Sections], rich_run:
     assert "batch 8, NVIDIA H200, tokens/s; higher is faster" in page.text["cost"]
 
 
-def test_speeds_of_two_devices_are_not_one_curve(rich_run: Path, tmp_path: Path) -> None:
+def test_speeds_of_two_devices_are_separate_curves(rich_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     for path in rich_run.iterdir():
@@ -220,14 +230,14 @@ def test_speeds_of_two_devices_are_not_one_curve(rich_run: Path, tmp_path: Path)
 def test_the_doctor_and_lineage_are_shown(made: tuple[Report, Sections]) -> None:
     report, page = made
     assert "Doctor, 'gdn-135m': chat template: the system prompt is dropped" in page.text["lead"]
-    assert ["gdn-135m", "batch of 8 beside alone", "ok", "same answers"] in page.rows["method"]
+    assert ["gdn-135m", "batch of 8 vs. single", "ok", "same answers"] in page.rows["method"]
     assert page.text["lineage"].count("linearizing-2025") == 11
-    teacher = report.subjects[0].plan.weights_id
+    teacher = report.checkpoints[0].plan.weights_id
     assert f"HuggingFaceTB/SmolLM2-135M {teacher}" in page.text["lineage"]
     assert ["distil", "kd", "420,000,000"] in page.rows["lineage"]
 
 
-def test_a_page_with_everything_is_small_and_points_nowhere(rich_run: Path, tmp_path: Path) -> None:
+def test_full_page_is_small_and_has_no_external_links(rich_run: Path, tmp_path: Path) -> None:
     page = compare([rich_run], tmp_path, questions=lambda b, ids: dict.fromkeys(ids, "why? " * 400)).page
     text = page.read_text()
     assert page.stat().st_size < 6e6
@@ -241,21 +251,24 @@ def test_a_page_with_everything_is_small_and_points_nowhere(rich_run: Path, tmp_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": [3, 3]}, "each counts from 0 and stands once"),
-        ({"layers": [-1]}, "each counts from 0 and stands once"),
-        ({"scores": [0.1, 0.2]}, "there are scores of 2 layers"),
+        ({"layers": [3, 3]}, "must be unique and at least 0"),
+        ({"layers": [-1]}, "must be unique and at least 0"),
+        ({"scores": [0.1, 0.2]}, "there are scores for 2 layers"),
         ({"scores": [float("nan")] * 8}, "'scores.0' = nan"),
-        ({"history": [{"tokens": 9, "layers": [1]}, {"tokens": 3, "layers": [3]}]}, "its tokens never fall"),
-        ({"history": [{"tokens": 9, "layers": [1]}]}, "the last layers of 'history' are not 'layers'"),
+        (
+            {"history": [{"tokens": 9, "layers": [1]}, {"tokens": 3, "layers": [3]}]},
+            "its tokens never decrease",
+        ),
+        ({"history": [{"tokens": 9, "layers": [1]}]}, "the last layers"),
         ({"quality": [{"layers": [3], "what": "x", "score": 55}]}, "'quality.0.score' = 55"),
         ({"selecter": "x"}, "did you mean 'selector'"),
-        ({"schema": 2}, "'schema' = 2"),
+        ({"schema": 1}, "selection schema 1 is not supported"),
     ],
 )
 def test_a_selection_of_another_form_is_refused(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    value = {"schema": 1, "selector": "ga_s2", "layers": [3], **changes}
+    value = {"schema": 2, "selector": "ga_s2", "layers": [3], **changes}
     (tmp_path / "selection.json").write_text(json.dumps(value))
     with pytest.raises(ConfigError, match=r"selection\.json") as caught:
         read_selections([tmp_path])
@@ -269,5 +282,5 @@ def test_the_example_of_the_readme_is_a_selection(tmp_path: Path) -> None:
 
 
 def test_the_least_selection_is_enough() -> None:
-    found = Selection.model_validate({"schema": 1, "selector": "fixed", "layers": [1, 2]})
+    found = Selection.model_validate({"schema": 2, "selector": "fixed", "layers": [1, 2]})
     assert (found.layers, found.scores, found.stop) == ((1, 2), (), None)

@@ -1,0 +1,1 @@
+"""Exports of a report: CSV, Markdown, terminal text, JSON, redaction, and samples as parquet."""

@@ -1,0 +1,199 @@
+"""report.md: the report as GitHub-flavored Markdown, narrow enough for a pull request."""
+
+import re
+
+from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.reports import formatting
+from evalsuite.reports.analysis.averages import order
+from evalsuite.reports.analysis.findings import (
+    ablation_sentence,
+    answered_all,
+    order_sentences,
+    repeat_sentences,
+    replicate_sentences,
+)
+from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.report import Report
+
+
+def report_markdown(report: Report) -> str:
+    """Render headline, recovery, comparisons, gap, needles and ablations as tables, then the warnings."""
+    parts = [f"## {escape(formatting.headline(report))}", _about(report)]
+    for teacher in report.teachers:
+        parts += _recovery(report, teacher)
+    parts += _paper_comparison(report)
+    parts += _gap(report)
+    parts += _needles(report)
+    parts += _variants(report)
+    if report.warnings:
+        parts.append("### Warnings\n\n" + "\n".join(f"- {escape(w)}" for w in report.warnings))
+    parts.append(
+        "<sub>Recovery: student ÷ teacher, ratio of macro averages. Parentheses: 95 % intervals.</sub>"
+    )
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def escape(text: str) -> str:
+    """Escape text so that Markdown and its inline HTML show it verbatim."""
+    text = " ".join(text.split())
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", text)
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, right-aligned after the first column. Cells are not escaped."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _about(report: Report) -> str:
+    documents = sum(len(cell.documents) for cell in report.tensor.cells)
+    names = ", ".join(escape(report.checkpoints[i].label) for i in report.teachers) or "none"
+    return (
+        f"Teacher: {names} · students: {len(report.students())} · benchmarks: {len(report.benchmarks)} · "
+        f"documents: {formatting.count(documents)} · scores: {formatting.count(report.tensor.score_rows)}"
+    )
+
+
+def _recovery(report: Report, teacher: int) -> list[str]:
+    students = report.students(teacher)
+    rows = [r for r in report.averages if r.checkpoint in students and r.scope == ALL]
+    main = report.protocols[0]
+    lines: list[list[str]] = []
+    notes: list[str] = []
+    for row in order([r for r in rows if r.protocol == main]):
+        cells = [
+            formatting.rank(row) or formatting.NOTHING,
+            f"**{escape(report.checkpoints[row.checkpoint].label)}**",
+        ]
+        for protocol in report.protocols:
+            average = report.average(row.checkpoint, protocol)
+            part = r"\*" if average and average.missing else ""
+            cells.append(formatting.estimate(average.recovery) + part if average else formatting.NOTHING)
+            if part and not notes:
+                notes.append(r"\* Incomplete: averaged over the benchmarks that have scores; no rank.")
+        cells.append(formatting.percent(row.chance_normalized_recovery.point))
+        gap = report.gap(row.checkpoint)
+        cells.append(
+            f"{formatting.signed(100 * gap.gap.point)} ({formatting.span(gap.gap)})"
+            if gap
+            else formatting.NOTHING
+        )
+        lines.append(cells)
+    if not lines:
+        return []
+    header = ["rank", "model"]
+    header += [f"recovery %, {formatting.PROTOCOL_TITLES[protocol]}" for protocol in report.protocols]
+    header += ["chance-normalized %", "gap, points"]
+    seeds = [escape(text) for protocol in report.protocols for text in replicate_sentences(report, protocol)]
+    title = f"### Recovery of {escape(report.checkpoints[teacher].label)}"
+    return ["\n\n".join([title, table(header, lines), *notes, *seeds])]
+
+
+def _paper_comparison(report: Report) -> list[str]:
+    if not report.paper_comparison:
+        return []
+    lines = [
+        [
+            f"**{escape(report.checkpoints[row.checkpoint].label)}**",
+            formatting.estimate(row.recovery),
+            formatting.percent(row.paper_recovery),
+            formatting.estimate(row.chance_normalized_recovery),
+            formatting.percent(row.paper_chance_normalized_recovery),
+        ]
+        for row in sorted(report.paper_comparison, key=lambda row: -(row.recovery.point or 0.0))
+    ]
+    names = list(dict.fromkeys(name for row in report.paper_comparison for name in row.benchmarks))
+    header = ["model", "ours %", "paper %", "ours, chance-normalized %", "paper, chance-normalized %"]
+    title = f"### Comparison with {escape(report.paper_comparison[0].citation)}, on {', '.join(names)}"
+    found = [escape(text) for order in report.paper_orders for text in order_sentences(report, order)]
+    return ["\n\n".join([title, table(header, lines), *found])]
+
+
+def _variants(report: Report) -> list[str]:
+    parts = []
+    for ablation in report.ablations:
+        lines = []
+        for member in ablation.members:
+            cells = [f"**{escape(report.checkpoints[member.checkpoint].label)}**"]
+            partner = (
+                formatting.NOTHING if member.partner is None else report.checkpoints[member.partner].label
+            )
+            cells.append(escape(partner))
+            for protocol in PROTOCOLS:
+                average = report.average(member.checkpoint, protocol)
+                complete = average is not None and answered_all(report, ablation, average)
+                cells.append(
+                    formatting.estimate(average.recovery) if average and complete else formatting.NOTHING
+                )
+                difference = member.differences.get(protocol)
+                cells.append(
+                    formatting.NOTHING
+                    if difference is None
+                    else f"{formatting.signed(100 * difference.point)} ({formatting.span(difference)})"
+                )
+            lines.append(cells)
+        columns = [f"recovery %, {formatting.PROTOCOL_TITLES[protocol]}" for protocol in PROTOCOLS]
+        header = ["model", "baseline", columns[0], "difference, points", columns[1], "difference, points"]
+        text = escape(ablation_sentence(report, ablation))
+        title = f"#### {escape(ablation.base)}"
+        seeds = [escape(sentence) for sentence in repeat_sentences(report, ablation)]
+        parts.append("\n\n".join([title, table(header, lines), text, *seeds]))
+    return ["### Ablations\n\n" + "\n\n".join(parts)] if parts else []
+
+
+def _gap(report: Report) -> list[str]:
+    rows = [row for row in report.gaps if row.benchmark == ALL]
+    if not rows:
+        return []
+    lines = []
+    for row in rows:
+        explained = row.explained.get("any")
+        lines.append(
+            [
+                f"**{escape(report.checkpoints[row.checkpoint].label)}**",
+                formatting.signed(-100 * row.drop_loglikelihood.point),
+                formatting.signed(-100 * row.drop_generation.point),
+                f"{formatting.signed(100 * row.gap.point)} ({formatting.span(row.gap)})",
+                formatting.NOTHING if explained is None else formatting.signed(100 * explained),
+            ]
+        )
+    header = [
+        "model",
+        "log-likelihood, points",
+        "generation, points",
+        "gap, points",
+        "explained by extraction failures, truncation and loops",
+    ]
+    text = "### Log-likelihood vs. generation, on the same documents\n\n" + table(header, lines)
+    if report.agreement is not None and report.agreement.pairs:
+        agreement = report.agreement
+        tau = "" if agreement.tau is None else f" (Kendall τ {formatting.plain(agreement.tau, 2)})"
+        text += (
+            f"\n\n{len(agreement.inversions)} of {agreement.pairs} student pairs change order between the "
+            f"protocols{tau}; {sum(i.proven for i in agreement.inversions)} of the changes are significant."
+        )
+    return [text]
+
+
+def _needles(report: Report) -> list[str]:
+    parts = []
+    for benchmark in report.benchmarks:
+        if not benchmark.contexts:
+            continue
+        for protocol in benchmark.protocols:
+            rows = [r for r in report.scores if r.benchmark == benchmark.name and r.protocol == protocol]
+            contexts = sorted({row.context for row in rows if row.context is not None})
+            if not contexts:
+                continue
+            found = {(row.checkpoint, row.context): formatting.percent(row.score.point, 0) for row in rows}
+            lines = [
+                [
+                    escape(checkpoint.label),
+                    *(found.get((i, context), formatting.NOTHING) for context in contexts),
+                ]
+                for i, checkpoint in enumerate(report.checkpoints)
+            ]
+            title = f"{escape(benchmark.title)}, {formatting.PROTOCOL_TITLES[protocol]}, % found"
+            parts.append(table([title, *(formatting.tokens(context) for context in contexts)], lines))
+    return ["### Needles by context\n\n" + "\n\n".join(parts)] if parts else []

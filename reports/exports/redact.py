@@ -1,0 +1,48 @@
+"""Redaction of a report for publication: no absolute paths of the machine that made it."""
+
+from dataclasses import replace
+from pathlib import PurePath, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from evalsuite.reports.records.merging import CheckpointEntry
+from evalsuite.reports.report import Report
+
+
+def redact(report: Report) -> Report:
+    """Reduce absolute paths of checkpoints, teachers and data to their last component."""
+    merged = report.tensor.merged
+    tensor = replace(
+        report.tensor, merged=replace(merged, checkpoints=tuple(map(_subject, merged.checkpoints)))
+    )
+    runs = {str(run): run.name for run in merged.runs if run.is_absolute()}
+    warnings = []
+    for warning in report.warnings:
+        for path, name in runs.items():
+            warning = warning.replace(path, name)
+        warnings.append(warning)
+    return replace(
+        report,
+        tensor=tensor,
+        environments=tuple(last_components(environment) for environment in report.environments),
+        warnings=tuple(warnings),
+    )
+
+
+def _subject(checkpoint: CheckpointEntry) -> CheckpointEntry:
+    plan = checkpoint.plan
+    update = {"path": last_components(plan.path), "lineage": last_components(plan.lineage)}
+    return replace(checkpoint, plan=plan.model_copy(update=update))
+
+
+def last_components(value: Any) -> Any:
+    """Reduce every string of a JSON value that is an absolute path to its last component."""
+    if isinstance(value, dict):
+        return {key: last_components(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [last_components(each) for each in value]
+    if isinstance(value, str) and "\n" not in value:
+        kinds: tuple[type[PurePath], ...] = (PurePosixPath, PureWindowsPath)
+        for kind in kinds:
+            if kind(value).is_absolute() and kind(value).name:
+                return kind(value).name
+    return value

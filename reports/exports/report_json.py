@@ -1,0 +1,64 @@
+"""report.json: the complete report, machine-readable."""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+import evalsuite
+from evalsuite.reports import formatting
+from evalsuite.reports.analysis.bootstrap_sample import Estimate
+from evalsuite.reports.report import Report
+
+SCHEMA = 2
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """The report as JSON values.
+
+    Scores are fractions, indices refer to `checkpoints`, undefined estimates carry a reason.
+    """
+    return {
+        "schema": SCHEMA,
+        "evalsuite": evalsuite.__version__,
+        "headline": formatting.headline(report),
+        "runs": [
+            {"suite": plan.suite, "created": plan.created, "environment": environment}
+            for plan, environment in zip(report.tensor.merged.plans, report.environments, strict=True)
+        ],
+        "checkpoints": [
+            {"label": s.label, "teacher": s.teacher, **s.plan.model_dump(mode="json", exclude={"label"})}
+            for s in report.checkpoints
+        ],
+        "benchmarks": [benchmark.model_dump(mode="json") for benchmark in report.benchmarks],
+        "score_rows": report.tensor.score_rows,
+        "averages": [to_json(row) for row in report.averages],
+        "scores": [to_json(row) for row in report.scores],
+        "gaps": [to_json(row) for row in report.gaps],
+        "pairs": [to_json(row) for row in report.pairs],
+        "agreement": to_json(report.agreement),
+        "agreement_over_all": to_json(report.agreement_over_all),
+        "paper_comparison": [to_json(row) for row in report.paper_comparison],
+        "paper_orders": [to_json(order) for order in report.paper_orders],
+        "ablations": [to_json(each) for each in report.ablations],
+        "replicates": [to_json(row) for row in report.replicates],
+        "doctor": [to_json(each) for each in report.doctor],
+        "efficiency": [to_json(each) for each in report.efficiency],
+        "selections": [to_json(each) for each in report.selections],
+        "warnings": list(report.warnings),
+    }
+
+
+def to_json(value: Any) -> Any:
+    """Convert dataclasses to objects, tuples to lists, an `Estimate` to its interval or its reason."""
+    if isinstance(value, Estimate):
+        return {"undefined": value.why} if value.interval is None else to_json(value.interval)
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", by_alias=True)
+    if is_dataclass(value):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): to_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(each) for each in value]
+    return value

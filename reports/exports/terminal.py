@@ -1,0 +1,114 @@
+"""The leaderboard as plain text for a terminal."""
+
+from evalsuite.reports import formatting
+from evalsuite.reports.analysis.averages import order
+from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.report import Report
+
+
+def leaderboard_text(report: Report) -> str:
+    """Render headline, one table per teacher, needles and the warnings."""
+    parts = [formatting.headline(report)]
+    parts += [_recovery(report, teacher) for teacher in report.teachers]
+    parts += [_table(report, None, protocol) for protocol in report.protocols]
+    parts.append(_needles(report))
+    if report.warnings:
+        parts.append("\n".join(f"! {warning}" for warning in report.warnings))
+    return "\n\n".join(part for part in parts if part)
+
+
+def columns(rows: list[list[str]]) -> str:
+    """Align rows of text: the first two columns to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _recovery(report: Report, teacher: int) -> str:
+    tables = [_table(report, teacher, protocol) for protocol in report.protocols]
+    gaps = [r for r in report.gaps if r.benchmark == ALL and r.checkpoint in report.students(teacher)]
+    if gaps:
+        lines = [["", "gap", "points", "95 % interval", "log-likelihood", "generation"]]
+        for row in sorted(gaps, key=lambda row: row.gap.point):
+            label = report.checkpoints[row.checkpoint].label
+            loglikelihood, generation = (
+                formatting.signed(-100 * drop.point) for drop in (row.drop_loglikelihood, row.drop_generation)
+            )
+            gap = formatting.signed(100 * row.gap.point)
+            lines.append(["", label, gap, formatting.span(row.gap), loglikelihood, generation])
+        tables.append(columns(lines))
+    return "\n\n".join(table for table in tables if table)
+
+
+def _table(report: Report, teacher: int | None, protocol: str) -> str:
+    """A teacher with its students; for None, the checkpoints without a teacher."""
+    if teacher is None:
+        members = [i for i, s in enumerate(report.checkpoints) if s.teacher is None and not s.is_teacher]
+    else:
+        members = list(report.students(teacher))
+    scores: dict[tuple[int, str], list[float]] = {}
+    for row in report.scores:
+        if row.protocol == protocol:
+            scores.setdefault((row.checkpoint, row.benchmark), []).append(row.score.point)
+    members = [i for i in members if any(checkpoint == i for checkpoint, _ in scores)]
+    if not members and teacher is None:
+        return ""
+    with_scores = {name for _, name in scores}
+    benchmarks = [benchmark for benchmark in report.benchmarks if benchmark.name in with_scores]
+
+    def cells(checkpoint: int) -> list[str]:
+        return [
+            _score(scores.get((checkpoint, b.name)), b.protocols[protocol].direction)  # type: ignore[index]
+            for b in benchmarks
+        ]
+
+    title = "no teacher" if teacher is None else report.checkpoints[teacher].label
+    header = ["", title, "recovery %", "95 % interval", "chance-normalized %"]
+    lines = [[*header, *(benchmark.title for benchmark in benchmarks)]]
+    if teacher is not None:
+        lines.append(["", "teacher", "", "", "", *cells(teacher)])
+    averages = {r.checkpoint: r for r in report.averages if (r.protocol, r.scope) == (protocol, ALL)}
+    in_order = [r.checkpoint for r in order([averages[i] for i in members if i in averages])]
+    for i in [*in_order, *(i for i in members if i not in averages)]:
+        average = averages.get(i)
+        interval = average.recovery.interval if average else None
+        lines.append(
+            [
+                formatting.rank(average) if average else "",
+                report.checkpoints[i].label,
+                formatting.percent(interval.point if interval else None),
+                formatting.span(interval) if interval else "undefined" if average else "",
+                formatting.percent(average.chance_normalized_recovery.point if average else None),
+                *cells(i),
+            ]
+        )
+    return f"{formatting.PROTOCOL_TITLES[protocol]}\n{columns(lines)}"
+
+
+def _score(values: list[float] | None, direction: str) -> str:
+    if not values:
+        return formatting.NOTHING
+    mean = sum(values) / len(values)
+    return formatting.percent(mean) if direction == "higher" else f"{mean:.3f}"
+
+
+def _needles(report: Report) -> str:
+    tables = []
+    for benchmark in report.benchmarks:
+        rows = [r for r in report.scores if r.benchmark == benchmark.name and r.context is not None]
+        for protocol in dict.fromkeys(row.protocol for row in rows):
+            found = {(r.checkpoint, r.context): r.score.point for r in rows if r.protocol == protocol}
+            contexts = sorted({context for _, context in found if context is not None})
+            title = f"{benchmark.title}, {formatting.PROTOCOL_TITLES[protocol]}"
+            lines = [["", title, *(formatting.tokens(context) for context in contexts)]]
+            for i, checkpoint in enumerate(report.checkpoints):
+                cells = [formatting.percent(found.get((i, context)), 0) for context in contexts]
+                lines.append(["", checkpoint.label, *cells])
+            tables.append(columns(lines))
+    return "\n\n".join(tables)

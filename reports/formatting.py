@@ -1,0 +1,206 @@
+"""Number formats and the headline, shared by the page, the exports and the gate."""
+
+from evalsuite.reports.analysis.bootstrap_sample import Estimate
+from evalsuite.reports.analysis.rows import AverageRow, GapRow
+from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.report import Report
+from evalsuite.reports.statistics.intervals import Interval
+
+PROTOCOL_TITLES = {"loglikelihood": "log-likelihood", "generation": "generation"}
+
+CATEGORY_TITLES = {
+    "all": "All",
+    "knowledge": "Knowledge",
+    "common_sense": "Common sense",
+    "reasoning": "Reasoning",
+    "instruction_following": "Instruction following",
+    "recall": "Recall",
+    "language_modeling": "Language modeling",
+}
+
+OUTCOME_TITLES = {
+    "ok": "answered",
+    "extraction_failed": "no answer extracted",
+    "truncated": "truncated",
+    "looped": "looped",
+    "error": "error",
+}
+
+NOTHING = "–"
+MINUS = "−"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """A number with a typographic sign: ``+1.2``, ``−0.3``, ``0.0``."""
+    text = f"{abs(value):.{digits}f}"
+    if float(text) == 0:
+        return text
+    return f"{'+' if value > 0 else MINUS}{text}"
+
+
+def plain(value: float, digits: int = 1) -> str:
+    """A number with a typographic minus where it is negative."""
+    text = f"{abs(value):.{digits}f}"
+    return text if value >= 0 or float(text) == 0 else f"{MINUS}{text}"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A fraction as a percentage without the % sign; a dash for None."""
+    return NOTHING if value is None else plain(100 * value, digits)
+
+
+def span(interval: Interval, scale: float = 100, digits: int = 1) -> str:
+    """Both ends of an interval: ``92.8 to 95.6``."""
+    return f"{plain(scale * interval.low, digits)} to {plain(scale * interval.high, digits)}"
+
+
+def estimate(value: Estimate, digits: int = 1) -> str:
+    """``94.2 (92.8 to 95.6)`` in percent, or a dash."""
+    if value.interval is None:
+        return NOTHING
+    return f"{percent(value.interval.point, digits)} ({span(value.interval, 100, digits)})"
+
+
+def rank(row: AverageRow) -> str:
+    """``1``, or ``1–3`` where the order of the three is not significant; empty without a rank."""
+    if row.rank is None:
+        return ""
+    if row.rank_low == row.rank_high:
+        return str(row.rank_low)
+    return f"{row.rank_low}–{row.rank_high}"
+
+
+def count(number: int) -> str:
+    """An integer with thousands separators: ``33,412``."""
+    return f"{number:,}"
+
+
+def tokens(number: int) -> str:
+    """``512``, ``2k``, ``128k`` for powers of two; ``30M``, ``1.5B`` for training budgets."""
+    if number >= 10**9:
+        return f"{number / 10**9:.3g}B"
+    if number >= 10**6:
+        return f"{number / 10**6:.3g}M"
+    if number >= 1024 and number % 1024 == 0:
+        return f"{number // 1024}k"
+    if number >= 10**4:
+        return f"{number / 10**3:.3g}k"
+    return str(number)
+
+
+def parameters(number: int | None) -> str:
+    """``135M``, or nothing."""
+    if not number:
+        return ""
+    return f"{number / 1e9:.2g}B" if number >= 1e9 else f"{number / 1e6:.3g}M"
+
+
+def bytes_(number: float) -> str:
+    """``1.5 MiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} GiB"
+
+
+def best_student(report: Report) -> AverageRow | None:
+    """The student with the highest recovery under log-likelihood, or under generation without it.
+
+    Students proven to score above their teacher come last: their recovery measures what they learned.
+    """
+    for protocol in report.protocols:
+        rows = [
+            row
+            for student in report.students()
+            if (row := report.average(student, protocol)) is not None and row.rank is not None
+        ]
+        if rows:
+            return max(rows, key=lambda row: (not exceeds_teacher(row), row.recovery.point or 0.0))
+    return None
+
+
+def exceeds_teacher(row: AverageRow) -> bool:
+    """Whether a student is proven to score above its teacher."""
+    return row.recovery.interval is not None and row.recovery.interval.low > 1
+
+
+def headline(report: Report) -> str:
+    """One sentence with the main finding; nothing that is not statistically proven."""
+    best = best_student(report)
+    if best is None:
+        return _without_recovery(report)
+    label = report.checkpoints[best.checkpoint].label
+    recovered = (
+        f"{label} recovers {percent(best.recovery.point)} % of its teacher "
+        f"under {PROTOCOL_TITLES[best.protocol]}"
+    )
+    row = report.gap(best.checkpoint)
+    if best.protocol != "loglikelihood" or row is None:
+        return f"{recovered}."
+    if row.teacher_below_chance and row.gap.low <= 0:
+        # The teacher is at chance on those benchmarks; the other generation benchmarks say more.
+        lowest = _lowest_category(report, best.checkpoint)
+        if lowest is not None:
+            kind = CATEGORY_TITLES[lowest.scope].lower()
+            return (
+                f"{recovered}; its lowest recovery under generation is {percent(lowest.recovery.point)} % "
+                f"({kind})."
+            )
+        generation = report.average(best.checkpoint, "generation")
+        if generation is not None and generation.recovery.point is not None:
+            return f"{recovered} and {percent(generation.recovery.point)} % under generation."
+    return f"{recovered}; {gap_clause(row)}."
+
+
+def _lowest_category(report: Report, checkpoint: int) -> AverageRow | None:
+    """The category with the lowest recovery, of those evaluated under generation alone."""
+    both = {row.benchmark for row in report.gaps}
+    rows = [
+        row
+        for row in report.averages
+        if (row.checkpoint, row.protocol) == (checkpoint, "generation")
+        and row.scope != ALL
+        and row.recovery.point is not None
+        and not row.missing
+        and not both & set(row.benchmarks)
+    ]
+    return min(rows, key=lambda row: row.recovery.point or 0.0, default=None)
+
+
+def gap_clause(row: GapRow) -> str:
+    """The gap between the protocols as a clause."""
+    points = f"{100 * abs(row.gap.point):.1f} points"
+    if row.gap.low > 0:
+        return f"it loses {points} more under generation"
+    if row.gap.high < 0:
+        return f"it loses {points} less under generation"
+    return "no further loss under generation is proven"
+
+
+def _best_incomplete(report: Report) -> str:
+    """The best student among those that lack benchmarks; empty if none has a recovery."""
+    for protocol in report.protocols:
+        rows = [row for s in report.students() if (row := report.average(s, protocol)) is not None]
+        rows = [row for row in rows if row.recovery.point is not None]
+        if rows:
+            best = max(rows, key=lambda row: row.recovery.point or 0.0)
+            planned = len(best.benchmarks) + len(best.missing)
+            label = report.checkpoints[best.checkpoint].label
+            return (
+                f"{label} recovers {percent(best.recovery.point)} % of its teacher under "
+                f"{PROTOCOL_TITLES[protocol]}, over {len(best.benchmarks)} of {planned} benchmarks; the "
+                "others are missing."
+            )
+    return ""
+
+
+def _without_recovery(report: Report) -> str:
+    checkpoints = f"{len(report.checkpoints)} checkpoint{'s' if len(report.checkpoints) != 1 else ''}"
+    if not report.teachers:
+        return f"Scores of {checkpoints}; without a teacher there is no recovery."
+    if not report.students():
+        return "Scores of the teacher; there is no student yet."
+    if incomplete := _best_incomplete(report):
+        return incomplete
+    return f"Scores of {checkpoints}; no recovery is defined."

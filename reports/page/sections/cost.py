@@ -1,0 +1,99 @@
+"""Inference cost: speed and memory by context length."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from evalsuite.reports import formatting
+from evalsuite.reports.page.axes import log_axis, nice_axis
+from evalsuite.reports.page.charts import Curve, Plot, Point, curves
+from evalsuite.reports.page.sections.scaling import MAX_SERIES, ChartView
+from evalsuite.reports.records.sidecars import EfficiencyRow
+from evalsuite.reports.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class CostRow:
+    """One line of the efficiency table."""
+
+    label: str
+    context: str
+    batch: str
+    prefill: str
+    decode: str
+    state: str
+    peak: str
+    device: str
+
+
+def cost_rows(report: Report) -> list[CostRow]:
+    """One row per efficiency record, in the order of the checkpoints."""
+    order = {checkpoint.plan.weights_id: i for i, checkpoint in enumerate(report.checkpoints)}
+    rows = []
+    for cost in sorted(
+        report.efficiency, key=lambda c: (order.get(c.weights_id, len(order)), c.context, c.batch)
+    ):
+        index = order.get(cost.weights_id)
+        rows.append(
+            CostRow(
+                label=report.checkpoints[index].label if index is not None else cost.weights_id,
+                context=formatting.tokens(cost.context),
+                batch=str(cost.batch),
+                prefill=_rate(cost.prefill_tokens_per_second),
+                decode=_rate(cost.decode_tokens_per_second),
+                state=formatting.NOTHING if cost.state_bytes is None else formatting.bytes_(cost.state_bytes),
+                peak=formatting.NOTHING if cost.peak_bytes is None else formatting.bytes_(cost.peak_bytes),
+                device=cost.device,
+            )
+        )
+    return rows
+
+
+def cost_charts(report: Report) -> list[ChartView]:
+    """Speed and memory by context, one curve per checkpoint, at the most frequent batch size and device."""
+    kinds: list[tuple[str, str, float, Callable[[EfficiencyRow], float | None]]] = [
+        ("Decode speed", "tokens/s; higher is faster", 1, lambda cost: cost.decode_tokens_per_second),
+        ("Prefill speed", "tokens/s; higher is faster", 1, lambda cost: cost.prefill_tokens_per_second),
+        ("Peak memory", "GiB; lower is better", 2**30, lambda cost: cost.peak_bytes),
+        ("State per sequence", "MiB; lower is better", 2**20, lambda cost: cost.state_bytes),
+    ]
+    return [chart for kind in kinds for chart in _charts(report, *kind)]
+
+
+def _charts(
+    report: Report, title: str, unit: str, scale: float, value_of: Callable[[EfficiencyRow], float | None]
+) -> list[ChartView]:
+    found = [(cost, value) for cost in report.efficiency if (value := value_of(cost)) is not None]
+    if not found:
+        return []
+    batch, device = Counter((cost.batch, cost.device) for cost, _ in found).most_common(1)[0][0]
+    labels = {checkpoint.plan.weights_id: checkpoint.label for checkpoint in report.checkpoints}
+    families: dict[str, list[Point]] = {}
+    for cost, value in found:
+        if (cost.batch, cost.device) == (batch, device):
+            name = labels.get(cost.weights_id, cost.weights_id)
+            label = f"{name} at {formatting.tokens(cost.context)}: {value / scale:,.4g} {unit.split(';')[0]}"
+            families.setdefault(name, []).append(Point(cost.context, value / scale, label=label))
+    series = [Curve(name, tuple(points)) for name, points in families.items()]
+    points = [point for curve in series for point in curve.points]
+    if len({point.x for point in points}) < 2:
+        return []
+    plot = Plot(log_axis([p.x for p in points]), nice_axis([p.y for p in points], include=[0.0]), 200)
+    caption = ", ".join(part for part in (f"batch {batch}", device, unit) if part)
+    parts = [series[start : start + MAX_SERIES] for start in range(0, len(series), MAX_SERIES)]
+    views = []
+    for number, part in enumerate(parts, 1):
+        full_title = f"{title} by context" + (f" ({number} of {len(parts)})" if len(parts) > 1 else "")
+        chart = curves(
+            part,
+            plot,
+            label=f"{full_title}. " + "; ".join(point.label for curve in part for point in curve.points),
+            x_labels=[formatting.tokens(round(tick)) for tick in plot.x_axis.ticks],
+        )
+        legend = tuple(curve.name for curve in part)
+        views.append(ChartView(full_title, caption, chart, legend, unit, "context (tokens)"))
+    return views
+
+
+def _rate(value: float | None) -> str:
+    return formatting.NOTHING if value is None else formatting.count(round(value))

@@ -1,0 +1,302 @@
+"""Layer selection: softmax layers of hybrids, importance scores of selectors, quality by number of layers."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from evalsuite.reports import formatting
+from evalsuite.reports.analysis.lineage import MIXER_TITLES, lineage_of
+from evalsuite.reports.page.axes import Axis, exact_axis, nice_axis
+from evalsuite.reports.page.charts import Curve, Plot, Point, curves, layer_bars, layer_strip
+from evalsuite.reports.page.sections.scaling import (
+    MAX_SERIES,
+    ChartView,
+    comparable_students,
+    recovery_charts,
+)
+from evalsuite.reports.records.sidecars import Selection
+from evalsuite.reports.report import Report
+from evalsuite.reports.statistics.agreement import WINDOW, stability
+
+STABLE = 0.9
+"""Mean Jaccard similarity above which the paper on KL-guided layer selection calls a selection stable."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """Softmax layers of one hybrid."""
+
+    label: str
+    about: str
+    strip: Markup
+    recovery: str
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorView:
+    """Importance scores of one selector, and the stability of its selection during the search."""
+
+    title: str
+    about: str
+    importance: Markup | None
+    measure: str
+    stability: ChartView | None
+
+
+def layer_rows(report: Report) -> list[LayerRow]:
+    """One row per hybrid."""
+    rows = []
+    for i, checkpoint in enumerate(report.checkpoints):
+        lineage = lineage_of(checkpoint.plan)
+        if not lineage.is_hybrid:
+            continue
+        softmax = lineage.softmax_layers
+        best = next((row for p in report.protocols if (row := report.average(i, p)) is not None), None)
+        about = f"{len(softmax)} of {len(lineage.mixers)} layers softmax"
+        if lineage.main_mixer:
+            about += f", the others {_mixer(lineage.main_mixer)}"
+        if lineage.selector:
+            about += f"; selected by {lineage.selector}"
+        rows.append(
+            LayerRow(
+                checkpoint.label,
+                about,
+                layer_strip(len(lineage.mixers), softmax, f"softmax layers {_listed(softmax)}"),
+                formatting.estimate(best.recovery) if best else formatting.NOTHING,
+            )
+        )
+    return rows
+
+
+def layer_charts(report: Report) -> list[ChartView]:
+    """Quality by number of softmax layers: recovery of the hybrids, then scores of probe students."""
+    return [chart for p in report.protocols for chart in _recovery_by_layers(report, p)] + _probes(report)
+
+
+def _recovery_by_layers(report: Report, protocol: str) -> list[ChartView]:
+    """One curve per selector and recipe; students without softmax layers are the first point of every curve.
+
+    Variants that change something other than the layers are left out.
+    """
+    changed = _changed_otherwise(report)
+    families: dict[Hashable, list[int]] = {}
+    without: dict[Hashable, list[int]] = {}
+    for student in comparable_students(report, protocol):
+        lineage = lineage_of(report.checkpoints[student].plan)
+        if not lineage.mixers or lineage.main_mixer is None or not lineage.complete or student in changed:
+            continue
+        start = (
+            report.checkpoints[student].teacher,
+            lineage.main_mixer,
+            (lineage.recipe or "").split(".")[0],
+        )
+        if lineage.softmax_layers:
+            families.setdefault((*start, lineage.selector), []).append(student)
+        else:
+            without.setdefault(start, []).append(student)
+    combined = {
+        key: [*without.get(key[:3], []), *each] for key, each in families.items() if isinstance(key, tuple)
+    }
+
+    def name_of(student: int) -> str:
+        """Legend entry, from the last student of a family, which has softmax layers."""
+        lineage = lineage_of(report.checkpoints[student].plan)
+        return " · ".join(part for part in (_mixer(lineage.main_mixer or ""), lineage.selector) if part)
+
+    return recovery_charts(
+        report,
+        protocol,
+        {key: each[::-1] for key, each in combined.items()},
+        lambda student: len(lineage_of(report.checkpoints[student].plan).softmax_layers),
+        title="Recovery by number of softmax layers",
+        caption="One curve per mixer and selector; whiskers are 95 % intervals over documents.",
+        x_title="softmax layers",
+        x_label=lambda x: f"{x:g}",
+        name_of=name_of,
+        log=False,
+    )
+
+
+def _changed_otherwise(report: Report) -> set[int]:
+    """Variants with as many softmax layers as their baseline."""
+
+    def layers(checkpoint: int) -> int:
+        return len(lineage_of(report.checkpoints[checkpoint].plan).softmax_layers)
+
+    return {
+        student
+        for ablation in report.ablations
+        for member in ablation.members
+        if member.partner is not None and layers(member.checkpoint) == layers(member.partner)
+        for student in member.runs
+    }
+
+
+def _probes(report: Report) -> list[ChartView]:
+    """Scores of the selectors' probe students, one chart per measured quantity."""
+    charts = []
+    for what in dict.fromkeys(each.what for s in report.selections for each in s.quality):
+        series = [
+            Curve(name, points)
+            for selection, name in zip(report.selections, _names(report.selections), strict=True)
+            if (points := _quality_points(selection, what, name))
+        ]
+        drawn = [point for curve in series for point in curve.points]
+        ends = [end for p in drawn for end in (p.y, p.low, p.high) if end is not None]
+        plot = Plot(exact_axis([point.x for point in drawn]), nice_axis(ends))
+        parts = [series[start : start + MAX_SERIES] for start in range(0, len(series), MAX_SERIES)]
+        for number, part in enumerate(parts, 1):
+            title = f"{what}, by number of softmax layers"
+            title += f" ({number} of {len(parts)})" if len(parts) > 1 else ""
+            chart = curves(
+                part,
+                plot,
+                label=f"{title}. " + "; ".join(point.label for curve in part for point in curve.points),
+                x_labels=[f"{tick:g}" for tick in plot.x_axis.ticks],
+                y_suffix=" %",
+            )
+            legend = tuple(curve.name for curve in part)
+            charts.append(
+                ChartView(
+                    title, "Probe students trained by the selectors.", chart, legend, "%", "softmax layers"
+                )
+            )
+    return charts
+
+
+def _quality_points(selection: Selection, what: str, name: str) -> tuple[Point, ...]:
+    return tuple(
+        Point(
+            len(each.layers),
+            100 * each.score,
+            None if each.low is None else 100 * each.low,
+            None if each.high is None else 100 * each.high,
+            f"{name}, {len(each.layers)} softmax layers ({_listed(each.layers)}): "
+            f"{formatting.percent(each.score)} %",
+        )
+        for each in selection.quality
+        if each.what == what
+    )
+
+
+def selector_views(report: Report) -> list[SelectorView]:
+    """Importance scores and stability, one view per selector."""
+    return [
+        _selector(selection, name)
+        for selection, name in zip(report.selections, _names(report.selections), strict=True)
+    ]
+
+
+def scores_above_minimum(selection: Selection) -> tuple[list[float | None], str]:
+    """Bar heights and their description.
+
+    Scores that are all negative are drawn relative to the lowest, so that a longer bar is a better layer.
+    """
+    known = [score for score in selection.scores if score is not None]
+    if not known or max(known) > 0:
+        return list(selection.scores), selection.measure
+    lowest = min(known)
+    scores = [None if score is None else score - lowest for score in selection.scores]
+    return scores, f"{selection.measure} (relative to the lowest, {lowest:.4g})"
+
+
+def _selector(selection: Selection, name: str) -> SelectorView:
+    scores, measure = scores_above_minimum(selection)
+    label = f"{measure} per layer by {name}; softmax layers: {_listed(selection.layers)}"
+    parts = [f"selects {len(selection.layers)} layers: {_listed(selection.layers)}"]
+    if selection.stop is not None:
+        parts.append(_stopped(selection))
+    cost = [f"{formatting.tokens(selection.tokens)} tokens"] if selection.tokens else []
+    if selection.seconds is not None and selection.seconds >= 1:
+        cost.append(f"{selection.seconds:,.0f} s")
+    if cost:
+        parts.append(f"cost {' and '.join(cost)}")
+    return SelectorView(
+        title=name,
+        about="; ".join(parts) + ".",
+        importance=layer_bars(scores, selection.layers, label) if any_known(scores) else None,
+        measure=measure,
+        stability=_stability(selection, name),
+    )
+
+
+def any_known(scores: Sequence[float | None]) -> bool:
+    """Whether any layer has a score."""
+    return any(score is not None for score in scores)
+
+
+def _stopped(selection: Selection) -> str:
+    stop = selection.stop
+    assert stop is not None
+    place = f"step {formatting.count(stop.step)}, " if stop.step is not None else ""
+    text = f"{'stopped early' if stop.reason == 'stable' else 'ran to the end'} at {place}"
+    text += f"{formatting.tokens(stop.tokens)} tokens"
+    if stop.planned and stop.reason == "stable":
+        saved = formatting.percent(1 - stop.tokens / stop.planned, 0)
+        text += f", {saved} % fewer than the {formatting.tokens(stop.planned)} planned"
+    return text
+
+
+def _stability(selection: Selection, name: str) -> ChartView | None:
+    """Rolling Jaccard similarity and backbone of the selected set during the search."""
+    history = selection.history
+    if len({step.tokens for step in history}) < 3:
+        return None
+    found = stability([step.layers for step in history])
+    backbone = [
+        Point(
+            step.tokens,
+            at.backbone / max(1, len(step.layers)),
+            label=f"at {formatting.tokens(step.tokens)} tokens {at.backbone} of {len(step.layers)} layers "
+            f"are in all of the last {WINDOW} sets",
+        )
+        for step, at in zip(history, found, strict=True)
+    ]
+    similarity = [
+        Point(step.tokens, at.jaccard, label=f"at {formatting.tokens(step.tokens)} tokens {at.jaccard:.2f}")
+        for step, at in zip(history, found, strict=True)
+        if at.jaccard is not None
+    ]
+    last = found[-1]
+    x_axis = nice_axis([step.tokens for step in history], include=[0], steps=4)
+    plot = Plot(x_axis, Axis(0, 1, (0, 0.25, 0.5, 0.75, 1)), 176)
+    final = "unknown" if last.jaccard is None else f"{last.jaccard:.2f}"
+    chart = curves(
+        [
+            Curve("mean Jaccard similarity", tuple(similarity)),
+            Curve("backbone ÷ selected layers", tuple(backbone)),
+        ],
+        plot,
+        label=f"Stability of {name}. At the end the mean Jaccard similarity is {final}, the backbone has "
+        f"{last.backbone} layers, and {last.union} layers are in any of the last {WINDOW} sets.",
+        x_labels=[formatting.tokens(round(tick)) for tick in x_axis.ticks],
+        reference=STABLE,
+        marker=None if selection.stop is None else selection.stop.tokens,
+    )
+    caption = (
+        f"Over the last {WINDOW} sets. At the end: Jaccard {final}, backbone {last.backbone} of "
+        f"{len(history[-1].layers)}, union {last.union}. Dotted: {STABLE}"
+        f"{' and the stopping point.' if selection.stop is not None else '.'}"
+    )
+    legend = ("mean Jaccard similarity", "backbone ÷ selected layers")
+    return ChartView(f"{name}: stability of the selection", caption, chart, legend, "", "training tokens")
+
+
+def _names(selections: Sequence[Selection]) -> list[str]:
+    """Selector names, with mixer and number of layers where the name alone is not unique."""
+    names = [selection.selector for selection in selections]
+    return [
+        name
+        if names.count(name) == 1
+        else f"{name} ({', '.join([*([_mixer(s.mixer)] if s.mixer else []), f'{len(s.layers)} layers'])})"
+        for name, s in zip(names, selections, strict=True)
+    ]
+
+
+def _mixer(name: str) -> str:
+    return MIXER_TITLES.get(name, name)
+
+
+def _listed(layers: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(layers)))

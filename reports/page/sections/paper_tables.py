@@ -1,0 +1,87 @@
+"""Scores that the papers print for benchmarks of this report, table by table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evalsuite.reports import formatting
+from evalsuite.reports.references.papers import BENCHMARKS, PaperScore, macro_gap, paper_scores
+from evalsuite.reports.report import Report
+
+GAP = ("gendistill_2026", "Table 1")
+"""Source of the protocol gap."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaperTable:
+    """One table of a paper, restricted to the benchmarks and contexts of this report."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, str, tuple[str, ...]], ...]
+    """Model, role, scores as printed."""
+
+
+def paper_tables(report: Report) -> list[PaperTable]:
+    """All shipped tables that share a benchmark and a protocol with the report."""
+    found: dict[tuple[str, str], list[PaperScore]] = {}
+    for figure in paper_scores():
+        if _is_in_report(report, figure):
+            found.setdefault((figure.citation, figure.protocol), []).append(figure)
+    return [_table(citation, protocol, figures) for (citation, protocol), figures in found.items()]
+
+
+def _is_in_report(report: Report, figure: PaperScore) -> bool:
+    names = BENCHMARKS.get(figure.benchmark, ())
+    for row in report.benchmarks:
+        if row.name in names and figure.protocol in row.protocols:
+            return figure.context is None or figure.context in row.contexts
+    return False
+
+
+def _table(citation: str, protocol: str, figures: Sequence[PaperScore]) -> PaperTable:
+    columns = dict.fromkeys((figure.benchmark, figure.context) for figure in figures)
+    models = dict.fromkeys((figure.model, figure.scale, figure.role) for figure in figures)
+    values = {(f.model, f.scale, f.benchmark, f.context): f"{f.value:g}" for f in figures}
+    return PaperTable(
+        title=f"{citation}, {formatting.PROTOCOL_TITLES[protocol]}",
+        columns=tuple(name + (f" {formatting.tokens(at)}" if at else "") for name, at in columns),
+        rows=tuple(
+            (
+                f"{model}, {scale}" if scale and scale not in model else model,
+                role,
+                tuple(values.get((model, scale, *column), formatting.NOTHING) for column in columns),
+            )
+            for model, scale, role in models
+        ),
+    )
+
+
+def paper_gap_sentence(report: Report) -> str:
+    """The protocol gap of arXiv 2603.26556; empty without one of its benchmarks under both protocols."""
+    figures = [f for f in paper_scores() if (f.source, f.table) == GAP]
+    under_loglikelihood = [
+        f.benchmark for f in figures if f.role == "student" and f.protocol == "loglikelihood"
+    ]
+    names = [
+        name
+        for name in under_loglikelihood
+        if name in {f.benchmark for f in figures if f.protocol == "generation"}
+    ]
+    both = {row.benchmark for row in report.gaps}
+    if not any(ours in both for name in names for ours in BENCHMARKS.get(name, ())):
+        return ""
+    scores = {(f.role, f.protocol, f.benchmark): f.value for f in figures}
+
+    def of(role: str) -> tuple[list[float], list[float]]:
+        return (
+            [scores[role, "loglikelihood", name] for name in names],
+            [scores[role, "generation", name] for name in names],
+        )
+
+    loglikelihood, generation, gap = macro_gap(of("student"), of("teacher"))
+    student = next(f.model for f in figures if f.role == "student")
+    return (
+        f"For comparison, {student} drops {loglikelihood:.1f} points under log-likelihood and "
+        f"{generation:.1f} under generation on {', '.join(names[:-1])} and {names[-1]}, a gap of {gap:.1f} "
+        f"({figures[0].citation})."
+    )

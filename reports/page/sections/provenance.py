@@ -1,0 +1,58 @@
+"""Provenance: lineage of the checkpoints and environment of the runs."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evalsuite.reports import formatting
+from evalsuite.reports.analysis.lineage import lineage_of
+from evalsuite.reports.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class LineageView:
+    """Origin of one checkpoint."""
+
+    label: str
+    role: str
+    facts: tuple[tuple[str, str], ...]
+    stages: tuple[tuple[str, str, str], ...]
+    """Name, objective, tokens."""
+
+
+def lineages(report: Report) -> list[LineageView]:
+    """The lineage of every checkpoint."""
+    views = []
+    for checkpoint in report.checkpoints:
+        lineage, plan = lineage_of(checkpoint.plan), checkpoint.plan
+        facts = [
+            ("weights", plan.weights_id),
+            ("path", plan.path),
+            ("parameters", formatting.count(plan.parameters) if plan.parameters else ""),
+            ("mixers", lineage.describe_mixers()),
+            ("recipe", " ".join(part for part in (lineage.recipe, lineage.recipe_hash) if part)),
+            ("seed", "" if lineage.seed is None else str(lineage.seed)),
+            ("teacher", " ".join(part for part in (lineage.teacher_path, lineage.teacher_id) if part)),
+            ("tokens", formatting.count(lineage.tokens) if lineage.tokens else ""),
+            ("training", "" if lineage.complete else "intermediate checkpoint"),
+        ]
+        stages = tuple(
+            (
+                stage.name,
+                stage.objective,
+                formatting.NOTHING if stage.tokens is None else formatting.count(stage.tokens),
+            )
+            for stage in lineage.stages
+        )
+        views.append(LineageView(checkpoint.label, plan.role, tuple(f for f in facts if f[1]), stages))
+    return views
+
+
+def environment_facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Key-value pairs of an environment; nested values as JSON."""
+    return [
+        (str(key), value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True))
+        for key, value in environment.items()
+        if value not in ({}, [], None, "")
+    ]

@@ -1,0 +1,160 @@
+"""Scaling charts: recovery by training tokens, by teacher size, or by another quantity."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from evalsuite.reports import formatting
+from evalsuite.reports.analysis.lineage import lineage_of
+from evalsuite.reports.page.axes import exact_axis, log_axis, nice_axis
+from evalsuite.reports.page.charts import Curve, Plot, Point, curves
+from evalsuite.reports.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class ChartView:
+    """A chart with its title, caption and legend."""
+
+    title: str
+    caption: str
+    chart: Markup
+    legend: tuple[str, ...]
+    y_title: str
+    x_title: str
+
+
+MAX_SERIES = 8
+"""Distinct series styles; further series go to another chart with the same axes."""
+
+
+def scaling_views(report: Report) -> list[ChartView]:
+    """Recovery by training tokens for checkpoints of one run, and by teacher size per mixer."""
+    return [
+        view
+        for protocol in report.protocols
+        for view in (*_token_scaling(report, protocol), *_size_scaling(report, protocol))
+    ]
+
+
+def _token_scaling(report: Report, protocol: str) -> list[ChartView]:
+    families: dict[Hashable, list[int]] = {}
+    for student in comparable_students(report, protocol):
+        lineage = lineage_of(report.checkpoints[student].plan)
+        if lineage.tokens:
+            run = (lineage.recipe, lineage.recipe_hash, lineage.mixers, lineage.seed)
+            families.setdefault((report.checkpoints[student].teacher, *run), []).append(student)
+    return recovery_charts(
+        report,
+        protocol,
+        families,
+        lambda student: lineage_of(report.checkpoints[student].plan).tokens or 0,
+        title="Recovery by training tokens",
+        caption="Checkpoints of one training run; whiskers are 95 % intervals over documents.",
+        x_title="training tokens",
+        x_label=lambda x: formatting.tokens(round(x)),
+    )
+
+
+def _size_scaling(report: Report, protocol: str) -> list[ChartView]:
+    families: dict[Hashable, list[int]] = {}
+    for student in comparable_students(report, protocol):
+        lineage = lineage_of(report.checkpoints[student].plan)
+        if _teacher_size(report, student) and lineage.complete:
+            families.setdefault((family_name(report, student), lineage.recipe), []).append(student)
+    return recovery_charts(
+        report,
+        protocol,
+        families,
+        lambda student: _teacher_size(report, student),
+        title="Recovery by teacher size",
+        caption="One curve per mixer and recipe; each student is compared with its own teacher.",
+        x_title="teacher parameters",
+        x_label=lambda x: formatting.parameters(round(x)),
+    )
+
+
+def _teacher_size(report: Report, student: int) -> int:
+    teacher = report.checkpoints[student].teacher
+    return 0 if teacher is None else report.checkpoints[teacher].plan.parameters or 0
+
+
+def comparable_students(report: Report, protocol: str) -> list[int]:
+    """Students whose recovery covers all benchmarks."""
+    rows = {student: report.average(student, protocol) for student in report.students()}
+    return [s for s, row in rows.items() if row and row.recovery.interval is not None and not row.missing]
+
+
+def family_name(report: Report, student: int) -> str:
+    """The mixers of a student, or its label if they are unknown."""
+    plan = report.checkpoints[student].plan
+    return lineage_of(plan).describe_mixers() or report.checkpoints[student].label
+
+
+def recovery_charts(
+    report: Report,
+    protocol: str,
+    families: Mapping[Hashable, Sequence[int]],
+    x_of: Callable[[int], float],
+    *,
+    title: str,
+    caption: str,
+    x_title: str,
+    x_label: Callable[[float], str],
+    name_of: Callable[[int], str] | None = None,
+    log: bool = True,
+) -> list[ChartView]:
+    """Recovery against a quantity of each student; one curve per family with at least two values of it.
+
+    Args:
+        report: the students' report.
+        protocol: protocol of the recovery.
+        families: family key → students of one curve, from `comparable_students`.
+        x_of: the quantity of a student.
+        title: chart title; the protocol is appended.
+        caption: one sentence.
+        x_title: title of the x axis.
+        x_label: text of an x tick.
+        name_of: legend entry of a student's curve; default: its mixers.
+        log: whether the x axis is logarithmic.
+    """
+    name_of = name_of or (lambda student: family_name(report, student))
+    lines = {key: each for key, each in families.items() if len({x_of(student) for student in each}) > 1}
+    names = {key: name_of(each[0]) for key, each in lines.items()}
+    if len(set(names.values())) < len(names):
+        names = {key: f"{names[key]} ({report.checkpoints[each[0]].label} …)" for key, each in lines.items()}
+    series = [
+        Curve(names[key], tuple(_point(report, student, x_of(student), protocol) for student in each))
+        for key, each in lines.items()
+    ]
+    if not series:
+        return []
+    points = [point for curve in series for point in curve.points]
+    ends = [end for point in points for end in (point.low, point.high) if end is not None]
+    x_axis = log_axis([p.x for p in points]) if log else exact_axis([p.x for p in points])
+    plot = Plot(x_axis, nice_axis(ends, include=[100.0]))
+    parts = [series[start : start + MAX_SERIES] for start in range(0, len(series), MAX_SERIES)]
+    views = []
+    for number, part in enumerate(parts, 1):
+        full_title = f"{title}, {formatting.PROTOCOL_TITLES[protocol]}"
+        full_title += f" ({number} of {len(parts)})" if len(parts) > 1 else ""
+        chart = curves(
+            part,
+            plot,
+            label=f"{full_title}. " + "; ".join(point.label for curve in part for point in curve.points),
+            x_labels=[x_label(tick) for tick in plot.x_axis.ticks],
+            y_suffix=" %",
+            reference=100.0,
+        )
+        legend = tuple(curve.name for curve in part)
+        views.append(ChartView(full_title, caption, chart, legend, "recovery", x_title))
+    return views
+
+
+def _point(report: Report, student: int, x: float, protocol: str) -> Point:
+    row = report.average(student, protocol)
+    assert row is not None
+    assert row.recovery.interval is not None
+    interval = row.recovery.interval.scaled(100)
+    label = f"{report.checkpoints[student].label}: {formatting.estimate(row.recovery)} %"
+    return Point(x, interval.point, interval.low, interval.high, label)

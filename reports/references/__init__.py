@@ -1,0 +1,1 @@
+"""Figures printed in papers, and their loader."""
