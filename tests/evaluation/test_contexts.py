@@ -80,7 +80,7 @@ def test_context_beyond_one_checkpoint_is_an_error(
     run, both = tmp_path / "run", suite(tmp_path, [128, 1024])
     told = str(evaluate(both, ["a"], run, teacher="t", phases=("build", "infer"), quiet=True))
     assert "a: 2 responses are errors, e.g. invalid request: the prompt has" in told
-    assert "t: " not in told
+    assert "\nt: " not in told
     summary = evaluate(both, [], run, phases=("score",), quiet=True)
     assert {label: count for label, (count, _) in summary.errors.items()} == {"a": 2}
     assert "a: 2 documents failed and are excluded from the scores" in str(summary)
