@@ -58,6 +58,58 @@ def test_a_wheel_holds_every_file_of_every_room(wheel: zipfile.ZipFile) -> None:
     held = set(wheel.namelist())
     for room in ROOMS:
         for path in (ROOT / room).rglob("*"):
-            unshipped = {"__pycache__", "published"} & set(path.parts)
+            unshipped = {"__pycache__", "results"} & set(path.parts)
             if path.is_file() and not unshipped and not path.name.startswith("."):
                 assert f"evalsuite/{room}/{path.relative_to(ROOT / room)}" in held
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_no_results_and_no_tests(wheel: zipfile.ZipFile) -> None:
+    for name in wheel.namelist():
+        assert not {"results", "tests", "docs"} & set(Path(name).parts), name
+
+
+HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "datasets", "lm_eval", "evalscope")
+BLOCK = f"""
+import sys
+from importlib.abc import MetaPathFinder
+
+class Block(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {HEAVY!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Block())
+from evalsuite.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as the base install does: none of the packages of the extras can be imported."""
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_base_install_gates_and_compares(tmp_path: Path) -> None:
+    run = "tests/reports/fixtures/passing"
+    gate = without_torch("gate", run, "--min-recovery", "0.5", "--out", str(tmp_path / "verdict"))
+    assert gate.returncode == 0, gate.stderr
+    compare = without_torch("compare", run, "--out", str(tmp_path / "report"))
+    assert compare.returncode == 0, compare.stderr
+    assert (tmp_path / "report" / "index.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (("run", "pocket", "--checkpoint", "pocket", "--out", "OUT"), "eval"),
+        (("distill", "pocket", "--out", "OUT"), "distill"),
+    ],
+)
+def test_a_missing_package_names_the_extra(arguments: tuple[str, ...], extra: str, tmp_path: Path) -> None:
+    done = without_torch(*(str(tmp_path / "out") if word == "OUT" else word for word in arguments))
+    assert done.returncode == 69
+    assert f"evalsuite[{extra}]" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from evalsuite.cli.options import add_model_options, add_quiet
 from evalsuite.cli.parser import command
@@ -74,7 +75,6 @@ def fraction(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate checkpoints, if any are given, and write the report."""
-    from evalsuite.cli.leaderboard import print_leaderboard
     from evalsuite.foundation import ConfigError
     from evalsuite.reports import compare, load_policy
 
@@ -131,3 +131,9 @@ def run(arguments: argparse.Namespace) -> int:
     for benchmark, why in (questions.missing if questions is not None else {}).items():
         print(f"{benchmark}: {why}", file=sys.stderr)
     return 0
+
+
+def print_leaderboard(comparison: Any) -> None:
+    """Print the leaderboard of an `evalsuite.reports.comparison.Comparison` and the path of its page."""
+    print(comparison.text.rstrip())
+    print(f"\npage: {comparison.page}")

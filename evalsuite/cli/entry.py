@@ -14,6 +14,7 @@ import evalsuite
 from evalsuite.cli import bench, compare, demo, distill, doctor, gate, prepare, retired, run, select, show
 from evalsuite.cli.parser import Parser
 from evalsuite.foundation import EvalsuiteError, RunFolderError
+from evalsuite.foundation.dependencies import missing_dependency
 
 INTERRUPTED = 130
 CRASHED = 70
@@ -51,6 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EvalsuiteError as error:
         print(f"evalsuite {arguments.verb}: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        missing = missing_dependency(error, arguments.verb)
+        if missing is None:
+            traceback.print_exc()
+            return CRASHED
+        print(f"evalsuite {arguments.verb}: {missing}", file=sys.stderr)
+        return missing.exit_code
     except KeyboardInterrupt:
         how = "; repeat the command to resume" if arguments.verb in RESUMABLE else ""
         print(f"evalsuite {arguments.verb}: interrupted{how}", file=sys.stderr)

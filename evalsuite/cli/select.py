@@ -61,10 +61,10 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Select layers, write the file and its figure, and print a summary."""
-    from evalsuite.cli.selection_figure import draw
     from evalsuite.distill import load_recipe
     from evalsuite.distill.selection import load_options, select
     from evalsuite.foundation import write_text
+    from evalsuite.reports.exports.selection_figure import draw
     from evalsuite.reports.records.sidecars import read_selection
 
     value = select(

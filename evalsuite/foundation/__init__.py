@@ -1,6 +1,6 @@
-"""The leaf that every room may import; it imports nothing of ours and no heavy package.
+"""Leaf package that every room may import; it depends on no other room and on no heavy package.
 
-Errors with exit codes, files that are never half-written, hashes, strict YAML and the progress bar.
+Errors with exit codes, atomic files, content hashes, strict YAML and the progress bar.
 """
 
 from evalsuite.foundation.errors import (

@@ -1,7 +1,7 @@
-"""Errors a user can act on: each names the file, the field, the value and the way out.
+"""Errors that name the file, the field, the value and the way out.
 
-The command line turns an `EvalsuiteError` into one message and the exit code of its class. All codes
-are 64 or more (after BSD's sysexits), so that a mistake never looks like a verdict of the gate.
+The command line prints an `EvalsuiteError` as one message and exits with the code of its class. All codes are
+64 or more (after BSD's sysexits), so that an error never looks like a verdict of the gate.
 """
 
 import difflib
@@ -21,7 +21,7 @@ class ConfigError(EvalsuiteError):
 
 
 class DataError(EvalsuiteError):
-    """Data that is missing, empty or not what its schema promises."""
+    """Data that is missing, empty or does not follow its schema."""
 
     exit_code = 65
 
@@ -39,7 +39,7 @@ class MissingDependencyError(EvalsuiteError):
 
 
 class RunFolderError(EvalsuiteError):
-    """A run or output folder that holds something else, is locked, full or cannot be written."""
+    """A run or output folder that holds other content, is locked, is full or cannot be written."""
 
     exit_code = 73
 

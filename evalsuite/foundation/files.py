@@ -1,4 +1,4 @@
-"""Files that survive a kill: whole or absent, and journals whose torn last line is never read."""
+"""Crash-safe files: atomic writes, and append-only JSON lines whose torn last line is ignored."""
 
 import fcntl
 import json
@@ -13,11 +13,11 @@ from typing import IO, Any
 from evalsuite.foundation.errors import DataError, RunFolderError
 
 GRACE = 2.0
-"""Seconds for which a lock that nobody is to wait for may still be held."""
+"""Seconds to retry a lock before reporting that another process holds it."""
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` so that a reader sees either the old file or the whole new one.
+    """Write `data` atomically: a reader sees the old file or the complete new one.
 
     Raises:
         RunFolderError: the folder cannot be written or the disk is full.
@@ -71,9 +71,9 @@ def read_json(path: Path) -> Any:
 
 
 def append_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Append `rows` as one write under a lock and flush them to disk before returning.
+    """Append `rows` as one locked write and sync them to disk before returning.
 
-    A torn line that an earlier kill left behind is cut off first, so that it cannot swallow a new row.
+    A torn last line of a killed process is truncated first, so that it cannot swallow a new row.
 
     Raises:
         RunFolderError: the folder cannot be written or the disk is full; no partial row remains.
@@ -84,10 +84,10 @@ def append_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered: a buffer would write its rest once more on closing, after the cut below.
+        # Unbuffered: closing would flush a buffer again, after the truncation below.
         with open(path, "a+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            end = _whole_length(file)
+            end = _complete_length(file)
             file.truncate(end)
             try:
                 rest = memoryview(data)
@@ -101,7 +101,7 @@ def append_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         raise RunFolderError(f"{path}: cannot be appended to ({error.strerror or error})") from error
 
 
-def _whole_length(file: Any) -> int:
+def _complete_length(file: Any) -> int:
     """Bytes up to and including the last newline."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
@@ -115,7 +115,7 @@ def _whole_length(file: Any) -> int:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a journal; a last line without newline was torn by a kill and is not a row.
+    """Yield the rows of a JSON-lines file; a last line without newline is torn and skipped.
 
     Raises:
         DataError: a line before the last is not JSON; the message names file and line.
@@ -128,7 +128,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                # Given bytes, json.loads guesses the encoding of every line.
+                # json.loads detects the encoding of every line when given bytes.
                 yield json.loads(line.decode())
             except (json.JSONDecodeError, UnicodeDecodeError) as error:
                 raise DataError(f"{path}, line {number}: not JSON ({error})") from error
@@ -139,7 +139,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock on `path` (a small file, created if absent) across processes.
 
     Raises:
-        RunFolderError: `wait` is false and another process keeps the lock, or the path cannot be written.
+        RunFolderError: `wait` is false and another process holds the lock, or the path cannot be written.
     """
     path = Path(path)
     try:
@@ -150,16 +150,15 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     with file:
         if wait:
             fcntl.flock(file, fcntl.LOCK_EX)
-        elif not _taken(file):
-            raise RunFolderError(f"{path}: another evalsuite process is at work here")
+        elif not _try_lock(file):
+            raise RunFolderError(f"{path}: another evalsuite process is using this folder")
         yield
 
 
-def _taken(file: IO[bytes]) -> bool:
-    """Try for `GRACE` seconds to lock a file.
+def _try_lock(file: IO[bytes]) -> bool:
+    """Try to lock a file for `GRACE` seconds.
 
-    A process that is killed while it starts another (git, say) leaves a copy of itself, which holds its locks
-    until the other program has begun.
+    A process killed between fork and exec leaves a child that holds its locks until exec closes them.
     """
     deadline = time.monotonic() + GRACE
     while True:

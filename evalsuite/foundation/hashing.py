@@ -1,4 +1,4 @@
-"""Content hashes: the same value gives the same name on every machine."""
+"""Content hashes that are equal on every machine."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """Return JSON with sorted keys and no spaces; NaN is refused, since it equals nothing."""
+    """Return JSON with sorted keys and no spaces. NaN is refused."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -17,6 +17,6 @@ def content_hash(value: Any, length: int = 16) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex, read in pieces."""
+    """Return the SHA-256 of a file in hex, reading it in chunks."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

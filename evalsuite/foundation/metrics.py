@@ -1,4 +1,4 @@
-"""Metrics that are stored as losses: asked for by tasks, recorded by protocols, aggregated by reports."""
+"""Metrics that are stored as losses: named by tasks, recorded by protocols, aggregated by reports."""
 
 PERPLEXITIES: dict[str, str | None] = {
     "perplexity": None,

@@ -1,4 +1,4 @@
-"""The one progress bar: time left, a rate, and a few live figures."""
+"""Progress bar with time left, rate and live figures."""
 
 import os
 import sys
@@ -9,13 +9,13 @@ from typing import Any
 from tqdm import tqdm
 
 LOG_SECONDS = 10.0
-"""Between two redrawings where stderr is no terminal: a log keeps every one of them."""
+"""Seconds between redraws when stderr is not a terminal, where every redraw becomes a log line."""
 
 
 class _Bar(tqdm):
-    """A bar whose lock is this process's own.
+    """A tqdm bar with a lock per process.
 
-    tqdm's is shared with forked processes: one that is killed while it draws keeps it for ever.
+    tqdm's own lock is shared with forked processes; one that is killed while drawing never releases it.
     """
 
 

@@ -1,6 +1,6 @@
-"""Strict YAML: what a user wrote is either understood whole or refused by name.
+"""Strict YAML: unknown keys and invalid values are refused by name.
 
-Apart from the package's `__init__`, because pydantic is not needed where models only answer.
+Not imported by the package's `__init__`: the infer phase runs without pydantic.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from evalsuite.foundation.errors import ConfigError, nearest
 
 
 class Strict(BaseModel):
-    """A frozen settings class that refuses unknown keys, NaN, and strings where numbers belong."""
+    """Base of frozen configuration classes that refuse unknown keys and NaN."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
 
@@ -67,29 +67,29 @@ def _explain(mistake: Any, kind: type[BaseModel], source: str) -> str:
         return f"{source}: unknown key '{where}'{nearest(str(key), _known_keys(kind, parents))}"
     if mistake["type"] == "missing":
         return f"{source}: '{where}' is required"
-    # What is wrong within a group of settings names them itself; all of them would bury it.
+    # A mistake inside a group names its fields; printing the whole group would bury it.
     value = "" if isinstance(mistake["input"], dict) else f" = {mistake['input']!r}"
     place = f"'{where}'{value}: " if where else ""
     return f"{source}: {place}{mistake['msg'].removeprefix('Value error, ')}"
 
 
 def _known_keys(kind: Any, parents: list[Any]) -> list[str]:
-    """Field names of the settings class that `parents` leads to, as far as annotations tell."""
+    """Return the field names of the configuration class at `parents`, as far as annotations tell."""
     for part in parents:
         field = getattr(kind, "model_fields", {}).get(part)
         if field is not None:
-            kind = _settings_class(field.annotation)
+            kind = _config_class(field.annotation)
         elif not (isinstance(kind, type) and issubclass(kind, BaseModel)):
             return []
     return list(getattr(kind, "model_fields", {}))
 
 
-def _settings_class(annotation: Any) -> Any:
-    """The settings class inside Optional[…], list[…] or dict[…, …]; None if there is none."""
+def _config_class(annotation: Any) -> Any:
+    """Return the configuration class inside Optional[…], list[…] or dict[…, …]; None if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for inner in getattr(annotation, "__args__", ()):
-        found = _settings_class(inner)
+        found = _config_class(inner)
         if found is not None:
             return found
     return None

@@ -50,7 +50,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, data: Path) -> Path:
-    """The failing fixture, its facts asked as ARC-Easy, so that its documents are in the data."""
+    """The failing fixture with its facts renamed to ARC-Easy, so that its documents are in the data."""
     run = tmp_path / "run"
     shutil.copytree(FIXTURES / "failing", run)
     plan = (run / "plan.yaml").read_text().replace("name: facts", "name: arc_easy")

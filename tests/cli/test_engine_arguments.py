@@ -58,10 +58,10 @@ def test_engine_args_refuses_invalid(argv: tuple[str, ...], message: str) -> Non
 def test_engine_args_reach_vllm_before_loading(
     verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    requested: list[dict[str, Any]] = []
 
     def refuse(info: Any, **rest: Any) -> None:
-        asked.append({"label": info.label, **rest})
+        requested.append({"label": info.label, **rest})
         raise ConfigError("not today")
 
     monkeypatch.setattr(vllm_engine, "VllmEngine", refuse)
@@ -70,5 +70,5 @@ def test_engine_args_reach_vllm_before_loading(
     code = main([*argv, "--dtype", "float32", "--engine", "vllm", "--engine-args", "tensor_parallel_size=2"])
     assert code == ConfigError.exit_code
     assert "not today" in capsys.readouterr().err
-    assert asked == [{"label": "pocket", "dtype": "float32", "arguments": {"tensor_parallel_size": 2}}]
+    assert requested == [{"label": "pocket", "dtype": "float32", "arguments": {"tensor_parallel_size": 2}}]
     assert not run.exists()

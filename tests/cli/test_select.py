@@ -1,4 +1,4 @@
-"""`evalsuite select`: the file, the figure beside it, and what is said."""
+"""`evalsuite select`: the selection file, its figure, and the messages."""
 
 import json
 from xml.etree import ElementTree

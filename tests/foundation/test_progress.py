@@ -17,10 +17,10 @@ def test_a_log_gets_a_bar_now_and_then(capsys, monkeypatch):
             bar.set_postfix(loss=number, refresh=False)
             bar.update()
             time.sleep(0.002)
-    written = capsys.readouterr().err
-    assert "answers: 100%" in written
-    assert "loss=399" in written
-    assert 2 <= written.count("\r") <= 6
+    generated = capsys.readouterr().err
+    assert "answers: 100%" in generated
+    assert "loss=399" in generated
+    assert 2 <= generated.count("\r") <= 6
 
 
 def draws() -> bool:

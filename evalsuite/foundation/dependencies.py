@@ -1,0 +1,24 @@
+"""Which extra of evalsuite installs which package."""
+
+from evalsuite.foundation.errors import MissingDependencyError
+
+_EVAL = {"evalscope", "langdetect", "lm_eval", "rouge", "wonderwords"}
+_MODELS = {"datasets", "gguf", "safetensors", "tokenizers", "torch", "transformers", "zstandard"}
+_EXTRAS = {"fla": "gpu", "ray": "ray", "triton": "gpu", "vllm": "vllm"}
+
+
+def missing_dependency(error: ModuleNotFoundError, verb: str) -> MissingDependencyError | None:
+    """Return the error that names the extra to install; None if the module is no optional dependency.
+
+    `verb` is the command that needs it: packages that load a model belong to `eval` and to `distill`.
+    """
+    package = (error.name or "").split(".")[0]
+    if package in _MODELS:
+        extra = "distill" if verb in ("distill", "select") else "eval"
+    elif package in _EVAL:
+        extra = "eval"
+    elif package in _EXTRAS:
+        extra = _EXTRAS[package]
+    else:
+        return None
+    return MissingDependencyError(f"package '{package}' is not installed: pip install 'evalsuite[{extra}]'")
