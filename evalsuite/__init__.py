@@ -2,7 +2,7 @@
 
 The rooms `models`, `tasks`, `distill` and `reports` are subpackages of this namespace. A wheel and an
 editable install put them in place; run from a checkout that is not installed (a GPU host), they lie
-beside this folder, and the path below lets the import system look there.
+next to this folder, and the path below lets the import system look there.
 """
 
 from pathlib import Path

@@ -208,16 +208,16 @@ def _incomplete_averages(tensor: ResultTensor, averages: Sequence[AverageRow]) -
     for (protocol, missing, there), labels in groups.items():
         one = len(labels) == 1
         average = "its average is" if one else "their averages are"
-        not_ranked = f"and {'is' if one else 'are'} not ranked."
+        without_rank = f"and {'is' if one else 'are'} not ranked."
         if len(missing) > len(there):
             text = (
                 f"{'has' if one else 'have'} only {', '.join(there)} under {protocol}: {average} over these "
-                f"{not_ranked}"
+                f"{without_rank}"
             )
         else:
             text = (
                 f"{'lacks' if one else 'lack'} {', '.join(missing)} under {protocol}: {average} over the "
-                f"other {len(there)} {not_ranked}"
+                f"other {len(there)} {without_rank}"
             )
         found.append(f"{', '.join(labels)} {text}")
     return found

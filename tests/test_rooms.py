@@ -1,11 +1,13 @@
-"""The arrows between the rooms: who may import whom, read from the source of every module."""
+"""The layout of the repository: rooms, import directions, and the sizes of files and folders."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("evalsuite", "tasks", "models", "distill", "reports")
 ALLOWED = {
     "evalsuite/foundation": {"foundation"},
     "tasks": {"foundation", "tasks"},
@@ -13,42 +15,114 @@ ALLOWED = {
     "reports": {"foundation", "reports"},
     "distill": {"foundation", "distill", "models", "tasks"},
 }
+FOLDERS = {
+    "evalsuite": {"cli", "evaluation", "executors", "protocols", "foundation"},
+    "tasks": {"benchmarks", "suites", "sources", "synthetic"},
+    "models": {
+        "recurrence",
+        "kernels",
+        "mixers",
+        "student",
+        "inference",
+        "vllm_plugin",
+        "diagnostics",
+        "pocket",
+    },
+    "distill": {"recipes", "data", "objectives", "training", "selection"},
+    "reports": {
+        "records",
+        "statistics",
+        "analysis",
+        "page",
+        "exports",
+        "imports",
+        "gate",
+        "references",
+        "results",
+        "examples",
+    },
+    "tests": {
+        "api",
+        "cli",
+        "distill",
+        "evaluation",
+        "foundation",
+        "models",
+        "parity",
+        "performance",
+        "plugin",
+        "protocols",
+        "reports",
+        "tasks",
+    },
+}
+MAX_MODULES = 16
+MAX_LINES = 400
+UNLIMITED = {"models/mixers"}
+"""Folders that grow with the field: one module a mixer."""
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """Second components of every `evalsuite.X` that a module imports, also inside functions."""
-    rooms = set()
+def modules(*rooms: str) -> list[Path]:
+    """Python files of the given rooms, without what Python itself leaves behind."""
+    return [path for room in rooms for path in (ROOT / room).rglob("*.py") if "__pycache__" not in path.parts]
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names of everything that a module imports, also inside functions."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "evalsuite":
-            names = [f"evalsuite.{alias.name}" for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names = [node.module or ""]
-        else:
-            continue
-        rooms |= {name.split(".")[1] for name in names if name.startswith("evalsuite.")}
-        roots = {name.split(".")[0] for name in names}
-        assert not roots & {"models", "tasks", "distill", "reports"}, f"{path}: a bare room name is imported"
-    return rooms
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module or ""}
+    return names
 
 
 @pytest.mark.parametrize("room", ALLOWED)
-def test_a_room_imports_only_what_the_plan_allows(room: str) -> None:
-    files = list((ROOT / room).rglob("*.py"))
+def test_imports_follow_the_plan(room: str) -> None:
+    files = modules(room)
     assert files
     for path in files:
-        extra = imported_rooms(path) - ALLOWED[room]
+        names = imports(path)
+        rooms = {name.split(".")[1] for name in names if name.startswith("evalsuite.")}
+        extra = rooms - ALLOWED[room] - {"__version__"}
         assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)}"
+        bare = {name.split(".")[0] for name in names} & (set(ROOMS[1:]) | {"tests"})
+        assert not bare, f"{path.relative_to(ROOT)} imports {sorted(bare)} under a bare name"
 
 
 def test_reports_never_import_torch() -> None:
-    for path in (ROOT / "reports").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            assert not {name.split(".")[0] for name in names} & {"torch", "transformers"}, path
+    for path in modules("reports"):
+        roots = {name.split(".")[0] for name in imports(path)}
+        assert not roots & {"torch", "transformers"}, path
+
+
+def test_no_product_module_imports_a_test() -> None:
+    for path in modules(*ROOMS):
+        assert not {name for name in imports(path) if name.split(".")[0] == "tests"}, path
+
+
+@pytest.mark.parametrize("room", FOLDERS)
+def test_folders_are_those_of_the_plan(room: str) -> None:
+    found = {path.name for path in (ROOT / room).iterdir() if path.is_dir() and path.name[0] not in "._"}
+    assert found <= FOLDERS[room], f"{room}/ holds {sorted(found - FOLDERS[room])}"
+
+
+def test_no_folder_holds_more_modules_than_a_reader_can_scan() -> None:
+    count = Counter(str(path.parent.relative_to(ROOT)) for path in modules(*ROOMS))
+    crowded = {folder: n for folder, n in count.items() if n > MAX_MODULES and folder not in UNLIMITED}
+    assert not crowded
+
+
+def test_no_module_is_longer_than_one_idea() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules(*ROOMS, "tests")
+    }
+    assert not {name: n for name, n in lengths.items() if n > MAX_LINES}
+
+
+def test_every_package_has_a_docstring() -> None:
+    for path in modules(*ROOMS):
+        if path.name != "__init__.py":
+            assert ast.get_docstring(ast.parse(path.read_text())), f"{path.relative_to(ROOT)}: no docstring"

@@ -134,11 +134,11 @@ def pack_documents(
     Unless this is the `last` call, the documents of the emptiest sequence are returned as leftover, to be
     packed with the next batch of documents. Padding forms a document of its own that is not in the loss.
     """
-    pieces = [piece for document in documents for piece in _split(document, length) if len(piece.tokens) > 1]
-    pieces.sort(key=lambda piece: len(piece.tokens), reverse=True)
+    parts = [piece for document in documents for piece in _split(document, length) if len(piece.tokens) > 1]
+    parts.sort(key=lambda piece: len(piece.tokens), reverse=True)
     bins: list[list[Document]] = []
     free: list[int] = []
-    for piece in pieces:
+    for piece in parts:
         size = len(piece.tokens) - 1
         index = next((index for index, space in enumerate(free) if space >= size), None)
         if index is None:

@@ -132,9 +132,7 @@ def shorten_kd_stage(recipe: Recipe, options: Options) -> Stage:
     """
     own = next((stage for stage in recipe.stages if stage.objective == "kd"), None)
     if own is None or not own.loss.kl:
-        raise ConfigError(
-            f"recipe '{recipe.name}' has no stage with objective kd, which this selector needs"
-        )
+        raise ConfigError(f"recipe '{recipe.name}' has no stage with objective kd, which this selector needs")
     short = _shorten(own, options.tokens, options.batch_size, "tokens")
     rest = None if short.backbone_lr is None else short.backbone_lr * options.lr_scale
     return short.model_copy(update={"lr": short.lr * options.lr_scale, "backbone_lr": rest})

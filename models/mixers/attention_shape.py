@@ -84,10 +84,10 @@ def repeat_kv_weights(weight: Tensor, shape: AttentionShape, mode: str = "heads"
     Args:
         weight: weight or bias of the grouped projection.
         shape: the teacher's attention shape.
-        mode: `heads` repeats complete heads, which is correct. `head_size_32` treats 32 rows as a head, as the
-            code of arXiv 2504.14366 does: with heads of 64, two of three query heads of SmolLM2-135M start
-            from halves of the wrong head. `rows` repeats single rows, as fla-org/hybrid-distillation does,
-            which scrambles every head of a grouped-query teacher. Both serve to measure what they cost.
+        mode: `heads` repeats complete heads, which is correct. The other two reproduce published code, to
+            measure their cost: `head_size_32` (arXiv 2504.14366) treats 32 rows as a head, so that with heads
+            of 64 two of three query heads of SmolLM2-135M start from halves of the wrong head; `rows`
+            (fla-org/hybrid-distillation) repeats single rows, which scrambles every head.
 
     Raises:
         ConfigError: unknown mode, or rows that do not divide into heads of 32.

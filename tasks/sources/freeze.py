@@ -53,7 +53,7 @@ class _Split:
 
     def read(self, source: DataSource) -> list[dict[str, Any]]:
         if self.column:
-            return source.merge_configs_rows(self.dataset, self.column, self.split)
+            return source.merged_rows(self.dataset, self.column, self.split)
         return source.rows(self.dataset, self.config, self.split)
 
 

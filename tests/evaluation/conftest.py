@@ -28,11 +28,11 @@ class FakeEngine:
         self.label = label
         self.fingerprint = hashlib.sha256(label.encode()).hexdigest()[:16]
         self.tokenizer = tokenizer
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreResponse]]:
         for number, request in reversed(list(enumerate(requests))):
-            self.asked.append(request)
+            self.requests.append(request)
             logprobs = tuple(logprob(self.label, request.context, each) for each in request.continuations)
             yield (
                 number,
@@ -41,7 +41,7 @@ class FakeEngine:
 
     def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateResponse]]:
         for number, request in reversed(list(enumerate(requests))):
-            self.asked.append(request)
+            self.requests.append(request)
             text = " " + self.tokenizer.decode(request.prompt[-3:]).strip()
             yield number, GenerateResponse(request.prompt[-3:], text, "stop")
 
@@ -92,7 +92,7 @@ class Crew:
     @property
     def computed(self) -> int:
         """Requests that were answered so far."""
-        return sum(len(engine.asked) for engine in self.engines)
+        return sum(len(engine.requests) for engine in self.engines)
 
 
 @pytest.fixture

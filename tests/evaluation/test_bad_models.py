@@ -39,7 +39,7 @@ def test_inference_errors_are_recorded_and_counted(
     suite.write_text(
         "name: s\ntitle: S\nbenchmarks: [{benchmark: pocket_niah_single_2, contexts: [128], limit: 2}]\n"
     )
-    # A context that no model reads is refused at once; one that the teacher reads is asked of all.
+    # A context that no model reads is refused at once; one that the teacher reads is evaluated for all.
     summary = evaluate(suite, [str(model)], tmp_path / "run", teacher=str(tiny), quiet=True)
     found = [row for path in (tmp_path / "run" / "scores").iterdir() for row in read_jsonl(path)]
     records = [record for record in found if record["checkpoint"] == "model"]

@@ -1,4 +1,4 @@
-"""What the doctor finds lands beside the run, and the comparison heeds it."""
+"""The results of `doctor` are stored in the run folder, and `compare` warns by them."""
 
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,9 @@ def result(dtype: str, *checks: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_check_status_by_deviation(dtype: str, found: dict[str, Any], status: str) -> None:
-    (judged,) = summarize_checks(result(dtype, found))["checks"]
-    assert judged["status"] == status
-    assert ("skipped: no GPU" in judged["text"]) == bool(found["skipped"])
+    (scored,) = summarize_checks(result(dtype, found))["checks"]
+    assert scored["status"] == status
+    assert ("skipped: no GPU" in scored["text"]) == bool(found["skipped"])
 
 
 def test_doctor_findings_per_checkpoint(tmp_path: Path) -> None:

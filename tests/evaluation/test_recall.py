@@ -72,9 +72,9 @@ def test_recall_reading_sets_equal_based(name: str) -> None:
     reference = kind.__new__(kind)
     assert made.messages(0) == [("user", reference.doc_to_text(row))]
     for response in (" k12.345 (b)", " K12x345 (B)", "", " it is K12.345 (B), I think"):
-        judged = made.score(0, GenerateResponse((1,), response, "stop"))
-        assert judged.values == reference.process_results(row, [response])
-        assert judged.detail["target"] == "K12.345 (B)"
+        scored = made.score(0, GenerateResponse((1,), response, "stop"))
+        assert scored.values == reference.process_results(row, [response])
+        assert scored.detail["target"] == "K12.345 (B)"
     assert benchmark.generation is not None
     assert (benchmark.generation.sampling.max_new_tokens, benchmark.generation.sampling.stop) == (48, ("\n",))
     with pytest.raises(DataError, match=r"'text'.* is undefined"):

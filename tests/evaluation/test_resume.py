@@ -86,7 +86,7 @@ def test_killed_run_resumes_with_equal_scores(
     process = start(killed)
     output, _ = process.communicate()
     assert process.returncode == 0
-    # Nothing that was answered was asked again, and nothing that was on disk was touched.
+    # No response was computed twice, and no file on disk was touched.
     assert output.splitlines()[-2].startswith("computed responses:")
     assert output.splitlines()[-2].endswith(" 0")
     for name, before in kept.items():

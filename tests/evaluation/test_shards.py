@@ -47,9 +47,7 @@ def _parent(folder: Path) -> Path:
     return folder
 
 
-def test_late_checkpoint_needs_no_documents_or_suite(
-    host: Path, suite: Path, tmp_path: Path
-) -> None:
+def test_late_checkpoint_needs_no_documents_or_suite(host: Path, suite: Path, tmp_path: Path) -> None:
     home, shard = tmp_path / "home", tmp_path / "shard.tar.xz"
     for protocol in ("loglikelihood", "generation"):
         evaluate("no such suite", ["t", "b"], host, phases=("infer",), protocols=(protocol,), quiet=True)
@@ -177,15 +175,15 @@ def test_limit_per_protocol(crew: Any, tmp_path: Path) -> None:
     run, data = tmp_path / "run", tmp_path / "data"
     evaluate(suite, ["a"], run, data_dir=data, quiet=True)
     found = records(run)
-    ranked = [row["doc_id"] for row in found["piqa.loglikelihood"]]
-    written = [row["doc_id"] for row in found["piqa.generation"]]
-    assert (len(ranked), len(written)) == (9, 4)
-    assert written == [each for each in ranked if each in written]
+    loglikelihood = [row["doc_id"] for row in found["piqa.loglikelihood"]]
+    generated = [row["doc_id"] for row in found["piqa.generation"]]
+    assert (len(loglikelihood), len(generated)) == (9, 4)
+    assert generated == [each for each in loglikelihood if each in generated]
     # Those are the documents that a limit for both protocols would have taken, and a smaller one is a part.
     both = tmp_path / "both"
     evaluate(suite, ["a"], both, limit=4, data_dir=data, quiet=True)
-    assert {row["doc_id"] for row in records(both)["piqa.loglikelihood"]} == set(written)
-    # Each answer is judged against the document that it belongs to.
+    assert {row["doc_id"] for row in records(both)["piqa.loglikelihood"]} == set(generated)
+    # Each response is scored against its own document.
     assert {(r["doc_id"], r["detail"]["target"]) for r in found["piqa.generation"]} == {
         (r["doc_id"], r["detail"]["target"]) for r in records(both)["piqa.generation"]
     }
@@ -226,12 +224,12 @@ def test_benchmarks_run_in_batches(host: Path, crew: Any) -> None:
     needles, rest = ["pocket_niah_single_1"], ["pocket_instructions", "pocket_facts"]
     evaluate("small", ["t"], host, phases=("infer",), batches=[needles], quiet=True)
     (first,) = crew.engines
-    assert len(first.asked) == 8
-    # What the first call answered is not asked again, and the groups come in their order.
+    assert len(first.requests) == 8
+    # Responses of the first call are not computed again, and batches keep their order.
     for label, count in (("t", 12), ("b", 20)):
         evaluate("small", [label], host, phases=("infer",), batches=[needles, rest], quiet=True)
-        assert len(crew.engines[-1].asked) == count
-    assert set(crew.engines[-1].asked[:8]) == set(first.asked)
+        assert len(crew.engines[-1].requests) == count
+    assert set(crew.engines[-1].requests[:8]) == set(first.requests)
     for wrong in ([["pocket_fact"]], [["pocket_facts"], ["pocket_facts"]]):
         with pytest.raises(ConfigError, match="pocket_fact"):
             evaluate("small", ["t"], host, phases=("infer",), batches=wrong, quiet=True)

@@ -4,10 +4,10 @@
     python tests/parity/harness_scores.py RUN --checkpoint PATH --data DIR
 
 prints a table and writes RUN/harness_scores.csv. Under log-likelihood lm-eval runs as its users run it, with
-the checkpoint in HFLM (for BEAR: lm-pub-quiz). In float32 the scores are equal; in bfloat16 two choices may be
-closer than its rounding, so compare in the dtype of the run (`--dtype`). Under generation EvalScope gets the
-responses of the run: its scores must be equal, and every prompt that it builds must have a response. Benchmarks
-that neither harness has are left out; `generation_metrics.py` covers RULER and LongBench.
+the checkpoint in HFLM (for BEAR: lm-pub-quiz). In float32 the scores are equal; in bfloat16 two choices may
+be closer than its rounding, so compare in the dtype of the run (`--dtype`). Under generation EvalScope gets
+the responses of the run: its scores must be equal, and every prompt that it builds must have a response.
+Benchmarks that neither harness has are left out; `generation_metrics.py` covers RULER and LongBench.
 
 Exit codes: 0 all scores are equal, 1 one is not, 64 or more an error.
 """

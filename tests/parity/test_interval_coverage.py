@@ -78,8 +78,8 @@ def test_command_writes_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "average of three",
         "gap",
     }
-    gates_written = list(csv.DictReader((tmp_path / "gate.csv").open()))
-    assert [(row["what"], row["metric"]) for row in gates_written] == [
+    gate_rows = list(csv.DictReader((tmp_path / "gate.csv").open()))
+    assert [(row["what"], row["metric"]) for row in gate_rows] == [
         ("false alarms", "recovery"),
         ("power", "recovery"),
         ("false alarms", "gap"),

@@ -60,8 +60,8 @@ def test_greedy_generation_equals_transformers_generate(tiny: Path, monkeypatch:
 
     plain = greedy_generation.generated
 
-    def other(*asked: Any) -> tuple[int, ...]:
-        return (*plain(*asked)[:4], 3)
+    def other(*requested: Any) -> tuple[int, ...]:
+        return (*plain(*requested)[:4], 3)
 
     monkeypatch.setattr(greedy_generation, "generated", other)
     changed = greedy_generation.compare(checkpoint, prompts[:1], 12, quiet=True)

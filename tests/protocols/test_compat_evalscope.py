@@ -36,14 +36,14 @@ def test_compat_evalscope_replace_data_loading_serves_our_documents() -> None:
     from evalscope.api.dataset.dataset import MemoryDataset
 
     gsm8k = adapter("gsm8k")
-    asked: list[str] = []
+    requested: list[str] = []
 
     def load(subset: str) -> MemoryDataset:
-        asked.append(subset)
+        requested.append(subset)
         return MemoryDataset([Sample(input="1 + 1?", target="2")])
 
     def load_examples(subset: str) -> MemoryDataset:
-        asked.append(subset)
+        requested.append(subset)
         return MemoryDataset([Sample(input="2 + 2?", target="4") for _ in range(4)])
 
     compat_evalscope.replace_data_loading(gsm8k, load, load_examples)
@@ -51,7 +51,7 @@ def test_compat_evalscope_replace_data_loading_serves_our_documents() -> None:
         datasets = gsm8k.load_dataset().datasets
     samples = [sample for dataset in datasets.values() for sample in dataset]
     assert [sample.target for sample in samples] == ["2"]
-    assert len(asked) == 2
+    assert len(requested) == 2
 
 
 def test_compat_evalscope_replace_sandbox_executes_through_ours() -> None:

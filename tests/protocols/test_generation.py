@@ -31,7 +31,7 @@ def harness(name: str, rows: list[dict], **options: Any) -> GenerationBenchmark:
     return GenerationBenchmark(load_benchmark(name), with_ids((row, None) for row in rows), **options)
 
 
-def written(text: str, finish: str = "eos") -> GenerateResponse:
+def generated(text: str, finish: str = "eos") -> GenerateResponse:
     return GenerateResponse(tuple(range(max(1, len(text.split())))), text, finish)
 
 
@@ -41,10 +41,10 @@ def test_multiple_choice_prompt_and_extraction() -> None:
     assert role == "user"
     assert text.startswith("Answer the following multiple choice question.")
     assert text.endswith("Which is largest?\n\nA) an ant\nB) an elephant\nC) a cat")
-    right = arc.score(0, written("ANSWER: B"))
+    right = arc.score(0, generated("ANSWER: B"))
     assert (right.values, right.outcome, right.chance) == ({"accuracy": 1.0}, "ok", pytest.approx(1 / 3))
-    assert arc.score(0, written("ANSWER: C")).values == {"accuracy": 0.0}
-    lost = arc.score(0, written("i would rather not say"))
+    assert arc.score(0, generated("ANSWER: C")).values == {"accuracy": 0.0}
+    lost = arc.score(0, generated("i would rather not say"))
     assert (lost.values, lost.outcome) == ({"accuracy": 0.0}, "extraction_failed")
     assert lost.detail == {
         "response": "i would rather not say",
@@ -58,7 +58,7 @@ def test_multiple_choice_prompt_and_extraction() -> None:
 def test_row_converter_renames_columns() -> None:
     piqa = harness("piqa", [{"goal": "open a jar", "sol1": "turn the lid", "sol2": "sing to it", "label": 0}])
     assert "open a jar\n\nA) turn the lid\nB) sing to it" in piqa.messages(0)[0][1]
-    assert piqa.score(0, written("ANSWER: A")).values == {"accuracy": 1.0}
+    assert piqa.score(0, generated("ANSWER: A")).values == {"accuracy": 1.0}
 
 
 def test_boxed_answer_is_extracted() -> None:
@@ -69,12 +69,12 @@ def test_boxed_answer_is_extracted() -> None:
     ((_, text),) = gsm.messages(0)
     assert [f"{number} and 1?" in text for number in range(6)] == [True] * 4 + [False] * 2
     assert text.index("3 and 1?") < text.index("Two and two?")
-    right = gsm.score(0, written("It is \\boxed{4}."))
+    right = gsm.score(0, generated("It is \\boxed{4}."))
     assert right.values == {"accuracy": 1.0}
     assert right.detail["extracted"] == "4"
-    assert gsm.score(0, written("It is \\boxed{5}.")).values == {"accuracy": 0.0}
-    # Judging does not need the examples.
-    assert harness("gsm8k", [GSM]).score(0, written("\\boxed{4}")).values == {"accuracy": 1.0}
+    assert gsm.score(0, generated("It is \\boxed{5}.")).values == {"accuracy": 0.0}
+    # Scoring does not need the examples.
+    assert harness("gsm8k", [GSM]).score(0, generated("\\boxed{4}")).values == {"accuracy": 1.0}
 
 
 def test_metric_timeout_counts_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,13 +88,13 @@ def test_metric_timeout_counts_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None
     gsm = harness("gsm8k", [GSM])
     whole = gsm._adapter.calculate_metrics
     gsm._adapter.calculate_metrics = spin
-    judged = gsm.score(0, written("1/3 = 1/3 + 1/3", "length"))
-    assert judged.values == {"accuracy": 0.0}
-    assert judged.detail["scorer"].startswith("aborted after 0.2 s")
+    scored = gsm.score(0, generated("1/3 = 1/3 + 1/3", "length"))
+    assert scored.values == {"accuracy": 0.0}
+    assert scored.detail["scorer"].startswith("aborted after 0.2 s")
     gsm._adapter.calculate_metrics = whole
     monkeypatch.undo()
     # The limit is off again.
-    assert gsm.score(0, written("It is \\boxed{4}.")).values == {"accuracy": 1.0}
+    assert gsm.score(0, generated("It is \\boxed{4}.")).values == {"accuracy": 1.0}
 
 
 def test_scoring_math_does_not_fork(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,14 +104,14 @@ def test_scoring_math_does_not_fork(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError
 
     monkeypatch.setattr(parser, "run_isolated", forked)
-    assert harness("gsm8k", [GSM]).score(0, written("It is \\boxed{4}.")).values == {"accuracy": 1.0}
-    # Whoever uses EvalScope beside us has its own behaviour back.
+    assert harness("gsm8k", [GSM]).score(0, generated("It is \\boxed{4}.")).values == {"accuracy": 1.0}
+    # Other users of EvalScope in this process get its own behaviour back.
     assert parser.isolation_available()
     # A regular expression that backtracks without end is stopped as well: it asks for signals.
     monkeypatch.setattr("evalsuite.protocols.generation.SCORE_SECONDS", 0.2)
     gsm = harness("gsm8k", [GSM])
     gsm._adapter.calculate_metrics = lambda state: re.match(r"(a|a)*b", "a" * 64)
-    assert gsm.score(0, written("aaa")).detail["scorer"].startswith("aborted")
+    assert gsm.score(0, generated("aaa")).detail["scorer"].startswith("aborted")
 
 
 def test_scoring_long_quotient_is_fast() -> None:
@@ -120,12 +120,12 @@ def test_scoring_long_quotient_is_fast() -> None:
 
     before = sympy_evalf.evalf
     gsm = harness("gsm8k", [GSM])
-    judged = gsm.score(0, written(f"That makes {'/'.join(['124'] * 80)}", "length"))
-    assert "judge" not in judged.detail
-    assert (judged.values, judged.detail["extracted"].count("/")) == ({"accuracy": 0.0}, 79)
+    scored = gsm.score(0, generated(f"That makes {'/'.join(['124'] * 80)}", "length"))
+    assert "scorer" not in scored.detail
+    assert (scored.values, scored.detail["extracted"].count("/")) == ({"accuracy": 0.0}, 79)
     # Two to the 128th, halved 126 times, is 4.
     halves = "/".join(["340282366920938463463374607431768211456"] + ["2"] * 126)
-    assert gsm.score(0, written(f"That makes {halves}", "length")).values == {"accuracy": 1.0}
+    assert gsm.score(0, generated(f"That makes {halves}", "length")).values == {"accuracy": 1.0}
     assert sympy_evalf.evalf is before
 
 
@@ -142,8 +142,8 @@ def test_formula_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parser, "_parse", read)
     gsm = harness("gsm8k", [GSM])
     with cached_formula_parsing():
-        judged = [gsm.score(0, written(f"It is \\boxed{{{n}}}.")).values for n in (4, 5, 4, 5)]
-    assert judged == [{"accuracy": 1.0}, {"accuracy": 0.0}] * 2
+        scored = [gsm.score(0, generated(f"It is \\boxed{{{n}}}.")).values for n in (4, 5, 4, 5)]
+    assert scored == [{"accuracy": 1.0}, {"accuracy": 0.0}] * 2
     assert len(texts) == len(set(texts))
     assert parser._parse is read
 
@@ -151,24 +151,24 @@ def test_formula_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prompt_adapter_sends_literal_prompt(tokenizer: Any) -> None:
     facts = load_benchmark("pocket_facts")
     found = documents(facts, limit=3)
-    asked = GenerationBenchmark(facts, found)
-    request_sets = asked.request_sets(Encoder(tokenizer), chat_template=True)
+    requested = GenerationBenchmark(facts, found)
+    request_sets = requested.request_sets(Encoder(tokenizer), chat_template=True)
     for number, (document, request_set) in enumerate(zip(found, request_sets, strict=True)):
-        assert asked.messages(number) == [("user", document.row["prompt"])]
+        assert requested.messages(number) == [("user", document.row["prompt"])]
         assert tokenizer.decode(request_set.prompt) == tokenizer.decode(
             tokenizer.encode(document.row["prompt"])
         )
-        right = asked.score(number, written(f" {document.row['answer']}", "stop"))
+        right = requested.score(number, generated(f" {document.row['answer']}", "stop"))
         assert (right.values, right.chance) == ({"accuracy": 1.0}, 0)
-        assert asked.score(number, written(" nonsense", "stop")).values == {"accuracy": 0.0}
+        assert requested.score(number, generated(" nonsense", "stop")).values == {"accuracy": 0.0}
 
 
 def test_all_found_scorer_counts_needles() -> None:
     row = {"prompt": "where?", "answers": ["Oslo", "1234567"]}
     needles = harness("niah_single_1", [row])
-    assert needles.score(0, written(" 1234567 and oslo")).values == {"accuracy": 1.0}
-    assert needles.score(0, written(" 1234567, I think")).values == {"accuracy": 0.5}
-    assert needles.score(0, written(" nothing")).values == {"accuracy": 0.0}
+    assert needles.score(0, generated(" 1234567 and oslo")).values == {"accuracy": 1.0}
+    assert needles.score(0, generated(" 1234567, I think")).values == {"accuracy": 0.5}
+    assert needles.score(0, generated(" nothing")).values == {"accuracy": 0.0}
 
 
 INSTRUCTED = {
@@ -187,25 +187,25 @@ def test_ifeval_strict_and_loose() -> None:
         pytest.skip("NLTK's punkt_tab is not here")
     ensure_asset("punkt_tab")
     ifeval = harness("ifeval", [INSTRUCTED])
-    right = ifeval.score(0, written("GOOD evening, Dr. Smith. It is LATE."))
+    right = ifeval.score(0, generated("GOOD evening, Dr. Smith. It is LATE."))
     # Instruction-level scores are no means over documents and are left out.
     assert right.values == {"prompt_level_strict": 1.0, "prompt_level_loose": 1.0}
     # Loosely, a first line may be dropped.
-    loose = ifeval.score(0, written("Sure. Here it is. Look!\nIt is VERY LATE."))
+    loose = ifeval.score(0, generated("Sure. Here it is. Look!\nIt is VERY LATE."))
     assert loose.values == {"prompt_level_strict": 0.0, "prompt_level_loose": 1.0}
-    assert ifeval.score(0, written("It is late.")).values["prompt_level_loose"] == 0.0
+    assert ifeval.score(0, generated("It is late.")).values["prompt_level_loose"] == 0.0
 
 
 def test_ifeval_language_warning_is_silenced(caplog: pytest.LogCaptureFixture) -> None:
     if find_asset("punkt_tab") is None:
         pytest.skip("NLTK's punkt_tab is not here")
     ensure_asset("punkt_tab")
-    asked = [{"language": "de"}]
-    row = INSTRUCTED | {"instruction_id_list": ["language:response_language"], "kwargs": asked}
+    requested = [{"language": "de"}]
+    row = INSTRUCTED | {"instruction_id_list": ["language:response_language"], "kwargs": requested}
     ifeval = harness("ifeval", [row])
     # IFEval's authors count it as followed.
-    assert ifeval.score(0, written("1. 1. 1.")).values["prompt_level_strict"] == 1.0
-    assert ifeval.score(0, written("It is late.")).values["prompt_level_strict"] == 0.0
+    assert ifeval.score(0, generated("1. 1. 1.")).values["prompt_level_strict"] == 1.0
+    assert ifeval.score(0, generated("It is late.")).values["prompt_level_strict"] == 0.0
     assert not caplog.records
     logging.getLogger().error("of another")
     assert [record.message for record in caplog.records] == ["of another"]
@@ -216,20 +216,20 @@ def test_ifeval_score_is_deterministic() -> None:
     if find_asset("punkt_tab") is None:
         pytest.skip("NLTK's punkt_tab is not here")
     ensure_asset("punkt_tab")
-    asked = {"let_frequency": 4, "let_relation": "at least", "letter": "#"}
-    row = INSTRUCTED | {"instruction_id_list": ["keywords:letter_frequency"], "kwargs": [asked]}
+    requested = {"let_frequency": 4, "let_relation": "at least", "letter": "#"}
+    row = INSTRUCTED | {"instruction_id_list": ["keywords:letter_frequency"], "kwargs": [requested]}
     ifeval = harness("ifeval", [row])
     random.seed(7)
     state = random.getstate()
-    half = written("abcdefghijklm " * 4)
+    half = generated("abcdefghijklm " * 4)
     assert len({ifeval.score(0, half).values["prompt_level_strict"] for _ in range(12)}) == 1
     # The dice of whoever calls are not touched.
     assert random.getstate() == state
 
 
 def test_failed_generation_has_no_values() -> None:
-    judged = harness("arc_easy", [ARC]).score(0, GenerateResponse.from_error("too long"))
-    assert (judged.values, judged.outcome) == ({}, "error")
+    scored = harness("arc_easy", [ARC]).score(0, GenerateResponse.from_error("too long"))
+    assert (scored.values, scored.outcome) == ({}, "error")
 
 
 def test_generation_refuses_invalid_benchmark() -> None:

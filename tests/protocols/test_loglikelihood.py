@@ -58,11 +58,11 @@ def test_choices_share_context_and_score_acc_and_acc_norm(tokenizer: Any) -> Non
     assert len(request_set.score_requests) == 1
     assert request_set.choices == ((0, 0), (0, 1), (0, 2))
     # The long right answer is less likely as a whole, and more likely per character.
-    judged = arc.score(0, request_set, answers(request_set, [-5.0, -9.0, -6.0]))
-    assert judged.values == {"acc": 0.0, "acc_norm": 1.0}
-    assert judged.chance == pytest.approx(1 / 3)
-    assert judged.detail["logprobs"] == [-5.0, -9.0, -6.0]
-    assert judged.detail["gold"] == 1
+    scored = arc.score(0, request_set, answers(request_set, [-5.0, -9.0, -6.0]))
+    assert scored.values == {"acc": 0.0, "acc_norm": 1.0}
+    assert scored.chance == pytest.approx(1 / 3)
+    assert scored.detail["logprobs"] == [-5.0, -9.0, -6.0]
+    assert scored.detail["gold"] == 1
 
 
 def test_choices_and_gold_are_rendered_once(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,27 +89,27 @@ def test_contexts_per_choice_are_separate_requests(tokenizer: Any) -> None:
     winogrande = harness("winogrande", [WINOGRANDE])
     (request_set,) = winogrande.request_sets(Encoder(tokenizer), 512)
     assert request_set.choices == ((0, 0), (1, 0))
-    judged = winogrande.score(0, request_set, answers(request_set, [-1.0, -2.0]))
-    assert judged.values["acc"] == 1.0
-    assert judged.detail["gold"] == 0
+    scored = winogrande.score(0, request_set, answers(request_set, [-1.0, -2.0]))
+    assert scored.values["acc"] == 1.0
+    assert scored.detail["gold"] == 0
 
 
 def test_perplexity_is_stored_in_nats(tokenizer: Any) -> None:
     lambada = harness("lambada_openai", [{"text": "He lit the lamp with a match"}])
     assert lambada.pairs(0) == [("He lit the lamp with a", " match")]
     (request_set,) = lambada.request_sets(Encoder(tokenizer), 512)
-    judged = lambada.score(0, request_set, answers(request_set, [-2.5], [True]))
-    assert judged.values == {"perplexity": 2.5, "acc": 1.0}
-    assert judged.chance == 0
+    scored = lambada.score(0, request_set, answers(request_set, [-2.5], [True]))
+    assert scored.values == {"perplexity": 2.5, "acc": 1.0}
+    assert scored.chance == 0
 
 
 def test_failed_loglikelihood_has_no_values(tokenizer: Any) -> None:
     arc = harness("arc_easy", [ARC])
     (request_set,) = arc.request_sets(Encoder(tokenizer), 512)
-    judged = arc.score(0, request_set, [ScoreResponse.from_error("too long")])
-    assert judged.values == {}
-    assert judged.outcome == "error"
-    assert judged.detail == {"error": "too long"}
+    scored = arc.score(0, request_set, [ScoreResponse.from_error("too long")])
+    assert scored.values == {}
+    assert scored.outcome == "error"
+    assert scored.detail == {"error": "too long"}
 
 
 @NEEDS_WHEEL
@@ -151,9 +151,9 @@ def test_scores_equal_lm_eval_run(tokenizer: Any) -> None:
         assert theirs["results"]["arc_easy"][f"{metric},none"] == pytest.approx(mean)
 
 
-def shots_benchmark() -> Benchmark:
-    own = load_benchmark("arc_easy").model_dump() | {"name": "shots"}
-    return parse(own, Benchmark, "shots.yaml")
+def fewshot_benchmark() -> Benchmark:
+    own = load_benchmark("arc_easy").model_dump() | {"name": "fewshot"}
+    return parse(own, Benchmark, "fewshot.yaml")
 
 
 def arc_rows(count: int, start: int = 0) -> list[Document]:
@@ -166,20 +166,22 @@ def arc_rows(count: int, start: int = 0) -> list[Document]:
 def test_fewshot_examples_depend_on_document_only() -> None:
     examples = arc_rows(30, start=100)
     found = arc_rows(5)
-    whole = LogLikelihoodBenchmark(shots_benchmark(), found, num_fewshot=3, examples=examples)
-    turned = LogLikelihoodBenchmark(shots_benchmark(), found[::-1], num_fewshot=3, examples=examples)
+    whole = LogLikelihoodBenchmark(fewshot_benchmark(), found, num_fewshot=3, examples=examples)
+    turned = LogLikelihoodBenchmark(fewshot_benchmark(), found[::-1], num_fewshot=3, examples=examples)
     prompts = [whole.pairs(number)[0][0] for number in range(5)]
     assert prompts == [turned.pairs(4 - number)[0][0] for number in range(5)]
     assert prompts[0].count("Question:") == 4
     drawn = {prompt.rsplit("Question:", 1)[0] for prompt in prompts}
     assert len(drawn) > 1
-    other = LogLikelihoodBenchmark(shots_benchmark(), found, num_fewshot=3, examples=examples, seed=1)
+    other = LogLikelihoodBenchmark(fewshot_benchmark(), found, num_fewshot=3, examples=examples, seed=1)
     assert other.pairs(0) != whole.pairs(0)
 
 
 def test_too_few_fewshot_examples_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_fewshot = 3, but there are only 2 examples"):
-        LogLikelihoodBenchmark(shots_benchmark(), arc_rows(2), num_fewshot=3, examples=arc_rows(2, start=50))
+        LogLikelihoodBenchmark(
+            fewshot_benchmark(), arc_rows(2), num_fewshot=3, examples=arc_rows(2, start=50)
+        )
 
 
 def with_task(task: str) -> Benchmark:

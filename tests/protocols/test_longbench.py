@@ -35,7 +35,7 @@ TEXT = (
 NUMBERED = {"retrieval": "Paragraph ", "retrieval_zh": "段落"}
 
 
-def asked(name: str, row: dict[str, Any]) -> GenerationBenchmark:
+def requested(name: str, row: dict[str, Any]) -> GenerationBenchmark:
     made = build(load_benchmark(name), "generation", with_ids([(row, None)]))
     assert isinstance(made, GenerationBenchmark)
     return made
@@ -59,7 +59,7 @@ def theirs(name: str) -> dict[str, Any]:
 def test_longbench_prompts_and_metrics_equal_lm_eval(name: str) -> None:
     task = theirs(name)
     prompt = Environment(keep_trailing_newline=True).from_string(task["doc_to_text"]).render(**ROW)
-    made = asked(name, ROW)
+    made = requested(name, ROW)
     assert made.messages(0) == [("user", prompt)]
     assert made.text(0, None, chat_template=False) == prompt
     how = load_benchmark(name).generation
@@ -69,8 +69,8 @@ def test_longbench_prompts_and_metrics_equal_lm_eval(name: str) -> None:
     bare = name.removeprefix("longbench_") in ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p")
     assert (how.prompt == "literal") == bare
     # lm-eval stops three of these at a line break; the official code reads their first line.
-    judged = how.scorer or ""
-    assert (judged.endswith("_line") or judged == "classification") == bool(
+    scored = how.scorer or ""
+    assert (scored.endswith("_line") or scored == "classification") == bool(
         task["generation_kwargs"]["until"]
     )
 
@@ -129,9 +129,9 @@ def test_longbench_metric_equals_lm_eval(metric: str) -> None:
 
 def test_longbench_fewshot_uses_first_line() -> None:
     assert first_line("\n\nRiver\nRiver bank") == "River"
-    triviaqa = asked("longbench_triviaqa", ROW | {"answers": ["Aven"]})
-    judged = triviaqa.score(0, GenerateResponse((1,), "\nAven\nPassage: another", "length"))
-    assert (judged.values, judged.detail["extracted"]) == ({"qa_f1": 1.0}, "Aven")
+    triviaqa = requested("longbench_triviaqa", ROW | {"answers": ["Aven"]})
+    scored = triviaqa.score(0, GenerateResponse((1,), "\nAven\nPassage: another", "length"))
+    assert (scored.values, scored.detail["extracted"]) == ({"qa_f1": 1.0}, "Aven")
 
 
 def test_longbench_classes_from_list_or_text() -> None:
@@ -149,7 +149,7 @@ def test_longbench_truncates_in_the_middle(name: str, template: bool, tokenizer:
     tokenizer.chat_template = "<{% for m in messages %}{{ m.content }}{% endfor %}>" if template else None
     how = load_benchmark(name).generation
     assert how is not None
-    made = asked(name, ROW | {"context": " ".join(f"The river Aven has {n} towns." for n in range(400))})
+    made = requested(name, ROW | {"context": " ".join(f"The river Aven has {n} towns." for n in range(400))})
     encoder = Encoder(tokenizer)
     (whole,) = made.request_sets(encoder, chat_template=template, max_length=100_000)
     assert len(whole.prompt) > 2000
@@ -169,4 +169,4 @@ def test_longbench_truncates_in_the_middle(name: str, template: bool, tokenizer:
 
 def test_longbench_missing_column_is_named() -> None:
     with pytest.raises(DataError, match=r"cannot read document .*'question'.* is undefined"):
-        asked("longbench_qasper", {"context": "x", "answers": ["y"]})
+        requested("longbench_qasper", {"context": "x", "answers": ["y"]})

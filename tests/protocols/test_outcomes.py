@@ -13,24 +13,24 @@ import pytest
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.protocols.outcomes import classify_outcome, is_looping
 
-WRITTEN = json.loads((Path(__file__).parent / "golden" / "generation_smollm2.json").read_text())
+GENERATION = json.loads((Path(__file__).parent / "golden" / "generation_smollm2.json").read_text())
 
 
 def answer_of(row: dict[str, object]) -> GenerateResponse:
     return GenerateResponse.from_dict(row)
 
 
-@pytest.mark.parametrize("row", WRITTEN, ids=[row["prompt"][:30] for row in WRITTEN])
+@pytest.mark.parametrize("row", GENERATION, ids=[row["prompt"][:30] for row in GENERATION])
 def test_outcomes_of_real_responses(row: dict[str, object]) -> None:
     answer = answer_of(row)
-    # As a judge would that finds nothing in an answer that did not end, and something in one that did.
+    # A scorer that finds nothing in a response that did not end, and something in one that did.
     extracted = "" if answer.finish_reason == "length" else "something"
     assert classify_outcome(answer, extracted, correct=False) == row["label"]
     assert classify_outcome(answer, extracted, correct=True) == "ok"
 
 
 def test_outcomes_cover_all_labels() -> None:
-    labels = [row["label"] for row in WRITTEN]
+    labels = [row["label"] for row in GENERATION]
     assert labels.count("looped") >= 3
     assert labels.count("truncated") >= 3
     assert labels.count("ok") >= 5
@@ -38,7 +38,7 @@ def test_outcomes_cover_all_labels() -> None:
 
 def test_loop_is_found_at_any_cut() -> None:
     """A loop that was cut in the middle of its phrase is one all the same; a few repeated words are not."""
-    for row in WRITTEN:
+    for row in GENERATION:
         if row["label"] == "looped":
             assert all(is_looping(row["tokens"][:-cut]) for cut in range(1, 8))
         else:

@@ -1,4 +1,4 @@
-"""Code that a model wrote runs within limits, and only where it is asked for."""
+"""Code that a model wrote runs within limits, and only when it is requested."""
 
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def test_sandbox_allows_files_in_its_folder() -> None:
     assert run_limited("open('a', 'w').write('x')\nimport os\nos.remove('a')").passed
 
 
-def written(text: str) -> GenerateResponse:
+def generated(text: str) -> GenerateResponse:
     return GenerateResponse((1, 2), text, "eos")
 
 
@@ -64,11 +64,11 @@ def test_humaneval_needs_consent(monkeypatch: Any) -> None:
     found = with_ids([(ROW, None)])
     monkeypatch.delenv(ALLOW, raising=False)
     with pytest.raises(ConfigError, match=f"executes generated code.*{ALLOW}=1"):
-        GenerationBenchmark(load_benchmark("humaneval"), found).score(0, written("    return 2 * x\n"))
+        GenerationBenchmark(load_benchmark("humaneval"), found).score(0, generated("    return 2 * x\n"))
     monkeypatch.setenv(ALLOW, "1")
     humaneval = GenerationBenchmark(load_benchmark("humaneval"), found)
-    right = humaneval.score(0, written("```python\ndef double(x):\n    return x + x\n```"))
+    right = humaneval.score(0, generated("```python\ndef double(x):\n    return x + x\n```"))
     assert right.values == {"acc": 1.0}
-    assert humaneval.score(0, written("    return 2 * x\n")).values == {"acc": 1.0}
-    wrong = humaneval.score(0, written("    return x\n"))
+    assert humaneval.score(0, generated("    return 2 * x\n")).values == {"acc": 1.0}
+    wrong = humaneval.score(0, generated("    return x\n"))
     assert (wrong.values, wrong.outcome) == ({"acc": 0.0}, "ok")

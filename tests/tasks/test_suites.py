@@ -78,8 +78,8 @@ def test_paper_suite_sampling_seeds_and_fewshot() -> None:
     assert (spec.max_new_tokens, spec.temperature, spec.top_p, spec.top_k) == (1024, 0.7, 0.8, 20)
     # Long contexts use greedy decoding.
     assert resolve_sampling(suite, *entries["niah_single_3"]).temperature == 0
-    shots = {name: entry.num_fewshot.get("generation") for name, (entry, _) in entries.items()}
-    assert (shots["ceval"], shots["gsm8k"], shots["bbh"], shots["cmmlu"]) == (5, 4, 0, 0)
+    fewshot = {name: entry.num_fewshot.get("generation") for name, (entry, _) in entries.items()}
+    assert (fewshot["ceval"], fewshot["gsm8k"], fewshot["bbh"], fewshot["cmmlu"]) == (5, 4, 0, 0)
     assert entries["mmlu"][0].num_fewshot == {"loglikelihood": 5}
     greedy = load_suite("gendistill-2026-greedy")
     assert {benchmark.name for _, benchmark in resolve(greedy)} < set(entries)

@@ -98,10 +98,10 @@ def draw(
         raise ConfigError(
             f"{task.name}: {context} tokens are too few for the question; use at least {context - room}"
         )
-    pieces = list(_filler(rng, task, room, count_tokens))
+    parts = list(_filler(rng, task, room, count_tokens))
     for needle in hidden:
-        pieces.insert(rng.randint(0, len(pieces)), needle)
-    text = header + " ".join(pieces)
+        parts.insert(rng.randint(0, len(parts)), needle)
+    text = header + " ".join(parts)
     return [
         Question(
             prompt=text + question,

@@ -73,11 +73,11 @@ def test_interrupted_skip_layer_repeats_no_measurement(recipe, options, tmp_path
     measured = skip_layer._measure
     calls = []
 
-    def counting(context, asked):
+    def counting(context, requested):
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return measured(context, asked)
+        return measured(context, requested)
 
     monkeypatch.setattr(skip_layer, "_measure", counting)
     settings = {"budget": 1, "options": options(), "device": "cpu", "quiet": True}
@@ -113,14 +113,14 @@ def test_selection_mixer_can_differ_from_the_student_mixer(run_select, recipe, t
 def test_recipe_hash_depends_on_layers_not_on_the_file(recipe, tmp_path):
     path = tmp_path / "layers.json"
     student = recipe.student.model_copy(update={"softmax_layers": str(path)})
-    asked = recipe.model_copy(update={"student": student})
+    requested = recipe.model_copy(update={"student": student})
     hashes = []
     for layers in ([0], [1]):
         path.write_text(json.dumps({"selector": "kv", "layers": layers, "teacher": None}))
-        hashes.append(resolve_layer_selection(asked).hash)
+        hashes.append(resolve_layer_selection(requested).hash)
     assert hashes[0] != hashes[1]
     path.write_text("[2, 0]")
-    found = resolve_layer_selection(asked).student
+    found = resolve_layer_selection(requested).student
     assert (found.softmax_layers, found.selection) == ([0, 2], None)
 
 

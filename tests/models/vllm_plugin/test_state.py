@@ -49,13 +49,13 @@ def test_paged_state_equals_own_state(name: str, make_student: Callable[..., Stu
     for who, counts in (((0, 1), (7, 2)), ((1, 2), (9, 1))):
         state_indices = torch.tensor([home[n] for n in who])
         has_initial_state = torch.tensor([read[n] > 0 for n in who])
-        pieces = [x[n, read[n] : read[n] + count] for n, count in zip(who, counts, strict=True)]
+        parts = [x[n, read[n] : read[n] + count] for n, count in zip(who, counts, strict=True)]
         places = torch.cat(
             [torch.arange(read[n], read[n] + count) for n, count in zip(who, counts, strict=True)]
         )
         bounds = torch.tensor([0, *itertools.accumulate(counts)])
         cache = PagedLayerCache(views, state_indices, has_initial_state)
-        mixed = run(mixer, torch.cat(pieces)[None], places[None], cache, bounds)[0]
+        mixed = run(mixer, torch.cat(parts)[None], places[None], cache, bounds)[0]
         for n, piece, count in zip(who, mixed.split(list(counts)), counts, strict=True):
             outputs[n].append(piece)
             read[n] += count

@@ -17,19 +17,19 @@ from evalsuite.reports.page.sections.training_curves import training_views
 from evalsuite.reports.records.loss_curves import read_loss_curves
 from evalsuite.reports.report import Report
 
-RANKED = {"tune-kd-full": 0.9, "tune-kd-part": 0.8, "tune-sft-full": 0.7, "tune-sft-part": 0.6}
-WRITTEN = {"tune-kd-full": 0.5, "tune-kd-part": 0.8, "tune-sft-full": 0.3, "tune-sft-part": 0.65}
+LOGLIKELIHOOD = {"tune-kd-full": 0.9, "tune-kd-part": 0.8, "tune-sft-full": 0.7, "tune-sft-part": 0.6}
+GENERATION = {"tune-kd-full": 0.5, "tune-kd-part": 0.8, "tune-sft-full": 0.3, "tune-sft-part": 0.65}
 
 
 @pytest.fixture(scope="module")
 def made(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path, Path]:
     """A plain recipe with three seeds and defects, and an instruction stage in four forms."""
 
-    def student(label: str, recipe: str, ranked: float, written: float = 0.5, **lineage: Any) -> Any:
+    def student(label: str, recipe: str, loglikelihood: float, generated: float = 0.5, **lineage: Any) -> Any:
         facts = {"recipe": {"name": recipe, "hash": recipe}, "seed": 0, "mixers": ["gla", "gla"]}
 
         def truth(benchmark: str, protocol: str, context: int | None) -> float:
-            return 0.9 * (ranked if protocol == "loglikelihood" else written)
+            return 0.9 * (loglikelihood if protocol == "loglikelihood" else generated)
 
         return synthetic.SyntheticCheckpoint(label, truth, lineage={**facts, "tokens": 100, **lineage})
 
@@ -44,7 +44,10 @@ def made(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -
         student("ce", "plain.ce-and-kl", 0.7),
         student("ce-long", "plain.ce-and-kl-times-length", 0.6),
         student("alone", "other", 0.6),
-        *(student(name, name.replace("-", ".", 1), RANKED[name], WRITTEN[name]) for name in RANKED),
+        *(
+            student(name, name.replace("-", ".", 1), LOGLIKELIHOOD[name], GENERATION[name])
+            for name in LOGLIKELIHOOD
+        ),
     ]
     benchmarks = [
         synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 800),
@@ -117,8 +120,8 @@ def test_agreement_of_protocols_on_variants(made: tuple[Report, Path, Path]) -> 
     report, _, out = made
     (tune,) = [each for each in report.ablations if each.base == "tune"]
     names = [report.checkpoints[i].label for i in tune.both]
-    assert set(names) == set(RANKED)
-    expected = kendalltau([RANKED[n] for n in names], [WRITTEN[n] for n in names]).statistic
+    assert set(names) == set(LOGLIKELIHOOD)
+    expected = kendalltau([LOGLIKELIHOOD[n] for n in names], [GENERATION[n] for n in names]).statistic
     assert tune.tau == pytest.approx(expected)
     page = (out / "index.html").read_text()
     order = "tune-kd-full, tune-kd-part, tune-sft-full, tune-sft-part under log-likelihood and "
@@ -203,8 +206,8 @@ def test_variants_are_not_charted_as_students_without_softmax_layers(
         student("hybrid", "r.hybrid", last="softmax"),
     ]
     teacher = synthetic.SyntheticCheckpoint("t", lambda *_: 0.7, "teacher")
-    asked = [synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 50)]
-    run = synthetic.make_run(tmp_path / "run", asked, [teacher, *students])
+    requested = [synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 50)]
+    run = synthetic.make_run(tmp_path / "run", requested, [teacher, *students])
     charts = layer_charts(compare([run], tmp_path / "out").report)
     drawn = {
         view.title: {each.label for each in students if f"{each.label}: " in view.chart} for view in charts

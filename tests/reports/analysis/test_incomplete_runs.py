@@ -10,19 +10,19 @@ from evalsuite.reports.formatting import headline
 from evalsuite.reports.records.schema import scores_path
 from evalsuite.reports.report import Report
 
-WRITTEN = ("arc_easy", "piqa", "gsm8k")
+GENERATION = ("arc_easy", "piqa", "gsm8k")
 
 
 @pytest.fixture(scope="module")
 def zoo(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
-    """A teacher that writes worse than guessing, its student, two variants that only GSM8K was asked of in
-    writing, and a checkpoint along the way."""
+    """A teacher that generates worse than guessing, its student, two variants with GSM8K alone under
+    generation, and an intermediate checkpoint."""
 
-    def student(label: str, recipe: str, score: float, written: float = 0.1, **lineage: object) -> object:
+    def student(label: str, recipe: str, score: float, generated: float = 0.1, **lineage: object) -> object:
         facts = {"recipe": {"name": recipe, "hash": recipe}, "seed": 0, "mixers": ["gla"] * 2, "tokens": 100}
         return synthetic.SyntheticCheckpoint(
             label,
-            lambda b, p, c: score if p == "loglikelihood" else written if b != "gsm8k" else 0.5 * score,
+            lambda b, p, c: score if p == "loglikelihood" else generated if b != "gsm8k" else 0.5 * score,
             lineage=facts | lineage,
         )
 
@@ -47,7 +47,7 @@ def zoo(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) ->
         ],
         rho=0.9,
     )
-    for name in WRITTEN[:2]:
+    for name in GENERATION[:2]:
         path = scores_path(run, name, "generation")
         rows = path.read_text().splitlines(True)
         path.write_text(
@@ -83,14 +83,14 @@ def test_recovery_over_fewer_benchmarks_is_a_dash(zoo: tuple[Report, Path]) -> N
     lines = (out / "report.md").read_text().splitlines()
     row = [line for line in lines if line.startswith("| **heads**")][-1]
     cells = [cell.strip() for cell in row.split("|")]
-    written, difference = cells[-3:-1]
+    generated, difference = cells[-3:-1]
     # The difference is over common benchmarks.
-    assert written == "–"
+    assert generated == "–"
     assert difference.startswith("−")
     assert "A dash marks a recovery over fewer benchmarks" in (out / "index.html").read_text()
     plain = report.average(1, "generation")
     assert plain is not None
-    assert plain.benchmarks == WRITTEN
+    assert plain.benchmarks == GENERATION
 
 
 def test_teacher_below_chance_is_a_warning(zoo: tuple[Report, Path]) -> None:

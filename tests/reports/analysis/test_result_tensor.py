@@ -18,14 +18,16 @@ from evalsuite.reports.records.score_table import write_scores
 
 
 def two(
-    synthetic: SimpleNamespace, run: Path, labels: tuple[str, ...] = ("teacher", "student"), **asked: Any
+    synthetic: SimpleNamespace, run: Path, labels: tuple[str, ...] = ("teacher", "student"), **requested: Any
 ) -> Path:
     """A run of one benchmark; the first label is the teacher."""
     answerers = [
         synthetic.SyntheticCheckpoint(label, lambda b, p, c: 0.7, "teacher" if i == 0 else "student")
         for i, label in enumerate(labels)
     ]
-    benchmarks = [synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", **({"documents": 60} | asked))]
+    benchmarks = [
+        synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", **({"documents": 60} | requested))
+    ]
     return synthetic.make_run(run, benchmarks, answerers)
 
 

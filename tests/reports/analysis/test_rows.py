@@ -156,31 +156,33 @@ def test_perplexity_is_not_part_of_recovery(report: Any) -> None:
 
 def test_gap_uses_common_documents(report: Any) -> None:
     row = report.gap(2, "arc_easy")
-    ranked = report.tensor.find("arc_easy", "loglikelihood")[0]
-    written = report.tensor.find("arc_easy", "generation")[0]
-    drops = [cell.scores()[0].mean() - cell.scores()[2].mean() for cell in (ranked, written)]
+    by_loglikelihood = report.tensor.find("arc_easy", "loglikelihood")[0]
+    generated = report.tensor.find("arc_easy", "generation")[0]
+    drops = [cell.scores()[0].mean() - cell.scores()[2].mean() for cell in (by_loglikelihood, generated)]
     assert row.gap.point == pytest.approx(drops[1] - drops[0])
     assert row.gap.low > 0
     right = np.array(row.right["student"])
     assert right.sum() == 400
-    assert right[0] == (ranked.scores()[2] * written.scores()[2]).sum()
+    assert right[0] == (by_loglikelihood.scores()[2] * generated.scores()[2]).sum()
     assert right[:2].sum() / 400 == pytest.approx(row.loglikelihood["student"])
 
 
 def test_explained_is_the_change_without_failed_documents(report: Any) -> None:
     row = report.gap(2, "arc_easy")
-    ranked = report.tensor.find("arc_easy", "loglikelihood")[0].scores()
+    by_loglikelihood = report.tensor.find("arc_easy", "loglikelihood")[0].scores()
     cell = report.tensor.find("arc_easy", "generation")[0]
     kept = cell.outcomes[[0, 2], 0].max(axis=0) != 3
-    without = (cell.scores()[0] - cell.scores()[2] - ranked[0] + ranked[2])[kept].mean()
+    without = (cell.scores()[0] - cell.scores()[2] - by_loglikelihood[0] + by_loglikelihood[2])[kept].mean()
     assert row.explained["looped"] == pytest.approx(row.gap.point - without)
     assert 0 < row.explained["looped"] < row.explained["any"]
     assert report.gap(1, "arc_easy").explained["looped"] == 0
 
 
 def test_inversions(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    def truth(ranked: float, written: float) -> Any:
-        return lambda benchmark, protocol, context: ranked if protocol == "loglikelihood" else written
+    def truth(by_loglikelihood: float, generated: float) -> Any:
+        return lambda benchmark, protocol, context: (
+            by_loglikelihood if protocol == "loglikelihood" else generated
+        )
 
     answerers = [
         synthetic.SyntheticCheckpoint("t", truth(0.9, 0.9), "teacher"),
@@ -261,7 +263,7 @@ def test_table_5_of_2504_14366_gives_its_avg_and_recov_in_all_rows() -> None:
 def test_shipped_figures_are_those_of_the_papers(ours: tuple[str, str], theirs: str) -> None:
     path = Path(__file__).parents[4] / "shared" / "papers" / theirs
     if not path.exists():
-        pytest.skip("the papers' tables are not beside this checkout")
+        pytest.skip("the papers' tables are not next to this checkout")
     with path.open() as file:
         printed = sorted(
             (r["model"], r["benchmark"], float(r["value"])) for r in csv.DictReader(file) if r["value"]
@@ -283,8 +285,8 @@ def test_table_1_of_2603_26556_gives_its_drops_and_gap() -> None:
     student, teacher = (
         (scores(role, "loglikelihood"), scores(role, "generation")) for role in ("student", "teacher")
     )
-    ranked, written, gap = macro_gap(student, teacher)
-    assert (round(ranked, 1), round(written, 1), round(gap, 1)) == (0.2, 20.8, 20.6)
+    by_loglikelihood, generated, gap = macro_gap(student, teacher)
+    assert (round(by_loglikelihood, 1), round(generated, 1), round(gap, 1)) == (0.2, 20.8, 20.6)
 
 
 def test_references_are_cited_and_scales_are_near() -> None:
@@ -315,7 +317,7 @@ def test_recovery_is_compared_with_the_paper(synthetic: SimpleNamespace, tmp_pat
     rows = build_report([synthetic.make_run(tmp_path, benchmarks, answerers)]).paper_comparison
     assert [(row.checkpoint, row.model, row.scale, row.benchmarks) for row in rows] == [
         (1, "Gated DeltaNet", "140M", ("ARC-E", "PIQA")),
-        # The paper has no hybrids; it stands beside, on the same benchmarks.
+        # The paper has no hybrids; its figures are on the same benchmarks.
         (2, None, "140M", ("ARC-E", "PIQA")),
     ]
     printed = linearizing_scores("Gated DeltaNet", "140M"), linearizing_scores("teacher", "140M")

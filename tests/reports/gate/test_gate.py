@@ -186,8 +186,8 @@ def test_output_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (tmp_path / "gate" / "gate.md").read_text()
     assert "a &lt;b&gt;name&lt;/b&gt; \\| with" in text
     assert summary.read_text() == text
-    written = json.loads((tmp_path / "gate" / "gate.json").read_text())
-    assert (written["exit_code"], len(written["results"])) == (1, 4)
+    generated = json.loads((tmp_path / "gate" / "gate.json").read_text())
+    assert (generated["exit_code"], len(generated["results"])) == (1, 4)
     assert verdict.sentence.startswith("1 pass, 2 proven regression")
 
 

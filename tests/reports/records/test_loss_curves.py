@@ -38,8 +38,8 @@ def test_student_of_two_runs_has_one_curve(synthetic: SimpleNamespace, tmp_path:
             for label, weights in students.items()
         ]
         teacher = synthetic.SyntheticCheckpoint("t", lambda *_: 0.7, "teacher")
-        asked = [synthetic.SyntheticBenchmark(benchmark, benchmark, "common_sense", 20)]
-        return synthetic.make_run(tmp_path / name, asked, [teacher, *answerers])
+        requested = [synthetic.SyntheticBenchmark(benchmark, benchmark, "common_sense", 20)]
+        return synthetic.make_run(tmp_path / name, requested, [teacher, *answerers])
 
     first = run("first", "piqa", {"gla": "a" * 16, "kda": "b" * 16})
     second = run("second", "boolq", {"out/gla": "a" * 16, "kda": "c" * 16})
@@ -48,13 +48,13 @@ def test_student_of_two_runs_has_one_curve(synthetic: SimpleNamespace, tmp_path:
     put(first, "kda", 4.0, 2.0)
     put(second, "kda", 5.0, 2.0)
     for each in (first, second):
-        put(each, "never asked", 6.0, 6.0)
+        put(each, "never evaluated", 6.0, 6.0)
     put(second, "gla", 7.0, 7.0)
     losses = compare([first, second], tmp_path / "out").report.loss_curves
     assert [(each.label, each.values[0]) for each in losses] == [
         ("gla", 3.0),
         ("kda (bbbbbb)", 4.0),
-        ("never asked", 6.0),
+        ("never evaluated", 6.0),
         ("gla", 7.0),
         ("kda (cccccc)", 5.0),
     ]
