@@ -61,6 +61,8 @@ class Crew:
         self.tokenizer = tokenizer
         self.engines: list[FakeEngine] = []
         self.training: dict[str, Path] = {}
+        self.weights: dict[str, str] = {}
+        """Path → weights_id, where it is not ``weights-PATH``."""
 
     def describe_checkpoints(
         self, checkpoints: Sequence[str], teacher: str | None, **_: object
@@ -71,7 +73,7 @@ class Crew:
                 label=path,
                 path=path,
                 role="teacher" if path == teacher else "student",
-                weights_id=f"weights-{path}",
+                weights_id=self.weights_id(path),
                 tokenizer_id=tokenizer_id(self.tokenizer),
                 tokenizer=self.tokenizer,
                 max_length=2048,
@@ -81,6 +83,10 @@ class Crew:
             )
             for path in paths
         ]
+
+    def weights_id(self, path: str) -> str:
+        """Return the weights that lie at a path."""
+        return self.weights.get(path, f"weights-{path}")
 
     def engine_factory(self, *_: object, **__: object) -> Callable[[str, str], FakeEngine]:
         def make(path: str, label: str) -> FakeEngine:

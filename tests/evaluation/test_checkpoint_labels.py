@@ -1,0 +1,136 @@
+"""A run names each checkpoint once: labels that come back with other weights, from any entrance."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalsuite.evaluation import evaluate
+from evalsuite.evaluation.registration import add_registered_to_plan
+from evalsuite.evaluation.run_paths import read_index
+from evalsuite.evaluation.shards import export_shard, merge_shards
+from evalsuite.foundation import ConfigError, EvalsuiteError
+from evalsuite.reports.records.loss_curves import loss_curve_path
+from evalsuite.reports.records.run_folder import Plan, read_plan, write_plan
+
+
+@pytest.fixture
+def weights(crew: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Label checkpoints by the last part of their path; returns the weights that a test may set, by path."""
+    describe: Callable[..., list[Any]] = crew.describe_checkpoints
+
+    def describe_checkpoints(*arguments: Any, **options: Any) -> list[Any]:
+        return [replace(each, label=Path(each.path).name) for each in describe(*arguments, **options)]
+
+    monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", describe_checkpoints)
+    weights: dict[str, str] = crew.weights
+    return weights
+
+
+def labels(run: Path) -> dict[str, str]:
+    """weights_id → label in the plan, which the index must agree with."""
+    plan = {each.weights_id: each.label for each in read_plan(run).checkpoints}
+    assert plan == read_index(run).labels
+    return plan
+
+
+def outcome(action: Callable[[], object]) -> str:
+    """The error of an action as text, or the empty string."""
+    try:
+        action()
+    except EvalsuiteError as error:
+        return str(error)
+    return ""
+
+
+def test_same_folder_name_gets_a_longer_label(weights: dict[str, str], suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a/kda"], run, teacher="t", quiet=True)
+    assert outcome(lambda: evaluate(suite, ["b/kda"], run, quiet=True)) == ""
+    assert labels(run) == {"weights-t": "t", "weights-a/kda": "kda", "weights-b/kda": "b/kda"}
+    # Repeated, in either order, nothing changes.
+    assert evaluate(suite, ["b/kda"], run, quiet=True).computed == {"b/kda": 0}
+    assert evaluate(suite, ["a/kda"], run, quiet=True).computed == {"kda": 0}
+    assert set(labels(run).values()) == {"t", "kda", "b/kda"}
+
+
+def test_checkpoint_retrained_in_place_gets_a_label_of_its_own(
+    weights: dict[str, str], suite: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["students/kda"], run, teacher="t", quiet=True)
+    weights["students/kda"] = "fedcba9876543210"
+    assert outcome(lambda: evaluate(suite, ["students/kda"], run, quiet=True)) == ""
+    assert evaluate(suite, ["students/kda"], run, quiet=True).computed == {"kda (fedcba)": 0}
+    assert labels(run) == {
+        "weights-t": "t",
+        "weights-students/kda": "kda",
+        "fedcba9876543210": "kda (fedcba)",
+    }
+    evaluate(suite, [], run, phases=("score",), quiet=True)
+
+
+def test_late_checkpoint_gets_a_longer_label(weights: dict[str, str], suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a/kda"], run, teacher="t", phases=("build",), quiet=True)
+    assert outcome(lambda: evaluate("", ["b/kda"], run, phases=("infer",), quiet=True)) == ""
+    evaluate(suite, [], run, phases=("score",), quiet=True)
+    assert labels(run) == {"weights-t": "t", "weights-a/kda": "kda", "weights-b/kda": "b/kda"}
+
+
+def test_shards_of_equal_labels_are_merged(
+    crew: Any, weights: dict[str, str], suite: Path, tmp_path: Path
+) -> None:
+    """Two hosts each evaluate another checkpoint that both call kda."""
+    home, shards = tmp_path / "home", []
+    evaluate(suite, [], home, teacher="t", phases=("build",), quiet=True)
+    for host in ("a", "b"):
+        shutil.copytree(home, tmp_path / host)
+        evaluate("", [f"{host}/kda"], tmp_path / host, phases=("infer",), quiet=True)
+        shards.append(export_shard(tmp_path / host, tmp_path / f"{host}.tar.xz"))
+    assert merge_shards(home, shards[:1]) == {"kda": 20}
+    assert outcome(lambda: merge_shards(home, shards[1:])) == ""
+    add_registered_to_plan(home)
+    assert labels(home) == {"weights-t": "t", "weights-a/kda": "kda", "weights-b/kda": "b/kda"}
+
+
+def test_label_that_the_plan_alone_has_is_taken(weights: dict[str, str], suite: Path, tmp_path: Path) -> None:
+    """A build that was killed between plan and index."""
+    run = tmp_path / "run"
+    evaluate(suite, ["a/kda"], run, phases=("build",), quiet=True)
+    (run / "requests" / "index.json").unlink()
+    assert outcome(lambda: evaluate(suite, ["b/kda"], run, phases=("build",), quiet=True)) == ""
+    assert outcome(lambda: read_plan(run)) == ""
+    assert {each.label for each in read_plan(run).checkpoints} == {"kda", "b/kda"}
+
+
+def test_plan_is_validated_before_it_is_written(weights: dict[str, str], suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, ["a", "b"], run, phases=("build",), quiet=True)
+    before = (run / "plan.yaml").read_bytes()
+    plan = read_plan(run)
+    first, second = plan.checkpoints
+    twice: Plan = plan.model_copy(
+        update={"checkpoints": (first, second.model_copy(update={"label": first.label}))}
+    )
+    with pytest.raises(ConfigError, match="label 'a' is listed twice"):
+        write_plan(run, twice)
+    assert (run / "plan.yaml").read_bytes() == before
+
+
+def test_loss_curve_has_the_label_of_the_run(
+    crew: Any, weights: dict[str, str], suite: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    for name in ("a", "b"):
+        path = tmp_path / name / "kda" / "training.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_text(f'{{"stage": "kd", "tokens": 64, "loss": {len(crew.training)}.5}}\n')
+        crew.training[f"{name}/kda"] = path
+    evaluate(suite, ["a/kda"], run, phases=("build",), quiet=True)
+    assert outcome(lambda: evaluate(suite, ["b/kda"], run, phases=("build",), quiet=True)) == ""
+    for label, path in (("kda", crew.training["a/kda"]), ("b/kda", crew.training["b/kda"])):
+        assert loss_curve_path(run, label).read_bytes() == path.read_bytes()
