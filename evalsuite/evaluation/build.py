@@ -1,10 +1,11 @@
 """Build phase: documents become requests in token ids, once per tokenizer."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evalsuite.evaluation.checkpoints import RunCheckpoint
+from evalsuite.evaluation.checkpoints import CheckpointRegistry, RunCheckpoint
 from evalsuite.evaluation.documents import load_documents
 from evalsuite.evaluation.environment import read_environment, update_environment
 from evalsuite.evaluation.plan import ResolvedSuite, benchmarks_in, make_index, make_plan
@@ -50,6 +51,8 @@ def build_requests(
         RunFolderError: the folder holds a run of another suite or with other options.
         ConfigError, DataError: as `load_documents`.
     """
+    registry = _other_checkpoints(run, checkpoints)
+    checkpoints = [replace(each, label=registry.add(each)) for each in checkpoints]
     # What an earlier call left out stays out: the requests of a run do not change.
     resumed = index_path(run).is_file()
     if resumed:
@@ -67,7 +70,7 @@ def build_requests(
     else:
         cells = before.cells
         found = {cell.benchmark: read_documents(run, cell.benchmark) for cell in cells}
-    plan = _merge_plan(run, make_plan(resolved, checkpoints, cells))
+    plan = _merge_plan(run, make_plan(resolved, checkpoints, cells), registry)
     for tokenizer, group in _by_tokenizer(checkpoints).items():
         missing = [
             cell for cell in cells if before is None or not requests_path(run, tokenizer, cell).is_file()
@@ -136,7 +139,20 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _merge_plan(run: Path, plan: Plan) -> Plan:
+def _other_checkpoints(run: Path, checkpoints: Sequence[RunCheckpoint]) -> CheckpointRegistry:
+    """Return the registry of the run without `checkpoints`, which may change their labels."""
+    new = {each.weights_id for each in checkpoints}
+    indexed = read_index(run).checkpoints if index_path(run).is_file() else ()
+    registry = CheckpointRegistry(each for each in indexed if each.weights_id not in new)
+    # A killed build may have written the plan, but not the index.
+    planned = read_plan(run).checkpoints if (Path(run) / "plan.yaml").is_file() else ()
+    for each in planned:
+        if each.weights_id not in new:
+            registry.add(each)
+    return registry
+
+
+def _merge_plan(run: Path, plan: Plan, registry: CheckpointRegistry) -> Plan:
     """Return the plan together with the checkpoints that the run already has."""
     if not (Path(run) / "plan.yaml").is_file():
         return plan
@@ -146,12 +162,18 @@ def _merge_plan(run: Path, plan: Plan) -> Plan:
             f"{run}: holds a run of suite {before.suite} with another configuration; choose another --out"
         )
     known = {checkpoint.weights_id for checkpoint in plan.checkpoints}
-    others = [checkpoint for checkpoint in before.checkpoints if checkpoint.weights_id not in known]
+    others = [
+        checkpoint.model_copy(update={"label": registry.labels[checkpoint.weights_id]})
+        for checkpoint in before.checkpoints
+        if checkpoint.weights_id not in known
+    ]
     teachers = [each for each in (*others, *plan.checkpoints) if each.role == "teacher"]
     if len(teachers) > 1:
         raise RunFolderError(f"{run}: its teacher is {teachers[0].label}, not {teachers[1].label}")
     ordered = sorted((*others, *plan.checkpoints), key=lambda each: each.role != "teacher")
-    return plan.model_copy(update={"checkpoints": tuple(ordered), "created": before.created})
+    return Plan(
+        suite=plan.suite, created=before.created, benchmarks=plan.benchmarks, checkpoints=tuple(ordered)
+    )
 
 
 def _documents_hash(documents: Sequence[Document]) -> str:

@@ -1,10 +1,10 @@
 """Checkpoints of a run: labels, roles, tokenizers and lengths, read without their weights."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from evalsuite.foundation import ConfigError, content_hash
 
@@ -27,6 +27,69 @@ class RunCheckpoint:
     """Config as transformers reads it; None for a checkpoint without a model."""
     training: Path | None = None
     """File of its loss curve, if it has one."""
+
+
+class NamedCheckpoint(Protocol):
+    """What a label follows from: `RunCheckpoint`, an entry of the request index, or one of the plan."""
+
+    @property
+    def label(self) -> str:
+        """Preferred label."""
+
+    @property
+    def path(self) -> str:
+        """As given by the user."""
+
+    @property
+    def weights_id(self) -> str:
+        """Identifies the checkpoint."""
+
+
+class CheckpointRegistry:
+    """Labels of the checkpoints of one run: one per weights_id, and none twice.
+
+    Build, registration of late checkpoints and merging of shards all take their labels from here.
+
+    Args:
+        known: checkpoints that have their labels already; of several entries with the same weights the first
+            counts.
+    """
+
+    def __init__(self, known: Iterable[NamedCheckpoint] = ()) -> None:
+        self._known: dict[str, NamedCheckpoint] = {}
+        self.labels: dict[str, str] = {}
+        """weights_id → label."""
+        for each in known:
+            self._known.setdefault(each.weights_id, each)
+            self.labels.setdefault(each.weights_id, each.label)
+
+    def add(self, checkpoint: NamedCheckpoint) -> str:
+        """Register a checkpoint and return its label.
+
+        Known weights keep their label. New ones get the preferred label if it is free, else the shortest free
+        suffix of the path (``b/kda``). Where the path is that of the other checkpoint, which was then
+        retrained in place, the label is followed by the weights: ``kda (3f9a1c)``.
+        """
+        if checkpoint.weights_id not in self.labels:
+            self._known[checkpoint.weights_id] = checkpoint
+            self.labels[checkpoint.weights_id] = self._free_label(checkpoint)
+        return self.labels[checkpoint.weights_id]
+
+    def _free_label(self, checkpoint: NamedCheckpoint) -> str:
+        taken = set(self.labels.values())
+        others = {each.path for each in self._known.values() if each is not checkpoint}
+        candidates = [checkpoint.label]
+        if checkpoint.path not in others:
+            candidates += path_suffixes(checkpoint.path)
+        digits = (checkpoint.weights_id[:length] for length in range(6, len(checkpoint.weights_id) + 1))
+        candidates += [f"{checkpoint.label} ({short})" for short in digits]
+        return next(label for label in candidates if label not in taken)
+
+
+def path_suffixes(path: str) -> list[str]:
+    """Return the suffixes of a path in whole parts, the shortest first: ``kda``, ``b/kda``."""
+    parts = Path(path).parts
+    return ["/".join(parts[-depth:]).removesuffix(".gguf") for depth in range(1, len(parts) + 1)]
 
 
 def describe_checkpoints(

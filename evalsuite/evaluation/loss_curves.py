@@ -34,8 +34,8 @@ def read_curve(path: Path, source: str = "", remedy: str = "copy the checkpoint 
 
 
 def read_curves(files: Mapping[str, Path | None]) -> dict[str, bytes]:
-    """Read loss curves: label → file, or None for a student without one. Raises as `read_curve`."""
-    return {label: read_curve(path) for label, path in files.items() if path is not None}
+    """Read loss curves: weights_id → file, or None for a student without one. Raises as `read_curve`."""
+    return {weights_id: read_curve(path) for weights_id, path in files.items() if path is not None}
 
 
 def write_curves(run: Path, curves: Mapping[str, bytes]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.evaluation.loss_curves import read_curve, write_curves
-from evalsuite.evaluation.run_paths import CheckpointRef, Index, write_index
+from evalsuite.evaluation.run_paths import CheckpointRef, Index, read_index, write_index
 from evalsuite.foundation import ConfigError, read_json, write_json
 
 
@@ -34,11 +34,11 @@ def register_checkpoints(
     Loss curves are copied into the run for all paths, known checkpoints included.
 
     Raises:
-        ConfigError: another tokenizer, or the label of another checkpoint of the run.
+        ConfigError: another tokenizer.
         CheckpointError: a checkpoint that cannot be read.
         DataError: an incomplete loss curve.
     """
-    from evalsuite.evaluation.checkpoints import describe_checkpoints
+    from evalsuite.evaluation.checkpoints import CheckpointRegistry, describe_checkpoints
     from evalsuite.models.checkpoints import training_file
 
     known = {ref.path: ref.label for ref in index.checkpoints}
@@ -49,31 +49,29 @@ def register_checkpoints(
     }
     registered = read_registered(run)
     checkpoints = list(index.checkpoints)
+    registry = CheckpointRegistry(checkpoints)
     for path in dict.fromkeys(path for path in paths if path not in known):
         (checkpoint,) = describe_checkpoints([path], None, trust_remote_code=trust_remote_code)
-        label = next((each.label for each in checkpoints if each.weights_id == checkpoint.weights_id), None)
+        is_known = checkpoint.weights_id in registry.labels
+        label = registry.add(checkpoint)
         if checkpoint.training is not None:
-            curves[label or checkpoint.label] = read_curve(checkpoint.training)
-        if label is not None:
+            curves[label] = read_curve(checkpoint.training)
+        if is_known:
             continue
         if all(ref.tokenizer != checkpoint.tokenizer_id for ref in checkpoints):
             raise ConfigError(
                 f"{path}: {run} has no requests for its tokenizer; build them first with --build-only"
             )
-        if any(ref.label == checkpoint.label for ref in checkpoints):
-            raise ConfigError(
-                f"{path}: the run has another checkpoint labelled {checkpoint.label}; rename the folder"
-            )
         checkpoints.append(
             CheckpointRef(
-                label=checkpoint.label,
+                label=label,
                 path=checkpoint.path,
                 weights_id=checkpoint.weights_id,
                 tokenizer=checkpoint.tokenizer_id,
             )
         )
         registered[checkpoint.weights_id] = {
-            "label": checkpoint.label,
+            "label": label,
             "path": checkpoint.path,
             "parameters": checkpoint.parameters,
             "lineage": checkpoint.lineage,
@@ -91,10 +89,11 @@ def add_registered_to_plan(run: Path) -> None:
     """Write the registered checkpoints into `plan.yaml`, as students."""
     from evalsuite.reports.records.run_folder import CheckpointPlan, read_plan, write_plan
 
-    plan = read_plan(run)
+    plan, labels = read_plan(run), read_index(run).labels
     known = {checkpoint.weights_id for checkpoint in plan.checkpoints}
     new = tuple(
-        CheckpointPlan(weights_id=weights_id, role="student", **facts)
+        # A shard's label may differ from the one that these weights have here.
+        CheckpointPlan(weights_id=weights_id, role="student", **facts | {"label": labels[weights_id]})
         for weights_id, facts in read_registered(run).items()
         if weights_id not in known
     )

@@ -226,12 +226,12 @@ def _build(
     from evalsuite.evaluation.run_paths import index_path, read_index
 
     described = describe_checkpoints(checkpoints, teacher, trust_remote_code=trust_remote_code)
-    curves = read_curves({each.label: each.training for each in described})
+    curves = read_curves({each.weights_id: each.training for each in described})
     resolved = resolve_suite(suite, described, limit=limit)
     before = read_index(out).labels if index_path(out).is_file() else {}
     index = build_requests(out, resolved, described, data_dir, skip_missing=skip_missing, quiet=quiet)
     rename_curves(out, before, index.labels)
-    write_curves(out, curves)
+    write_curves(out, {index.labels[weights_id]: data for weights_id, data in curves.items()})
 
 
 def _register(checkpoints: Sequence[str], out: Path, trust_remote_code: bool) -> None:

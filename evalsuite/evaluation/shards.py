@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from evalsuite.evaluation.checkpoints import CheckpointRegistry
 from evalsuite.evaluation.environment import (
     environment_path,
     fingerprints,
@@ -121,7 +122,7 @@ def _merge_one(run: Path, shard: Path, name: str) -> dict[str, int]:
     if not engines:
         raise DataError(f"{name}: not a shard (no environment.json that names an engine)")
     checkpoints = _checkpoints(shard)
-    index = _with_checkpoints(read_index(run), checkpoints, name)
+    index = _with_checkpoints(read_index(run), checkpoints)
     labels = index.labels
     here = read_environment(run)
     merged = dict(here.get("engines", {}))
@@ -182,14 +183,13 @@ def _checkpoints(shard: Path) -> list[CheckpointRef]:
     return list(read_index(shard).checkpoints) if index_path(shard).is_file() else []
 
 
-def _with_checkpoints(index: Index, new: Iterable[CheckpointRef], name: str) -> Index:
+def _with_checkpoints(index: Index, new: Iterable[CheckpointRef]) -> Index:
     checkpoints = list(index.checkpoints)
+    registry = CheckpointRegistry(checkpoints)
     for ref in new:
         if any(each.weights_id == ref.weights_id for each in checkpoints):
             continue
-        if any(each.label == ref.label for each in checkpoints):
-            raise DataError(f"{name}: the run has another checkpoint labelled {ref.label}")
-        checkpoints.append(ref)
+        checkpoints.append(replace(ref, label=registry.add(ref)))
     return replace(index, checkpoints=tuple(checkpoints))
 
 

@@ -104,9 +104,16 @@ class Plan(Strict):
 
 
 def write_plan(run: Path, plan: Plan) -> None:
-    """Write `<run>/plan.yaml`, atomically. Raises RunFolderError if the folder cannot be written."""
+    """Write `<run>/plan.yaml`, atomically.
+
+    Raises:
+        RunFolderError: the folder cannot be written.
+        ConfigError: the plan is not valid (`model_copy` does not validate) and could not be read again.
+    """
+    path = Path(run) / "plan.yaml"
     value = plan.model_dump(mode="json", by_alias=True)
-    write_text(Path(run) / "plan.yaml", yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100))
+    parse(value, Plan, str(path))
+    write_text(path, yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100))
 
 
 def read_plan(run: Path) -> Plan:
