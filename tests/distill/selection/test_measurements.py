@@ -1,6 +1,8 @@
 """Hybrids, skipped layers, held-out measurements and synthetic tasks."""
 
 import copy
+import hashlib
+import re
 
 import pytest
 import torch
@@ -253,3 +255,30 @@ def test_common_word_answers_are_correct():
         assert counts == [1, 4]
         assert set(question.answer.split()) == {word for word in words if words.count(word) == 4}
         assert question.any_order
+
+
+def test_variables_cannot_be_answered_by_elimination():
+    """The names that no solved example lists are not the answer: assignments have to be followed."""
+    for question in draw_questions("vt", count=20, seed=1, pairs=8):
+        names = set(re.findall(r"(\w+) = ", question.prompt))
+        solved = {
+            name for line in re.findall(r"All that are \d+: (.+)", question.prompt) for name in line.split()
+        }
+        assert solved, question
+        assert len(names - solved) > len(question.answer.split()), question
+
+
+@pytest.mark.parametrize(
+    ("task", "digest"),
+    [
+        ("kv", "c1f7904a838851c0"),
+        ("ar", "f2e427c19fb89c4a"),
+        ("ar_mh", "ceaa733d536ea3f1"),
+        ("cwe", "7dee636ce1b11ac7"),
+    ],
+)
+def test_questions_of_the_other_tasks_are_stable(task, digest):
+    drawn = [
+        (each.prompt, each.answer, each.any_order) for each in draw_questions(task, count=20, seed=1, pairs=8)
+    ]
+    assert hashlib.sha256(repr(drawn).encode()).hexdigest()[:16] == digest
