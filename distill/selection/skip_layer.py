@@ -13,6 +13,7 @@ from evalsuite.distill.selection.layer_sets import top_layers
 from evalsuite.distill.selection.one_swap.candidates import hybrid_from_linear
 from evalsuite.distill.selection.result import Cost, SelectionResult
 from evalsuite.distill.selection.tasks import QuestionSet, draw_questions
+from evalsuite.foundation import content_hash
 from evalsuite.models.checkpoints import Checkpoint
 
 
@@ -82,7 +83,8 @@ def synthetic_task(context: SelectionContext, k: int, *, task: str) -> Selection
     pairs = min(options.num_pairs, 24) if task != "kv" else options.num_pairs
     questions = draw_questions(task, count=options.num_examples, seed=options.seed, pairs=pairs)
     question_set = QuestionSet(questions, context.tokenizer, context.device, context.max_length)
-    about = {"task": task, "examples": options.num_examples, "pairs": pairs, "seed": options.seed}
+    drawn = content_hash([[each.prompt, each.answer] for each in questions])
+    about = {"task": task, "examples": options.num_examples, "questions": drawn}
     progress_log = context.progress_log(f"skip-layer-{task}", about)
     found = {row["layer"]: row for row in progress_log.rows}
     for layer in (None, *range(context.layers)):

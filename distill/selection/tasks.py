@@ -82,23 +82,28 @@ def _sums(rng: random.Random, listed: str, keys: list[str], value: Callable[[str
 
 
 def variables(rng: random.Random, chains: int = 3, hops: int = 2) -> Question:
-    """`vt`: list all variables with a value, through shuffled assignments (Table 3, VT)."""
-    names = rng.sample(lexicon.THINGS, chains * (hops + 1))
-    numbers = rng.sample(range(10, 100), chains)
-    assignments, groups = [], []
-    for chain, number in enumerate(numbers):
-        group = names[chain * (hops + 1) : (chain + 1) * (hops + 1)]
-        assignments += [f"{group[0]} = {number}"]
-        assignments += [f"{group[i + 1]} = {group[i]}" for i in range(hops)]
-        groups.append(group)
-    rng.shuffle(assignments)
-    order = {name: place for place, name in enumerate(assignment.split()[0] for assignment in assignments)}
-    lines = [
-        (f"All that are {number}:", " ".join(sorted(group, key=order.__getitem__)))
-        for number, group in zip(numbers, groups, strict=True)
-    ]
-    solved = "".join(f"{question} {answer}\n" for question, answer in lines[:-1][:NUM_SOLVED])
-    return Question(f"{'. '.join(assignments)}.\n{solved}{lines[-1][0]}", lines[-1][1], any_order=True)
+    """`vt`: list all variables with a value, through shuffled assignments (Table 3, VT).
+
+    As in RULER (arXiv 2404.06654), every solved example has a text of its own: examples on the assignments of
+    the question would leave only the names of the answer.
+    """
+    size = hops + 1
+    names = rng.sample(lexicon.THINGS, (NUM_SOLVED + 1) * chains * size)
+    texts = []
+    for start in range(0, len(names), chains * size):
+        numbers = rng.sample(range(10, 100), chains)
+        groups = [names[start + chain * size : start + (chain + 1) * size] for chain in range(chains)]
+        assignments = [
+            f"{name} = {before}"
+            for group, number in zip(groups, numbers, strict=True)
+            for name, before in zip(group, [number, *group], strict=False)
+        ]
+        rng.shuffle(assignments)
+        order = {assignment.split()[0]: place for place, assignment in enumerate(assignments)}
+        answer = " ".join(sorted(groups[0], key=order.__getitem__))
+        texts.append((f"{'. '.join(assignments)}.\nAll that are {numbers[0]}:", answer))
+    solved = "".join(f"{question} {answer}\n" for question, answer in texts[:-1])
+    return Question(solved + texts[-1][0], texts[-1][1], any_order=True)
 
 
 def common_words(rng: random.Random, common: int = 3, rare: int = 20, times: int = 4) -> Question:

@@ -235,16 +235,18 @@ def test_sum_answers_are_correct(task):
 
 def test_variable_answers_are_correct():
     for question in draw_questions("vt", count=20, seed=1, pairs=8):
-        first, *lines = question.prompt.split("\n")
-        assigned = dict(each.split(" = ") for each in first.rstrip(".").split(". "))
+        lines = f"{question.prompt} {question.answer}".split("\n")
+        assert len(lines) == 2 * (tasks.NUM_SOLVED + 1)
+        for text, line in zip(lines[::2], lines[1::2], strict=True):
+            assigned = dict(each.split(" = ") for each in text.rstrip(".").split(". "))
 
-        def value(name: str) -> str:
-            found = assigned[name]  # noqa: B023
-            return found if found.isdigit() else value(found)
+            def value(name: str) -> str:
+                found = assigned[name]  # noqa: B023
+                return found if found.isdigit() else value(found)
 
-        for line in [*lines[:-1], f"{lines[-1]} {question.answer}"]:
             number, names = line.removeprefix("All that are ").split(": ")
             assert set(names.split()) == {name for name in assigned if value(name) == number}
+            assert len(set(map(value, assigned))) == 3
 
 
 def test_common_word_answers_are_correct():
