@@ -37,6 +37,12 @@ class SyntheticBenchmark:
     seeds: tuple[int, ...] = (0,)
     group: str | None = None
     perplexity: bool = False
+    cluster_size: int = 0
+    """Documents that share a cluster and, in part, every checkpoint's luck; 0: independent documents"""
+    continuous: bool = False
+    """Whether scores are fractions: half of the wrong answers score 0, the rest up to 1"""
+    seed_deviation: float = 0.0
+    """Deviation of the latent ability between sampling seeds"""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class SyntheticCheckpoint:
     """outcome → share of the wrong generated responses with it"""
     weights: str = ""
     """weights_id; empty: derived from the label"""
+    prompts: str = ""
+    """Part of every prompt hash: checkpoints with other prompts are not comparable"""
 
     @property
     def weights_id(self) -> str:
@@ -140,18 +148,25 @@ def _answers(
     truth = model.truth(spec.name, protocol, context)
     records = []
     for seed in spec.seeds if protocol == "generation" else (0,):
-        noise = rng.standard_normal(len(difficulty))
+        noise = rng.standard_normal(len(difficulty)) + spec.seed_deviation * rng.standard_normal()
+        if spec.cluster_size:
+            shared = rng.standard_normal(len(difficulty))[np.arange(len(difficulty)) // spec.cluster_size]
+            noise = math.sqrt(0.5) * (noise + shared)
         latent = math.sqrt(rho) * difficulty + math.sqrt(1 - rho) * noise
         for number, value in enumerate(latent):
             right = value < NORMAL.inv_cdf(min(max(truth, 1e-9), 1 - 1e-9))
             outcome, detail = "ok", _choices(number, right, rng)
             values = {"acc": float(right)}
+            if spec.continuous:
+                margin = NORMAL.inv_cdf(min(max(truth, 1e-9), 1 - 1e-9)) - value
+                values = {"acc": min(1.0, max(0.0, 0.4 * margin))}
             if spec.perplexity:
                 words = 60 + number % 50
                 values = {"nll": words * (truth + 0.2 * value), "words": float(words)}
                 detail = {"logprobs": [-values["nll"]]}
             elif protocol == "generation":
                 outcome, detail = _generated(number, right, model.bad_endings, rng)
+            prompt = f"{spec.name} {context} {number} {protocol}{model.prompts}"
             records.append(
                 ScoreRow(
                     weights_id=model.weights_id,
@@ -161,16 +176,23 @@ def _answers(
                     seed=seed,
                     context=context,
                     doc_id=f"{hash_text(f'{spec.name} {context} {number}'):016x}"[:16],
-                    prompt_hash=f"{hash_text(f'{spec.name} {context} {number} {protocol}'):016x}",
+                    prompt_hash=f"{hash_text(prompt):016x}",
                     sampling="" if protocol == "loglikelihood" else "greedy",
                     checkpoint=model.label,
                     values=values,
                     chance=None if spec.perplexity else spec.chance,
                     outcome=outcome,
                     detail=detail,
+                    **_cluster(spec, number),
                 )
             )
     return records
+
+
+def _cluster(spec: SyntheticBenchmark, number: int) -> dict[str, str]:
+    if not spec.cluster_size or "cluster" not in ScoreRow.__dataclass_fields__:
+        return {}
+    return {"cluster": f"{number // spec.cluster_size:012x}"}
 
 
 def _choices(number: int, right: bool, rng: np.random.Generator) -> dict[str, object]:
