@@ -130,7 +130,7 @@ def record_engine(run: Path, weights_id: str, engine: Engine) -> None:
         "engine": engine.name,
         "fingerprint": engine.fingerprint,
         "max_length": engine.max_length,
-        "versions": dict(getattr(engine, "versions", {})),
+        "versions": dict(engine.versions),
     }
     update_environment(run, engines=engines)
 

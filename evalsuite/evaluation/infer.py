@@ -213,7 +213,7 @@ def infer(
                     spent = time.monotonic() - started
                     record_inference(run, ref.label, counting.computed, spent, protocols)
                 # vLLM holds its memory until it exits, and the next instance measures what is free.
-                getattr(engine, "close", lambda: None)()
+                engine.close()
             stats.computed = counting.computed
             del engine, counting
     return done
@@ -254,11 +254,9 @@ def token_cost(request: Request) -> int:
 
 
 def _check_weights(engine: Engine, ref: CheckpointRef) -> None:
-    checkpoint = getattr(engine, "checkpoint", None)
-    found = getattr(checkpoint, "weights_id", ref.weights_id)
-    if found != ref.weights_id:
+    if engine.weights_id != ref.weights_id:
         raise CheckpointError(
-            f"{ref.path}: weights are {found}, but the requests of {ref.label} were built for "
+            f"{ref.path}: weights are {engine.weights_id}, but the requests of {ref.label} were built for "
             f"{ref.weights_id}; the checkpoint has changed, or is another one"
         )
 
@@ -270,6 +268,8 @@ class _CountingEngine:
         self._engine = engine
         self._bar = bar
         self.name = engine.name
+        self.weights_id = engine.weights_id
+        self.versions = engine.versions
         self.fingerprint = engine.fingerprint
         self.max_length = engine.max_length
         self.computed = 0
@@ -284,6 +284,9 @@ class _CountingEngine:
 
     def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, Any]]:
         return self._counted(requests, self._engine.generate(requests))
+
+    def close(self) -> None:
+        self._engine.close()
 
     def _counted(
         self, requests: Sequence[Request], responses: Iterator[tuple[int, Any]]

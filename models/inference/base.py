@@ -1,6 +1,6 @@
 """The protocol that every inference engine implements."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from evalsuite.models.inference.requests import (
@@ -24,6 +24,14 @@ class Engine(Protocol):
         """Short name of the engine, e.g. "torch"."""
 
     @property
+    def weights_id(self) -> str:
+        """`weights_id` of the checkpoint that it runs; responses are stored for no other one."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Device, dtype and versions that affect its numerics, for the run's records."""
+
+    @property
     def fingerprint(self) -> str:
         """16 hex digits over weights, dtype, engine and versions; responses are reused only if it matches."""
 
@@ -36,6 +44,9 @@ class Engine(Protocol):
 
     def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateResponse]]:
         """Generate continuations of prompts."""
+
+    def close(self) -> None:
+        """Release what it holds, such as a subprocess; it is not used afterwards."""
 
 
 @runtime_checkable

@@ -24,8 +24,10 @@ class FakeEngine:
     name = "fake"
     max_length = 100_000
 
-    def __init__(self, label: str, tokenizer: Any) -> None:
+    def __init__(self, label: str, weights_id: str, tokenizer: Any) -> None:
         self.label = label
+        self.weights_id = weights_id
+        self.versions = {"device": "fake"}
         self.fingerprint = hashlib.sha256(label.encode()).hexdigest()[:16]
         self.tokenizer = tokenizer
         self.requests: list[Any] = []
@@ -44,6 +46,9 @@ class FakeEngine:
             self.requests.append(request)
             text = " " + self.tokenizer.decode(request.prompt[-3:]).strip()
             yield number, GenerateResponse(request.prompt[-3:], text, "stop")
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 @pytest.fixture(scope="session")
@@ -90,7 +95,7 @@ class Crew:
 
     def engine_factory(self, *_: object, **__: object) -> Callable[[str, str], FakeEngine]:
         def make(path: str, label: str) -> FakeEngine:
-            self.engines.append(FakeEngine(label, self.tokenizer))
+            self.engines.append(FakeEngine(label, self.weights_id(path), self.tokenizer))
             return self.engines[-1]
 
         return make

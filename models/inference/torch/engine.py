@@ -62,6 +62,11 @@ class TorchEngine:
         # On a GPU the masks that shared prefixes need rule out fused attention, and prefill is a small part.
         self.share_prefixes = not on_gpu
 
+    @property
+    def weights_id(self) -> str:
+        """See `Engine.weights_id`."""
+        return self.checkpoint.weights_id
+
     @cached_property
     def versions(self) -> dict[str, str]:
         """Device, dtype and package versions: everything that affects rounding."""
@@ -163,6 +168,9 @@ class TorchEngine:
                 max_num_seqs = max(1, min(max_num_seqs, len(waiting)) // 2)
             scheduler = None
             _release_cached_memory()
+
+    def close(self) -> None:
+        """See `Engine.close`: the model's memory is freed with the engine."""
 
     def _make_scheduler(self, waiting: dict[int, GenerateRequest], max_num_seqs: int) -> GenerationScheduler:
         """A scheduler for all requests; if their slots do not fit into memory, for the longest of them."""

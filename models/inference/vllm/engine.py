@@ -128,6 +128,11 @@ class VllmEngine:
             raise
 
     @property
+    def weights_id(self) -> str:
+        """See `Engine.weights_id`."""
+        return self.info.weights_id
+
+    @property
     def versions(self) -> dict[str, str]:
         """Versions of vLLM and its dependencies, and its `device`. Starts vLLM."""
         return self._running[1]

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,8 @@ class Counting:
     """An engine with deterministic responses that counts the requests it runs."""
 
     name = "counting"
+    weights_id = "0" * 16
+    versions: Mapping[str, str] = {}
 
     def __init__(self, fingerprint: str = "a" * 16, max_length: int = 50) -> None:
         self.fingerprint = fingerprint
@@ -55,6 +57,9 @@ class Counting:
             self.computed += 1
             tokens = tuple(range(request.token_limit(self.max_length)))
             yield index, GenerateResponse(tokens, f"wörds {request.seed}\n", "length")
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 def requests(count: int) -> list[ScoreRequest | GenerateRequest]:
