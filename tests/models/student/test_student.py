@@ -66,7 +66,7 @@ def test_a_bfloat16_student_of_all_mixers_round_trips(make_teacher: Make, tmp_pa
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert torch.equal(loaded(ids(2, 50)).logits, student(ids(2, 50)).logits)
     decay = loaded.model.layers[list(MIXERS).index("retnet")].self_attn.log_decay
-    assert torch.allclose(decay.double().exp(), 1 - torch.logspace(-5, -9, 4, base=2, dtype=torch.float64))
+    assert torch.allclose(decay.double().exp(), 1 - 2.0 ** (-5 - torch.arange(4, dtype=torch.float64)))
 
 
 @pytest.mark.parametrize(("family", "changes"), TEACHERS)
@@ -104,6 +104,13 @@ def test_init_selects_the_copied_projections(make_teacher: Make, init: str, copi
     assert all(torch.equal(a, b) for a, b in zip(student.parameters(), again.parameters(), strict=True))
     other = build_student(teacher, "gla", init=init, seed=6)
     assert any(not torch.equal(a, b) for a, b in zip(student.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("init", ["qkv", "vo", "random"])
+def test_init_of_a_student_without_other_mixers_is_refused(make_teacher: Make, init: str) -> None:
+    """`init` concerns mixers that replace attention; softmax layers have an option of their own."""
+    with pytest.raises(ConfigError, match=rf"init = '{init}' .*softmax: {{init: {init}}}"):
+        build_student(make_teacher(), "softmax", init=init)
 
 
 @pytest.mark.parametrize("name", sorted(MIXERS))

@@ -1,0 +1,75 @@
+"""Constants and formulas of single mixers, as printed in their papers."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.mixers import Mixer, make_mixer
+
+
+class Attention(nn.Module):
+    """Attention with `heads` heads of four channels."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.head_dim = 4
+        for letter in "qkvo":
+            setattr(self, f"{letter}_proj", nn.Linear(4 * heads, 4 * heads, bias=False))
+
+
+def make(name: str, heads: int = 2, **options: Any) -> Mixer:
+    torch.manual_seed(0)
+    mixer = make_mixer(name, Attention(heads), options, layer=0, norm_eps=1e-6, window=None)
+    assert isinstance(mixer, Mixer)
+    mixer = mixer.double()
+    mixer.reset_parameters()
+    return mixer.requires_grad_(False)
+
+
+@pytest.mark.parametrize("heads", [1, 4, 9, 16])
+def test_retnet_decays_by_equation_8(heads: int) -> None:
+    """arXiv 2307.08621, Eq. 8: γ = 1 − 2^(−5−h), so head 8 remembers 8,192 tokens."""
+    gamma = make("retnet", heads).log_decay.exp()
+    wanted = 1 - 2.0 ** (-5 - torch.arange(heads, dtype=torch.float64))
+    torch.testing.assert_close(gamma, wanted, rtol=0, atol=1e-12)
+
+
+def test_mamba2_does_not_normalize_b_and_c() -> None:
+    """arXiv 2405.21060 and 2603.26556, Table 8: no QK normalization."""
+    mixer = make("mamba2")
+    x = torch.randn(1, 5, 8, dtype=torch.float64)
+    inputs, _ = mixer.prepare_inputs(x, None, None, None, None)
+    lengths = inputs.q.norm(dim=-1)
+    assert lengths.max() > 1.05 * lengths.min()
+
+
+def test_metala_divides_the_log_decay_by_its_temperature() -> None:
+    """arXiv 2411.10741 and its code: α = σ(W x)^(1/16), 1 − α is the key."""
+    mixer = make("metala", short_conv=0)
+    mixer.f_bias.zero_()
+    x = torch.randn(1, 5, 8, dtype=torch.float64)
+    inputs, _ = mixer.prepare_inputs(x, None, None, None, None)
+    logits = -mixer.split_heads(mixer.k_proj(x))
+    assert inputs.log_decay is not None
+    torch.testing.assert_close(inputs.log_decay, functional.logsigmoid(logits) / 16)
+    torch.testing.assert_close(inputs.k, 1 - inputs.log_decay.exp())
+
+
+def test_metala_starts_with_the_memories_of_the_other_mixers() -> None:
+    mixer = make("metala", short_conv=0)
+    mixer.k_proj.weight.zero_()
+    inputs, _ = mixer.prepare_inputs(torch.zeros(1, 1, 8, dtype=torch.float64), None, None, None, None)
+    assert inputs.log_decay is not None
+    decay = inputs.log_decay.exp()[0, 0, :, 0]
+    torch.testing.assert_close(decay, torch.tensor([0.88, 0.999], dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_a_signed_feature_map_has_no_normalizer() -> None:
+    """A sum of signed weights may vanish, so that dividing by it would produce arbitrary outputs."""
+    with pytest.raises(ConfigError, match=r"feature_map = 'identity'.*set normalizer: false"):
+        make("linear_attention", feature_map="identity")
+    make("linear_attention", feature_map="identity", normalizer=False)

@@ -1,0 +1,60 @@
+"""Weight decay and Muon reach the matrices of every mixer and nothing else."""
+
+from collections.abc import Callable
+
+import pytest
+from transformers import PreTrainedModel
+
+from evalsuite.distill.recipe import Stage
+from evalsuite.distill.training.train_step import StudentTrainState
+from evalsuite.models import MIXERS, build_student
+
+MATRICES = {
+    *(f"{letter}_proj.weight" for letter in "qkvogabfi"),
+    # Both factors of low-rank projections.
+    *(f"{name}_proj.{factor}.weight" for name in ("g", "gk", "f") for factor in (0, 1)),
+    "gk_proj.weight",
+    "feature_proj",
+    "gate_proj.weight",
+    "up_proj.weight",
+    "down_proj.weight",
+}
+"""Endings of the names of parameters that multiply activations as matrices. Everything else has an initial
+value to stay near: biases and norms of gates, decay rates, feature-map norms, convolutions, embeddings."""
+
+
+def is_matrix(name: str) -> bool:
+    return any(name.endswith(f".{ending}") for ending in MATRICES)
+
+
+def groups_of(student: PreTrainedModel, kind: str) -> dict[str, tuple[str, float]]:
+    """Parameter name → (optimizer, weight decay)."""
+    state = StudentTrainState("s", student)
+    state.begin_stage(
+        Stage(
+            name="s", objective="kd", trainable="all", data="d", tokens=100, seq_len=10, batch_size=1, lr=1e-3,
+            optimizer={"weight_decay": 0.1, "kind": kind},
+        )
+    )  # fmt: skip
+    names = {id(parameter): name for name, parameter in student.named_parameters()}
+    return {
+        names[id(parameter)]: (type(optimizer).__name__, group["weight_decay"])
+        for optimizer in state.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_only_matrices_decay(make_teacher: Callable[..., PreTrainedModel], kind: str) -> None:
+    teacher = make_teacher("qwen3", layers=len(MIXERS), head_dim=16)
+    student = build_student(teacher, list(MIXERS)).train()
+    found = groups_of(student, kind)
+    assert found.keys() == dict(student.named_parameters()).keys()
+    for name, (optimizer, decay) in found.items():
+        assert decay == (0.1 if is_matrix(name) else 0.0), name
+        if optimizer == "Muon":
+            # Muon orthogonalizes one matrix; a stack of feature maps stays with AdamW.
+            assert is_matrix(name) and student.get_parameter(name).ndim == 2, name
+    for ending in ("f_bias", "augment", "gamma", "beta", "A_log", "D", "a_proj.bias", "q_conv1d.weight"):
+        assert any(name.endswith(ending) for name in found), ending
