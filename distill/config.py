@@ -100,6 +100,15 @@ class DataSourceConfig(Strict):
     """local, hub: file with document hashes to skip, as written by
     `python -m evalsuite.distill.data.decontamination`."""
 
+    @property
+    def columns(self) -> set[str]:
+        """Columns that are read."""
+        if self.messages is not None:
+            return {self.messages, *self.where}
+        if self.prompt is not None and self.completion is not None:
+            return {self.prompt, self.completion, *self.where}
+        return {self.text, *self.where}
+
     @model_validator(mode="after")
     def _complete(self) -> "DataSourceConfig":
         if self.kind == "local" and not self.files:

@@ -10,7 +10,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
@@ -22,6 +22,8 @@ from evalsuite.distill.data.chat import render_conversation
 from evalsuite.distill.recipe import RECIPES
 from evalsuite.foundation import DataError, MissingDependencyError, nearest
 
+PARQUET_BATCH_ROWS = 1024
+"""Rows of a parquet file that are converted to Python objects together."""
 Position = dict[str, Any]
 Shard = tuple[list["Example"], Position | None]
 """Examples, and the position of the next shard; None after the last one."""
@@ -73,12 +75,17 @@ class PocketReader:
 
 
 class LocalReader:
-    """Local parquet and JSON-lines files, in sorted order. Shards are shuffled by the caller."""
+    """Local parquet and JSON-lines files, in sorted order. Shards are shuffled by the caller.
+
+    A file stays open between shards, so that an epoch reads it once; only a resumed reader skips rows.
+    """
 
     def __init__(self, source: DataSourceConfig, name: str, shard_size: int, chat_template: Any) -> None:
         self._source, self._name, self._shard_size = source, name, shard_size
         self._template = chat_template
         self._last: tuple[Position, Shard] | None = None
+        self._open: tuple[int, int, Iterator[dict[str, Any]]] | None = None
+        """File, next row, and iterator over the remaining rows."""
 
     @cached_property
     def files(self) -> list[Path]:
@@ -111,40 +118,52 @@ class LocalReader:
         file, row = position.get("file", 0), position.get("row", 0)
         examples: list[Example] = []
         while file < len(self.files):
-            rows = _file_rows(self.files[file], row)
+            rows = self._rows_from(file, row)
             num_read = 0
             for num_read, values in enumerate(rows, 1):
                 example = parse_row(values, self._source, self._name, self._template)
                 if example is not None:
                     examples.append(example)
                 if len(examples) == self._shard_size:
+                    self._open = file, row + num_read, rows
                     return examples, {"file": file, "row": row + num_read}
             file, row = file + 1, 0
         return examples, None
 
+    def _rows_from(self, file: int, row: int) -> Iterator[dict[str, Any]]:
+        """Rows of one file from `row`: those of the open file if it is there already."""
+        opened, self._open = self._open, None
+        if opened is not None and opened[:2] == (file, row):
+            return opened[2]
+        return _file_rows(self.files[file], row, self._source.columns)
 
-def _file_rows(path: Path, start: int) -> Iterator[dict[str, Any]]:
+
+def _file_rows(path: Path, start: int, columns: Collection[str]) -> Iterator[dict[str, Any]]:
     """Rows of one file from row `start`."""
     try:
         if path.suffix == ".parquet":
-            yield from _parquet_rows(path, start)
+            yield from _parquet_rows(path, start, columns)
         else:
             yield from _json_rows(path, start)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
 
 
-def _parquet_rows(path: Path, start: int) -> Iterator[dict[str, Any]]:
+def _parquet_rows(path: Path, start: int, columns: Collection[str]) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet as parquet
 
-    file = parquet.ParquetFile(path)
-    for group in range(file.num_row_groups):
-        num_rows = file.metadata.row_group(group).num_rows
-        if start >= num_rows:
-            start -= num_rows
-            continue
-        yield from islice(file.read_row_group(group).to_pylist(), start, None)
-        start = 0
+    with parquet.ParquetFile(path) as file:
+        existing = set(file.schema_arrow.names)
+        # If one is missing, `parse_row` suggests the nearest of all columns.
+        chosen = sorted(columns) if existing.issuperset(columns) else None
+        group = 0
+        while group < file.num_row_groups and start >= file.metadata.row_group(group).num_rows:
+            start -= file.metadata.row_group(group).num_rows
+            group += 1
+        groups = range(group, file.num_row_groups)
+        for batch in file.iter_batches(PARQUET_BATCH_ROWS, row_groups=groups, columns=chosen):
+            yield from batch.slice(min(start, batch.num_rows)).to_pylist()
+            start = max(0, start - batch.num_rows)
 
 
 def _json_rows(path: Path, start: int) -> Iterator[dict[str, Any]]:
@@ -175,11 +194,11 @@ class HubReader:
     def __init__(self, source: DataSourceConfig, name: str, shard_size: int, chat_template: Any) -> None:
         self._source, self._name, self._shard_size = source, name, shard_size
         self._template = chat_template
+        self._stream: Any = None
         self._rows: Iterator[dict[str, Any]] | None = None
         self._position: Position | None = None
 
-    @cached_property
-    def _stream(self) -> Any:
+    def _open(self) -> Any:
         try:
             from datasets import load_dataset
         except ImportError:
@@ -199,6 +218,8 @@ class HubReader:
     def read_shard(self, position: Position) -> Shard:
         """See `Reader`."""
         if self._rows is None or self._position != position:
+            # A stream applies a loaded state in every later epoch too, so each epoch opens its own.
+            self._stream = self._open()
             if position:
                 self._stream.load_state_dict(position["stream"])
             self._rows = iter(self._stream)
