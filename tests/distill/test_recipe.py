@@ -243,3 +243,20 @@ def test_a_recipe_level_error_does_not_print_the_recipe(write):
     assert str(caught.value).endswith(
         "with --set: student.initial_checkpoints.gla: there is no variant 'no'; known: gla, short"
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"packing": "documents"}, "'packing' must be concat, not documents"),
+        ({"loss_mask": "completion"}, "'loss_mask' must be full, not completion"),
+    ],
+)
+def test_matrix_mixing_of_parts_of_a_sequence_is_refused(write, setting, message):
+    """Its matrices cover a whole sequence: mixing across documents and masked tokens would be trained."""
+    mixing = {"name": "mixing", "objective": "matrix_mixing", "tokens": 10**6, **SIZES}
+    assert load_recipe(write(stages=[mixing])).stages[0].objective == "matrix_mixing"
+    with pytest.raises(
+        ConfigError, match=rf"matrix_mixing compares whole sequences: {message}.*attention_output"
+    ):
+        load_recipe(write(stages=[{**mixing, **setting}]))

@@ -46,3 +46,21 @@ def test_the_shape_of_a_local_teacher_is_read_from_its_folder(teacher_folder, sm
     estimate = dry_run(small_recipe(teacher_folder), device="cpu")
     assert "CPU cores" in str(estimate)
     assert [stage.steps for stage in estimate.stages] == [4, 4, 4]
+
+
+def test_matrix_mixing_costs_matrices_of_the_squared_length(small_recipe, stage):
+    """One fp32 matrix of 48 × 15 × 512² elements takes 0.75 GB."""
+
+    def estimate(objective, **sizes):
+        sizes = {"seq_len": 512, "batch_size": 48, "tokens": 512 * 48, **sizes}
+        stages = [stage("s", objective, trainable="mixer", **sizes)]
+        teacher = "HuggingFaceTB/SmolLM2-360M"
+        return dry_run(small_recipe(teacher, stages=stages), device="cuda").stages[0]
+
+    matrix = 4 * 48 * 15 * 512**2
+    plain, mixing = estimate("attention_output"), estimate("matrix_mixing")
+    assert mixing.memory - plain.memory > 4 * matrix
+    longer = estimate("matrix_mixing", seq_len=1024, batch_size=24)
+    assert longer.memory - mixing.memory == pytest.approx(mixing.memory - plain.memory)
+    scores = 32 * 2 * 15 * 64 * 512**2 * 48  # QKᵀ of every layer
+    assert longer.flops - mixing.flops >= 3 * scores
