@@ -24,6 +24,7 @@ from evalsuite.distill.training.parameter_groups import (
 )
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.distill.types import CausalLM
+from evalsuite.models.mixers import no_weight_decay
 
 PREFIX = "student."
 """Prefix of the student's parameter names in `StudentWithLoss`."""
@@ -76,7 +77,10 @@ class FSDPTrainState(StudentTrainState):
         self.optimizer_params = self.parameters
         self.student_with_loss = student_with_loss
         self.optimizers = build_optimizers(
-            self.parameters, stage, lambda name: is_mixer_parameter(name, softmax)
+            self.parameters,
+            stage,
+            lambda name: is_mixer_parameter(name, softmax),
+            no_weight_decay(self.model),
         )
 
     def zero_grad(self) -> None:

@@ -1,6 +1,6 @@
 """Optimizers, fp32 master weights, and gradients in one flat buffer."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,22 +11,26 @@ from evalsuite.distill.types import CausalLM
 
 
 def build_optimizers(
-    parameters: Mapping[str, nn.Parameter], stage: Stage, is_mixer: Callable[[str], bool]
+    parameters: Mapping[str, nn.Parameter],
+    stage: Stage,
+    is_mixer: Callable[[str], bool],
+    undecayed: Collection[str],
 ) -> list[torch.optim.Optimizer]:
-    """The optimizer of a stage; two with Muon, which leaves vectors and embeddings to AdamW.
+    """The optimizer of a stage; two with Muon, which leaves all but single matrices to AdamW.
 
-    Each parameter group holds `initial_lr`, its rate before the schedule. Weight decay applies to matrices
-    only, except embeddings, heads and convolutions.
+    Each parameter group holds `initial_lr`, its rate before the schedule.
+
+    Args:
+        undecayed: names of parameters without weight decay, which Muon leaves to AdamW as well; see
+            `evalsuite.models.mixers.no_weight_decay`.
     """
     config = stage.optimizer
     groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
         lr = stage.lr if is_mixer(name) or stage.backbone_lr is None else stage.backbone_lr
-        is_matrix = parameter.ndim == 2 and not any(
-            part in name for part in ("embed_tokens", "lm_head", "conv")
-        )
-        decay = config.weight_decay if is_matrix else 0.0
-        groups.setdefault((lr, decay, is_matrix and config.kind == "muon"), []).append(parameter)
+        decay = 0.0 if name in undecayed else config.weight_decay
+        muon_fits = config.kind == "muon" and name not in undecayed and parameter.ndim == 2
+        groups.setdefault((lr, decay, muon_fits), []).append(parameter)
     device = next(iter(parameters.values())).device
     optimizers: list[torch.optim.Optimizer] = []
     adamw = [_group(key, members) for key, members in groups.items() if not key[2]]

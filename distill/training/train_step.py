@@ -23,6 +23,7 @@ from evalsuite.distill.training.parameter_groups import (
     softmax_layer_indices,
 )
 from evalsuite.distill.types import CausalLM
+from evalsuite.models.mixers import no_weight_decay
 
 _log = logging.getLogger("evalsuite")
 
@@ -58,7 +59,9 @@ class StudentTrainState:
         self.parameters = set_trainable(self.model, stage.trainable_set)
         softmax = softmax_layer_indices(self.model)
         masters = self.optimizer_params = {name: self.master_weights.params[name] for name in self.parameters}
-        self.optimizers = build_optimizers(masters, stage, lambda name: is_mixer_parameter(name, softmax))
+        self.optimizers = build_optimizers(
+            masters, stage, lambda name: is_mixer_parameter(name, softmax), no_weight_decay(self.model)
+        )
         groups: dict[str, list[str]] = {}
         for name in masters:
             # model.layers.<number>: layerwise objectives train, and clip, every layer separately.

@@ -26,6 +26,7 @@ from evalsuite.models.mixers.softmax import (
     to_sliding_window_mixer,
     to_softmax_mixer,
 )
+from evalsuite.models.mixers.weight_decay import no_weight_decay
 
 MIXERS: dict[str, type[Mixer] | type[SoftmaxMixer]] = {
     kind.name: kind
@@ -99,6 +100,7 @@ __all__ = [
     "SoftmaxMixer",
     "make_mixer",
     "mixer_class",
+    "no_weight_decay",
     "option_defaults",
     "parse_options",
     "repeat_kv_weights",

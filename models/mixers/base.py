@@ -65,6 +65,9 @@ class Mixer(nn.Module):
     has_keys: ClassVar[bool] = True
     """False if 1 − decay serves as the key: `k_proj` then computes the logits of the input gate, which skip
     activation, rotary and norm."""
+    matrix_parameters: ClassVar[tuple[str, ...]] = ()
+    """Parameters of the mixer itself that are matrices between activations, so that weight decay applies; its
+    linear layers need no mention. All others (gate biases, decay rates, norms) never decay."""
     uses_normalizer: bool = False
     """True if the values carry a column of ones, whose output is Σ_j A_tj."""
     weights_initialized: bool = False

@@ -27,6 +27,7 @@ class Hedgehog(Mixer):
     name = "hedgehog"
     Options: ClassVar[type[MixerOptions]] = HedgehogOptions
     options: HedgehogOptions
+    matrix_parameters = ("feature_proj",)
     uses_normalizer = True
 
     def _build_parameters(self) -> None:

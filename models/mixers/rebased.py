@@ -41,6 +41,7 @@ class ReBased(Mixer):
     name = "rebased"
     Options: ClassVar[type[MixerOptions]] = ReBasedOptions
     options: ReBasedOptions
+    matrix_parameters = ("feature_proj",)
     uses_normalizer = True
 
     def _build_parameters(self) -> None:

@@ -8,6 +8,7 @@ from evalsuite.distill.training.parameter_groups import TRAINABLE_SETS, set_trai
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.foundation import ConfigError
 from evalsuite.models import build_student
+from evalsuite.models.mixers import no_weight_decay
 
 MIXERS = ["gated_deltanet", "softmax", "gla"]
 LAYERS = {"mixer": {0, 2}, "softmax": {1}}
@@ -113,8 +114,8 @@ def test_learning_rates_and_weight_decay_depend_on_the_parameter(student):
             for parameter in group["params"]:
                 part = part_of(names[id(parameter)])
                 assert group["initial_lr"] == (2e-3 if part.startswith("mixer") else 1e-4)
-                matrix = parameter.ndim == 2 and part != "embeddings" and "conv" not in names[id(parameter)]
-                assert group["weight_decay"] == (0.1 if matrix else 0.0)
+                decays = names[id(parameter)] not in no_weight_decay(student)
+                assert group["weight_decay"] == (0.1 if decays else 0.0)
 
 
 def test_muon_updates_matrices_and_adamw_the_rest(student):
@@ -133,5 +134,5 @@ def test_muon_updates_matrices_and_adamw_the_rest(student):
     }
     assert set(kinds) == {id(parameter) for parameter in student.parameters()}
     for name, parameter in student.named_parameters():
-        matrix = parameter.ndim == 2 and "embed" not in name and "conv" not in name
+        matrix = parameter.ndim == 2 and name not in no_weight_decay(student)
         assert kinds[id(parameter)] == ("Muon" if matrix else "AdamW"), name

@@ -32,8 +32,8 @@ def groups_of(student: PreTrainedModel, kind: str) -> dict[str, tuple[str, float
     state = StudentTrainState("s", student)
     state.begin_stage(
         Stage(
-            name="s", objective="kd", trainable="all", data="d", tokens=100, seq_len=10, batch_size=1, lr=1e-3,
-            optimizer={"weight_decay": 0.1, "kind": kind},
+            name="s", objective="kd", trainable="all", data="d", tokens=100, seq_len=10, batch_size=1,
+            lr=1e-3, optimizer={"weight_decay": 0.1, "kind": kind},
         )
     )  # fmt: skip
     names = {id(parameter): name for name, parameter in student.named_parameters()}
@@ -55,6 +55,7 @@ def test_only_matrices_decay(make_teacher: Callable[..., PreTrainedModel], kind:
         assert decay == (0.1 if is_matrix(name) else 0.0), name
         if optimizer == "Muon":
             # Muon orthogonalizes one matrix; a stack of feature maps stays with AdamW.
-            assert is_matrix(name) and student.get_parameter(name).ndim == 2, name
+            assert is_matrix(name), name
+            assert student.get_parameter(name).ndim == 2, name
     for ending in ("f_bias", "augment", "gamma", "beta", "A_log", "D", "a_proj.bias", "q_conv1d.weight"):
         assert any(name.endswith(ending) for name in found), ending
