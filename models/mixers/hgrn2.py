@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
@@ -21,11 +22,15 @@ class HGRN2Options(MixerOptions):
     scale: Literal["one", "head_dim"] = "head_dim"
     lower_bound: float = 0.0
     """Smallest α; the paper raises it from layer to layer."""
+    decay_temperature: float = 1.0
+    """τ in α = sigmoid(W x + b)^{1/τ}."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.lower_bound < 1:
             raise ConfigError(f"lower_bound = {self.lower_bound}: must be at least 0 and below 1")
+        if self.decay_temperature <= 0:
+            raise ConfigError(f"decay_temperature = {self.decay_temperature}: must be above 0")
 
 
 class HGRN2(Mixer):
@@ -41,13 +46,17 @@ class HGRN2(Mixer):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        start = torch.logit(initial_decay(self.num_heads)).unsqueeze(-1).expand(-1, self.head_dim)
+        temperature = self.options.decay_temperature
+        start = (
+            torch.logit(initial_decay(self.num_heads) ** temperature).unsqueeze(-1).expand(-1, self.head_dim)
+        )
         init.copy_(self.f_bias, start.to(self.f_bias.dtype))
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
-        # 1 − α = (1 − bound) · sigmoid(logits), computed directly: as α approaches one, it rounds to one.
-        logits = upcast_fp32(inputs.k) - upcast_fp32(self.f_bias)
-        write = (1 - self.options.lower_bound) * torch.sigmoid(logits)
+        # 1 − α is computed directly: as α approaches one, it rounds to one.
+        logits = upcast_fp32(self.f_bias) - upcast_fp32(inputs.k)
+        forget = -torch.expm1(functional.logsigmoid(logits) / self.options.decay_temperature)
+        write = (1 - self.options.lower_bound) * forget
         log_decay = torch.log1p(-write.clamp_max(MAX_FORGET))
         return replace(inputs, k=write.to(inputs.k.dtype), log_decay=log_decay)
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.nn import functional
 
+from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
 from evalsuite.models.mixers.options import MixerOptions
 
@@ -21,6 +22,14 @@ class LinearAttentionOptions(MixerOptions):
     """φ: elu(x) + 1, relu(x), or x."""
     normalizer: bool = True
     """Divide by the sum of the weights, so that the output is an average of values as in attention."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.normalizer and self.feature_map == "identity":
+            raise ConfigError(
+                f"feature_map = '{self.feature_map}' has negative values, whose sum can vanish and is no "
+                "normalizer; set normalizer: false, or a positive feature map"
+            )
 
 
 class LinearAttention(Mixer):

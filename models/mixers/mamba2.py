@@ -17,7 +17,11 @@ from evalsuite.models.mixers.options import MixerOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Options(MixerOptions):
-    """No normalisation of queries and keys (arXiv 2603.26556, Table 8)."""
+    """No normalisation of queries and keys (arXiv 2603.26556, Table 8), which are scaled as in attention: a
+    teacher's queries and keys are longer than those of a trained Mamba-2."""
+
+    qk_norm: Literal["l2", "none"] = "none"
+    scale: Literal["one", "head_dim"] = "head_dim"
 
     skip: Literal["learned", "none"] = "learned"
     """D: weight with which each token adds its own value, one number per head."""

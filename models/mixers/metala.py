@@ -1,7 +1,8 @@
 """MetaLA: HGRN2's recurrence with self-augmentation: each token also adds its own value, weighted by the
-match of its query and key, o_t = S_tᵀ q_t + σ(q_t · (w ⊙ k_t)) v_t (arXiv 2411.10741, section 4)."""
+match of its query and key, o_t = S_tᵀ q_t + σ(q_t · (w ⊙ k_t)) v_t (arXiv 2411.10741, section 4), and decay
+σ(W x)^{1/16} as in the authors' code."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -13,11 +14,16 @@ from evalsuite.models.mixers.hgrn2 import HGRN2, HGRN2Options
 from evalsuite.models.mixers.options import MixerOptions
 
 
+@dataclass(frozen=True, kw_only=True)
+class MetaLAOptions(HGRN2Options):
+    decay_temperature: float = 16.0
+
+
 class MetaLA(HGRN2):
     """No key projection, dynamic decay, self-augmentation."""
 
     name = "metala"
-    Options: ClassVar[type[MixerOptions]] = HGRN2Options
+    Options: ClassVar[type[MixerOptions]] = MetaLAOptions
 
     def _build_parameters(self) -> None:
         super()._build_parameters()

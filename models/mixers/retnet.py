@@ -1,6 +1,5 @@
 """RetNet: S_t = γ S_{t-1} + k_t v_tᵀ with a fixed γ for each head (arXiv 2307.08621, Eq. 8)."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -25,7 +24,7 @@ class RetNetOptions(MixerOptions):
 
 
 class RetNet(Mixer):
-    """Additive rule with a fixed decay per head; memory lengths range from 32 to 512 tokens."""
+    """Additive rule with a fixed decay per head; γ = 1 − 2^(−5−h) of head h, a memory of 32 · 2^h tokens."""
 
     name = "retnet"
     Options: ClassVar[type[MixerOptions]] = RetNetOptions
@@ -38,8 +37,8 @@ class RetNet(Mixer):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        log_forget = torch.linspace(math.log(1 / 32), math.log(1 / 512), self.num_heads, dtype=torch.float64)
-        init.copy_(self.log_decay, torch.log1p(-log_forget.exp()).to(self.log_decay.dtype))
+        forget = 2.0 ** (-5 - torch.arange(self.num_heads, dtype=torch.float64))
+        init.copy_(self.log_decay, torch.log1p(-forget).to(self.log_decay.dtype))
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
         log_decay = upcast_fp32(self.log_decay)
