@@ -5,7 +5,7 @@ teacher's weights and parameter names and computes exactly what the teacher comp
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,15 @@ from evalsuite.models.mixers.layers import apply_rotary_pos_emb
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxOptions:
-    """Softmax attention has no options: it is the teacher's layer."""
+    """The teacher's layer, unless `init` says otherwise."""
+
+    init: Literal["teacher", "qkv", "vo", "random"] = "teacher"
+    """Projections copied from the teacher: all, or those named; the others start at random. A Transformer
+    distilled into a Transformer is the control of arXiv 2504.14366v1, Table 2."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlidingWindowOptions:
+class SlidingWindowOptions(SoftmaxOptions):
     window: int = 256
     """Number of latest tokens a query attends to, itself included."""
 

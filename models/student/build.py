@@ -7,13 +7,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from evalsuite.foundation import ConfigError, nearest
-from evalsuite.models.mixers import Mixer, repeat_kv_weights
+from evalsuite.models.mixers import MIXERS, Mixer, parse_options, repeat_kv_weights
 from evalsuite.models.student.config import StudentConfig
 from evalsuite.models.student.model import StudentForCausalLM
 
 Init = Literal["qkvo", "qkv", "vo", "random"]
 INITS: dict[str, str] = {"qkvo": "qkvo", "qkv": "qkv", "vo": "vo", "random": ""}
 """Teacher projections that initialize a mixer (arXiv 2504.14366v1, Section 3.1; 2603.26556, App. C)."""
+SOFTMAX_INITS = {"teacher": "qkvo", "qkv": "qkv", "vo": "vo", "random": ""}
+"""The same for softmax layers, by their option `init`."""
 
 
 def build_student(
@@ -27,8 +29,9 @@ def build_student(
 ) -> StudentForCausalLM:
     """Build a student on the teacher's device and in its dtype.
 
-    Embeddings, norms, MLPs, head and softmax layers are copied. A mixer's projections are copied according to
-    `init`; key and value heads are repeated if the student has one per query head.
+    Embeddings, norms, MLPs, head and softmax layers are copied (the latter unless their option `init` says
+    otherwise). A mixer's projections are copied according to `init`; key and value heads are repeated if the
+    student has one per query head.
 
     Args:
         mixers: one name for all layers, or one per layer.
@@ -38,12 +41,17 @@ def build_student(
         kv_expansion: how key and value heads are repeated; see `repeat_kv_weights`.
 
     Raises:
-        ConfigError: unknown mixer, option or init, a wrong number of mixers, or an
-            unsupported teacher architecture.
+        ConfigError: unknown mixer, option or init, an `init` that no layer uses, a wrong number of mixers, or
+            an unsupported teacher architecture.
     """
     if init not in INITS:
         raise ConfigError(f"init = '{init}'{nearest(init, INITS)}")
     names = [mixers] * teacher.config.num_hidden_layers if isinstance(mixers, str) else list(mixers)
+    if init != "qkvo" and not any(issubclass(MIXERS[name], Mixer) for name in names if name in MIXERS):
+        raise ConfigError(
+            f"init = '{init}' concerns mixers that replace attention, and this student has none; for softmax "
+            f"layers set the option init, as in softmax: {{init: {init}}}"
+        )
     config = StudentConfig(
         teacher=teacher_config_dict(teacher),
         mixers=names,
@@ -90,8 +98,18 @@ def copy_teacher(
         if isinstance(mine.self_attn, Mixer):
             copy_attention(mine.self_attn, attention, init, kv_expansion)
         else:
-            found = mine.self_attn.load_state_dict(attention.state_dict(), strict=True)
-            assert not found.missing_keys, f"layer {layer}"
+            name = student.config.mixers[layer]
+            options = parse_options(MIXERS[name].Options, student.config.mixer_options.get(name, {}), name)
+            copy_softmax(mine.self_attn, attention, SOFTMAX_INITS[options.init])
+
+
+def copy_softmax(target: nn.Module, attention: nn.Module, letters: str) -> None:
+    """Copy the projections in `letters` (with their norms) into a softmax layer; the others stay as drawn."""
+    source = attention.state_dict()
+    chosen = {name: value for name, value in source.items() if name[0] in letters}
+    found = target.load_state_dict(chosen, strict=False)
+    assert not found.unexpected_keys
+    assert set(found.missing_keys) == source.keys() - chosen.keys()
 
 
 def normalize_key_proj_as_gate(keys: nn.Linear, name: str) -> Tensor:

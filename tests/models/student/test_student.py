@@ -113,6 +113,24 @@ def test_init_of_a_student_without_other_mixers_is_refused(make_teacher: Make, i
         build_student(make_teacher(), "softmax", init=init)
 
 
+@pytest.mark.parametrize(("init", "copied"), [("teacher", "qkvo"), ("qkv", "qkv"), ("random", "")])
+@pytest.mark.parametrize("name", ["softmax", "sliding_window"])
+def test_softmax_layers_can_start_from_random_projections(
+    make_teacher: Make, name: str, init: str, copied: str
+) -> None:
+    """The control of arXiv 2504.14366v1, Table 2: a Transformer distilled into a Transformer."""
+    teacher = make_teacher("qwen3", head_dim=16)
+    student = build_student(teacher, name, options={name: {"init": init}}, seed=3)
+    for mine, original in zip(student.model.layers, teacher.model.layers, strict=True):
+        for letter in "qkvo":
+            weight = getattr(mine.self_attn, f"{letter}_proj").weight
+            same = torch.equal(weight, getattr(original.self_attn, f"{letter}_proj").weight)
+            assert same == (letter in copied), letter
+            assert torch.isfinite(weight).all()
+        assert torch.equal(mine.self_attn.q_norm.weight, original.self_attn.q_norm.weight) == ("q" in copied)
+        assert torch.equal(mine.mlp.up_proj.weight, original.mlp.up_proj.weight)
+
+
 @pytest.mark.parametrize("name", sorted(MIXERS))
 @both_widths
 @torch.no_grad()
