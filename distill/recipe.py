@@ -109,6 +109,13 @@ class Stage(Strict):
             raise ValueError("the weights of a mixture must be positive")
         if self.is_layerwise and self.trainable_set not in ("mixer", "mixer_qk"):
             raise ValueError(f"{self.objective} trains mixers only: 'trainable' must be mixer or mixer_qk")
+        if self.objective == "matrix_mixing":
+            for field, supported in (("packing", "concat"), ("loss_mask", "full")):
+                if getattr(self, field) != supported:
+                    raise ValueError(
+                        f"matrix_mixing compares whole sequences: '{field}' must be {supported}, not "
+                        f"{getattr(self, field)}; attention_output supports both"
+                    )
         return self
 
 

@@ -21,6 +21,9 @@ CHUNK_SIZE = 64
 """Chunk length of the recurrence, within which its cost is quadratic."""
 LOGITS_BYTES = 4 * 2**29
 """The fused loss holds about four fp32 tensors of at most one chunk of logits each."""
+MATRIX_COPIES = 8
+"""fp32 matrices [B, H, T, T] of one layer in matrix mixing: the teacher's scores and probabilities, and the
+student's scores, decays, products, differences and gradients."""
 CPU_FLOPS_PER_CORE = 3e10
 GPU_FLOPS = {"small": 790e12 * 0.25, "large": 790e12 * 0.40}
 """Dense bf16 rate of an H200 times the MFU reached by models below and above 1B parameters."""
@@ -175,6 +178,9 @@ def flops_per_token(shape: ModelShape, stage: Stage, num_softmax: int, students:
     linear = shape.num_hidden_layers - num_softmax
     mixers = linear * (2 * shape.mixer_params + recurrence)
     if stage.is_layerwise:
+        if stage.objective == "matrix_mixing":
+            matrices = linear * (2 * shape.mixer_params + 2 * stage.seq_len * inner)
+            return teacher_body + students * 3 * matrices
         # A frozen MLP after the mixer costs a forward pass and the gradient w.r.t. its input.
         block = stage.alignment_loss.target == "block" or (
             stage.alignment_loss.target is None and stage.objective == "hidden_state"
@@ -191,7 +197,10 @@ def flops_per_token(shape: ModelShape, stage: Stage, num_softmax: int, students:
 
 
 def stage_memory(shape: ModelShape, stage: Stage, num_softmax: int, students: int, *, bf16: bool) -> float:
-    """Bytes on one GPU: weights, gradients, optimizer states, teacher, activations, one chunk of logits."""
+    """Bytes on one GPU: weights, gradients, optimizer states, teacher, activations, one chunk of logits.
+
+    Matrix mixing has no logits but matrices of the squared sequence length.
+    """
     linear = shape.num_hidden_layers - num_softmax
     mixers = linear * shape.mixer_params
     student = (
@@ -210,7 +219,10 @@ def stage_memory(shape: ModelShape, stage: Stage, num_softmax: int, students: in
     layer = tokens * width * (16 * shape.hidden_size + 2 * shape.intermediate_size)
     activations = layer * (1 if stage.is_layerwise else shape.num_hidden_layers)
     logits = 0 if stage.is_layerwise else min(LOGITS_BYTES, 16 * tokens * shape.vocab_size)
-    return states + teacher + activations + logits
+    matrices = 4 * MATRIX_COPIES * shape.num_attention_heads * tokens * stage.seq_len
+    if stage.objective != "matrix_mixing":
+        matrices = 0
+    return states + teacher + activations + logits + matrices
 
 
 def recipe_shape(recipe: Recipe) -> ModelShape:
