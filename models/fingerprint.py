@@ -1,9 +1,12 @@
 """Identifiers of checkpoints by content, independent of their location.
 
 `weights_id` covers weights, config and tokenizer; lineage, pairing and baselines use it. `fingerprint` adds
-everything else that changes a model's numerics; responses are never reused across fingerprints.
+everything else that changes a model's numerics, our own source included; responses are never reused across
+fingerprints.
 """
 
+import ast
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -11,6 +14,9 @@ from typing import Any
 
 from evalsuite.foundation import CheckpointError, canonical_json, content_hash, file_hash
 from evalsuite.models.safetensors_index import stored_tensors
+
+STUDENT_SOURCE = ("mixers", "recurrence", "kernels", "student")
+"""Modules and folders of this package that compute a student's layers, whatever engine runs them."""
 
 _VOLATILE = {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"}
 """Config keys that may change when the same model is saved again."""
@@ -58,9 +64,54 @@ def fingerprint(weights: str, dtype: str, engine: str, versions: dict[str, str])
         weights: its `weights_id`.
         dtype: dtype of the computation, such as `bfloat16`.
         engine: the engine, with those of its settings that change numerics.
-        versions: versions of the packages that change numerics.
+        versions: versions of the packages that change numerics, and the `source_hash` of our own code.
     """
     return content_hash({"weights": weights, "dtype": dtype, "engine": engine, "versions": versions})
+
+
+@functools.cache
+def source_hash(*parts: str, root: Path = Path(__file__).parent) -> str:
+    """Hash the code of modules and folders to 16 hex digits, equal on every supported Python.
+
+    Comments, docstrings and layout are left out, so that rewording them discards no responses.
+
+    Args:
+        parts: files or folders below `root`.
+        root: this package.
+    """
+    files = {
+        file
+        for part in parts
+        for file in ([root / part] if part.endswith(".py") else (root / part).rglob("*.py"))
+    }
+    return content_hash(
+        {file.relative_to(root).as_posix(): _code(ast.parse(file.read_text())) for file in files}
+    )
+
+
+def _code(node: Any) -> Any:
+    """Return a syntax tree as JSON, without strings that stand alone (docstrings).
+
+    `ast.dump` would do, but prints empty fields in some versions of Python only.
+    """
+    if isinstance(node, list):
+        return [_code(inner) for inner in node if not _is_docstring(inner)]
+    if isinstance(node, ast.Constant):
+        text = node.value if isinstance(node.value, str) else repr(node.value)
+        return [type(node.value).__name__, text]
+    if isinstance(node, ast.AST):
+        fields = {name: _code(value) for name, value in ast.iter_fields(node)}
+        return [
+            type(node).__name__,
+            {name: value for name, value in fields.items() if value not in (None, [])},
+        ]
+    return node
+
+
+def _is_docstring(node: Any) -> bool:
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+        return False
+    return isinstance(node.value.value, str)
 
 
 def _stable_config(folder: Path) -> dict[str, Any]:

@@ -123,8 +123,8 @@ def record_engine(run: Path, weights_id: str, engine: Engine) -> None:
     if before is not None and before["fingerprint"] != engine.fingerprint:
         raise RunFolderError(
             f"{run}: holds responses of these weights from engine {before['engine']} with fingerprint "
-            f"{before['fingerprint']}, not {engine.fingerprint} (another device, dtype or version); "
-            "score those with --score-only, or choose another --out"
+            f"{before['fingerprint']}, not {engine.fingerprint} (another device, dtype or version, or other "
+            "source code of evalsuite); score those with --score-only, or choose another --out"
         )
     engines[weights_id] = {
         "engine": engine.name,

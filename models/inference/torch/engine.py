@@ -10,7 +10,7 @@ import transformers
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.checkpoints import Checkpoint
-from evalsuite.models.fingerprint import fingerprint
+from evalsuite.models.fingerprint import STUDENT_SOURCE, fingerprint, source_hash
 from evalsuite.models.inference.requests import (
     INVALID_PREFIX,
     GenerateRequest,
@@ -27,9 +27,8 @@ from evalsuite.models.inference.torch.scheduler import KEY_BLOCK, GenerationSche
 from evalsuite.models.recurrence import fla_backend, use_triton
 from evalsuite.models.student import StudentForCausalLM
 
-NUMERICS = {"cuda": "2", "cpu": "4"}
-"""Revision of the engine's numerics by device type, part of the fingerprint. Increment it when responses
-change by rounding, so that cached ones are not reused."""
+SOURCE = ("inference/torch", "inference/stopping.py")
+"""Our code that computes the responses of every model; the fingerprint covers it."""
 
 
 class TorchEngine:
@@ -69,10 +68,11 @@ class TorchEngine:
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        """Device, dtype and package versions: everything that affects rounding."""
+        """Device, dtype, package versions and our own source: everything that affects rounding."""
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        versions["numerics"] = NUMERICS.get(self.runner.device.type, "1")
-        if isinstance(self.checkpoint.model, StudentForCausalLM):
+        is_student = isinstance(self.checkpoint.model, StudentForCausalLM)
+        versions["source"] = source_hash(*SOURCE, *(STUDENT_SOURCE if is_student else ()))
+        if is_student:
             triton = use_triton(torch.empty(0, dtype=self.runner.dtype, device=self.runner.device))
             versions["recurrence"] = fla_backend.version() if triton else "torch"
         dtype = str(self.runner.dtype).removeprefix("torch.")

@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from evalsuite.foundation import ConfigError, EvalsuiteError, canonical_json
 from evalsuite.models.checkpoints import POCKET, CheckpointInfo
-from evalsuite.models.fingerprint import fingerprint
+from evalsuite.models.fingerprint import STUDENT_SOURCE, fingerprint, source_hash
 from evalsuite.models.inference.requests import (
     GenerateRequest,
     GenerateResponse,
@@ -26,6 +26,8 @@ from evalsuite.models.inference.vllm.process import VllmProcess, check_environme
 from evalsuite.models.student import StudentConfig
 from evalsuite.models.vllm_plugin.validation import validate_args, validate_student
 
+SOURCE = ("inference/vllm", "inference/stopping.py")
+"""Our code that computes the responses of every model; the fingerprint covers it."""
 CHUNK_SIZE = 1024
 """Requests per message to the worker."""
 SPECULATIVE_ARGS = (
@@ -134,8 +136,9 @@ class VllmEngine:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions of vLLM and its dependencies, and its `device`. Starts vLLM."""
-        return self._running[1]
+        """Versions of vLLM and its dependencies, our own source, and its `device`. Starts vLLM."""
+        source = SOURCE + ((*STUDENT_SOURCE, "vllm_plugin") if self.student else ())
+        return {**self._running[1], "source": source_hash(*source)}
 
     @cached_property
     def fingerprint(self) -> str:
