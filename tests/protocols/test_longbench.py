@@ -9,7 +9,7 @@ import pytest
 import yaml
 from jinja2 import Environment
 
-from evalsuite.evaluation.build import build
+from evalsuite.evaluation.build import make_harness
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.protocols.generation import GenerationBenchmark
@@ -36,7 +36,7 @@ NUMBERED = {"retrieval": "Paragraph ", "retrieval_zh": "段落"}
 
 
 def requested(name: str, row: dict[str, Any]) -> GenerationBenchmark:
-    made = build(load_benchmark(name), "generation", with_ids([(row, None)]))
+    made = make_harness(load_benchmark(name), "generation", with_ids([(row, None)]))
     assert isinstance(made, GenerationBenchmark)
     return made
 
