@@ -23,11 +23,15 @@ class TaskConfig(Strict):
 
     RETIRED: ClassVar[dict[str, str]] = {}
     """Retired key → current key."""
+    REMOVED: ClassVar[dict[str, str]] = {}
+    """Key without a successor → why it is gone."""
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_retired_keys(cls, value: Any) -> Any:
         for key in value if isinstance(value, dict) else ():
+            if key in cls.REMOVED:
+                raise ValueError(f"'{key}' was removed, delete it: {cls.REMOVED[key]}")
             if key in cls.RETIRED and key not in cls.model_fields:
                 raise ValueError(f"'{key}' was renamed; use '{cls.RETIRED[key]}'")
         return value
@@ -155,11 +159,15 @@ class Generation(TaskConfig):
         "judge": "scorer",
         "template": "prompt_template",
         "options": "dataset_args",
-        "executes": "unsafe_code",
+    }
+    REMOVED: ClassVar[dict[str, str]] = {
+        "executes": "whether code is executed follows from 'dataset'",
+        "unsafe_code": "whether code is executed follows from 'dataset'",
     }
 
     dataset: str
-    """An EvalScope benchmark, or ``evalsuite`` for the built-in adapter over rows with a prompt."""
+    """An EvalScope benchmark, or ``evalsuite`` for the built-in adapter over rows with a prompt. What may
+    execute generated code is listed in `evalsuite.protocols.sandbox`."""
     metric: str
     num_fewshot: int = Field(default=0, ge=0)
     prompt: Literal["chat", "literal"] = "chat"
@@ -174,8 +182,6 @@ class Generation(TaskConfig):
     """Cut prompts that exceed the model's length minus `max_new_tokens`; None refuses them by name."""
     dataset_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the EvalScope benchmark."""
-    unsafe_code: bool = False
-    """The scorer executes generated code, which requires the user's consent."""
     sampling: SamplingSpec
     chance: Chance = None
     """Overrides the chance level of the benchmark."""

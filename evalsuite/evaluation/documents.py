@@ -43,20 +43,20 @@ def load_documents(
     """Load the documents of every benchmark.
 
     Token counts use the tokenizer of the first checkpoint (the teacher, if there is one), so that every
-    checkpoint gets the same documents. A benchmark that executes generated code is left out unless the user
-    allows it. A context that at least one checkpoint supports is included for all; the engines of the others
-    refuse it, and each refusal is a score row.
+    checkpoint gets the same documents. A context that at least one checkpoint supports is included for all;
+    the engines of the others refuse it, and each refusal is a score row.
 
     Args:
         resolved: the resolved suite.
         checkpoints: of the run.
         data_dir: as in `evaluate`.
-        skip_missing: leave out benchmarks without data and contexts that no checkpoint supports, instead of
-            raising.
+        skip_missing: leave out benchmarks without data or consent to execute code, and contexts that no
+            checkpoint supports, instead of raising.
 
     Raises:
         DataError, MissingDependencyError: missing data or assets.
-        ConfigError: a context that no checkpoint supports, or no benchmark is left.
+        ConfigError: a context that no checkpoint supports, a benchmark that executes code without consent,
+            or no benchmark is left.
     """
     loaded = LoadedDocuments({}, {}, unreadable_contexts(resolved, checkpoints))
     if loaded.left_out and not skip_missing:
@@ -69,8 +69,11 @@ def load_documents(
         )
     resolved = resolved.without(loaded.left_out)
     for entry, benchmark in resolved.entries:
-        if benchmark.generation is not None and benchmark.generation.unsafe_code and not sandbox.allowed():
-            loaded.left_out[benchmark.name] = sandbox.WHY
+        spec = benchmark.generation if "generation" in entry.protocols else None
+        if spec is not None and (refusal := sandbox.execution_refusal(spec.dataset)):
+            if not skip_missing:
+                raise ConfigError(f"{benchmark.name}: {refusal} (--skip-missing leaves the benchmark out)")
+            loaded.left_out[benchmark.name] = refusal
             continue
         try:
             for asset in benchmark.assets:

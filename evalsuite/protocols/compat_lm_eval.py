@@ -27,12 +27,17 @@ def check_version() -> None:
         )
 
 
-def load_task_config(path: Path) -> dict[str, Any]:
-    """Read a task file with lm-eval's own YAML loader, `!function` tags and `include` resolved."""
+def load_task_config(path: Path, *, import_code: bool = True) -> dict[str, Any]:
+    """Read a task file with lm-eval's own YAML loader, `include` resolved.
+
+    Args:
+        path: the file.
+        import_code: resolve `!function` tags, which runs the Python files that they name.
+    """
     check_version()
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    return dict(load_yaml(path))
+    return dict(load_yaml(path, resolve_func=import_code))
 
 
 def seed_fewshot_sampler(task: Any, seed: int) -> None:

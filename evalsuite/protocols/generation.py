@@ -37,7 +37,8 @@ class GenerationBenchmark:
         examples: documents for few-shot examples.
 
     Raises:
-        ConfigError: an unknown EvalScope benchmark, or too few examples.
+        ConfigError: an unknown EvalScope benchmark, one that executes code without the user's consent or
+            outside the sandbox, or too few examples.
         DataError: EvalScope cannot read the rows, or drops some.
         MissingDependencyError: a package of the benchmark, or a supported version of EvalScope, is missing.
     """
@@ -77,6 +78,8 @@ class GenerationBenchmark:
             raise ConfigError(
                 f"{self._benchmark.name}: no EvalScope benchmark '{name}'{nearest(name, known)}"
             )
+        if refusal := sandbox.execution_refusal(self._spec.dataset):
+            raise ConfigError(f"{self._benchmark.name}: 'dataset' = {self._spec.dataset}: {refusal}")
         options["subset_list"] = list(dict.fromkeys(self._subset(document) for document in self._documents))
         config = TaskConfig(
             model=ReplayModel(),
@@ -91,7 +94,7 @@ class GenerationBenchmark:
             raise MissingDependencyError(f"{self._benchmark.name}: {str(error).strip()}") from error
         except ValueError as error:
             raise ConfigError(f"{self._benchmark.name}: {error}") from error
-        if self._spec.unsafe_code:
+        if name in sandbox.IN_SANDBOX:
             compat_evalscope.replace_sandbox(adapter, _run_sandboxed)
         numbered = list(enumerate(self._documents))
         compat_evalscope.replace_data_loading(
@@ -260,17 +263,11 @@ class GenerationBenchmark:
                 )
 
     def score(self, number: int, response: GenerateResponse) -> Score:
-        """Score one response with EvalScope's extraction and metrics.
-
-        Raises:
-            ConfigError: scoring executes generated code, and the user has not allowed it.
-        """
+        """Score one response with EvalScope's extraction and metrics."""
         from evalscope.metrics.aggregators import METRIC_WEIGHTS_KEY
 
         from evalsuite.protocols.evalscope_adapter import ReplayModel
 
-        if self._spec.unsafe_code and not sandbox.allowed():
-            raise ConfigError(f"{self._benchmark.name}: {sandbox.WHY}")
         sample = self._samples[number]
         chance = self._spec.chance if self._spec.chance is not None else self._benchmark.chance
         if chance == "per_document":

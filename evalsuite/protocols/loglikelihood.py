@@ -35,9 +35,11 @@ class LogLikelihoodBenchmark:
         num_fewshot: few-shot examples per prompt.
         examples: documents that examples are drawn from (of the same subject, if there are subjects).
         seed: of the draw, which is made per document from its content.
+        trust_remote_code: allow a task file that is not lm-eval's or ours; it can run Python.
 
     Raises:
-        ConfigError: the task file is missing or generates text, or there are too few examples.
+        ConfigError: the task file is missing, is not trusted or generates text, or there are too few
+            examples.
         DataError: lm-eval cannot read the rows, or drops some.
         MissingDependencyError: the installed version of lm-eval is not supported.
     """
@@ -50,6 +52,7 @@ class LogLikelihoodBenchmark:
         num_fewshot: int = 0,
         examples: Sequence[Document] = (),
         seed: int = 0,
+        trust_remote_code: bool = False,
     ) -> None:
         if benchmark.loglikelihood is None:
             raise ConfigError(f"{benchmark.name}: has no loglikelihood protocol")
@@ -57,6 +60,7 @@ class LogLikelihoodBenchmark:
         self._spec: LogLikelihood = benchmark.loglikelihood
         self._documents = list(documents)
         self._seed = seed
+        self._trust_remote_code = trust_remote_code
         self._tasks: list[Any] = [None] * len(documents)
         self._docs: list[Any] = [None] * len(documents)
         self._caches_fields = False
@@ -75,7 +79,7 @@ class LogLikelihoodBenchmark:
             )
         rows = [self._documents[number].row | {_NUMBER: number} for number in numbers]
         task = _make_task(
-            task_file(self._benchmark, subject),
+            task_file(self._benchmark, subject, trust_remote_code=self._trust_remote_code),
             rows,
             examples if num_fewshot else [],
             num_fewshot,
@@ -196,8 +200,12 @@ class LogLikelihoodBenchmark:
         return chance_of(choices) if chance == "per_document" else chance
 
 
-def task_file(benchmark: Benchmark, subject: str | None) -> Path:
-    """Return the lm-eval task file of one subject of a benchmark. Raises ConfigError if there is none."""
+def task_file(benchmark: Benchmark, subject: str | None, *, trust_remote_code: bool = False) -> Path:
+    """Return the lm-eval task file of one subject of a benchmark.
+
+    Raises:
+        ConfigError: there is no such file, or it is neither lm-eval's nor ours and not trusted.
+    """
     import lm_eval.tasks
 
     assert benchmark.loglikelihood is not None
@@ -207,6 +215,12 @@ def task_file(benchmark: Benchmark, subject: str | None) -> Path:
     path = TASK_FOLDER / rest if folder == "evalsuite" else root / name
     if not path.is_file():
         raise ConfigError(f"{benchmark.name}: no lm-eval task file {name} (expected at {path})")
+    trusted = (root.resolve(), TASK_FOLDER.resolve())
+    if not trust_remote_code and not any(path.resolve().is_relative_to(each) for each in trusted):
+        raise ConfigError(
+            f"{benchmark.name}: 'task' = {name}: a task file outside lm-eval can run Python (!function, "
+            f"include, templates); read {path.resolve()} and pass --trust-remote-code if you trust it"
+        )
     return path
 
 
@@ -218,11 +232,13 @@ def _make_task(
     from jinja2 import TemplateError
     from lm_eval.api.task import ConfigurableTask
 
-    config = compat_lm_eval.load_task_config(path)
-    if config.get("output_type") == "generate_until":
+    # The modules of lm-eval's generation tasks may load metrics that execute code: they are not imported.
+    kind = compat_lm_eval.load_task_config(path, import_code=False).get("output_type", "generate_until")
+    if kind == "generate_until":
         raise ConfigError(
             f"{name}: {path.name} generates text; lm-eval tasks are used for log-likelihood only"
         )
+    config = compat_lm_eval.load_task_config(path)
     for key in ("tag", "group", "task_list", "dataset_path", "dataset_name", "dataset_kwargs"):
         config.pop(key, None)
     splits = {"documents": datasets.Dataset.from_list(rows)}

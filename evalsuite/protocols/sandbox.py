@@ -1,6 +1,9 @@
-"""Execution of generated code in a process with limited time, memory and disk, and without network.
+"""Which benchmarks execute generated code, and the process with limits in which they do.
 
-This prevents accidents, not attacks. It is used only if the user enables it.
+Whether code is executed is a property of EvalScope's benchmark, never a setting: one that is not known to be
+free of execution is treated as executing. Execution needs the user's consent and happens in a process
+without network, without the environment, and with limited time, memory and disk. This prevents accidents,
+not attacks.
 """
 
 import os
@@ -8,17 +11,32 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
+
+from evalsuite.foundation import nearest
 
 ALLOW = "EVALSUITE_RUN_CODE"
 """Environment variable that, set to 1, allows benchmarks to execute generated code."""
 
-WHY = f"it executes generated code; set {ALLOW}=1 to allow that"
-"""Why a benchmark that executes code is left out."""
+IN_SANDBOX = frozenset({"humaneval", "mbpp"})
+"""EvalScope benchmarks that execute generated code, all of it through the sandbox."""
+
+_WITHOUT_EXECUTION = """
+agieval aime24 aime25 aime26 amc anli arc arc_agi_2 arc_indic arxivmath banking77 bbh biomix_qa boolq ceval
+cmath cmmlu coin_flip commonsense_qa competition_math contract_nli drop eq_bench general_mcq general_qa
+gpqa_diamond gsm8k gsm8k_indic halueval hellaswag hellaswag_hi hmmt25 hmmt26 hmmt_nov25 ifbench ifeval
+imo_answerbench indic_boolq iquiz logi_qa longbench_v2 math_500 math_qa med_mcqa mgsm milu minerva_math mmlu
+mmlu_pro mmlu_redux mmmlu musr piqa poly_math process_bench pubmedqa qasc race safety_bench sciq siqa
+super_gpqa trivia_qa triviaqa_indic truthful_qa winogrande zebralogicbench
+"""
+WITHOUT_EXECUTION = frozenset(_WITHOUT_EXECUTION.split())
+"""EvalScope benchmarks whose source executes nothing, as a scan in `tests/protocols` confirms."""
 
 SECONDS = 5.0
 MEMORY = 1 << 30
 FILE = 1 << 20
+FINISHED = 86
+"""Exit code of the child after the last statement: a program that ends earlier has not passed its tests."""
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 
 
@@ -30,9 +48,16 @@ class ExecutionResult:
     message: str
 
 
-def allowed() -> bool:
-    """Return whether the user allows generated code."""
-    return os.environ.get(ALLOW) == "1"
+def execution_refusal(dataset: str) -> str | None:
+    """Return why an EvalScope benchmark (or ``evalsuite``) may not run here; None if it may."""
+    if dataset == "evalsuite" or dataset in WITHOUT_EXECUTION:
+        return None
+    if dataset not in IN_SANDBOX:
+        why = "not known to be free of code execution, and its code cannot run in evalsuite's sandbox"
+        return why + nearest(dataset, WITHOUT_EXECUTION | IN_SANDBOX)
+    if os.environ.get(ALLOW) == "1":
+        return None
+    return f"it executes generated code; set {ALLOW}=1 to run that code in a sandbox"
 
 
 def run_limited(
@@ -47,25 +72,26 @@ def run_limited(
         file: limit of file size in bytes.
 
     Returns:
-        Whether it passed: it exited by itself without an error.
+        Whether it passed: it ran to its end without an error, within the limits.
     """
-    with TemporaryDirectory(prefix="evalsuite-code-") as folder:
-        limits = [str(int(value)) for value in (seconds + 1, memory, file)]
+    with TemporaryDirectory(prefix="evalsuite-code-") as folder, TemporaryFile() as errors:
+        arguments = [str(int(value)) for value in (seconds + 1, memory, file, FINISHED)]
         try:
             done = subprocess.run(
-                [sys.executable, "-I", "-S", str(_CHILD), *limits],
+                [sys.executable, "-I", "-S", str(_CHILD), *arguments],
                 input=program.encode(),
                 cwd=folder,
                 env={"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "PYTHONHASHSEED": "0"},
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                stderr=errors,
                 timeout=seconds,
                 check=False,
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:
             return ExecutionResult(False, f"took longer than {seconds:g} s")
-    if done.returncode == 0:
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+    if done.returncode == FINISHED:
         return ExecutionResult(True, "")
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
     return ExecutionResult(False, (lines[-1] if lines else f"exit code {done.returncode}")[:300])

@@ -26,8 +26,8 @@ CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.li
 
 
 def main() -> None:
-    """Read the program, apply the limits, run it."""
-    seconds, memory, file = (int(text) for text in sys.argv[1:])
+    """Read the program, apply the limits, run it, and exit with the given code after its last statement."""
+    seconds, memory, file, finished = (int(text) for text in sys.argv[1:])
     program = sys.stdin.read()
     # A new network namespace has no interfaces. If the kernel refuses it, the audit hook remains.
     ctypes.CDLL(None).unshare(NEW_USER | NEW_NETWORK)
@@ -41,19 +41,24 @@ def main() -> None:
         resource.setrlimit(kind, (limit, limit))
     sys.addaudithook(_guard(os.path.realpath(os.getcwd())))
     exec(compile(program, "<answer>", "exec"), {"__name__": "__main__"})
+    os._exit(finished)
 
 
 def _guard(folder: str) -> Any:
-    """Return an audit hook, which cannot be removed: no network, processes or writes outside `folder`."""
+    """Return an audit hook, which cannot be removed: no network, no processes, no files outside `folder`.
 
-    def inside(path: object) -> bool:
+    Python's own modules may be read, and the devices that they use.
+    """
+    readable = (folder, *map(os.path.realpath, sys.path), "/dev/null", "/dev/urandom", "/usr/share/zoneinfo")
+
+    def inside(path: object, folders: tuple[str, ...] = (folder,)) -> bool:
         if isinstance(path, int):
             return True
         try:
             resolved = os.path.realpath(os.fsdecode(path))  # type: ignore[arg-type]  # other types raise
         except TypeError:
             return False
-        return resolved == folder or resolved.startswith(folder + os.sep)
+        return any(resolved == each or resolved.startswith(each + os.sep) for each in folders)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event.startswith(REFUSED):
@@ -63,6 +68,8 @@ def _guard(folder: str) -> Any:
             writing = isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
             if writing or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
                 raise PermissionError("writing outside the working folder is not allowed here")
+            if not inside(arguments[0], readable):
+                raise PermissionError("reading outside the working folder is not allowed here")
         if event.startswith(CHANGING) and arguments and not inside(arguments[0]):
             raise PermissionError(f"{event} outside the working folder is not allowed here")
 

@@ -286,8 +286,10 @@ def test_partial_and_missing_data_are_reported(crew: Any, tmp_path: Path) -> Non
         evaluate(suite, ["a"], run, data_dir=data, skip_missing=True, dry_run=True)
     )
     suite.write_text("name: s\ntitle: S\nbenchmarks: [humaneval]\n")
-    with pytest.raises(ConfigError, match="no benchmark is left"):
+    with pytest.raises(ConfigError, match="humaneval: it executes generated code; set EVALSUITE_RUN_CODE=1"):
         evaluate(suite, ["a"], tmp_path / "other", data_dir=data, quiet=True)
+    with pytest.raises(ConfigError, match="no benchmark is left"):
+        evaluate(suite, ["a"], tmp_path / "other", data_dir=data, skip_missing=True, quiet=True)
 
 
 def test_chat_template_for_all_checkpoints_or_none(

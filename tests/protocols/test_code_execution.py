@@ -1,6 +1,5 @@
 """What may execute code: known from the harness's benchmark, with consent, and in the sandbox only."""
 
-import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from evalsuite.foundation.strict import parse
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
-from evalsuite.protocols.sandbox import ALLOW, run_limited
+from evalsuite.protocols.sandbox import ALLOW, WITHOUT_EXECUTION, execution_refusal, run_limited
 from evalsuite.tasks.benchmark import Benchmark, all_benchmarks, load_benchmark
 from evalsuite.tasks.sources.documents import with_ids
 from tests.protocols.execution_scan import reasons
@@ -107,13 +106,11 @@ def test_execution_outside_the_sandbox_is_refused(
 
 
 def test_every_built_in_benchmark_is_classified(monkeypatch: pytest.MonkeyPatch) -> None:
-    sandbox = importlib.import_module("evalsuite.protocols.sandbox")
-    refusal = getattr(sandbox, "execution_refusal", lambda dataset: None)
     monkeypatch.delenv(ALLOW, raising=False)
     refused = {
         benchmark.name
         for benchmark in all_benchmarks()
-        if benchmark.generation is not None and refusal(benchmark.generation.dataset)
+        if benchmark.generation is not None and execution_refusal(benchmark.generation.dataset)
     }
     assert refused == {"humaneval"}
 
@@ -121,11 +118,7 @@ def test_every_built_in_benchmark_is_classified(monkeypatch: pytest.MonkeyPatch)
 def test_benchmarks_without_execution_call_nothing_that_executes() -> None:
     """EvalScope's own source of every benchmark that runs without consent: no exec, no process, no agent."""
 
-    sandbox = importlib.import_module("evalsuite.protocols.sandbox")
-
-    names = getattr(sandbox, "WITHOUT_EXECUTION", ())
-    assert names
-    assert {name: why for name in names if (why := reasons(name))} == {}
+    assert {name: why for name in WITHOUT_EXECUTION if (why := reasons(name))} == {}
     for name in ("humaneval", "mbpp", "live_code_bench", "bird_sql", "bfcl_v3", "swe_bench_verified"):
         assert reasons(name), name
 

@@ -85,7 +85,6 @@ def test_invalid_benchmark_file_is_refused(tmp_path: Path, change: dict, message
         ("mmlu", "loglikelihood", "shots", "num_fewshot"),
         ("pocket_facts", "generation", "judge", "scorer"),
         ("pocket_facts", "generated", "kind", "task"),
-        ("humaneval", "generation", "executes", "unsafe_code"),
     ],
 )
 def test_retired_key_is_refused_with_the_new_one(
