@@ -43,10 +43,14 @@ def loopback_works() -> bool:
 needs_loopback = pytest.mark.skipif(not loopback_works(), reason="the loopback interface is down")
 
 
-def start(recipe, out: Path) -> list:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return int(free.getsockname()[1])
+
+
+def start(recipe, out: Path) -> list:
+    port = free_port()
     context = multiprocessing.get_context("fork")
     both = [context.Process(target=worker, args=(rank, port, recipe, out)) for rank in (0, 1)]
     for process in both:

@@ -1,0 +1,106 @@
+"""Gradients do not depend on how the global batch is split into micro-batches and over processes."""
+
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from evalsuite.distill.data.loader import GlobalBatch, MicroBatch
+from evalsuite.distill.recipe import Stage
+from evalsuite.distill.training.distributed import ProcessGroup
+from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
+from evalsuite.models import build_student
+from tests.distill.training.test_distributed import finish, free_port, needs_loopback
+
+ROWS, LENGTH = 8, 16
+LAYERWISE = ["attention_output", "hidden_state"]
+
+
+def split(micro_batch_size: int, rank: int = 0, world_size: int = 1) -> GlobalBatch:
+    """This process' micro-batches of eight rows, whose masks differ in length."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(8, 500, (ROWS, LENGTH + 1), generator=generator)
+    in_loss = torch.arange(LENGTH) < torch.tensor([[16], [16], [3], [9], [1], [16], [12], [5]])
+    own = torch.arange(rank, ROWS, world_size)
+    batches = [
+        MicroBatch(tokens[rows, :-1], tokens[rows, 1:], in_loss[rows].flatten().nonzero()[:, 0])
+        for rows in own.split(micro_batch_size)
+    ]
+    return GlobalBatch(batches, int(in_loss.sum()), ROWS * LENGTH, {})
+
+
+def gradient(
+    teacher: Any, stage: Stage, process_group: ProcessGroup, batch: GlobalBatch
+) -> tuple[Tensor, Tensor]:
+    """Losses and gradients of one step of two students, one of them a hybrid."""
+    students = (build_student(teacher, mixers, seed=1) for mixers in ("gla", ["softmax", "retnet", "gla"]))
+    train_states = [
+        StudentTrainState(str(number), student.train()) for number, student in enumerate(students)
+    ]
+    for train_state in train_states:
+        train_state.begin_stage(stage)
+    losses, _, _ = TrainStep(teacher, train_states, stage, process_group)(batch, 0)
+    return losses[:, 0], torch.cat([train_state.flat_grads.buffer for train_state in train_states])
+
+
+def layerwise_stage(stage: Any, objective: str, *, normalize: bool = True) -> Stage:
+    return Stage.model_validate(
+        stage("s", objective, max_grad_norm=None, alignment_loss={"normalize_by_teacher": normalize})
+    )
+
+
+def assert_equal(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(found[1], expected[1], rtol=0, atol=1e-6 * expected[1].abs().max().item())
+
+
+@pytest.mark.parametrize("objective", LAYERWISE)
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("micro_batch_size", [1, 2])
+def test_micro_batches_do_not_change_the_gradient(teacher, stage, objective, normalize, micro_batch_size):
+    chosen, one = layerwise_stage(stage, objective, normalize=normalize), ProcessGroup("cpu")
+    expected = gradient(teacher, chosen, one, split(ROWS))
+    assert expected[1].abs().max() > 0
+    assert_equal(gradient(teacher, chosen, one, split(micro_batch_size)), expected)
+
+
+def test_the_normalized_loss_of_a_silent_student_is_one(teacher, stage):
+    """A student whose mixers output 0 is as far from the teacher as the teacher's output is large."""
+    chosen = layerwise_stage(stage, "attention_output")
+    student = build_student(teacher, "gla", seed=1).train()
+    for layer in student.model.layers:
+        layer.self_attn.o_proj.weight.data.zero_()
+    train_state = StudentTrainState("silent", student)
+    train_state.begin_stage(chosen)
+    losses, _, _ = TrainStep(teacher, [train_state], chosen, ProcessGroup("cpu"))(split(2), 0)
+    assert losses[0, 0].item() == pytest.approx(1, rel=1e-5)
+
+
+def worker(rank: int, port: int, teacher: Any, stage: Stage, out: Path) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    found = gradient(teacher, stage, ProcessGroup("cpu"), split(2, rank, 2))
+    torch.save(found, out / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@needs_loopback
+@pytest.mark.parametrize("objective", LAYERWISE)
+def test_processes_do_not_change_the_gradient(teacher, stage, objective, tmp_path):
+    chosen, port, context = (
+        layerwise_stage(stage, objective),
+        free_port(),
+        multiprocessing.get_context("fork"),
+    )
+    both = [context.Process(target=worker, args=(rank, port, teacher, chosen, tmp_path)) for rank in (0, 1)]
+    for process in both:
+        process.start()
+    assert finish(both) == [0, 0]
+    expected = gradient(teacher, chosen, ProcessGroup("cpu"), split(ROWS))
+    for rank in (0, 1):
+        assert_equal(torch.load(tmp_path / f"{rank}.pt"), expected)
