@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.inference.torch.batch_limits import MEMORY_LIMIT_ENV, free_gpu_memory
+from evalsuite.models.inference.torch.batch_limits import (
+    MEMORY_LIMIT_ENV,
+    compute_batch_limits,
+    free_gpu_memory,
+)
 
 
 @pytest.fixture
@@ -35,3 +39,24 @@ def test_an_invalid_limit_is_refused(
     monkeypatch.setenv(MEMORY_LIMIT_ENV, value)
     with pytest.raises(ConfigError, match=MEMORY_LIMIT_ENV):
         free_gpu_memory(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("gibibytes", [7, 60, 61.5])
+def test_limits_are_powers_of_two(gibibytes: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A little more or less free memory gives the same batches."""
+
+    class Runner:
+        device = torch.device("cuda")
+        unpads = False
+        kv_bytes_per_token = 200_000
+
+        def activation_bytes_per_token(self) -> int:
+            return 250_001
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(gibibytes * 2**30), 80 * 2**30))
+    limits = compute_batch_limits(Runner(), 7_000_000_000, None)  # type: ignore[arg-type]
+    for value in (limits.max_tokens, limits.min_tokens, limits.cache_bytes):
+        assert value & (value - 1) == 0, value
+    free = 0.6 * gibibytes * 2**30
+    assert free / 4 <= limits.cache_bytes <= free / 2
+    assert free / 4 / 450_001 <= limits.max_tokens <= free / 2 / 450_001

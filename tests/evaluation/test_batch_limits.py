@@ -1,0 +1,87 @@
+"""A resumed run is bit-identical whatever memory is free: it reuses the batch limits that it recorded."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalsuite.evaluation import evaluate
+from evalsuite.evaluation.environment import read_environment
+from evalsuite.foundation import DataError, read_jsonl, write_json
+from evalsuite.models.inference.torch import engine as torch_engine
+from evalsuite.models.inference.torch.batch_limits import BatchLimits
+
+
+@pytest.fixture
+def free_tokens(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let limits follow from "free memory", as on a GPU: tokens of one forward pass."""
+
+    def set_to(tokens: int) -> None:
+        limits = BatchLimits(tokens, tokens // 4, 1 << 23, 2 << 30, 32)
+        monkeypatch.setattr(torch_engine, "compute_batch_limits", lambda *_: limits)
+
+    return set_to
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "name: s\ntitle: S\nlimit: 12\nbenchmarks:\n"
+        "  - {benchmark: pocket_facts, protocols: [loglikelihood]}\n"
+        "  - {benchmark: pocket_cloze, protocols: [loglikelihood]}\n"
+    )
+    return path
+
+
+def responses(run: Path) -> dict[str, Any]:
+    return {
+        json.dumps(row["key"]): row["response"]
+        for path in (run / "responses").glob("*.jsonl")
+        for row in read_jsonl(path)
+    }
+
+
+def test_resumed_run_is_bit_identical_with_other_free_memory(
+    tiny: Path, suite: Path, tmp_path: Path, free_tokens: Callable[[int], None]
+) -> None:
+    batches = [["pocket_facts"], ["pocket_cloze"]]
+    for run in (whole := tmp_path / "whole", resumed := tmp_path / "resumed"):
+        evaluate(suite, [str(tiny)], run, phases=("build",), quiet=True)
+
+    def infer(run: Path, tokens: int, batches: list[list[str]]) -> dict[str, Any]:
+        free_tokens(tokens)
+        evaluate("", [str(tiny)], run, phases=("infer",), batches=batches, device="cpu", quiet=True)
+        return responses(run)
+
+    expected = infer(whole, 4096, batches)
+    assert 0 < len(infer(resumed, 4096, batches[:1])) < len(expected)
+    assert infer(resumed, 64, batches) == expected
+
+
+def test_limits_are_recorded_with_their_fingerprint(
+    tiny: Path, suite: Path, tmp_path: Path, free_tokens: Callable[[int], None]
+) -> None:
+    run = tmp_path / "run"
+    for tokens in (512, 64):
+        free_tokens(tokens)
+        evaluate(suite, [str(tiny)], run, device="cpu", quiet=True)
+        (engine,) = read_environment(run)["engines"].values()
+        assert engine.get("batch_limits") == asdict(BatchLimits(512, 128, 1 << 23, 2 << 30, 32))
+
+
+@pytest.mark.parametrize("damage", [{"max_tokens": 0}, {"max_tokens": "64"}, {"tokens": 4}, None])
+def test_damaged_limits_are_refused(
+    damage: dict[str, Any] | None, tiny: Path, suite: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    evaluate(suite, [str(tiny)], run, phases=("build", "infer"), device="cpu", quiet=True)
+    facts = read_environment(run)
+    (engine,) = facts["engines"].values()
+    engine["batch_limits"] = [] if damage is None else engine.get("batch_limits", {}) | damage
+    write_json(run / "environment.json", facts)
+    with pytest.raises(DataError, match=r"environment\.json: engines\.\w+\.batch_limits"):
+        evaluate("", [str(tiny)], run, phases=("infer",), device="cpu", quiet=True)
