@@ -20,9 +20,9 @@ from evalsuite.foundation.taxonomy import OUTCOMES, PROTOCOLS
 from evalsuite.reports.records.schema import KEY, SCHEMA, ScoreRow, scores_path
 
 _INTEGERS = ("seed", "context", "schema")
-_OPTIONAL = ("context", "chance")
+_OPTIONAL = ("context", "chance", "cluster")
 _REPETITIVE = ("weights_id", "fingerprint", "benchmark", "protocol", "sampling", "checkpoint", "outcome")
-_SCALARS = (*KEY, "checkpoint", "chance", "outcome", "schema")
+_SCALARS = (*KEY, "checkpoint", "chance", "cluster", "outcome", "schema")
 _BLOCK = 16 << 20
 
 NO_CONTEXT = -1
@@ -40,8 +40,8 @@ def read_score_rows(path: Path, metrics: Sequence[str] = ()) -> pd.DataFrame:
 
     Returns:
         A frame in file order: the columns of `KEY` (`context` is -1 for None), `checkpoint`, `chance`
-        (NaN for None), `outcome`, `line` (1-based), and one column `value.<metric>` per metric (NaN if a
-        row of outcome `error` has none). Repetitive strings are categorical.
+        (NaN for None), `cluster` (missing for None), `outcome`, `line` (1-based), and one column
+        `value.<metric>` per metric (NaN if a row of outcome `error` has none). Repetitive strings are categorical.
 
     Raises:
         DataError: another schema, a missing key or metric, a repeated key, a NaN, or a line that is not a

@@ -36,6 +36,7 @@ class ScoreRow:
     perplexity the document's negative log-likelihood in nats, together with a count of its units (words,
     bytes; named by the plan). A response that could not be obtained has the outcome `error` and may have no
     values. `sampling` is "" under log-likelihood. `context` is the stated length of a needle prompt or None.
+    `cluster` names the documents that are resampled together; None, or absent, for independent documents.
     """
 
     weights_id: str
@@ -52,6 +53,7 @@ class ScoreRow:
     chance: float | None
     outcome: str
     detail: Mapping[str, Any] = field(default_factory=dict)
+    cluster: str | None = None
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -76,6 +78,8 @@ class ScoreRow:
             raise DataError(f"score row: 'sampling' = {self.sampling!r}; expected a string ('' for none)")
         if type(self.seed) is not int or not (self.context is None or type(self.context) is int):
             raise DataError(f"score row: seed {self.seed!r} and context {self.context!r} must be integers")
+        if not (self.cluster is None or (isinstance(self.cluster, str) and self.cluster)):
+            raise DataError(f"score row {self.doc_id}: 'cluster' = {self.cluster!r}; expected a name or null")
         for name, value in (*self.values.items(), ("chance", self.chance)):
             if name == "chance" and value is None:
                 continue
@@ -97,6 +101,8 @@ class ScoreRow:
         row["chance"] = None if self.chance is None else float(self.chance)
         row["outcome"] = self.outcome
         row["detail"] = dict(self.detail)
+        if self.cluster is not None:
+            row["cluster"] = self.cluster
         row["schema"] = self.schema
         return row
 
@@ -104,7 +110,7 @@ class ScoreRow:
     def from_row(cls, row: Mapping[str, Any]) -> "ScoreRow":
         """Build a score row from its JSON object. Raises DataError for a missing or unknown key."""
         known = set(cls.__dataclass_fields__)
-        missing, extra = sorted(known - set(row)), sorted(set(row) - known)
+        missing, extra = sorted(known - {"cluster"} - set(row)), sorted(set(row) - known)
         if missing or extra:
             parts = [f"lacks {', '.join(missing)}"] * bool(missing)
             parts += [f"has unknown keys {', '.join(extra)}"] * bool(extra)
