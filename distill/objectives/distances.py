@@ -6,48 +6,32 @@ from torch import Tensor
 from evalsuite.models.recurrence import use_triton
 
 
-def l2_distance(
-    student: Tensor,
-    teacher: Tensor,
-    *,
-    squared: bool,
-    weights: Tensor | None = None,
-    normalize_by_teacher: bool = False,
-) -> Tensor:
-    """Mean over tokens of the L2 distance, or its square, between two sequences of vectors.
+def l2_distance(student: Tensor, teacher: Tensor, *, squared: bool) -> Tensor:
+    """Sum over tokens of the L2 distance, or its square, between two sequences of vectors.
 
-    Squared distance of mixer outputs is Eq. 1 of arXiv 2504.14366; the plain distance of block outputs is
-    Eq. 3. The mean over layers (Eq. 2 and 4) is left to the caller, since layers are trained separately.
+    The squared distance of mixer outputs is that of Eq. 1 of arXiv 2504.14366; the plain distance of block
+    outputs is that of Eq. 3. Means over tokens and layers are left to the caller.
 
     Args:
         student, teacher: [..., D]; computed in fp32 or above.
         squared: squared L2 norm instead of the L2 norm.
-        weights: weight of each token [...]; default: uniform.
-        normalize_by_teacher: divide by the same mean of the teacher's own vectors, so that a student that
-            outputs 0 has distance 1.
-
-    Raises:
-        ValueError: the weights leave no token.
     """
-    if squared and weights is None and student.dtype == teacher.dtype and use_triton(student):
+    if squared and student.dtype == teacher.dtype and use_triton(student):
         from evalsuite.models.kernels.hidden_distance import squared_distance
 
-        total, teacher_total = squared_distance(student, teacher.detach())
-        return (
-            total / teacher_total if normalize_by_teacher else total / (student.numel() // student.shape[-1])
-        )
+        return squared_distance(student, teacher.detach())[0]
     dtype = torch.promote_types(student.dtype, torch.float32)
-    target = teacher.detach().to(dtype)
-    distance = (student.to(dtype) - target).square().sum(-1)
-    scale = target.square().sum(-1) if normalize_by_teacher else None
+    distance = (student.to(dtype) - teacher.detach().to(dtype)).square().sum(-1)
     if not squared:
         # The norm has no gradient at 0, which copied weights can reach.
         distance = (distance + torch.finfo(dtype).eps).sqrt()
-        scale = None if scale is None else scale.sqrt()
-    if weights is None:
-        return distance.mean() if scale is None else distance.sum() / scale.sum()
-    weights = weights.to(dtype)
-    return (distance * weights).sum() / (weights if scale is None else scale * weights).sum()
+    return distance.sum()
+
+
+def l2_norm(teacher: Tensor, *, squared: bool) -> Tensor:
+    """Sum over tokens of the L2 norm, or its square: the distance of a student that outputs 0."""
+    norm = teacher.detach().to(torch.promote_types(teacher.dtype, torch.float32)).square().sum(-1)
+    return norm.sum() if squared else norm.sqrt().sum()
 
 
 def matrix_mixing(student: Tensor, teacher: Tensor, *, norm: str = "frobenius") -> Tensor:

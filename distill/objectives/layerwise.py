@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.distill.data.loader import MicroBatch
-from evalsuite.distill.objectives.distances import l2_distance, matrix_mixing
+from evalsuite.distill.objectives.distances import l2_distance, l2_norm, matrix_mixing
 from evalsuite.distill.objectives.end_to_end import teacher_hidden_states
+from evalsuite.distill.objectives.layer_losses import LayerLosses
 from evalsuite.distill.recipe import Stage
 from evalsuite.distill.training.cuda_streams import SideStreams
 from evalsuite.distill.training.parameter_groups import softmax_layer_indices
@@ -24,32 +25,42 @@ from evalsuite.models.student.model import packed_mask
 
 
 def layerwise_backward(
-    teacher: CausalLM, students: Sequence[CausalLM], batch: MicroBatch, stage: Stage, share: float
-) -> Tensor:
-    """Accumulate the gradients of one micro-batch in every student and return their losses [students].
+    teacher: CausalLM,
+    students: Sequence[CausalLM],
+    batch: MicroBatch,
+    stage: Stage,
+    losses: LayerLosses,
+    num_loss_tokens: int,
+) -> None:
+    """Accumulate the gradients of one micro-batch in every student, and their losses in `losses`.
 
     The loss of a student is the mean over its replaced layers (arXiv 2504.14366 Eq. 2 and 4). Gradients are
     those of the sum over layers, since every layer is optimized and clipped separately.
 
     Args:
-        share: loss tokens of this micro-batch over those of the whole step.
+        num_loss_tokens: loss tokens of the whole step.
     """
+    if batch.loss_indices is not None and batch.loss_indices.numel() == 0:
+        return
     softmax = [softmax_layer_indices(student) for student in students]
     streams = SideStreams(len(students), batch.input_ids.device)
-    losses = torch.zeros(len(students), device=batch.input_ids.device)
-    if share == 0:
-        return losses
 
     def compare(layer: int, activations: dict[str, Any]) -> None:
+        divisor: Any = num_loss_tokens
+        if stage.objective != "matrix_mixing":
+            name = "output" if _compares_mixers(stage) else "block_output"
+            activations["target"] = _loss_tokens(activations[name], batch)
+            if losses.normalize:
+                norm = l2_norm(activations["target"], squared=_is_squared(stage))
+                activations["divisor"] = divisor = losses.add_norm(layer, norm)
         streams.join(activations)
         for number, student in enumerate(students):
             if layer in softmax[number]:
                 continue
             with streams.fork(number), torch.enable_grad():
-                loss = _layer_loss(student.model.layers[layer], activations, batch, stage)
-                (loss * share).backward()
-                num_replaced = len(student.model.layers) - len(softmax[number])
-                losses[number] += loss.detach() * (share / num_replaced)
+                loss = _layer_distance(student.model.layers[layer], activations, batch, stage) / divisor
+                loss.backward()
+                losses.add_loss(number, layer, loss)
 
     layers = set.union(
         *(set(range(len(s.model.layers))) - excluded for s, excluded in zip(students, softmax, strict=True))
@@ -57,7 +68,6 @@ def layerwise_backward(
     with torch.no_grad(), _layer_hooks(teacher, layers, compare):
         teacher_hidden_states(teacher, batch)
     streams.join()
-    return losses
 
 
 @contextmanager
@@ -97,27 +107,37 @@ def _layer_hooks(teacher: CausalLM, layers: set[int], callback: Any) -> Iterator
             hook.remove()
 
 
-def _layer_loss(block: Any, activations: dict[str, Any], batch: MicroBatch, stage: Stage) -> Tensor:
-    """Distance between a student layer and the teacher's, both on the teacher's input."""
-    config = stage.alignment_loss
+def _compares_mixers(stage: Stage) -> bool:
+    """Whether outputs of mixers are compared, instead of those of blocks."""
+    default = "mixer" if stage.objective == "attention_output" else "block"
+    return (stage.alignment_loss.target or default) == "mixer"
+
+
+def _is_squared(stage: Stage) -> bool:
+    """Whether distances are squared."""
+    squared = stage.alignment_loss.squared
+    return stage.objective == "attention_output" if squared is None else squared
+
+
+def _loss_tokens(hidden: Tensor, batch: MicroBatch) -> Tensor:
+    """Vectors [N, D] of the loss tokens."""
+    hidden = hidden.flatten(0, 1)
+    return hidden if batch.loss_indices is None else hidden[batch.loss_indices]
+
+
+def _layer_distance(block: Any, activations: dict[str, Any], batch: MicroBatch, stage: Stage) -> Tensor:
+    """Summed distance of a student's layer from the teacher's at the loss tokens, both on the same input."""
     if stage.objective == "matrix_mixing":
         matrix, _ = block.self_attn.attention_matrix(
             activations["input"], activations["arguments"]["position_embeddings"]
         )
-        return matrix_mixing(matrix, activations["attention"], norm=config.matrix_norm)
-    target = config.target or ("mixer" if stage.objective == "attention_output" else "block")
-    mixer_output = _run_mixer(block.self_attn, activations, batch)
-    if target == "mixer":
-        student, expected = mixer_output, activations["output"]
-    else:
-        residual = activations["block_input"] + mixer_output
-        student = residual + block.mlp(block.post_attention_layernorm(residual))
-        expected = activations["block_output"]
-    student, expected = student.flatten(0, 1), expected.flatten(0, 1)
-    if batch.loss_indices is not None:
-        student, expected = student[batch.loss_indices], expected[batch.loss_indices]
-    squared = config.squared if config.squared is not None else stage.objective == "attention_output"
-    return l2_distance(student, expected, squared=squared, normalize_by_teacher=config.normalize_by_teacher)
+        mean = matrix_mixing(matrix, activations["attention"], norm=stage.alignment_loss.matrix_norm)
+        return mean * batch.input_ids.numel()
+    output = _run_mixer(block.self_attn, activations, batch)
+    if not _compares_mixers(stage):
+        residual = activations["block_input"] + output
+        output = residual + block.mlp(block.post_attention_layernorm(residual))
+    return l2_distance(_loss_tokens(output, batch), activations["target"], squared=_is_squared(stage))
 
 
 def _run_mixer(mixer: nn.Module, activations: dict[str, Any], batch: MicroBatch) -> Tensor:

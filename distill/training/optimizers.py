@@ -145,6 +145,10 @@ class FlatGrads:
         for param in model_params:
             param.grad = None
 
+    def scale(self, factors: Tensor) -> None:
+        """Multiply the gradients of each group by its entry of `factors` [groups]."""
+        torch._foreach_mul_(self._groups, list(factors.unbind()))
+
     def clip(self, max_norm: float | None) -> Tensor:
         """Clip the gradient norm of each group to `max_norm`; return the total norm before clipping."""
         norms = torch.stack([torch.linalg.vector_norm(group) for group in self._groups])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from evalsuite.distill.data.loader import GlobalBatch, MicroBatch
 from evalsuite.distill.objectives.end_to_end import StudentWithLoss, end_to_end_backward
+from evalsuite.distill.objectives.layer_losses import LayerLosses
 from evalsuite.distill.objectives.layerwise import layerwise_backward
 from evalsuite.distill.recipe import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -47,6 +48,7 @@ class StudentTrainState:
         self.flat_grads: FlatGrads | None = None
         self.student_with_loss = StudentWithLoss(model)
         self._model_params: list[nn.Parameter] = []
+        self._trained_layers: list[int] = []
 
     @property
     def sharded(self) -> bool:
@@ -67,6 +69,8 @@ class StudentTrainState:
             # model.layers.<number>: layerwise objectives train, and clip, every layer separately.
             groups.setdefault(".".join(name.split(".")[:3]) if stage.is_layerwise else "", []).append(name)
         self.flat_grads = FlatGrads([[masters[name] for name in group] for group in groups.values()])
+        if stage.is_layerwise:
+            self._trained_layers = [int(name.rpartition(".")[2]) for name in groups]
         self._model_params = [self.parameters[name] for group in groups.values() for name in group]
 
     def zero_grad(self) -> None:
@@ -85,6 +89,11 @@ class StudentTrainState:
         if self.master_weights.has_model_copy:
             for parameter in self._model_params:
                 parameter.grad = None
+
+    def scale_layer_grads(self, factors: Tensor) -> None:
+        """Multiply the gradients of each layer by its entry of `factors` [layers], in a layerwise stage."""
+        assert self.flat_grads is not None
+        self.flat_grads.scale(factors[self._trained_layers])
 
     def reduce_grads(self, process_group: ProcessGroup) -> None:
         """Sum the gradients over all processes."""
@@ -143,6 +152,10 @@ class TrainStep:
         self._process_group = process_group
         num_columns = 1 if stage.is_layerwise else 3
         self._losses = torch.zeros(len(train_states), num_columns, device=process_group.device)
+        self._layer_losses: LayerLosses | None = None
+        if stage.is_layerwise:
+            students = [train_state.model for train_state in train_states]
+            self._layer_losses = LayerLosses(students, stage, process_group.device)
         # FSDP allocates unsharded weights anew in every step, which a graph cannot replay.
         sharded = any(train_state.sharded for train_state in train_states)
         self._cuda_graphs = cuda_graphs and process_group.device.type == "cuda" and not sharded
@@ -156,6 +169,8 @@ class TrainStep:
             Losses [students, columns], gradient norms [students], and the schedule's factor.
         """
         self._losses.zero_()
+        if self._layer_losses is not None:
+            self._layer_losses.zero()
         for train_state in self._train_states:
             train_state.zero_grad()
         # A masked batch can contain no loss tokens; clamp the denominator so that the gradient is zero, not
@@ -164,6 +179,10 @@ class TrainStep:
         for micro_batch in batch.micro_batches:
             self._run(micro_batch.to(self._process_group.device), num_loss_tokens)
         losses = self._losses.clone()
+        if self._layer_losses is not None:
+            losses[:, 0], factors = self._layer_losses.reduce(self._process_group)
+            for train_state in self._train_states if factors is not None else ():
+                train_state.scale_layer_grads(factors)
         self._process_group.all_reduce(losses)
         norms = []
         factor = 1.0
@@ -213,12 +232,12 @@ class TrainStep:
 
     def _forward_backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
         """Add losses and gradients of one micro-batch to those of the step."""
-        if self._stage.is_layerwise:
+        if self._layer_losses is not None:
             assert self._teacher is not None
             students = [train_state.model for train_state in self._train_states]
-            local = batch.input_ids.numel() if batch.loss_indices is None else batch.loss_indices.numel()
-            losses = layerwise_backward(self._teacher, students, batch, self._stage, local / num_loss_tokens)
-            self._losses += losses[:, None]
+            layerwise_backward(
+                self._teacher, students, batch, self._stage, self._layer_losses, num_loss_tokens
+            )
         else:
             modules = [train_state.student_with_loss for train_state in self._train_states]
             self._losses += end_to_end_backward(self._teacher, modules, batch, self._stage, num_loss_tokens)

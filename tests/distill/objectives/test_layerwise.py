@@ -4,14 +4,25 @@ import pytest
 import torch
 
 from evalsuite.distill.data.loader import StageDataLoader
+from evalsuite.distill.objectives.layer_losses import LayerLosses
 from evalsuite.distill.objectives.layerwise import layerwise_backward
 from evalsuite.distill.recipe import Stage
+from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.models import build_student
 
 
 def batch_of(small_recipe, stage, tokenizer, objective="attention_output", **changes):
     recipe = small_recipe("unused", stages=[stage("s", objective, **changes)])
     return recipe.stages[0], next(StageDataLoader(recipe, recipe.stages[0], tokenizer)).micro_batches[0]
+
+
+def losses_of(teacher, students, batch, stage):
+    """Losses [students] of one micro-batch; gradients are accumulated in the students."""
+    losses = LayerLosses(students, stage, batch.input_ids.device)
+    masked = batch.loss_indices is not None
+    count = batch.loss_indices.numel() if masked else batch.input_ids.numel()
+    layerwise_backward(teacher, students, batch, stage, losses, count)
+    return losses.reduce(ProcessGroup("cpu"))[0]
 
 
 @pytest.mark.parametrize("packing", ["concat", "documents"])
@@ -22,14 +33,14 @@ def test_a_student_equal_to_its_teacher_has_zero_loss(
     """A sliding window wider than the sequence equals full softmax attention."""
     student = build_student(teacher, "sliding_window", options={"sliding_window": {"window": 512}})
     base, batch = batch_of(small_recipe, stage, tokenizer, objective, packing=packing)
-    losses = layerwise_backward(teacher, [student.requires_grad_(True)], batch, base, 1.0)
+    losses = losses_of(teacher, [student.requires_grad_(True)], batch, base)
     assert losses.item() == pytest.approx(0, abs=1e-2)
 
 
 def test_a_narrow_window_has_positive_loss(teacher, tokenizer, small_recipe, stage):
     student = build_student(teacher, "sliding_window", options={"sliding_window": {"window": 4}})
     base, batch = batch_of(small_recipe, stage, tokenizer)
-    assert layerwise_backward(teacher, [student.requires_grad_(True)], batch, base, 1.0).item() > 1e-2
+    assert losses_of(teacher, [student.requires_grad_(True)], batch, base).item() > 1e-2
 
 
 def test_the_loss_equals_that_of_separate_layers(teacher, tokenizer, small_recipe, stage):
@@ -45,14 +56,14 @@ def test_the_loss_equals_that_of_separate_layers(teacher, tokenizer, small_recip
         target = block.self_attn(hidden_states=inner, position_embeddings=rotary, attention_mask=mask)[0]
         own = student.model.layers[layer].self_attn(inner, rotary)[0]
         expected.append((own - target).square().sum(-1).mean())
-    losses = layerwise_backward(teacher, [student, student], batch, base, 1.0)
+    losses = losses_of(teacher, [student, student], batch, base)
     torch.testing.assert_close(losses, torch.stack(expected).mean().detach().expand(2), rtol=1e-4, atol=1e-6)
 
 
 def test_only_mixers_get_gradients(teacher, tokenizer, small_recipe, stage):
     student = build_student(teacher, ["gla", "softmax", "gated_deltanet"]).requires_grad_(True)
     base, batch = batch_of(small_recipe, stage, tokenizer)
-    layerwise_backward(teacher, [student], batch, base, 1.0)
+    losses_of(teacher, [student], batch, base)
     for name, parameter in student.named_parameters():
         mixer = ".self_attn." in name and ".1.self_attn." not in name
         assert (parameter.grad is not None) == mixer, name
@@ -65,7 +76,7 @@ def test_matrix_mixing_compares_attention_matrices(teacher, tokenizer, small_rec
     base, batch = batch_of(small_recipe, stage, tokenizer)
     mixing = Stage.model_validate({**base.model_dump(), "objective": "matrix_mixing"})
     student = build_student(teacher, "retnet").requires_grad_(True)
-    (loss,) = layerwise_backward(teacher, [student], batch, mixing, 1.0)
+    (loss,) = losses_of(teacher, [student], batch, mixing)
     assert loss.item() > 0
     grad = student.model.layers[0].self_attn.q_proj.weight.grad
     assert grad is not None
