@@ -1,0 +1,264 @@
+"""A shard is validated whole before any of it is merged; a refused one leaves the run untouched."""
+
+import json
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalsuite.cli import main
+from evalsuite.evaluation import evaluate
+from evalsuite.evaluation.shards import export_shard, merge_shards
+from evalsuite.foundation import read_jsonl
+from tests.evaluation.conftest import Crew
+
+SUITE = """\
+name: small
+title: Small
+limit: 3
+benchmarks: [pocket_facts]
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a run that has requests (`home`) and a sound, unpacked shard of it (`shard`)."""
+    folder = tmp_path_factory.mktemp("built")
+    (folder / "small.yaml").write_text(SUITE)
+    crew = Crew(tokenizer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", crew.describe_checkpoints)
+        patch.setattr("evalsuite.evaluation.infer.engine_factory", crew.engine_factory)
+        evaluate(folder / "small.yaml", [], folder / "home", teacher="t", phases=("build",), quiet=True)
+        shutil.copytree(folder / "home", folder / "host")
+        evaluate("", ["t", "b"], folder / "host", phases=("infer",), quiet=True)
+        export_shard(folder / "host", folder / "shard.tar.xz")
+        with tarfile.open(folder / "shard.tar.xz") as archive:
+            archive.extractall(folder / "shard", filter="data")
+        yield folder
+
+
+@pytest.fixture
+def home(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built / "home", tmp_path / "home"))
+
+
+@pytest.fixture
+def shard(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built / "shard", tmp_path / "shard"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def journal(shard: Path, verb: str = "score") -> Path:
+    return sorted((shard / "responses").glob(f"*.{verb}.jsonl"))[-1]
+
+
+def with_row(change: Callable[[dict[str, Any]], Any], verb: str = "score") -> Callable[[Path], None]:
+    """Replace the last response of one journal."""
+
+    def spoil(shard: Path) -> None:
+        rows: list[Any] = list(read_jsonl(journal(shard, verb)))
+        rows[-1] = change(rows[-1])
+        journal(shard, verb).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    return spoil
+
+
+def with_response(verb: str = "score", **fields: Any) -> Callable[[Path], None]:
+    return with_row(lambda row: row | {"response": row["response"] | fields}, verb)
+
+
+def with_json(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    """Replace the value of one JSON file."""
+
+    def spoil(shard: Path) -> None:
+        path = shard / name
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+    return spoil
+
+
+def with_checkpoint(**fields: Any) -> Callable[[Path], None]:
+    """Change the shard's last checkpoint, which the run does not know yet."""
+    return with_json("checkpoints.json", lambda found: [*found[:-1], found[-1] | fields])
+
+
+def with_engine(**fields: Any) -> Callable[[Path], None]:
+    def change(facts: dict[str, Any]) -> dict[str, Any]:
+        weights_id, engine = list(facts["engines"].items())[-1]
+        return facts | {"engines": facts["engines"] | {weights_id: engine | fields}}
+
+    return with_json("environment.json", change)
+
+
+def with_facts(**facts: Any) -> Callable[[Path], None]:
+    return with_json("environment.json", lambda before: before | facts)
+
+
+def with_registered(**fields: Any) -> Callable[[Path], None]:
+    return with_json(
+        "requests/registered.json", lambda found: {name: facts | fields for name, facts in found.items()}
+    )
+
+
+def with_bytes(name: str, data: bytes) -> Callable[[Path], None]:
+    def spoil(shard: Path) -> None:
+        (shard / name).write_bytes(data)
+
+    return spoil
+
+
+def renamed_journal(shard: Path) -> None:
+    path = journal(shard)
+    path.rename(path.with_name(path.name.replace(".score.", ".scores.")))
+
+
+def without_lists(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"response": {"logprobs": [], "greedy": [], "lengths": []}}
+
+
+NAN = float("nan")
+MALFORMED: dict[str, tuple[Callable[[Path], None], str, str]] = {
+    # name → change of a sound shard, file and field that the refusal names
+    "too few log-probabilities": (with_response(logprobs=[-1.0]), "score.jsonl", "logprobs"),
+    "no log-probabilities": (with_row(without_lists), "score.jsonl", "logprobs"),
+    "a log-probability that is text": (with_response(logprobs=["x"]), "score.jsonl", "logprobs"),
+    "a log-probability that is NaN": (with_response(logprobs=[NAN, -1, -1, -1]), "score.jsonl", "NaN"),
+    "log-probabilities that are no list": (with_response(logprobs=-1.0), "score.jsonl", "logprobs"),
+    "lengths of other continuations": (with_response(lengths=[9, 9, 9, 9]), "score.jsonl", "lengths"),
+    "greedy that is no flag": (with_response(greedy=[2, 2, 2, 2]), "score.jsonl", "greedy"),
+    "an unknown field of a response": (with_response(weight=2), "score.jsonl", "weight"),
+    "an error that is a number": (with_response(error=3), "score.jsonl", "error"),
+    "an error with numbers": (with_response(error="too long"), "score.jsonl", "error"),
+    "a response that is a list": (with_row(lambda row: [row]), "score.jsonl", "line 3"),
+    "a key of two": (with_row(lambda row: row | {"key": row["key"][:2]}), "score.jsonl", "key"),
+    "a key of another request": (
+        with_row(lambda row: row | {"key": ["0" * 16, "", 0]}),
+        "score.jsonl",
+        "key",
+    ),
+    "an unknown field of a row": (with_row(lambda row: row | {"note": 1}), "score.jsonl", "note"),
+    "a text that is a list": (with_response("generate", text=["a"]), "generate.jsonl", "text"),
+    "a negative token": (with_response("generate", tokens=[-1]), "generate.jsonl", "tokens"),
+    "more tokens than requested": (
+        with_response("generate", tokens=[1] * 100_000),
+        "generate.jsonl",
+        "tokens",
+    ),
+    "an unknown finish reason": (
+        with_response("generate", finish_reason="tired"),
+        "generate.jsonl",
+        "finish_reason",
+    ),
+    "half a surrogate": (with_response("generate", text="\ud800"), "generate.jsonl", "text"),
+    "a label that is a number": (with_checkpoint(label=7), "checkpoints.json", "label"),
+    "a label that is null": (with_checkpoint(label=None), "checkpoints.json", "label"),
+    "a label that is a list": (with_checkpoint(label=["b"]), "checkpoints.json", "label"),
+    "an empty label": (with_checkpoint(label=""), "checkpoints.json", "label"),
+    "a label of 300 characters": (with_checkpoint(label="b" * 300), "checkpoints.json", "label"),
+    "a label that leaves its folder": (with_checkpoint(label="../../b"), "checkpoints.json", "label"),
+    "an absolute label": (with_checkpoint(label="/etc/b"), "checkpoints.json", "label"),
+    "a label with a control character": (with_checkpoint(label="b\x1b[2J"), "checkpoints.json", "label"),
+    "an unknown field of a checkpoint": (with_checkpoint(role="teacher"), "checkpoints.json", "role"),
+    "another tokenizer": (with_checkpoint(tokenizer="f" * 16), "checkpoints.json", "tokenizer"),
+    "checkpoints that are text": (with_json("checkpoints.json", lambda _: "b"), "checkpoints.json", "list"),
+    "one checkpoint twice": (
+        with_json("checkpoints.json", lambda found: [*found, found[-1]]),
+        "checkpoints.json",
+        "weights_id",
+    ),
+    "an environment that is a list": (with_json("environment.json", lambda _: []), "environment.json", ""),
+    "engines that are a list": (with_facts(engines=[1]), "environment.json", "engines"),
+    "an engine that is text": (with_facts(engines={"weights-b": "torch"}), "environment.json", "weights-b"),
+    "a fingerprint with a pattern": (with_engine(fingerprint="*"), "environment.json", "fingerprint"),
+    "a fingerprint with a path": (with_engine(fingerprint="../x"), "environment.json", "fingerprint"),
+    "a length that is text": (with_engine(max_length="long"), "environment.json", "max_length"),
+    "packages that are a list": (with_facts(packages=["torch"]), "environment.json", "packages"),
+    "a time that is NaN": (with_facts(inference=[{"seconds": NAN}]), "environment.json", "NaN"),
+    "a time that is text": (
+        with_facts(inference=[{"label": "b", "responses": 1, "seconds": "x", "protocols": []}]),
+        "environment.json",
+        "seconds",
+    ),
+    "an environment that is binary": (with_bytes("environment.json", b"\x00\xff"), "environment.json", ""),
+    "a deep environment": (with_bytes("environment.json", b"[" * 100_000), "environment.json", ""),
+    "a registered label of another type": (with_registered(label=3), "registered.json", "label"),
+    "registered parameters as text": (with_registered(parameters="7B"), "registered.json", "parameters"),
+    "a registered lineage as text": (with_registered(lineage="gpt"), "registered.json", "lineage"),
+    "an unknown field of a registration": (with_registered(role="x"), "registered.json", "role"),
+    "a journal of an unknown verb": (renamed_journal, "scores.jsonl", "score"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_shard_is_refused_and_the_run_untouched(
+    name: str, home: Path, shard: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil, file, field = MALFORMED[name]
+    spoil(shard)
+    before = contents(home)
+    code = main(["run", "s", "--out", str(home), "--quiet", "--score-only", "--merge-shards", str(shard)])
+    told = capsys.readouterr().err
+    assert contents(home) == before
+    assert "Traceback" not in told
+    assert code >= 64
+    assert file in told
+    assert field in told
+
+
+def test_the_sound_shard_of_these_tests_merges(home: Path, shard: Path) -> None:
+    assert merge_shards(home, [shard]) == {"t": 6, "b": 6}
+    assert merge_shards(home, [shard]) == {"t": 0, "b": 0}
+
+
+def test_no_shard_is_merged_if_one_is_malformed(home: Path, built: Path, shard: Path) -> None:
+    with_response(logprobs=[-1.0])(shard)
+    before = contents(home)
+    arguments = ["run", "s", "--out", str(home), "--quiet", "--score-only", "--merge-shards"]
+    assert main([*arguments, str(built / "shard.tar.xz"), str(shard)]) >= 64
+    assert contents(home) == before
+
+
+def test_a_sound_response_replaces_a_refusal(home: Path, built: Path, shard: Path) -> None:
+    """Of two equal keys the later sound response counts, wherever the refusal lies."""
+    refusal = {"logprobs": [], "greedy": [], "lengths": [], "error": "out of memory"}
+    with_row(lambda row: row | {"response": refusal})(shard)
+    sound = {str(row["key"]): row["response"] for row in read_jsonl(journal(built / "shard"))}
+    merge_shards(home, [shard])
+    assert sum(merge_shards(home, [built / "shard"]).values()) == 1
+    here = {str(row["key"]): row["response"] for row in read_jsonl(home / "responses" / journal(shard).name)}
+    assert here == sound
+    # A refusal never replaces a sound response.
+    assert sum(merge_shards(home, [shard]).values()) == 0
+    here = {str(row["key"]): row["response"] for row in read_jsonl(home / "responses" / journal(shard).name)}
+    assert here == sound
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "responses/../plan.yaml", "requests/index.json"])
+def test_unknown_files_in_an_archive_are_refused(
+    name: str, home: Path, shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "more.tar.xz"
+    with tarfile.open(path, "w:xz") as archive:
+        for file in sorted(shard.rglob("*")):
+            if file.is_file():
+                archive.add(file, str(file.relative_to(shard)))
+        archive.add(shard / "environment.json", name)
+    before = contents(home)
+    assert (
+        main(["run", "s", "--out", str(home), "--quiet", "--score-only", "--merge-shards", str(path)]) >= 64
+    )
+    told = capsys.readouterr().err
+    assert "more.tar.xz" in told
+    assert "Traceback" not in told
+    assert contents(home) == before
