@@ -275,3 +275,25 @@ def test_averaged_ranks_share_one_alignment(context, tmp_path, number):
     assert result.scores == tuple(mean)
     assert result.layers == top_layers(mean, 2)
     assert result.cost.student_tokens == add.cost.student_tokens + remove.cost.student_tokens - 512
+
+
+@pytest.mark.parametrize("trainable", ["mixer", "no_mlp"])
+def test_candidates_have_fp32_copies_of_trained_parameters_only(recipe, options, context, work, trainable):
+    """All other parameters are shared by all candidates, in the run dtype."""
+    chosen = options(all_linear=str(context.all_linear_path))
+    half = SelectionContext(
+        recipe.model_copy(update={"precision": "bf16"}), chosen, work, device="cpu", quiet=True
+    )
+    stage = half.kd_stage.model_copy(update={"trainable": trainable})
+    candidates = DistilledCandidates(half, stage, "add", half.all_linear, [0, 2])
+    for train_state in candidates.train_states:
+        trained = sum(parameter.numel() for parameter in train_state.parameters.values())
+        masters = train_state.master_weights.params
+        assert masters.keys() == train_state.parameters.keys()
+        assert sum(tensor.numel() for tensor in masters.values()) == trained
+        assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
+        assert {tensor.dtype for tensor in train_state.model.parameters()} == {torch.bfloat16}
+    first, second = (train_state.model for train_state in candidates.train_states)
+    shared = {id(parameter) for parameter in first.parameters()} & {id(p) for p in second.parameters()}
+    assert first.model.layers[1].mlp.up_proj.weight.requires_grad is False
+    assert id(first.model.layers[1].mlp.up_proj.weight) in shared

@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from evalsuite.distill.training.checkpoint import save_checkpoint
+from evalsuite.distill import distill
+from evalsuite.distill.training.checkpoint import load_state, save_checkpoint
 from evalsuite.models import MIXERS, build_student, load_checkpoint
 
 
@@ -49,3 +52,35 @@ def test_a_checkpoint_appears_atomically_with_its_loss_curve(teacher, tokenizer,
             tmp_path / "nan", student, trained, tokenizer, {}, torch.float32, [row | {"loss": float("nan")}]
         )
     assert not (tmp_path / "nan").exists()
+
+
+def test_a_state_holds_the_trained_parameters_only(teacher_folder, tmp_path, small_recipe, stage):
+    """Frozen parameters come from the teacher, so that neither masters nor optimizers keep them."""
+    stages = [stage("mixer", "attention_output"), stage("kd", "kd", trainable="mixer")]
+    recipe = small_recipe(teacher_folder, stages=stages, precision="bf16")
+    (folder,) = distill(recipe, tmp_path / "out", quiet=True, device="cpu")
+    state, tensors = load_state(tmp_path / "out")
+    assert state.stage == 2
+    saved = {name.partition("/model/")[2] for name in tensors if "/model/" in name}
+    assert saved
+    assert all(".self_attn." in name for name in saved), saved
+    assert {tensor.dtype for name, tensor in tensors.items() if "/model/" in name} == {torch.float32}
+    student = load_file(folder / "model.safetensors")
+    shutil.rmtree(folder)
+    distill(recipe, tmp_path / "out", quiet=True, device="cpu")
+    again = load_file(folder / "model.safetensors")
+    assert again.keys() == student.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in student.items())
+
+
+def test_a_parameter_keeps_its_fp32_value_until_its_stage(teacher_folder, tmp_path, small_recipe, stage):
+    """An MLP that a later stage trains starts from the teacher's fp32 weights, not from their bf16 copy."""
+    frozen = {"lr": 1e-30, "optimizer": {"weight_decay": 0.0}}
+    stages = [stage("mixer", "attention_output"), stage("kd", "kd", **frozen)]
+    recipe = small_recipe(teacher_folder, stages=stages, precision="bf16")
+    distill(recipe, tmp_path / "out", quiet=True, device="cpu")
+    _, tensors = load_state(tmp_path / "out")
+    name = "model.layers.1.mlp.up_proj.weight"
+    teacher = load_file(teacher_folder / "model.safetensors")[name]
+    assert not torch.equal(teacher, teacher.bfloat16().float())
+    assert torch.equal(tensors[f"gated_deltanet/model/{name}"], teacher)
