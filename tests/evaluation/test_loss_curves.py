@@ -69,7 +69,7 @@ def test_loss_curves_are_copied_and_plotted(crew: Any, suite: Path, tmp_path: Pa
     ]
     assert compare([run], tmp_path / "out").report.loss_curves == tuple(losses)
     page = (tmp_path / "out" / "index.html").read_text()
-    assert all(f"Loss in stage {stage}. a ends at " in page for stage in ("align", "kd"))
+    assert all(f"Loss in stage &#39;{stage}&#39;. a ends at " in page for stage in ("align", "kd"))
 
 
 def test_loss_curve_is_found_in_student_folder(tiny: Path, suite: Path, tmp_path: Path) -> None:

@@ -132,13 +132,13 @@ def test_prepare_reports_missing_data(
     code = main(["prepare", str(suite), "--data", str(tmp_path / "frozen"), "--quiet"])
     captured = capsys.readouterr()
     assert code == DataError.exit_code
-    assert "1 data sets are not whole" in captured.err
+    assert "1 data sets are incomplete" in captured.err
     assert "cais/mmlu: no route" in captured.err
     assert "AFL-3.0" in captured.out
     assert main(["prepare", "quik", "--data", str(tmp_path / "frozen")]) == ConfigError.exit_code
     assert "did you mean 'quick'" in capsys.readouterr().err
     assert main(["prepare", "pocket", "--data", str(tmp_path / "none")]) == 0
-    assert "makes its documents itself" in capsys.readouterr().out
+    assert "generates all its documents" in capsys.readouterr().out
 
 
 def test_punkt_is_frozen_for_benchmarks_that_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
