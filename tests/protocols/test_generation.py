@@ -89,8 +89,9 @@ def test_metric_timeout_counts_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None
     whole = gsm._adapter.calculate_metrics
     gsm._adapter.calculate_metrics = spin
     scored = gsm.score(0, generated("1/3 = 1/3 + 1/3", "length"))
-    assert scored.values == {"accuracy": 0.0}
-    assert scored.detail["scorer"].startswith("aborted after 0.2 s")
+    # Undecided, not wrong: a faster processor might have found it correct.
+    assert (scored.outcome, scored.values) == ("error", {})
+    assert "aborted after 0.2 s of processor time" in str(scored)
     gsm._adapter.calculate_metrics = whole
     monkeypatch.undo()
     # The limit is off again.
@@ -111,7 +112,7 @@ def test_scoring_math_does_not_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evalsuite.protocols.generation.SCORE_SECONDS", 0.2)
     gsm = harness("gsm8k", [GSM])
     gsm._adapter.calculate_metrics = lambda state: re.match(r"(a|a)*b", "a" * 64)
-    assert gsm.score(0, generated("aaa")).detail["scorer"].startswith("aborted")
+    assert gsm.score(0, generated("aaa")).outcome == "error"
 
 
 def test_scoring_long_quotient_is_fast() -> None:
@@ -121,7 +122,7 @@ def test_scoring_long_quotient_is_fast() -> None:
     before = sympy_evalf.evalf
     gsm = harness("gsm8k", [GSM])
     scored = gsm.score(0, generated(f"That makes {'/'.join(['124'] * 80)}", "length"))
-    assert "scorer" not in scored.detail
+    assert scored.outcome != "error"
     assert (scored.values, scored.detail["extracted"].count("/")) == ({"accuracy": 0.0}, 79)
     # Two to the 128th, halved 126 times, is 4.
     halves = "/".join(["340282366920938463463374607431768211456"] + ["2"] * 126)

@@ -65,6 +65,16 @@ def test_choices_share_context_and_score_acc_and_acc_norm(tokenizer: Any) -> Non
     assert scored.detail["gold"] == 1
 
 
+@pytest.mark.parametrize("right", [0, 1, 2])
+def test_choice_of_each_metric_explains_its_verdict(tokenizer: Any, right: int) -> None:
+    arc = harness("arc_easy", [ARC | {"answerKey": "ABC"[right]}])
+    (request_set,) = arc.request_sets(Encoder(tokenizer), 512)
+    scored = arc.score(0, request_set, answers(request_set, [-5.0, -9.0, -6.0]))
+    assert getattr(scored, "choices", None) == {"acc": 0, "acc_norm": 1}
+    for metric, choice in scored.choices.items():
+        assert scored.values[metric] == float(choice == right)
+
+
 def test_choices_and_gold_are_rendered_once(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from lm_eval import utils
 
