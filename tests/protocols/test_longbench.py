@@ -162,7 +162,7 @@ def test_longbench_truncates_in_the_middle(name: str, template: bool, tokenizer:
     assert all(same[: room // 2 - 4])
     assert all(ends[: room // 2 - 4])
     assert request_set.prompt_hash != whole.prompt_hash
-    with pytest.raises(ConfigError, match="cannot be given this question"):
+    with pytest.raises(ConfigError, match="the prompt cannot be truncated to 1 tokens"):
         made.request_sets(encoder, chat_template=template, max_length=how.sampling.max_new_tokens + 1)
     tokenizer.chat_template = None
 
