@@ -14,7 +14,7 @@ from typing import Any
 
 import evalsuite
 from evalsuite.foundation import RunFolderError, read_json, write_json
-from evalsuite.models.inference.base import Engine
+from evalsuite.models.inference.base import Engine, MemoryBoundEngine
 
 PACKAGES = (
     "torch",
@@ -115,8 +115,12 @@ def record_inference(
 def record_engine(run: Path, weights_id: str, engine: Engine) -> None:
     """Record the engine of a checkpoint; the score phase finds its responses by the fingerprint.
 
+    The batch limits of the first call are recorded, and restored by later ones: responses do not depend on
+    the memory that is free when a run is resumed.
+
     Raises:
         RunFolderError: responses with another fingerprint are recorded for these weights.
+        DataError: the recorded batch limits are damaged.
     """
     engines = dict(read_environment(run).get("engines", {}))
     before = engines.get(weights_id)
@@ -126,11 +130,18 @@ def record_engine(run: Path, weights_id: str, engine: Engine) -> None:
             f"{before['fingerprint']}, not {engine.fingerprint} (another device, dtype or version, or other "
             "source code of evalsuite); score those with --score-only, or choose another --out"
         )
+    limits: dict[str, Any] = {}
+    if isinstance(engine, MemoryBoundEngine):
+        if before is not None and "batch_limits" in before:
+            source = f"{environment_path(run)}: engines.{weights_id}.batch_limits"
+            engine.restore_batch_limits(before["batch_limits"], source)
+        limits = {"batch_limits": dict(engine.batch_limits)}
     engines[weights_id] = {
         "engine": engine.name,
         "fingerprint": engine.fingerprint,
         "max_length": engine.max_length,
         "versions": dict(engine.versions),
+        **limits,
     }
     update_environment(run, engines=engines)
 

@@ -59,6 +59,26 @@ class ResumableEngine(Protocol):
         """`Engine.score` without the indices in `completed`, batched as if none were completed."""
 
 
+@runtime_checkable
+class MemoryBoundEngine(Protocol):
+    """An engine whose batches, and with them the rounding of responses, follow from the free memory."""
+
+    @property
+    def batch_limits(self) -> Mapping[str, int]:
+        """Limits of its batches, chosen when it was made."""
+
+    def restore_batch_limits(self, limits: Mapping[str, int], source: str) -> None:
+        """Batch as an earlier engine with these `batch_limits` did.
+
+        Args:
+            limits: as the run has recorded them.
+            source: where, for the error.
+
+        Raises:
+            DataError: they are no limits of this engine.
+        """
+
+
 def score_remaining(
     engine: Engine, requests: Sequence[ScoreRequest], completed: Collection[int]
 ) -> Iterator[tuple[int, ScoreResponse]]:

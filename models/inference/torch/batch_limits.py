@@ -1,11 +1,16 @@
-"""Batch size limits from free memory; the engine halves a batch that still does not fit."""
+"""Batch size limits from free memory; the engine halves a batch that still does not fit.
+
+Rounding depends on the batch, so a run records its limits and a resumed run reuses them. They are powers of
+two, so that most new runs have equal limits, too.
+"""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 import torch
 
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 
 MEMORY_FRACTION = 0.6
@@ -33,6 +38,25 @@ class BatchLimits:
     cache_bytes: int
     max_num_seqs: int
 
+    @staticmethod
+    def from_dict(values: Mapping[str, int], source: str) -> "BatchLimits":
+        """Inverse of `asdict`.
+
+        Args:
+            values: as a run has recorded them.
+            source: where, for the error.
+
+        Raises:
+            DataError: a limit is missing, unknown, or not a positive integer.
+        """
+        names = {field.name for field in fields(BatchLimits)}
+        if not isinstance(values, Mapping) or set(values) != names:
+            raise DataError(f"{source} = {values!r}: expected {', '.join(sorted(names))}; delete it")
+        for name, value in values.items():
+            if type(value) is not int or value < 1:
+                raise DataError(f"{source}.{name} = {value!r}: must be a positive integer")
+        return BatchLimits(**values)
+
 
 def compute_batch_limits(runner: ModelRunner, parameters: int, batch_tokens: int | None) -> BatchLimits:
     """Choose limits for a model on its device.
@@ -52,10 +76,15 @@ def compute_batch_limits(runner: ModelRunner, parameters: int, batch_tokens: int
     if runner.device.type == "cuda":
         free = MEMORY_FRACTION * free_gpu_memory(runner.device)
         per_token = runner.activation_bytes_per_token() + runner.kv_bytes_per_token
-        tokens = batch_tokens or int(min(131072, max(2048, free / 2 / per_token)))
-        return BatchLimits(tokens, tokens // 4, 1 << 28, int(free / 2), num_seqs)
+        tokens = batch_tokens or _power_of_two(min(131072, max(2048, free / 2 / per_token)))
+        return BatchLimits(tokens, max(1, tokens // 4), 1 << 28, _power_of_two(free / 2), num_seqs)
     tokens = batch_tokens or 4096
     return BatchLimits(tokens, tokens // 2 if runner.unpads else 512, 1 << 23, 2 << 30, num_seqs)
+
+
+def _power_of_two(value: float) -> int:
+    """Round down to a power of two, at least 1."""
+    return 1 << max(0, int(value).bit_length() - 1)
 
 
 def max_num_seqs(device: torch.device, parameters: int) -> int:

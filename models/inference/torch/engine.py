@@ -1,7 +1,8 @@
 """The in-process engine: teachers, hybrids and recurrent students, on a CPU or a GPU."""
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +20,7 @@ from evalsuite.models.inference.requests import (
     ScoreResponse,
 )
 from evalsuite.models.inference.stopping import eos_token_ids
-from evalsuite.models.inference.torch.batch_limits import compute_batch_limits
+from evalsuite.models.inference.torch.batch_limits import BatchLimits, compute_batch_limits
 from evalsuite.models.inference.torch.cuda_graphs import cuda_graph_step, eager_step
 from evalsuite.models.inference.torch.loglikelihood import LoglikelihoodBatch, make_remaining_batches
 from evalsuite.models.inference.torch.model_runner import ModelRunner
@@ -168,6 +169,15 @@ class TorchEngine:
                 max_num_seqs = max(1, min(max_num_seqs, len(waiting)) // 2)
             scheduler = None
             _release_cached_memory()
+
+    @property
+    def batch_limits(self) -> Mapping[str, int]:
+        """See `MemoryBoundEngine.batch_limits`."""
+        return asdict(self.limits)
+
+    def restore_batch_limits(self, limits: Mapping[str, int], source: str) -> None:
+        """See `MemoryBoundEngine.restore_batch_limits`."""
+        self.limits = BatchLimits.from_dict(limits, source)
 
     def close(self) -> None:
         """See `Engine.close`: the model's memory is freed with the engine."""
