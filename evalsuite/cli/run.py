@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         # An interrupted machine exports its responses, too.
         if arguments.export_shard is not None and any(responses_folder(arguments.out).glob("*.jsonl")):
-            from evalsuite.evaluation.shards import export_shard
+            from evalsuite.evaluation.shards.export import export_shard
 
             print(f"shard written to {export_shard(arguments.out, arguments.export_shard)}")
     return 0

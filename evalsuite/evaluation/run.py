@@ -273,7 +273,7 @@ def _score(summary: Summary, out: Path, shards: Sequence[Path], workers: int | N
     from evalsuite.reports.records.score_table import write_scores
 
     if shards:
-        from evalsuite.evaluation.shards import merge_shards
+        from evalsuite.evaluation.shards.merge import merge_shards
 
         summary.merged = merge_shards(out, shards)
     add_registered_to_plan(out)

@@ -60,14 +60,26 @@ def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        DataError: the file is missing or not JSON.
+        DataError: the file is missing, cannot be read or is not JSON (NaN and infinity are not).
     """
     try:
-        return json.loads(Path(path).read_text())
+        return _parse_json(Path(path).read_bytes())
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON ({error})") from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _parse_json(data: bytes) -> Any:
+    """Parse UTF-8; raises ValueError (numbers with thousands of digits included) or RecursionError."""
+    return _DECODER.decode(data.decode())
 
 
 def append_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -128,10 +140,10 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                # json.loads detects the encoding of every line when given bytes.
-                yield json.loads(line.decode())
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                row = _parse_json(line)
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {number}: not JSON ({error})") from error
+            yield row
 
 
 @contextmanager

@@ -11,7 +11,8 @@ import pytest
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.registration import add_registered_to_plan
 from evalsuite.evaluation.run_paths import read_index
-from evalsuite.evaluation.shards import export_shard, merge_shards
+from evalsuite.evaluation.shards.export import export_shard
+from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import ConfigError, EvalsuiteError
 from evalsuite.reports.records.loss_curves import loss_curve_path
 from evalsuite.reports.records.run_folder import Plan, read_plan, write_plan

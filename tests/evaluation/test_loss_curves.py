@@ -12,7 +12,8 @@ from evalsuite.cli import main
 from evalsuite.distill.training.metrics import loss_curve
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.run_paths import read_index, write_index
-from evalsuite.evaluation.shards import export_shard, merge_shards
+from evalsuite.evaluation.shards.export import export_shard
+from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import DataError
 from evalsuite.reports import compare
 from evalsuite.reports.records.loss_curves import loss_curve_path, read_loss_curves

@@ -11,7 +11,8 @@ import pytest
 
 from evalsuite.cli import main
 from evalsuite.evaluation import evaluate
-from evalsuite.evaluation.shards import export_shard, merge_shards
+from evalsuite.evaluation.shards.export import export_shard
+from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import read_jsonl
 from tests.evaluation.conftest import Crew
 

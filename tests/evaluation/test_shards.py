@@ -13,7 +13,8 @@ from evalsuite.cli import main
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.environment import update_environment
 from evalsuite.evaluation.run_paths import read_index
-from evalsuite.evaluation.shards import export_shard, merge_shards
+from evalsuite.evaluation.shards.export import export_shard
+from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_jsonl
 from evalsuite.reports.records.run_folder import read_plan
 
@@ -129,11 +130,11 @@ def test_merge_refuses_invalid_shard(host: Path, tmp_path: Path) -> None:
         merge_shards(home, [cut])
     other = _parent(tmp_path / "other")
     shutil.copytree(host / "responses", other / "responses")
-    update_environment(other, engines={"weights-z": {"engine": "fake", "fingerprint": "z"}})
+    update_environment(other, engines={"weights-z": {"engine": "fake", "fingerprint": "z", "max_length": 8}})
     with pytest.raises(DataError, match="has responses of weights-z, which is no checkpoint"):
         merge_shards(home, [other])
     merge_shards(home, [host])
-    engines = {"weights-t": {"engine": "fake", "fingerprint": "z"}}
+    engines = {"weights-t": {"engine": "fake", "fingerprint": "z", "max_length": 8}}
     (other / "environment.json").write_text(json.dumps({"engines": engines}))
     with pytest.raises(RunFolderError, match="responses of t have fingerprint z"):
         merge_shards(home, [other])

@@ -318,7 +318,7 @@ class Study:
 
     def _complete_elsewhere(self, path: str, here: Path) -> bool:
         """Whether another run folder has all responses of a checkpoint."""
-        from evalsuite.evaluation.shards import is_complete
+        from evalsuite.evaluation.shards.export import is_complete
         from evalsuite.models import describe_checkpoint
 
         others = [run for run in sorted(self.out.glob("run*")) if run.is_dir() and run != here]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from evalsuite.evaluation.shards import export_shard, is_complete
+from evalsuite.evaluation.shards.export import export_shard, is_complete
 from evalsuite.foundation import ConfigError, DataError, locked
 from evalsuite.models import describe_checkpoint
 from evalsuite.reports.analysis.lineage import lineage_of

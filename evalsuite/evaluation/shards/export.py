@@ -1,0 +1,85 @@
+"""Export of a run's responses to one file."""
+
+import io
+import tarfile
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evalsuite.evaluation.environment import environment_path, fingerprints
+from evalsuite.evaluation.registration import registered_path
+from evalsuite.evaluation.run_paths import read_index, read_requests, responses_folder
+from evalsuite.foundation import RunFolderError, canonical_json, read_jsonl, write_bytes
+from evalsuite.models.inference.response_cache import ResponseCache
+from evalsuite.reports.records.loss_curves import loss_curve_path
+
+CHECKPOINTS = "checkpoints.json"
+"""In a shard: its checkpoints, as `requests/index.json` lists them."""
+
+
+def export_shard(run: Path, out: Path) -> Path:
+    """Write the responses of `run` to one ``.tar.xz``.
+
+    Log-probabilities are written as float32, the precision in which they were summed.
+
+    Raises:
+        RunFolderError: the run has no responses, or `out` cannot be written.
+    """
+    run = Path(run)
+    journals = sorted(responses_folder(run).glob("*.jsonl"))
+    if not journals:
+        raise RunFolderError(f"{run}: no responses to export")
+    index = read_index(run)
+    known = fingerprints(run)
+    checkpoints = [each for each in index.checkpoints if each.weights_id in known]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:xz") as archive:
+        _add_member(archive, CHECKPOINTS, canonical_json([asdict(each) for each in checkpoints]).encode())
+        _add_member(archive, environment_path(Path()).name, environment_path(run).read_bytes())
+        if registered_path(run).is_file():
+            _add_member(archive, str(registered_path(Path())), registered_path(run).read_bytes())
+        for journal in journals:
+            rows = sorted((_as_float32(row) for row in read_jsonl(journal)), key=lambda row: str(row["key"]))
+            _add_member(archive, f"responses/{journal.name}", _lines(rows))
+        for curve in (loss_curve_path(run, each.label) for each in checkpoints):
+            if curve.is_file():
+                _add_member(archive, str(curve.relative_to(run)), curve.read_bytes())
+    write_bytes(out, buffer.getvalue())
+    return out
+
+
+def is_complete(run: Path, weights_id: str) -> bool:
+    """Return whether `run` has a response to every request of the checkpoint with these weights."""
+    fingerprint = fingerprints(run).get(weights_id)
+    if fingerprint is None:
+        return False
+    index, cache = read_index(run), ResponseCache(responses_folder(run))
+    tokenizer = next(each.tokenizer for each in index.checkpoints if each.weights_id == weights_id)
+    return all(
+        cache.get_by_key(fingerprint, request.key()) is not None
+        for cell in index.cells
+        for request_set in read_requests(run, tokenizer, cell)
+        for request in cell.requests(request_set)
+    )
+
+
+def _as_float32(row: dict[str, Any]) -> dict[str, Any]:
+    response = row["response"]
+    if "logprobs" not in response:
+        return row
+    # The shortest decimal with the same float32 value.
+    short = [float(str(np.float32(value))) for value in response["logprobs"]]
+    return {**row, "response": {**response, "logprobs": short}}
+
+
+def _lines(rows: Iterable[dict[str, Any]]) -> bytes:
+    return "".join(canonical_json(row) + "\n" for row in rows).encode()
+
+
+def _add_member(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    archive.addfile(entry, io.BytesIO(data))

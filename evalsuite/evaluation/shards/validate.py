@@ -1,0 +1,343 @@
+"""Validation of a shard: every file, field, type and length, before any of it is merged."""
+
+import lzma
+import re
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validator
+
+from evalsuite.evaluation.environment import environment_path
+from evalsuite.evaluation.loss_curves import read_curve
+from evalsuite.evaluation.registration import registered_path
+from evalsuite.evaluation.run_paths import (
+    CheckpointRef,
+    Index,
+    index_path,
+    read_index,
+    read_requests,
+    responses_folder,
+)
+from evalsuite.evaluation.shards.export import CHECKPOINTS
+from evalsuite.foundation import ConfigError, DataError, read_json, read_jsonl
+from evalsuite.foundation.strict import Strict, parse
+from evalsuite.models.inference.requests import ScoreRequest
+from evalsuite.reports.records.loss_curves import loss_curve_path
+
+MAX_NAME = 200
+"""Characters of a label."""
+MAX_LOGPROB = 1e-2
+"""A sum of log-probabilities is not above 0, up to rounding."""
+MEMBERS = re.compile(
+    r"checkpoints\.json|environment\.json|requests/registered\.json|(responses|training)/[^/\0]+\.jsonl"
+)
+"""Files of an archive."""
+
+Limits = tuple[int, ...]
+"""Of a score request, the length of each continuation; of a generation, (maximum of new tokens,)."""
+
+
+class _ShardPart(Strict):
+    """One JSON value of a shard; no type is converted into another."""
+
+    model_config = ConfigDict(strict=True)
+
+
+def _is_name(name: str) -> str:
+    if len(name) > MAX_NAME:
+        raise ValueError(f"must have at most {MAX_NAME} characters")
+    if not name.isprintable() or "\\" in name or any(part in ("", ".", "..") for part in name.split("/")):
+        raise ValueError("must have no control characters, and be no path out of its folder")
+    return name
+
+
+def _is_unicode(text: str) -> str:
+    text.encode()  # Raises UnicodeEncodeError, a ValueError, for half of a surrogate pair.
+    return text
+
+
+Name = Annotated[str, AfterValidator(_is_name)]
+"""A label, or the id of weights."""
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+Text = Annotated[str, Field(max_length=4096), AfterValidator(_is_unicode)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Checkpoint(_ShardPart):
+    label: Name
+    path: Text
+    weights_id: Name
+    tokenizer: Identifier
+
+
+class _Registration(_ShardPart):
+    label: Name
+    path: Text
+    parameters: Count | None
+    lineage: dict[str, JsonValue]
+
+
+class _EngineFacts(_ShardPart):
+    engine: Text
+    fingerprint: Identifier
+    max_length: Count
+    versions: dict[str, JsonValue] = Field(default_factory=dict)
+    batch_limits: dict[str, JsonValue] | None = None
+
+
+class _InferenceFacts(_ShardPart):
+    label: Name
+    responses: Count
+    seconds: Annotated[float, Field(ge=0)]
+    protocols: list[Text]
+
+
+class _Environment(_ShardPart):
+    model_config = ConfigDict(extra="ignore")  # Facts of the other machine that are not merged.
+
+    engines: dict[Name, _EngineFacts] = Field(default_factory=dict)
+    inference: list[_InferenceFacts] = Field(default_factory=list)
+    accelerators: list[Text] | None = None
+    packages: dict[str, Text] | None = None
+    python: Text | None = None
+    platform: Text | None = None
+    kernels: dict[str, Text] = Field(default_factory=dict)
+    backend: list[str] | None = None
+
+
+class _Score(_ShardPart):
+    logprobs: list[Annotated[float, Field(le=MAX_LOGPROB)]]
+    greedy: list[bool]
+    lengths: list[Count]
+    error: Text | None = None
+
+    @model_validator(mode="after")
+    def _error_has_no_numbers(self) -> Self:
+        if self.error is not None and (self.logprobs or self.greedy or self.lengths):
+            raise ValueError("a response with an 'error' has no log-probabilities")
+        return self
+
+    def mismatch(self, limits: Limits) -> str | None:
+        """Return how the response differs from what its request demands; None if it fits."""
+        if self.error is not None:
+            return None
+        for name in ("logprobs", "greedy", "lengths"):
+            if len(getattr(self, name)) != len(limits):
+                return (
+                    f"'response.{name}' has {len(getattr(self, name))} entries, the request has "
+                    f"{len(limits)} continuations"
+                )
+        if tuple(self.lengths) != limits:
+            return f"'response.lengths' = {self.lengths}: the continuations have {list(limits)} tokens"
+        return None
+
+
+class _Generation(_ShardPart):
+    tokens: list[Count]
+    text: Annotated[str, AfterValidator(_is_unicode)]
+    finish_reason: Literal["stop", "eos", "length", "error"]
+    error: Text | None = None
+
+    @model_validator(mode="after")
+    def _error_has_a_reason(self) -> Self:
+        if (self.error is not None) != (self.finish_reason == "error"):
+            raise ValueError("'error' belongs to 'finish_reason' error, and only there")
+        return self
+
+    def mismatch(self, limits: Limits) -> str | None:
+        """Return how the response differs from what its request demands; None if it fits."""
+        (most,) = limits
+        if len(self.tokens) > most:
+            return f"'response.tokens' has {len(self.tokens)} tokens, the request allows {most}"
+        return None
+
+
+class _ScoreRow(_ShardPart):
+    key: Annotated[list[str | int], Field(min_length=3, max_length=3)]
+    response: _Score
+
+
+class _GenerationRow(_ShardPart):
+    key: Annotated[list[str | int], Field(min_length=3, max_length=3)]
+    response: _Generation
+
+
+ROWS: dict[str, type[_ScoreRow] | type[_GenerationRow]] = {"score": _ScoreRow, "generate": _GenerationRow}
+"""Verb of a journal → schema of its lines."""
+Part = TypeVar("Part", bound=_ShardPart)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """The contents of a shard that is sound."""
+
+    name: str
+    environment: dict[str, Any]
+    """Facts of the other machine that are merged."""
+    engines: dict[str, dict[str, Any]]
+    """weights_id → engine, as in `environment.json`."""
+    checkpoints: tuple[CheckpointRef, ...]
+    registered: dict[str, dict[str, Any]]
+    curves: dict[str, bytes] = field(default_factory=dict)
+    """weights_id → loss curve."""
+    responses: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
+    """weights_id → journal's name → rows."""
+
+
+@contextmanager
+def open_shard(shard: Path) -> Iterator[Path]:
+    """Yield the shard's folder, unpacked if it is a file. Raises DataError if it is not a shard."""
+    if shard.is_dir():
+        yield shard
+        return
+    with tempfile.TemporaryDirectory(prefix="evalsuite-shard-") as folder:
+        try:
+            with tarfile.open(shard, "r:xz") as archive:
+                for member in archive:
+                    if not (member.isfile() and MEMBERS.fullmatch(member.name)):
+                        raise DataError(f"{shard}: {member.name!r} does not belong in a shard")
+                    archive.extract(member, folder, filter="data")
+        except (OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
+            raise DataError(f"{shard}: not a shard of a run ({error})") from error
+        yield Path(folder)
+
+
+def read_shard(folder: Path, name: str, run: Path, index: Index) -> Shard:
+    """Read a shard, and validate all of it against the requests of a run.
+
+    Args:
+        folder: the shard, unpacked.
+        name: its name in errors.
+        run, index: the run that it is merged into, and its index.
+
+    Raises:
+        DataError: an invalid file; the message names file and field.
+    """
+    environment = _read(environment_path(folder), folder, name, _Environment)
+    if not environment.engines:
+        raise DataError(f"{name}: not a shard (no environment.json that names an engine)")
+    checkpoints = _checkpoints(folder, name, index)
+    registered = _registered(folder, name)
+    refs = {each.weights_id: each for each in (*checkpoints, *index.checkpoints)}
+    curves, responses = {}, {}
+    requests: dict[str, dict[str, dict[tuple[Any, ...], Limits]]] = {}
+    for weights_id, engine in environment.engines.items():
+        if weights_id not in refs:
+            raise DataError(f"{name}: has responses of {weights_id}, which is no checkpoint of {run}")
+        tokenizer = refs[weights_id].tokenizer
+        if tokenizer not in requests:
+            requests[tokenizer] = _request_limits(run, index, tokenizer)
+        responses[weights_id] = {
+            path.name: _rows(path, f"{name}: {path.relative_to(folder)}", requests[tokenizer], run)
+            for path in sorted(responses_folder(folder).glob(f"{engine.fingerprint}.*"))
+        }
+    for each in checkpoints:
+        path = loss_curve_path(folder, each.label)
+        if each.weights_id in environment.engines and path.is_file():
+            curves[each.weights_id] = read_curve(
+                path,
+                f"{name}: {path.relative_to(folder)}",
+                "unpack the shard (a folder can be merged as well)",
+            )
+    facts = environment.model_dump(exclude_unset=True)
+    return Shard(
+        name=name,
+        environment=facts,
+        engines=facts.pop("engines"),
+        checkpoints=checkpoints,
+        registered=registered,
+        curves=curves,
+        responses=responses,
+    )
+
+
+def _read(path: Path, folder: Path, name: str, kind: type[Part]) -> Part:
+    """Read and validate one JSON object."""
+    value = read_json(path) if path.is_file() else {}
+    return _parse(value, kind, f"{name}: {path.relative_to(folder)}")
+
+
+def _parse(value: Any, kind: type[Part], source: str) -> Part:
+    if not isinstance(value, dict):
+        raise DataError(f"{source}: expected an object, found {type(value).__name__}")
+    try:
+        return parse(value, kind, source)
+    except ConfigError as error:
+        raise DataError(str(error)) from None
+
+
+def _checkpoints(folder: Path, name: str, index: Index) -> tuple[CheckpointRef, ...]:
+    """Return the checkpoints of a shard; empty for a folder with responses and environment only."""
+    path = folder / CHECKPOINTS
+    if not path.is_file():
+        return read_index(folder).checkpoints if index_path(folder).is_file() else ()
+    source, entries = f"{name}: {CHECKPOINTS}", read_json(path)
+    if not isinstance(entries, list):
+        raise DataError(f"{source}: expected a list of checkpoints, found {type(entries).__name__}")
+    found: dict[str, CheckpointRef] = {}
+    tokenizers = {each.tokenizer for each in index.checkpoints}
+    for number, entry in enumerate(entries):
+        parsed = _parse(entry, _Checkpoint, f"{source}[{number}]")
+        if parsed.weights_id in found:
+            raise DataError(f"{source}[{number}]: 'weights_id' = {parsed.weights_id!r} occurs twice")
+        if parsed.tokenizer not in tokenizers:
+            raise DataError(
+                f"{source}[{number}]: 'tokenizer' = {parsed.tokenizer!r}: the run has no requests for it; "
+                "build them first with --build-only"
+            )
+        found[parsed.weights_id] = CheckpointRef(**parsed.model_dump())
+    return tuple(found.values())
+
+
+def _registered(folder: Path, name: str) -> dict[str, dict[str, Any]]:
+    path = registered_path(folder)
+    if not path.is_file():
+        return {}
+    source, entries = f"{name}: {path.relative_to(folder)}", read_json(path)
+    if not isinstance(entries, dict):
+        raise DataError(f"{source}: expected an object, found {type(entries).__name__}")
+    return {
+        weights_id: _parse(entry, _Registration, f"{source}: '{weights_id}'").model_dump()
+        for weights_id, entry in entries.items()
+    }
+
+
+def _request_limits(run: Path, index: Index, tokenizer: str) -> dict[str, dict[tuple[Any, ...], Limits]]:
+    """Return verb → (request hash, sampling, seed) → what the request demands, for one tokenizer."""
+    found: dict[str, dict[tuple[Any, ...], Limits]] = {verb: {} for verb in ROWS}
+    for cell in index.cells:
+        for request_set in read_requests(run, tokenizer, cell):
+            for request in cell.requests(request_set):
+                verb, *key = request.key()
+                found[verb][tuple(key)] = (
+                    tuple(map(len, request.continuations))
+                    if isinstance(request, ScoreRequest)
+                    else (request.sampling.max_new_tokens,)
+                )
+    return found
+
+
+def _rows(
+    path: Path, source: str, requests: Mapping[str, Mapping[tuple[Any, ...], Limits]], run: Path
+) -> list[dict[str, Any]]:
+    """Read the responses of one journal, and compare each with its request."""
+    verb = path.name.split(".")[-2] if path.name.count(".") == 2 and path.suffix == ".jsonl" else ""
+    if verb not in ROWS:
+        raise DataError(f"{source}: not a journal of {' or '.join(ROWS)} responses")
+    rows = []
+    for number, row in enumerate(read_jsonl(path), 1):
+        where = f"{source}, line {number}"
+        parsed = _parse(row, ROWS[verb], where)
+        limits = requests[verb].get(tuple(parsed.key))
+        if limits is None:
+            raise DataError(f"{where}: 'key' = {parsed.key}: no request of {run}")
+        mismatch = parsed.response.mismatch(limits)
+        if mismatch is not None:
+            raise DataError(f"{where}: {mismatch}")
+        rows.append(row)
+    return rows
