@@ -1,5 +1,6 @@
 """The consistency checks pass on a correct model and fail on a broken one."""
 
+import copy
 import json
 import random
 from dataclasses import replace
@@ -137,3 +138,30 @@ def test_another_engine_is_compared() -> None:
     same.max_length = 10
     with pytest.raises(DataError, match="a request fails in engine other: invalid request"):
         run_consistency_checks(examined, requests, same)
+
+
+@pytest.mark.parametrize("mixers", [None, ["retnet", "softmax"]])
+def test_precision_check_casts_parameters_only(mixers: list[str] | None) -> None:
+    """Nobody runs bfloat16 rotary frequencies or decays: loading in bfloat16 leaves them in float32."""
+    examined, requests = checkpoint(mixers), documents()
+    (found,) = (
+        check
+        for check in run_consistency_checks(examined, requests)["checks"]
+        if check["name"] == "precision bfloat16"
+    )
+    model = copy.deepcopy(examined.model)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    changed, largest = 0, 0.0
+    for request in requests:
+        for tokens in request.continuations:
+            ids = torch.tensor([request.context + tokens])
+            with torch.inference_mode():
+                ours, theirs = (
+                    each(input_ids=ids).logits[0].float().log_softmax(-1) for each in (examined.model, model)
+                )
+            changed += int((ours.argmax(-1) != theirs.argmax(-1)).sum())
+            targets = ids[0, 1:, None]
+            difference = ours[:-1].gather(1, targets) - theirs[:-1].gather(1, targets)
+            largest = max(largest, float(difference.abs().max()))
+    assert (found["changed_tokens"], found["max_difference"]) == (changed, pytest.approx(largest, abs=1e-6))
