@@ -181,7 +181,7 @@ class _CheckRunner:
             ("packed", "sequences packed into one row", self.packed),
             ("decode", "token by token from a cache", self.decoded),
             *(
-                (f"precision {name}", f"all weights and activations in {name}", lambda d=dtype: self.cast(d))
+                (f"precision {name}", f"all parameters and activations in {name}", lambda d=dtype: self.cast(d))
                 for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
                 if dtype != self.model.dtype
             ),
@@ -302,8 +302,14 @@ class _CheckRunner:
         return found
 
     def cast(self, dtype: torch.dtype) -> Logprobs:
-        """The whole model in another dtype."""
-        return self.unbatched(copy.deepcopy(self.model).to(dtype))
+        """The parameters in another dtype.
+
+        Rotary frequencies and fixed decays are buffers that stay in float32, as when a checkpoint is loaded.
+        """
+        model = copy.deepcopy(self.model)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        return self.unbatched(model)
 
     def other_backend(self) -> Logprobs:
         """The recurrence on the other backend."""
