@@ -5,7 +5,7 @@ single layers, of which only the mixers have gradients and optimizer states.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -37,8 +37,14 @@ class FSDPTrainState(StudentTrainState):
     equal those of unsharded training.
     """
 
-    def __init__(self, label: str, model: CausalLM, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(label, model, dtype)
+    def __init__(
+        self,
+        label: str,
+        model: CausalLM,
+        dtype: torch.dtype = torch.float32,
+        trainable_sets: Collection[str] = ("all",),
+    ) -> None:
+        super().__init__(label, model, dtype, trainable_sets)
         self._dtype = dtype
         self._shards: dict[str, nn.Parameter] = {}
 
@@ -54,8 +60,10 @@ class FSDPTrainState(StudentTrainState):
             return
         self.end_stage()
         model: Any = copy.deepcopy(self.model)
+        masters = self.master_weights.params
         for name, parameter in model.named_parameters():
-            parameter.data = self.master_weights.params[name].data
+            # Parameters that are sharded together need one dtype.
+            parameter.data = masters[name].data if name in masters else parameter.data.float()
         trainable = set_trainable(model, stage.trainable_set)
         softmax = softmax_layer_indices(model)
         student_with_loss = StudentWithLoss(model)
@@ -113,13 +121,19 @@ class FSDPTrainState(StudentTrainState):
         return full_tensor(norm), factor
 
     def fp32_weights(self) -> Mapping[str, Tensor]:
-        """The fp32 weights by name; shards in a sharded stage (see `distributed.full_tensor`)."""
-        return self._shards if self.sharded else super().fp32_weights()
+        """The master weights by name; shards in a sharded stage (see `distributed.full_tensor`)."""
+        if not self.sharded:
+            return super().fp32_weights()
+        return {name: self._shards[name] for name in self.master_weights.params}
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """All weights by name; shards in a sharded stage."""
+        return self._shards if self.sharded else super().weights()
 
     def end_stage(self) -> None:
         """Gather the shards into the model."""
         if self.sharded:
-            for name, tensor in self.fp32_weights().items():
+            for name, tensor in self._shards.items():
                 self.master_weights.set(name, full_tensor(tensor))
             self._shards = {}
             self.student_with_loss = StudentWithLoss(self.model)

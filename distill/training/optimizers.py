@@ -70,19 +70,23 @@ class MasterWeights:
     The checkpoint stores the copy, so a student is trained as it will be used, and no weight is cast twice in
     a step. In fp32, the model's own parameters are the master weights. Buffers (rotary frequencies) stay in
     fp32; in bf16 their angles would be off by radians.
+
+    Args:
+        names: parameters that some stage trains; all others exist in `dtype` only.
     """
 
-    def __init__(self, model: CausalLM, dtype: torch.dtype) -> None:
-        self.params = dict(model.named_parameters())
+    def __init__(self, model: CausalLM, dtype: torch.dtype, names: Collection[str]) -> None:
+        parameters = dict(model.named_parameters())
+        self.params = {name: parameter for name, parameter in parameters.items() if name in names}
         self._dtype = dtype
         self._model_params: dict[str, nn.Parameter] = {}
         if dtype != torch.float32:
-            self._model_params = self.params
+            self._model_params = parameters
             self.params = {
                 name: nn.Parameter(parameter.detach().float().clone())
-                for name, parameter in self._model_params.items()
+                for name, parameter in self.params.items()
             }
-            for parameter in self._model_params.values():
+            for parameter in parameters.values():
                 parameter.data = parameter.data.to(dtype)
 
     @property
@@ -100,8 +104,9 @@ class MasterWeights:
             )
 
     def set(self, name: str, tensor: Tensor) -> None:
-        """Replace the master weight `name` by `tensor` (fp32) and round it into the model."""
-        self.params[name].data = tensor
+        """Replace the parameter `name` by `tensor` (fp32): its master weight, if any, and its copy."""
+        if name in self.params:
+            self.params[name].data = tensor
         if self.has_model_copy:
             self._model_params[name].data = tensor.to(self._dtype)
 

@@ -25,8 +25,8 @@ def softmax_layer_indices(model: CausalLM) -> set[int]:
     )
 
 
-def set_trainable(model: CausalLM, name: str) -> dict[str, nn.Parameter]:
-    """Set `requires_grad` according to the parameter set `name`; return the trainable parameters by name.
+def trainable_names(model: CausalLM, name: str) -> list[str]:
+    """Names of the parameters in the set `name`.
 
     A head that is tied to the embeddings belongs to the embeddings.
 
@@ -37,15 +37,26 @@ def set_trainable(model: CausalLM, name: str) -> dict[str, nn.Parameter]:
         raise ConfigError(f"unknown parameter set '{name}'{nearest(name, TRAINABLE_SETS)}")
     softmax = softmax_layer_indices(model)
     embeddings = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
-    trainable: dict[str, nn.Parameter] = {}
-    for parameter_name, parameter in model.named_parameters():
-        trains = _is_trainable(parameter_name, name, softmax, id(parameter) in embeddings)
-        parameter.requires_grad_(trains)
-        if trains:
-            trainable[parameter_name] = parameter
-    if not trainable:
+    found = [
+        parameter_name
+        for parameter_name, parameter in model.named_parameters()
+        if _is_trainable(parameter_name, name, softmax, id(parameter) in embeddings)
+    ]
+    if not found:
         raise ConfigError(f"this student has no parameters in the set '{name}' ({TRAINABLE_SETS[name]})")
-    return trainable
+    return found
+
+
+def set_trainable(model: CausalLM, name: str) -> dict[str, nn.Parameter]:
+    """Set `requires_grad` according to the parameter set `name`; return the trainable parameters by name.
+
+    Raises:
+        ConfigError: see `trainable_names`.
+    """
+    chosen = set(trainable_names(model, name))
+    for parameter_name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter_name in chosen)
+    return {name: parameter for name, parameter in model.named_parameters() if name in chosen}
 
 
 def is_mixer_parameter(name: str, softmax: set[int]) -> bool:

@@ -6,7 +6,7 @@ gradients) is therefore captured once as a CUDA graph and replayed.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from evalsuite.distill.training.parameter_groups import (
     is_mixer_parameter,
     set_trainable,
     softmax_layer_indices,
+    trainable_names,
 )
 from evalsuite.distill.types import CausalLM
 from evalsuite.models.mixers import no_weight_decay
@@ -37,11 +38,19 @@ class StudentTrainState:
 
     Args:
         dtype: dtype of forward and backward passes; master weights are fp32.
+        trainable_sets: sets of the stages to come (see `parameter_groups`), whose parameters have masters.
     """
 
-    def __init__(self, label: str, model: CausalLM, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        label: str,
+        model: CausalLM,
+        dtype: torch.dtype = torch.float32,
+        trainable_sets: Collection[str] = ("all",),
+    ) -> None:
         self.label, self.model = label, model
-        self.master_weights = MasterWeights(model, dtype)
+        trained = {name for which in trainable_sets for name in trainable_names(model, which)}
+        self.master_weights = MasterWeights(model, dtype, trained)
         self.parameters: dict[str, nn.Parameter] = {}
         self.optimizer_params: dict[str, nn.Parameter] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -111,8 +120,12 @@ class StudentTrainState:
         return norm, factor
 
     def fp32_weights(self) -> Mapping[str, Tensor]:
-        """The fp32 weights by name."""
+        """The master weights by name."""
         return self.master_weights.params
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """All weights by name: master weights, and frozen ones in the dtype of the forward pass."""
+        return {**dict(self.model.named_parameters()), **self.fp32_weights()}
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """State tensors of the optimizers, by `<parameter>/<name>`."""

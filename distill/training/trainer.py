@@ -108,8 +108,9 @@ class Trainer:
     ) -> None:
         self.recipe, self.data_recipe, self.out = recipe, data_recipe, out
         self.models, self.process_group, self.quiet, self.readers = models, process_group, quiet, readers
+        trainable_sets = {stage.trainable_set for stage in recipe.stages}
         self.train_states = [
-            select_strategy(recipe, model, process_group)(label, model, models.dtype)
+            select_strategy(recipe, model, process_group)(label, model, models.dtype, trainable_sets)
             for label, model in models.students.items()
         ]
         self.state = TrainerState()
@@ -240,9 +241,7 @@ class Trainer:
     ) -> None:
         if self.process_group.is_main or train_state.sharded:
             dtype = self.models.dtype
-            weights = {
-                name: full_tensor(tensor).to(dtype) for name, tensor in train_state.fp32_weights().items()
-            }
+            weights = {name: full_tensor(tensor).to(dtype) for name, tensor in train_state.weights().items()}
         if self.process_group.is_main:
             # Intermediate checkpoints are points on the loss curve that the finished student stores.
             metrics = read_jsonl(self.out / "metrics.jsonl") if finished else ()

@@ -147,7 +147,9 @@ class DistilledCandidates:
         for layer in layers:
             with swap_layers(context, direction, all_linear, {*before, layer}) as student:
                 model = copy_trainable(student, stage.trainable_set)
-            train_state = StudentTrainState(f"layer-{layer}", model, context.models.dtype)
+            train_state = StudentTrainState(
+                f"layer-{layer}", model, context.models.dtype, [stage.trainable_set]
+            )
             train_state.begin_stage(stage)
             self.train_states.append(train_state)
         process_group: Any = SingleProcessGroup(context.device)
@@ -179,7 +181,7 @@ class AlignedCandidates:
     def __init__(self, context: SelectionContext, stage: Stage, layers: Sequence[int]) -> None:
         self._context, self._layers = context, list(layers)
         self.model = copy_trainable(context.all_linear, stage.trainable_set)
-        train_state = StudentTrainState("all-linear", self.model, context.models.dtype)
+        train_state = StudentTrainState("all-linear", self.model, context.models.dtype, [stage.trainable_set])
         train_state.begin_stage(stage)
         self.train_states = [train_state]
         process_group: Any = SingleProcessGroup(context.device)
