@@ -83,3 +83,12 @@ def test_distill_dry_run_sums_costs(
     assert "gated_deltanet, kda, mlstm, gla, deltanet, retnet, linear_attention from" in out
     assert f"{ZOO}.hybrid: gated_deltanet from" in out
     assert out.rstrip().splitlines()[-1].startswith("3 runs: ")
+
+
+def test_distill_variants_take_the_mixers_of_the_command_line():
+    """A variant that names mixers keeps its own: they are what it varies."""
+    found = chosen("kd-nine-2025", "--variants", "plain", "qkv-mm", "--mixer", "gla")
+    assert [mixers for _, _, mixers in found] == [["gla"], ["gla"], ["gla"]]
+    found = chosen("kl-guided-2026", "--variants", "gla", "all-linear", "--mixer", "kda")
+    assert [mixers for _, _, mixers in found] == [["kda"], None, ["kda"]]
+    assert found[1][1].student.mixers == ["gla"]

@@ -260,3 +260,22 @@ def test_matrix_mixing_of_parts_of_a_sequence_is_refused(write, setting, message
         ConfigError, match=rf"matrix_mixing compares whole sequences: {message}.*attention_output"
     ):
         load_recipe(write(stages=[{**mixing, **setting}]))
+
+
+def test_only_stages_that_continue_a_source_change_the_hash(write):
+    """Hashes of published recipes, whose stages restarted their sources, stay the same."""
+    recipe = load_recipe(write())
+    restarted = load_recipe(write(), ["stage.kd.restart_data=true"])
+    assert restarted.hash == "621d0ab2911acc98"
+    assert recipe.hash != restarted.hash
+    assert load_recipe(write(), ["stage.restart_data=true"]).hash == restarted.hash
+    assert load_recipe(write(), ["stage.align.restart_data=true"]).hash == recipe.hash
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"), [("pocket", "61235a6a137b62ae"), ("smollm2-135m-instruct", "3df1bd4ded4677fb")]
+)
+def test_published_recipes_restart_their_sources(name, digest):
+    assert load_recipe(name).hash == digest
+    for variant in with_variants(name):
+        assert all(stage.restart_data for stage in load_recipe(variant).stages[1:]), variant

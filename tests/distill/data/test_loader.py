@@ -254,3 +254,60 @@ def test_environment_variables_in_file_patterns_are_expanded(tmp_path, monkeypat
     monkeypatch.delenv("SOME_FOLDER")
     with pytest.raises(DataError, match=r"no file matches .*\(\$SOME_FOLDER is not set\)"):
         read_source(files=["$SOME_FOLDER/*.jsonl"])
+
+
+def documents_of(steps, texts, tokenizer) -> list[int]:
+    """Numbers of the documents whose first five tokens are in these steps, in order."""
+    starts = {tuple(tokenizer(text)["input_ids"][:5]): number for number, text in enumerate(texts)}
+    found = []
+    for batch in (batch for step in steps for batch in step.micro_batches):
+        for row in batch.input_ids.tolist():
+            found += [starts[key] for i in range(len(row)) if (key := tuple(row[i : i + 5])) in starts]
+    return found
+
+
+@pytest.mark.parametrize("packing", ["concat", "documents"])
+@pytest.mark.parametrize("change", [{}, {"seq_len": 32}, {"loss_mask": "completion"}])
+def test_stages_continue_their_sources(tokenizer, small_recipe, stage, tmp_path, packing, change):
+    """No document of an earlier stage is read again, even within a batch of documents."""
+    words = [a + b for a in WORDS for b in WORDS]
+    rows = [" ".join([*np.roll(words, 7 * number)[:6], *WORDS]) for number in range(240)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    sizes = {"data": "local", "tokens": 128 * 6, "packing": packing}
+    recipe = small_recipe(
+        "teacher",
+        data={
+            "local": {"kind": "local", "files": [str(tmp_path / "rows.jsonl")], "shuffle_buffer_size": 100}
+        },
+        stages=[stage("first", "kd", **sizes), stage("second", "kd", **{**sizes, **change})],
+    )
+    first = list(islice(StageDataLoader(recipe, recipe.stages[0], tokenizer), 6))
+    previous = first[-1].state["sources"]
+    second = list(islice(StageDataLoader(recipe, recipe.stages[1], tokenizer, previous=previous), 6))
+    read = [documents_of(steps, rows, tokenizer) for steps in (first, second)]
+    assert read[0]
+    assert read[1]
+    assert not set(read[0]) & set(read[1])
+    distinct = [steps[-1].state["sources"]["local"]["distinct"] for steps in (first, second)]
+    assert distinct == [768, 768 + 6 * recipe.stages[1].tokens_per_step]
+    for number in (1, 4):
+        state = json.loads(json.dumps(second[number].state))
+        rest = StageDataLoader(recipe, recipe.stages[1], tokenizer, state=state, previous=previous)
+        assert flatten(islice(rest, 5 - number)) == flatten(second[number + 1 :])
+    restarted = recipe.stages[1].model_copy(update={"restart_data": True})
+    again = list(islice(StageDataLoader(recipe, restarted, tokenizer, previous=previous), 6))
+    assert flatten(again) == flatten(islice(StageDataLoader(recipe, restarted, tokenizer), 6))
+    tokens = 6 * restarted.tokens_per_step
+    assert again[-1].state["sources"]["local"]["distinct"] == max(768, tokens)
+
+
+def test_repeated_epochs_add_no_distinct_tokens(tokenizer, local_recipe):
+    recipe = local_recipe({"where": {"score": 2}})
+    steps = list(islice(loader(recipe, tokenizer), 60))
+    epochs = [step.state["sources"]["local"]["epoch"] for step in steps]
+    distinct = [step.state["sources"]["local"]["distinct"] for step in steps]
+    last = epochs.index(1) - 1
+    assert epochs[-1] >= 1
+    assert distinct[last] >= 128 * last
+    assert distinct[-1] <= 128 * (last + 2)
+    assert len(set(distinct[last + 2 :])) == 1
