@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.distill.data.loader import StageDataLoader, prefetch, validate_data
+from evalsuite.distill.data.mixture import distinct_tokens
 from evalsuite.distill.data.responses import generate_responses
 from evalsuite.distill.data.sources import Reader
 from evalsuite.distill.recipe import Recipe, Stage
@@ -149,6 +150,7 @@ class Trainer:
             stage,
             self.models.tokenizer,
             state=state.data,
+            previous=state.sources,
             rank=process_group.rank,
             world_size=process_group.world_size,
             pin_memory=process_group.device.type == "cuda",
@@ -172,9 +174,10 @@ class Trainer:
                     self._save_state_mid_stage(metrics)
                     last_save = time.monotonic()
                 if stopping:
-                    raise KeyboardInterrupt
+                    raise KeyboardInterrupt(*stop_signals[:1])
             metrics.flush()
             metrics.pause()
+            state.sources = state.current_sources
             state.stage, state.step, state.data, state.seconds = number + 1, 0, None, metrics.seconds
         for train_state in self.train_states:
             train_state.end_stage()
@@ -255,7 +258,10 @@ class Trainer:
                     label=train_state.label,
                     mixers=getattr(train_state.model.config, "mixers", None),
                     teacher_weights_id=self.models.teacher_weights_id,
+                    teacher_ancestors=self.models.teacher_ancestors,
+                    ancestors=self.models.ancestors[train_state.label],
                     tokens=self.state.tokens,
+                    distinct=distinct_tokens(self.state.current_sources),
                     device=self.process_group.device_name,
                     precision=self.models.precision,
                 ),

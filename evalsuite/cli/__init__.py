@@ -1,5 +1,38 @@
 """The command line: `main` turns arguments into one call and one exit code."""
 
-from evalsuite.cli.entry import main
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
 
-__all__ = ["main"]
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    SIGTERM interrupts like Ctrl-C, with exit code 143 instead of 130: files are complete and the
+    command may be repeated. Both print one line, also while the modules of the command load.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGTERM, _interrupt) if in_main_thread else None
+    try:
+        from evalsuite.cli.entry import main as dispatch
+
+        return dispatch(argv)
+    except KeyboardInterrupt as interrupt:
+        word, code = describe_interrupt(interrupt)
+        print(f"evalsuite: {word}", file=sys.stderr)
+        return code
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(number)
+
+
+def describe_interrupt(interrupt: KeyboardInterrupt) -> tuple[str, int]:
+    """Return the word and the exit code (128 + signal) of an interruption; its argument is the signal."""
+    number = interrupt.args[0] if interrupt.args else signal.SIGINT
+    return "terminated" if number == signal.SIGTERM else "interrupted", 128 + number

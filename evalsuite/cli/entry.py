@@ -9,16 +9,32 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from typing import Any, cast
 
 import evalsuite
-from evalsuite.cli import bench, compare, demo, distill, doctor, gate, prepare, retired, run, select, show
+from evalsuite.cli import (
+    bench,
+    compare,
+    demo,
+    describe_interrupt,
+    distill,
+    doctor,
+    gate,
+    prepare,
+    retired,
+    run,
+    select,
+    show,
+)
 from evalsuite.cli.parser import Parser
 from evalsuite.foundation import EvalsuiteError, RunFolderError
 from evalsuite.foundation.dependencies import missing_dependency
+from evalsuite.foundation.terminal import PrintableStream, printable
 
-INTERRUPTED = 130
 CRASHED = 70
-BROKEN_PIPE = 74
+INPUT_OUTPUT = 74
+"""A broken pipe, or a file that the system cannot read or write."""
 
 VERBS = (demo, distill, select, prepare, run, compare, gate, bench, doctor, show)
 RESUMABLE = ("demo", "distill", "select", "prepare", "run")
@@ -48,34 +64,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(refusal)
     arguments = parser.parse_args(argv)
     try:
-        return int(arguments.call(arguments))
+        with redirect_stdout(cast(Any, PrintableStream(sys.stdout))):
+            return int(arguments.call(arguments))
     except EvalsuiteError as error:
-        print(f"evalsuite {arguments.verb}: {error}", file=sys.stderr)
+        _print_error(arguments.verb, error)
         return error.exit_code
     except ModuleNotFoundError as error:
         missing = missing_dependency(error, arguments.verb)
         if missing is None:
             traceback.print_exc()
             return CRASHED
-        print(f"evalsuite {arguments.verb}: {missing}", file=sys.stderr)
+        _print_error(arguments.verb, missing)
         return missing.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        word, code = describe_interrupt(interrupt)
         how = "; repeat the command to resume" if arguments.verb in RESUMABLE else ""
-        print(f"evalsuite {arguments.verb}: interrupted{how}", file=sys.stderr)
-        return INTERRUPTED
+        _print_error(arguments.verb, word + how)
+        return code
     except BrokenPipeError:
         # The reader is gone (`| head`); stdout is redirected so that the interpreter does not complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+        return INPUT_OUTPUT
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            print(
-                f"evalsuite {arguments.verb}: {error.filename or 'output'}: {error.strerror}", file=sys.stderr
-            )
-            return RunFolderError.exit_code
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+        if is_full or error.filename is not None:
+            _print_error(arguments.verb, f"{error.filename or 'output'}: {error.strerror}")
+            return RunFolderError.exit_code if is_full else INPUT_OUTPUT
         traceback.print_exc()
         return CRASHED
     except Exception:
         # Python's exit code for an unhandled exception is 1, which would read as a proven regression.
         traceback.print_exc()
         return CRASHED
+
+
+def _print_error(verb: str, error: object) -> None:
+    print(printable(f"evalsuite {verb}: {error}"), file=sys.stderr)

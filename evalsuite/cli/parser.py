@@ -3,9 +3,10 @@
 import argparse
 import re
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation.terminal import printable
 
 
 class Parser(argparse.ArgumentParser):
@@ -15,6 +16,9 @@ class Parser(argparse.ArgumentParser):
         """Print the usage, the message and the nearest known option or command; exit with 64."""
         self.print_usage(sys.stderr)
         self.exit(ConfigError.exit_code, f"{self.prog}: {message}{self._hint(message)}\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        super()._print_message(printable(message), file)
 
     def _hint(self, message: str) -> str:
         unknown = re.search(r"unrecognized arguments: (--?[\w-]+)", message)

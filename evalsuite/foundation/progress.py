@@ -8,6 +8,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from evalsuite.foundation.terminal import printable
+
 LOG_SECONDS = 10.0
 """Seconds between redraws when stderr is not a terminal, where every redraw becomes a log line."""
 
@@ -16,7 +18,11 @@ class _Bar(tqdm):
     """A tqdm bar with a lock per process.
 
     tqdm's own lock is shared with forked processes; one that is killed while drawing never releases it.
+    Descriptions may hold names from files.
     """
+
+    def set_description(self, desc: str | None = None, refresh: bool = True) -> None:
+        super().set_description(None if desc is None else printable(desc), refresh)
 
 
 def _own_lock() -> None:
@@ -43,7 +49,7 @@ def progress(
     return _Bar(
         iterable,
         total=total,
-        desc=what,
+        desc=printable(what),
         unit=unit,
         unit_scale=unit == "tok",
         delay=0.5,
