@@ -1,6 +1,5 @@
 """Loading and describing checkpoints from a hub id, a folder or a GGUF file."""
 
-import json
 import logging
 import os
 import re
@@ -22,6 +21,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from evalsuite.foundation import CheckpointError, EvalsuiteError
+from evalsuite.models.checkpoint_config import check_config, read_object
 from evalsuite.models.fingerprint import weights_id
 from evalsuite.models.gguf_reader import cached_gguf_reader
 from evalsuite.models.safetensors_index import stored_tensors
@@ -104,8 +104,7 @@ def load_checkpoint(
             tokenizer of another model; the message names the problem and a remedy.
     """
     location = _find(str(path))
-    if location.gguf is None:
-        stored_tensors(location.folder)
+    _check_files(location)
     torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
     if torch_dtype != "auto" and not isinstance(torch_dtype, torch.dtype):
         raise CheckpointError(f"dtype '{dtype}' is not a torch dtype; try auto, float32 or bfloat16")
@@ -116,6 +115,8 @@ def load_checkpoint(
         torch_dtype = torch.float32 if torch_dtype == "auto" else torch_dtype
     identifier = weights_id(location.path)
     with cached_gguf_reader() if location.gguf else nullcontext():
+        # The tokenizer and the model read it as well, with errors that do not name it.
+        _load(AutoConfig, location, trust_remote_code)
         tokenizer = _load(AutoTokenizer, location, trust_remote_code)
         model, report = _load(
             AutoModelForCausalLM,
@@ -159,6 +160,7 @@ def without_progress_bars() -> Iterator[None]:
 def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) -> CheckpointInfo:
     """Describe a checkpoint without loading its weights. Raises CheckpointError as `load_checkpoint`."""
     location = _find(str(path))
+    _check_files(location)
     with cached_gguf_reader() if location.gguf else nullcontext():
         config = _load(AutoConfig, location, trust_remote_code)
         tokenizer = _load(AutoTokenizer, location, trust_remote_code)
@@ -186,8 +188,26 @@ def training_file(folder: Path) -> Path | None:
     return folder / TRAINING if found else None
 
 
+def _check_files(location: _Location) -> None:
+    """Validate what transformers would trip over later, without a word about the file."""
+    if location.gguf is None:
+        check_config(location.folder / "config.json")
+        for name in ("generation_config.json", "tokenizer_config.json"):
+            if (location.folder / name).exists():
+                read_object(location.folder / name)
+        stored_tensors(location.folder)
+
+
 def _find(source: str) -> _Location:
     """Locate the checkpoint; a hub id is looked up in the cache and downloaded unless offline."""
+    try:
+        return _locate(source)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{source[:200]}: cannot be read ({reason})") from error
+
+
+def _locate(source: str) -> _Location:
     if source == "pocket":
         if not (POCKET / "config.json").is_file():
             raise CheckpointError("pocket: this installation has no pocket teacher; reinstall evalsuite")
@@ -198,7 +218,7 @@ def _find(source: str) -> _Location:
             raise CheckpointError(f"{source}: a checkpoint is a hub id, a folder or a .gguf file")
         return _Location(source, path.parent, path.name)
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not (path / "config.json").exists():
             raise CheckpointError(f"{source}: no config.json; a checkpoint is a Hugging Face folder")
         return _Location(source, path)
     if not _HUB_ID.fullmatch(source):
@@ -238,8 +258,19 @@ def _load(kind: Any, location: _Location, trust_remote_code: bool, **arguments: 
             )
     except EvalsuiteError as error:
         raise CheckpointError(f"{location.source}: {error}") from error
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError) as error:
-        raise CheckpointError(f"{location.source}: cannot be loaded: {_explain(error)}") from error
+    except Exception as error:
+        # A damaged file makes transformers, tokenizers and torch raise anything.
+        raise CheckpointError(
+            f"{location.source}: {_FILES[kind]} cannot be loaded: {_explain(error)}"
+        ) from error
+
+
+_FILES = {
+    AutoConfig: "config.json",
+    AutoTokenizer: "its tokenizer",
+    AutoModelForCausalLM: "config.json and weights",
+}
+"""What `_load` reads."""
 
 
 def _explain(error: Exception) -> str:
@@ -250,7 +281,8 @@ def _explain(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    first, *rest = (str(error).strip() or type(error).__name__).splitlines()
+    return f"{first} {rest[0].strip()}" if first.endswith(":") and rest else first
 
 
 def _remove_quantization_config(model: PreTrainedModel) -> None:
@@ -282,11 +314,7 @@ def _lineage(location: _Location) -> dict[str, Any]:
     file = location.folder / "lineage.json"
     if location.gguf is not None or not file.is_file():
         return {}
-    try:
-        lineage = json.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{file}: not JSON ({error})") from error
-    return lineage if isinstance(lineage, dict) else {}
+    return read_object(file)
 
 
 def _label(location: _Location) -> str:

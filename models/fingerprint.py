@@ -8,11 +8,12 @@ fingerprints.
 import ast
 import functools
 import hashlib
-import json
+import math
 from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import CheckpointError, canonical_json, content_hash, file_hash
+from evalsuite.models.checkpoint_config import read_object
 from evalsuite.models.safetensors_index import stored_tensors
 
 STUDENT_SOURCE = ("mixers", "recurrence", "kernels", "student")
@@ -42,7 +43,13 @@ def weights_id(path: Path) -> str:
     Raises:
         CheckpointError: weights or config are missing, truncated or unreadable.
     """
-    path = Path(path)
+    try:
+        return _weights_id(Path(path))
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or path}: cannot be read ({error.strerror})") from error
+
+
+def _weights_id(path: Path) -> str:
     if path.is_file():
         return file_hash(path)[:16]
     digest = hashlib.sha256()
@@ -116,32 +123,22 @@ def _is_docstring(node: Any) -> bool:
 
 def _stable_config(folder: Path) -> dict[str, Any]:
     """Config and end-of-sequence tokens, without volatile keys."""
-    settings: dict[str, Any] = {"config": _without_volatile(_read_json(folder / "config.json"))}
+    settings: dict[str, Any] = {"config": _without_volatile(read_object(folder / "config.json"))}
     if (folder / "generation_config.json").is_file():
-        settings["eos_token_id"] = _read_json(folder / "generation_config.json").get("eos_token_id")
+        settings["eos_token_id"] = read_object(folder / "generation_config.json").get("eos_token_id")
     return settings
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{file}: missing; a checkpoint is a Hugging Face folder") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{file}: not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file}: expected a JSON object")
-    return value
 
 
 def _without_volatile(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_volatile(inner) for key, inner in value.items() if key not in _VOLATILE}
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)  # Mamba2's config has an infinite limit, which canonical JSON refuses.
     return [_without_volatile(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _tokenizer_hash(file: Path) -> str:
     # tokenizer_config.json includes the folder that it was loaded from.
     if file.name == "tokenizer_config.json":
-        return content_hash(_without_volatile(_read_json(file)))
+        return content_hash(_without_volatile(read_object(file)))
     return file_hash(file)

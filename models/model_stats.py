@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from evalsuite.foundation import CheckpointError, printable
 from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint
 from evalsuite.models.mixers import Mixer
 from evalsuite.models.student import StudentConfig, StudentForCausalLM
@@ -100,7 +101,13 @@ def describe(path: str | Path) -> str:
         CheckpointError: as `load_checkpoint`; the weights are not read into memory.
     """
     info = describe_checkpoint(path)
-    counts, cache = count_parameters(info.config), cache_size(info.config)
+    try:
+        counts, cache = count_parameters(info.config), cache_size(info.config)
+    except Exception as error:
+        # Architectures check few of their settings, and fail in any way.
+        raise CheckpointError(
+            f"{info.path}: no model can be built from config.json: {error or type(error).__name__}"
+        ) from error
     lines = [
         f"{info.label}",
         f"  path        {info.path}",
@@ -114,7 +121,7 @@ def describe(path: str | Path) -> str:
         f"{_format_bytes(cache.at(2048))} at 2,048 tokens, "
         f"{_format_bytes(cache.at(32768))} at 32,768 (bfloat16)",
     ]
-    return "\n".join([*lines, *_lineage_lines(info)])
+    return "\n".join(printable(line) for line in (*lines, *_lineage_lines(info)))
 
 
 def _architecture(config: PreTrainedConfig) -> str:

@@ -3,15 +3,25 @@
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import CheckpointError
+from evalsuite.models.checkpoint_config import read_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+"""Bits of an element, by the format's dtypes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,27 +58,24 @@ def stored_tensors(folder: Path) -> list[StoredTensor]:
 
     Raises:
         CheckpointError: no safetensors weights (pickle files are never read), a missing shard, or a file that
-            is truncated or not safetensors.
+            is truncated, unreadable or not safetensors.
     """
     folder = Path(folder)
-    tensors = [tensor for file in _files(folder) for tensor in read_header(file)]
+    try:
+        tensors = [tensor for file in _files(folder) for tensor in read_header(file)]
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or folder}: cannot be read ({error.strerror})") from error
     return sorted(tensors, key=lambda tensor: tensor.name)
 
 
 def _files(folder: Path) -> list[Path]:
-    if (folder / INDEX).is_file():
-        try:
-            shards = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-        except (json.JSONDecodeError, KeyError, AttributeError) as error:
-            raise CheckpointError(
-                f"{folder / INDEX}: not an index of safetensors shards ({error})"
-            ) from error
-        files = [folder / name for name in shards]
+    if (folder / INDEX).exists():
+        files = [folder / name for name in _shards(folder / INDEX)]
         for file in files:
             if not file.is_file():
                 raise CheckpointError(f"{file}: listed in {INDEX} but missing; copy the checkpoint again")
         return files
-    if (folder / SINGLE).is_file():
+    if (folder / SINGLE).exists():
         return [folder / SINGLE]
     pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern))
     if pickled:
@@ -79,11 +86,25 @@ def _files(folder: Path) -> list[Path]:
     raise CheckpointError(f"{folder}: no {SINGLE}; a checkpoint is a Hugging Face folder")
 
 
+def _shards(index: Path) -> list[str]:
+    """File names of the shards, which lie in the folder of their index."""
+    shards = read_object(index).get("weight_map")
+    if not isinstance(shards, dict):
+        raise CheckpointError(f"{index}: not an index of safetensors shards (no 'weight_map')")
+    for tensor, name in shards.items():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index}: 'weight_map.{tensor}' = {name!r}: must name a safetensors file of this folder"
+            )
+    return sorted(set(shards.values()))
+
+
 def read_header(file: Path) -> list[StoredTensor]:
     """The tensors of one safetensors file, whose size is validated.
 
     Raises:
-        CheckpointError: the file is truncated or not safetensors.
+        CheckpointError: the file is truncated or not safetensors, or a tensor's dtype, shape and place do not
+            fit together.
     """
     size = file.stat().st_size
     with open(file, "rb") as stream:
@@ -92,25 +113,51 @@ def read_header(file: Path) -> list[StoredTensor]:
         if not 0 < length <= size - 8:
             raise CheckpointError(f"{file}: truncated or not a safetensors file ({size} bytes)")
         try:
-            header: dict[str, Any] = json.loads(stream.read(length))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            header = json.loads(stream.read(length))
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{file}: not a safetensors file ({error})") from error
-    tensors = []
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        start, end = entry["data_offsets"]
-        tensors.append(
-            StoredTensor(
-                name=name,
-                dtype=entry["dtype"],
-                shape=tuple(entry["shape"]),
-                file=file,
-                start=8 + length + start,
-                end=8 + length + end,
-            )
-        )
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file}: not a safetensors file (its header is no JSON object)")
+    tensors = [
+        _tensor(file, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"
+    ]
+    _check_layout(file, tensors, 8 + length)
     last = max((tensor.end for tensor in tensors), default=8 + length)
     if last > size:
         raise CheckpointError(f"{file}: truncated, {size} of {last} bytes; copy the checkpoint again")
     return tensors
+
+
+def _tensor(file: Path, name: str, entry: Any, data: int) -> StoredTensor:
+    """Validate one entry of a header; `data` is the offset at which the tensors begin."""
+    found = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (found.get(key) for key in ("dtype", "shape", "data_offsets"))
+    where = f"{file}: tensor '{name}'"
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise CheckpointError(f"{where}: 'dtype' = {dtype!r} is no dtype of the safetensors format")
+    if not _are_counts(shape):
+        raise CheckpointError(f"{where}: 'shape' = {shape!r} must list sizes of at least 0")
+    if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise CheckpointError(f"{where}: 'data_offsets' = {offsets!r} must be a start and an end")
+    bits, start, end = math.prod(shape) * BITS[dtype], *offsets
+    if bits != 8 * (end - start):
+        raise CheckpointError(
+            f"{where}: {dtype} of shape {shape} takes {bits // 8} bytes, 'data_offsets' hold {end - start}"
+        )
+    return StoredTensor(
+        name=name, dtype=dtype, shape=tuple(shape), file=file, start=data + start, end=data + end
+    )
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _check_layout(file: Path, tensors: Sequence[StoredTensor], data: int) -> None:
+    """Require tensors that lie one after the other."""
+    end = data
+    for tensor in sorted(tensors, key=lambda each: (each.start, each.end)):
+        if tensor.start != end:
+            how = "overlaps another one" if tensor.start < end else "leaves a gap before it"
+            raise CheckpointError(f"{file}: tensor '{tensor.name}' {how}")
+        end = tensor.end

@@ -11,6 +11,7 @@ from evalsuite.foundation.errors import (
     MissingDependencyError,
     RunFolderError,
     nearest,
+    printable,
 )
 from evalsuite.foundation.files import (
     append_jsonl,
@@ -37,6 +38,7 @@ __all__ = [
     "file_hash",
     "locked",
     "nearest",
+    "printable",
     "progress",
     "read_json",
     "read_jsonl",

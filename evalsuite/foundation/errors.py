@@ -27,9 +27,15 @@ class DataError(EvalsuiteError):
 
 
 class CheckpointError(EvalsuiteError):
-    """A checkpoint that is missing, truncated, unsafe or of another schema."""
+    """A checkpoint that is missing, truncated, unsafe or of another schema.
+
+    Its message quotes names from files of strangers; what would control a terminal is escaped.
+    """
 
     exit_code = 66
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class MissingDependencyError(EvalsuiteError):
@@ -42,6 +48,14 @@ class RunFolderError(EvalsuiteError):
     """A run or output folder that holds other content, is locked, is full or cannot be written."""
 
     exit_code = 73
+
+
+def printable(text: str) -> str:
+    """Escape control and formatting characters other than newlines, for text from untrusted files."""
+    return "".join(
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
+        for each in text
+    )
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
