@@ -11,7 +11,7 @@ from evalsuite.models.mixers.deltanet import DeltaNet
 from evalsuite.models.mixers.gated_deltanet import GatedDeltaNet
 from evalsuite.models.mixers.gla import GLA
 from evalsuite.models.mixers.hedgehog import Hedgehog
-from evalsuite.models.mixers.hgrn2 import HGRN2
+from evalsuite.models.mixers.hgrn2 import HGRN2, link_lower_bounds
 from evalsuite.models.mixers.kda import KDA
 from evalsuite.models.mixers.linear_attention import LinearAttention
 from evalsuite.models.mixers.mamba2 import Mamba2
@@ -98,6 +98,7 @@ __all__ = [
     "RecurrenceInputs",
     "SlidingWindowMixer",
     "SoftmaxMixer",
+    "link_lower_bounds",
     "make_mixer",
     "mixer_class",
     "no_weight_decay",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from evalsuite.foundation import ConfigError, nearest
+from evalsuite.models.mixers.options import MixerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,72 @@ class AttentionShape:
             qk_norm=hasattr(attention, "q_norm"),
             norm_eps=norm_eps,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadLayout:
+    """Heads of a mixer and their widths."""
+
+    num_heads: int
+    num_kv_heads: int
+    num_q_heads: int
+    """Heads of q_proj; fewer than `num_heads` if heads share a query."""
+    num_k_heads: int
+    head_dim: int
+    """The teacher's channels per head, or what `num_heads` makes of them; the unit of the two widths."""
+    head_k_dim: int
+    head_v_dim: int
+
+    @classmethod
+    def of(cls, shape: AttentionShape, options: MixerOptions, where: str) -> "HeadLayout":
+        """Divide the teacher's channels among the heads that `options` ask for.
+
+        Raises:
+            ConfigError: the channels do not divide, or the teacher's rotary embedding or QK-norm has not
+                the heads' width; the message starts with `where`.
+        """
+        num_heads = options.num_heads or shape.num_heads
+        head_dim = _divide(shape.num_heads * shape.head_dim, num_heads, f"{where}: num_heads = {num_heads}")
+        num_kv_heads = num_heads
+        if not options.expand_kv:
+            num_kv_heads = _divide(
+                shape.num_kv_heads * shape.head_dim, head_dim, f"{where}: expand_kv = False"
+            )
+            _divide(num_heads, num_kv_heads, f"{where}: {num_kv_heads} key and value heads")
+        if options.num_qk_heads:
+            _divide(num_heads, options.num_qk_heads, f"{where}: num_qk_heads = {options.num_qk_heads}")
+        widths = []
+        for name, factor in (("expand_k", options.expand_k), ("expand_v", options.expand_v)):
+            if not (head_dim * factor).is_integer():
+                raise ConfigError(
+                    f"{where}: {name} = {factor} makes {head_dim * factor} channels of {head_dim}"
+                )
+            widths.append(int(head_dim * factor))
+        if widths[0] != shape.head_dim:
+            for used, what, remedy in (
+                (options.rotary, "rotary embedding", "rotary: false"),
+                (shape.qk_norm and options.teacher_qk_norm, "QK-norm", "teacher_qk_norm: false"),
+            ):
+                if used:
+                    raise ConfigError(
+                        f"{where}: the teacher's {what} has {shape.head_dim} channels, the heads have "
+                        f"{widths[0]}; set {remedy}"
+                    )
+        return cls(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            num_q_heads=options.num_qk_heads or num_heads,
+            num_k_heads=options.num_qk_heads or num_kv_heads,
+            head_dim=head_dim,
+            head_k_dim=widths[0],
+            head_v_dim=widths[1],
+        )
+
+
+def _divide(channels: int, parts: int, where: str) -> int:
+    if channels % parts:
+        raise ConfigError(f"{where}: {channels} do not divide into {parts} equal parts")
+    return channels // parts
 
 
 _SUPPORTED = "; supported are attention modules of the Llama, Mistral, Qwen2 and Qwen3 kind"

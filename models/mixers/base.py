@@ -15,10 +15,11 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.attention_shape import AttentionShape
+from evalsuite.models.mixers.attention_shape import AttentionShape, HeadLayout
 from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
 from evalsuite.models.mixers.init import SIGMOID_OPEN_LOGIT, SILU_INVERSE_OF_ONE, init_constant_
 from evalsuite.models.mixers.layers import (
+    OutputNorm,
     RMSNorm,
     apply_rotary_pos_emb,
     divide_by_normalizer,
@@ -55,6 +56,8 @@ class RecurrenceInputs:
     beta: Tensor | None = None
     skip: Tensor | None = None
     """Weight with which each token adds its own value to its output, [B, T, H] or [H]."""
+    x: Tensor | None = None
+    """Input of projections and output gate if the layer's input was convolved; None otherwise."""
 
 
 class Mixer(nn.Module):
@@ -70,6 +73,8 @@ class Mixer(nn.Module):
     linear layers need no mention. All others (gate biases, decay rates, norms) never decay."""
     uses_normalizer: bool = False
     """True if the values carry a column of ones, whose output is Σ_j A_tj."""
+    spans_layers: bool = False
+    """True if parameters of other layers take part, so that the layer cannot run without them."""
     weights_initialized: bool = False
     """Set after `reset_parameters`; guards against re-initialising loaded weights."""
 
@@ -77,30 +82,56 @@ class Mixer(nn.Module):
         super().__init__()
         shape = attention_shape
         self.attention_shape, self.options, self.layer_idx = shape, options, layer_idx
-        self.num_heads, self.head_dim = shape.num_heads, shape.head_dim
-        self.num_kv_heads = shape.num_heads if options.expand_kv else shape.num_kv_heads
-        self.scale = 1.0 if options.scale == "one" else shape.head_dim**-0.5
-        q_dim, kv_dim = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        heads = HeadLayout.of(shape, options, f"layer {layer_idx}: {self.name}")
+        self.num_heads, self.num_kv_heads, self.head_dim = heads.num_heads, heads.num_kv_heads, heads.head_dim
+        self.head_k_dim, self.head_v_dim = heads.head_k_dim, heads.head_v_dim
+        q_dim, k_dim = heads.num_q_heads * self.head_k_dim, heads.num_k_heads * self.head_k_dim
+        v_dim, o_dim = self.num_kv_heads * self.head_v_dim, self.num_heads * self.head_v_dim
         self.q_proj = nn.Linear(shape.hidden_size, q_dim, bias=shape.q_bias)
-        self.k_proj = nn.Linear(shape.hidden_size, kv_dim, bias=shape.k_bias)
-        self.v_proj = nn.Linear(shape.hidden_size, kv_dim, bias=shape.v_bias)
-        self.o_proj = nn.Linear(q_dim, shape.hidden_size, bias=shape.o_bias)
-        if shape.qk_norm:
-            self.q_norm = RMSNorm(self.head_dim, shape.norm_eps)
+        self.k_proj = nn.Linear(shape.hidden_size, k_dim, bias=shape.k_bias)
+        self.v_proj = nn.Linear(shape.hidden_size, v_dim, bias=shape.v_bias)
+        self.o_proj = nn.Linear(o_dim, shape.hidden_size, bias=shape.o_bias)
+        if shape.qk_norm and options.teacher_qk_norm:
+            self.q_norm = RMSNorm(self.head_k_dim, shape.norm_eps)
             if self.has_keys:
-                self.k_norm = RMSNorm(self.head_dim, shape.norm_eps)
-        self.qkv_dims = (q_dim, kv_dim, kv_dim)
-        if options.short_conv:
-            activation: Literal["silu"] | None = "silu" if options.activation == "silu" else None
-            self.q_conv1d = ShortConvolution(q_dim, options.short_conv, activation)
-            key_activation = activation if self.has_keys else None
-            self.k_conv1d = ShortConvolution(kv_dim, options.short_conv, key_activation)
-            self.v_conv1d = ShortConvolution(kv_dim, options.short_conv, None)
+                self.k_norm = RMSNorm(self.head_k_dim, shape.norm_eps)
+        self.qkv_dims = (q_dim, k_dim, v_dim)
+        self._build_convolutions()
         if options.output_norm == "rms":
-            self.o_norm = RMSNorm(self.head_dim, shape.norm_eps)
+            self.o_norm: nn.Module = RMSNorm(self.head_v_dim, shape.norm_eps)
+        elif options.output_norm != "none":
+            self.o_norm = OutputNorm(options.output_norm, self.num_heads, self.head_v_dim, shape.norm_eps)
         if options.output_gate != "none":
-            self.g_proj = make_projection(shape.hidden_size, q_dim, options.gate_rank)
+            rank = self.head_dim if options.gate_rank < 0 else options.gate_rank
+            self.g_proj = make_projection(shape.hidden_size, o_dim, rank, options.gate_bias)
         self._build_parameters()
+        self.scale = 1.0 if options.scale == "one" else self.key_dim() ** -0.5
+
+    def _build_convolutions(self) -> None:
+        options = self.options
+        if options.short_conv and options.short_conv_input:
+            self.conv1d = ShortConvolution(self.attention_shape.hidden_size, options.short_conv, "silu")
+        elif options.short_conv:
+            silu: list[Literal["silu"] | None] = [
+                "silu" if options.activation == "silu" else None,
+                "silu" if options.activation == "silu" and self.has_keys else None,
+                "silu" if self._v_activated_by_conv else None,
+            ]
+            self.q_conv1d, self.k_conv1d, self.v_conv1d = (
+                ShortConvolution(width, options.short_conv, activation)
+                for width, activation in zip(self.qkv_dims, silu, strict=True)
+            )
+
+    @property
+    def _v_activated_by_conv(self) -> bool:
+        """Whether the convolution activates v: only after q and k, as activated convolutions come first."""
+        options = self.options
+        first = options.activation == "silu" and self.has_keys
+        return first and options.v_activation == "silu" and self._convolves_projections
+
+    @property
+    def _convolves_projections(self) -> bool:
+        return bool(self.options.short_conv) and not self.options.short_conv_input
 
     def _build_parameters(self) -> None:
         """Add the parameters that only this mixer has."""
@@ -127,25 +158,37 @@ class Mixer(nn.Module):
             for convolution in self._convolutions():
                 convolution.reset_parameters()
         for name in ("q_norm", "k_norm", "o_norm"):
-            if hasattr(self, name):
+            if hasattr(getattr(self, name, None), "weight"):
                 init.ones_(getattr(self, name).weight)
-        if self.options.output_gate != "none":
+        if self.options.output_gate != "none" and self.options.gate_bias:
             start = {"silu": SILU_INVERSE_OF_ONE, "sigmoid": SIGMOID_OPEN_LOGIT}[self.options.output_gate]
             init_constant_(self.g_proj, start)
 
-    def _convolutions(self) -> tuple[ShortConvolution, ShortConvolution, ShortConvolution]:
-        return self.q_conv1d, self.k_conv1d, self.v_conv1d
+    @property
+    def options_across_heads(self) -> dict[str, Any]:
+        """Options by which heads are not independent, so that they cannot be split over devices."""
+        options = self.options
+        across = {name: getattr(options, name) for name in ("num_heads", "num_qk_heads")}
+        if options.output_norm == "rms_all_heads":
+            across["output_norm"] = options.output_norm
+        return {name: value for name, value in across.items() if value}
+
+    def _convolutions(self) -> tuple[ShortConvolution, ...]:
+        return (
+            (self.conv1d,) if self.options.short_conv_input else (self.q_conv1d, self.k_conv1d, self.v_conv1d)
+        )
 
     def key_dim(self) -> int:
         """Width K of the keys after the feature map."""
-        return self.head_dim
+        return self.head_k_dim
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape per sequence of each part of the `MixerState`."""
-        value_dim = self.head_dim + (1 if self.uses_normalizer else 0)
+        value_dim = self.head_v_dim + (1 if self.uses_normalizer else 0)
         shapes: dict[str, tuple[int, ...]] = {"recurrent": (self.num_heads, self.key_dim(), value_dim)}
         if self.options.short_conv > 1:
-            shapes["convolution"] = (sum(self.qkv_dims), self.options.short_conv - 1)
+            channels = sum(convolution.channels for convolution in self._convolutions())
+            shapes["convolution"] = (channels, self.options.short_conv - 1)
         return shapes
 
     def prepare_inputs(
@@ -162,19 +205,25 @@ class Mixer(nn.Module):
             The recurrence's inputs, in which pads neither write (k and β are 0) nor decay, and the new state
             of the convolutions.
         """
+        new_state: MixerState = {}
+        past = None if state is None else state.get("convolution")
+        if self.options.short_conv_input:
+            (x,), new_state["convolution"] = apply_short_convolutions(
+                self._convolutions(), [x], past, token_mask, cu_seqlens
+            )
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        if self.attention_shape.qk_norm:
+        if hasattr(self, "q_norm"):
             q = self.q_norm(self.split_heads(q)).flatten(2)
             k = self.k_norm(self.split_heads(k)).flatten(2) if self.has_keys else k
-        new_state: MixerState = {}
-        if self.options.short_conv:
-            past = None if state is None else state.get("convolution")
+        if self._convolves_projections:
             (q, k, v), new_state["convolution"] = apply_short_convolutions(
                 self._convolutions(), [q, k, v], past, token_mask, cu_seqlens
             )
         elif self.options.activation == "silu":
             q, k = functional.silu(q), functional.silu(k) if self.has_keys else k
-        q, k, v = self.split_heads(q), self.split_heads(k), self.split_heads(v)
+        if self.options.v_activation == "silu" and not self._v_activated_by_conv:
+            v = functional.silu(v)
+        q, k, v = self.split_heads(q), self.split_heads(k), v.unflatten(-1, (-1, self.head_v_dim))
         if self.options.rotary:
             if position_embeddings is None:
                 raise ConfigError(
@@ -184,17 +233,17 @@ class Mixer(nn.Module):
             k = apply_rotary_pos_emb(k, *position_embeddings) if self.has_keys else k
         if self.options.qk_norm == "l2":
             q, k = l2norm(q), l2norm(k) if self.has_keys else k
-        if self.num_kv_heads != self.num_heads:
-            k = k.repeat_interleave(self.attention_shape.num_kv_groups, 2)
-            v = v.repeat_interleave(self.attention_shape.num_kv_groups, 2)
+        q, k, v = (repeat_heads(part, self.num_heads) for part in (q, k, v))
         inputs = self.compute_gates(x, RecurrenceInputs(q, k, v))
+        if self.options.short_conv_input:
+            inputs = replace(inputs, x=x)
         if self.uses_normalizer:
             inputs = replace(inputs, v=functional.pad(inputs.v, [0, 1], value=1.0))
         return (inputs if token_mask is None else mask_padding(inputs, token_mask)), new_state
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """[B, T, H · D] → [B, T, H, D]."""
-        return x.unflatten(-1, (-1, self.head_dim))
+        """[B, T, H · K] → [B, T, H, K]."""
+        return x.unflatten(-1, (-1, self.head_k_dim))
 
     def apply_normalizer(self, o: Tensor, inputs: RecurrenceInputs) -> Tensor:
         """Apply normaliser and skip connection to the recurrence's output: [B, T, H, V]."""
@@ -255,17 +304,25 @@ class Mixer(nn.Module):
         )
         if cache is not None:
             cache.write({"recurrent": last, **new_state})
-        return self.project_output(self.apply_normalizer(o, inputs), hidden_states), None
+        gate_input = hidden_states if inputs.x is None else inputs.x
+        return self.project_output(self.apply_normalizer(o, inputs), gate_input), None
 
     def project_output(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """Apply output norm, output gate and output projection: [B, T, H, V] → [B, T, hidden]."""
-        if self.options.output_norm == "rms":
+        """Apply output norm, output gate and output projection: [B, T, H, V] → [B, T, hidden].
+
+        Args:
+            x: input of the output gate [B, T, hidden].
+        """
+        has_norm, norm_first = self.options.output_norm != "none", self.options.norm_before_gate
+        if has_norm and norm_first:
             mixed = self.o_norm(mixed)
         mixed = mixed.flatten(2)
         if self.options.output_gate == "silu":
             mixed = swiglu(self.g_proj(x), mixed)
         elif self.options.output_gate == "sigmoid":
             mixed = mixed * torch.sigmoid(self.g_proj(x))
+        if has_norm and not norm_first:
+            mixed = self.o_norm(mixed.unflatten(-1, (-1, self.head_v_dim))).flatten(2)
         out: Tensor = self.o_proj(mixed)
         return out
 
@@ -302,6 +359,12 @@ class Mixer(nn.Module):
                     f"layer {self.layer_idx}: {self.name} received a {name} state of shape {found}; "
                     f"expected {(rows, *shape)}"
                 )
+
+
+def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
+    """[B, T, groups, D] → [B, T, num_heads, D]."""
+    groups = x.shape[2]
+    return x if groups == num_heads else x.repeat_interleave(num_heads // groups, 2)
 
 
 def mask_padding(inputs: RecurrenceInputs, token_mask: Tensor) -> RecurrenceInputs:

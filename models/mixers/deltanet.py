@@ -1,22 +1,31 @@
 """DeltaNet: S_t = (I − β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ (arXiv 2406.06484, Eq. 3)."""
 
-from dataclasses import replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
 from evalsuite.models.mixers.layers import PerHeadLinear
-from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.options import DELTA_NATIVE, MixerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaNetOptions(DeltaOptions):
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "house": {},
+        # fla's DeltaNet, whose default has no output gate.
+        "native": {**DELTA_NATIVE, "output_gate": "none"},
+    }
 
 
 class DeltaNet(Mixer):
     """Delta rule without decay: each write replaces the value stored under its key."""
 
     name = "deltanet"
-    Options: ClassVar[type[MixerOptions]] = DeltaOptions
-    options: DeltaOptions
+    Options: ClassVar[type[MixerOptions]] = DeltaNetOptions
+    options: DeltaNetOptions
 
     def _build_parameters(self) -> None:
         self.b_proj = PerHeadLinear(self.attention_shape.hidden_size, self.num_heads, bias=False)

@@ -1,7 +1,7 @@
 """Gated DeltaNet: S_t = α_t (I − β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ (arXiv 2412.06464, Eq. 10)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +9,9 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
-from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus
+from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
 from evalsuite.models.mixers.layers import PerHeadLinear, upcast_fp32
-from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.options import DELTA_NATIVE, DecayOptions, MixerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +20,23 @@ class DeltaOptions(MixerOptions):
     """Let β reach 2, so that a write can flip the sign of the stored value (arXiv 2411.12537)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaNetOptions(DecayOptions, DeltaOptions):
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "house": {},
+        # fla's GatedDeltaNet.
+        "native": {**DELTA_NATIVE, "decay_init": "native"},
+    }
+    delta_rule: bool = True
+    """Without it, writes β_t k_t v_tᵀ are added to the decayed state (the gates alone)."""
+
+
 class GatedDeltaNet(Mixer):
     """Delta rule with one decay per head and token."""
 
     name = "gated_deltanet"
-    Options: ClassVar[type[MixerOptions]] = DeltaOptions
-    options: DeltaOptions
+    Options: ClassVar[type[MixerOptions]] = GatedDeltaNetOptions
+    options: GatedDeltaNetOptions
 
     def _build_parameters(self) -> None:
         self.b_proj = PerHeadLinear(self.attention_shape.hidden_size, self.num_heads, bias=False)
@@ -35,16 +46,19 @@ class GatedDeltaNet(Mixer):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
+        if self.options.decay_init == "native":
+            mamba_decay_(self.A_log, self.a_proj.bias, smallest=0)
+            return
         # log α = −exp(A_log) · softplus(a); with A = 1 and zero weight, α depends on the bias alone.
         init.zeros_(self.A_log)
-        init_constant_(self.a_proj, inverse_softplus(-initial_decay(self.num_heads).log()))
+        init_constant_(self.a_proj, inverse_softplus(-initial_decay(self.num_heads, self.options).log()))
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
-        return replace(
-            inputs,
-            log_decay=-upcast_fp32(self.A_log).exp() * functional.softplus(upcast_fp32(self.a_proj(x))),
-            beta=delta_beta(self.b_proj(x), self.options.negative_eigenvalues),
-        )
+        log_decay = -upcast_fp32(self.A_log).exp() * functional.softplus(upcast_fp32(self.a_proj(x)))
+        beta = delta_beta(self.b_proj(x), self.options.negative_eigenvalues)
+        if not self.options.delta_rule:
+            return replace(inputs, k=inputs.k * beta.to(inputs.k.dtype).unsqueeze(-1), log_decay=log_decay)
+        return replace(inputs, log_decay=log_decay, beta=beta)
 
 
 def delta_beta(logits: Tensor, negative_eigenvalues: bool) -> Tensor:

@@ -1,7 +1,7 @@
 """Gated linear attention: S_t = Diag(α_t) S_{t-1} + k_t v_tᵀ (arXiv 2312.06635, section 4.4)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -9,14 +9,28 @@ from torch.nn import functional
 
 from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
 from evalsuite.models.mixers.init import init_constant_, initial_decay
-from evalsuite.models.mixers.layers import input_scale, make_projection, upcast_fp32
-from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.layers import (
+    expand_decay_groups,
+    input_scale,
+    make_projection,
+    num_decay_groups,
+    upcast_fp32,
+)
+from evalsuite.models.mixers.options import ADDITIVE_NATIVE, DecayOptions, MixerOptions
 from evalsuite.models.recurrence import use_triton
 
 
 @dataclass(frozen=True, kw_only=True)
-class GLAOptions(MixerOptions):
+class GLAOptions(DecayOptions):
     """α_t = sigmoid(W x_t + b)^{1/τ}."""
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "house": {},
+        # fla's GatedLinearAttention.
+        "native": {**ADDITIVE_NATIVE, "scale_writes": False, "decay_init": "native"},
+    }
+    decay_group_size: int = 1
+    """Adjacent key channels that share a decay; must divide the key width."""
 
     decay_rank: int = 16
     """Rank of the decay's projection; 0 is full rank."""
@@ -35,17 +49,22 @@ class GLA(Mixer):
     options: GLAOptions
 
     def _build_parameters(self) -> None:
+        groups = num_decay_groups(self.head_k_dim, self.options.decay_group_size)
         self.gk_proj = make_projection(
-            self.attention_shape.hidden_size, self.num_heads * self.head_dim, self.options.decay_rank
+            self.attention_shape.hidden_size, self.num_heads * groups, self.options.decay_rank
         )
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        start = torch.logit(initial_decay(self.num_heads) ** self.options.decay_temperature)
-        init_constant_(self.gk_proj, start.repeat_interleave(self.head_dim))
+        if self.options.decay_init == "native":
+            return
+        start = torch.logit(initial_decay(self.num_heads, self.options) ** self.options.decay_temperature)
+        init_constant_(
+            self.gk_proj, start.repeat_interleave(self.head_k_dim // self.options.decay_group_size)
+        )
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
-        logits = self.split_heads(self.gk_proj(x))
+        logits = expand_decay_groups(self.gk_proj(x), self.num_heads, self.options.decay_group_size)
         if self.options.scale_writes and logits.requires_grad and use_triton(x):
             from evalsuite.models.kernels.gla_gate import gla_gate_and_scale
 

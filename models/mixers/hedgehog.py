@@ -2,13 +2,14 @@
 φ(x) = softmax([W x, −W x]) per head (arXiv 2402.04347, section 4.2)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
 from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.feature_maps import make_feature_map
 from evalsuite.models.mixers.options import MixerOptions
 
 
@@ -16,6 +17,13 @@ from evalsuite.models.mixers.options import MixerOptions
 class HedgehogOptions(MixerOptions):
     """Uses the teacher's rotated queries and keys unchanged."""
 
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "house": {},
+        # fla's HedgehogFeatureMap in normalized linear attention, on rotated q and k as in the paper.
+        "native": {"short_conv": 0, "output_gate": "none", "scale": "head_dim", "shared_feature_map": True},
+    }
+    shared_feature_map: bool = False
+    """One map for all heads, φ(x) = softmax([2 (W x + b), −2 (W x + b)]), as in fla."""
     rotary: bool = True
     activation: Literal["silu", "none"] = "none"
     qk_norm: Literal["l2", "none"] = "none"
@@ -31,19 +39,29 @@ class Hedgehog(Mixer):
     uses_normalizer = True
 
     def _build_parameters(self) -> None:
+        if self.options.shared_feature_map:
+            self.feature_map_q = make_feature_map("hedgehog", self.head_k_dim)
+            self.feature_map_k = make_feature_map("hedgehog", self.head_k_dim)
+            return
         # Feature maps W of queries [0] and keys [1].
-        self.feature_proj = nn.Parameter(torch.empty(2, self.num_heads, self.head_dim, self.head_dim))
+        self.feature_proj = nn.Parameter(torch.empty(2, self.num_heads, self.head_k_dim, self.head_k_dim))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
+        if self.options.shared_feature_map:
+            self.feature_map_q.reset_parameters()
+            self.feature_map_k.reset_parameters()
+            return
         # The identity, scaled so that an inner product of features has the temperature of attention's exp.
-        identity = torch.eye(self.head_dim, device=self.feature_proj.device) * self.head_dim**-0.25
+        identity = torch.eye(self.head_k_dim, device=self.feature_proj.device) * self.head_k_dim**-0.25
         init.copy_(self.feature_proj, identity.to(self.feature_proj.dtype).expand_as(self.feature_proj))
 
     def key_dim(self) -> int:
-        return 2 * self.head_dim
+        return 2 * self.head_k_dim
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
+        if self.options.shared_feature_map:
+            return replace(inputs, q=self.feature_map_q(inputs.q), k=self.feature_map_k(inputs.k))
         return replace(inputs, q=self._features(inputs.q, 0), k=self._features(inputs.k, 1))
 
     def _features(self, x: Tensor, which: int) -> Tensor:

@@ -2,7 +2,7 @@
 2603.26556, Eq. 4). With the SiLU gate and without output norm it is the mixer of Hybrid-KDA."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,37 @@ from transformers import initialization as init
 
 from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
-from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus
-from evalsuite.models.mixers.layers import PerHeadLinear, make_projection, upcast_fp32
-from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
+from evalsuite.models.mixers.layers import (
+    LowRankLinear,
+    PerHeadLinear,
+    expand_decay_groups,
+    make_projection,
+    num_decay_groups,
+    upcast_fp32,
+)
+from evalsuite.models.mixers.options import DELTA_NATIVE, DecayOptions, MixerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class KDAOptions(DeltaOptions):
+class KDAOptions(DecayOptions, DeltaOptions):
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "house": {},
+        # fla's KimiDeltaAttention: low-rank sigmoid gate with a bias.
+        "native": {
+            **DELTA_NATIVE,
+            "output_gate": "sigmoid",
+            "gate_rank": -1,
+            "gate_bias": True,
+            "decay_init": "native",
+        },
+        # arXiv 2603.26556, Table 8: the teacher's key and value heads, SiLU gate, no output norm, and L2 norm
+        # without the teacher's learned scales.
+        "gendistill": {"expand_kv": False, "gate_rank": -1, "teacher_qk_norm": False},
+    }
+    decay_group_size: int = 1
+    """Adjacent key channels that share a decay; must divide the key width. The full width gives one decay per
+    head, as in Gated DeltaNet."""
     decay_rank: int = -1
     """Rank of the decay's projection; −1 is head_dim as in the paper, 0 is full rank."""
 
@@ -32,21 +56,27 @@ class KDA(Mixer):
     def _build_parameters(self) -> None:
         rank = self.head_dim if self.options.decay_rank < 0 else self.options.decay_rank
         hidden_size = self.attention_shape.hidden_size
+        groups = num_decay_groups(self.head_k_dim, self.options.decay_group_size)
         self.b_proj = PerHeadLinear(hidden_size, self.num_heads, bias=False)
         # fla keeps the bias of f_proj as a separate parameter, dt_bias.
-        self.f_proj = make_projection(hidden_size, self.num_heads * self.head_dim, rank)
+        self.f_proj = make_projection(hidden_size, self.num_heads * groups, rank)
         self.A_log = nn.Parameter(torch.empty(self.num_heads))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
+        if self.options.decay_init == "native":
+            last = self.f_proj[1] if isinstance(self.f_proj, LowRankLinear) else self.f_proj
+            mamba_decay_(self.A_log, last.bias, smallest=1)
+            return
         init.zeros_(self.A_log)
-        start = inverse_softplus(-initial_decay(self.num_heads).log())
-        init_constant_(self.f_proj, start.repeat_interleave(self.head_dim))
+        start = inverse_softplus(-initial_decay(self.num_heads, self.options).log())
+        init_constant_(self.f_proj, start.repeat_interleave(self.head_k_dim // self.options.decay_group_size))
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
         rate = upcast_fp32(self.A_log).exp().unsqueeze(-1)
+        steps = expand_decay_groups(self.f_proj(x), self.num_heads, self.options.decay_group_size)
         return replace(
             inputs,
-            log_decay=-rate * functional.softplus(upcast_fp32(self.split_heads(self.f_proj(x)))),
+            log_decay=-rate * functional.softplus(upcast_fp32(steps)),
             beta=delta_beta(self.b_proj(x), self.options.negative_eigenvalues),
         )

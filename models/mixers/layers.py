@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from evalsuite.foundation import ConfigError
 from evalsuite.models.recurrence import use_triton
 
 
@@ -24,6 +25,26 @@ class RMSNorm(nn.Module):
         exact = upcast_fp32(x)
         exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
         return self.weight.to(x.dtype) * exact.to(x.dtype)
+
+
+class OutputNorm(nn.Module):
+    """Norm of the mixed values [B, T, H, V], for the values of `MixerOptions.output_norm` but "rms"."""
+
+    def __init__(self, kind: str, num_heads: int, head_v_dim: int, eps: float) -> None:
+        super().__init__()
+        self.kind, self.eps = kind, eps
+        if kind != "group":
+            self.weight = nn.Parameter(torch.empty(num_heads * head_v_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        exact = upcast_fp32(x)
+        if self.kind == "rms_all_heads":
+            exact = exact * torch.rsqrt(exact.square().mean((-2, -1), keepdim=True) + self.eps)
+        else:
+            exact = functional.layer_norm(exact, exact.shape[-1:], eps=self.eps)
+        if self.kind == "group":
+            return exact.to(x.dtype)
+        return self.weight.view(x.shape[-2:]).to(x.dtype) * exact.to(x.dtype)
 
 
 class PerHeadLinear(nn.Linear):
@@ -43,18 +64,31 @@ class PerHeadLinear(nn.Linear):
         return padded[..., : self.out_features]
 
 
+def num_decay_groups(head_k_dim: int, group_size: int) -> int:
+    """Decays per head if `group_size` adjacent channels share one; ConfigError if they do not divide."""
+    if group_size < 1 or head_k_dim % group_size:
+        raise ConfigError(f"decay_group_size = {group_size}: must divide the {head_k_dim} channels of a key")
+    return head_k_dim // group_size
+
+
+def expand_decay_groups(x: Tensor, num_heads: int, group_size: int) -> Tensor:
+    """[B, T, H · groups] → [B, T, H, groups · group_size], each value repeated for its group."""
+    x = x.unflatten(-1, (num_heads, -1))
+    return x if group_size == 1 else x.repeat_interleave(group_size, -1)
+
+
 class LowRankLinear(nn.Sequential):
-    """Projection through a bottleneck of `rank` channels, with an output bias; parameter names as in fla."""
+    """Projection through a bottleneck of `rank` channels; parameter names as in fla."""
 
-    def __init__(self, in_features: int, out_features: int, rank: int) -> None:
-        super().__init__(nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features))
+    def __init__(self, in_features: int, out_features: int, rank: int, bias: bool) -> None:
+        super().__init__(nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features, bias=bias))
 
 
-def make_projection(in_features: int, out_features: int, rank: int) -> nn.Module:
-    """Linear layer with bias: full rank if `rank` is 0, else low rank."""
+def make_projection(in_features: int, out_features: int, rank: int, bias: bool = True) -> nn.Module:
+    """Linear layer: full rank if `rank` is 0, else low rank."""
     if rank:
-        return LowRankLinear(in_features, out_features, rank)
-    return nn.Linear(in_features, out_features)
+        return LowRankLinear(in_features, out_features, rank, bias)
+    return nn.Linear(in_features, out_features, bias=bias)
 
 
 def upcast_fp32(x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 Eq. 16 and section 7), with C, B and x from the teacher's queries, keys and values (as arXiv 2408.15237)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,16 +10,30 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
-from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus
+from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
 from evalsuite.models.mixers.layers import PerHeadLinear, upcast_fp32
-from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.options import DecayOptions, MixerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2Options(MixerOptions):
+class Mamba2Options(DecayOptions):
     """No normalisation of queries and keys (arXiv 2603.26556, Table 8), which are scaled as in attention: a
     teacher's queries and keys are longer than those of a trained Mamba-2."""
 
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "house": {},
+        # The authors' Mamba2 (and fla's): SiLU on x, B and C, gate before one norm over all heads, D = 1.
+        "native": {
+            "v_activation": "silu",
+            "scale": "one",
+            "gate_bias": False,
+            "output_norm": "rms_all_heads",
+            "norm_before_gate": False,
+            "decay_init": "native",
+        },
+        # arXiv 2603.26556, Table 8: the teacher's key and value heads, no output norm, no QK-norm.
+        "gendistill": {"expand_kv": False, "teacher_qk_norm": False},
+    }
     qk_norm: Literal["l2", "none"] = "none"
     scale: Literal["one", "head_dim"] = "head_dim"
 
@@ -43,10 +57,15 @@ class Mamba2(Mixer):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        init.zeros_(self.A_log)
-        init_constant_(self.a_proj, inverse_softplus(-initial_decay(self.num_heads).log()))
+        native = self.options.decay_init == "native"
+        if native:
+            mamba_decay_(self.A_log, self.a_proj.bias, smallest=0)
+        else:
+            init.zeros_(self.A_log)
+            start = inverse_softplus(-initial_decay(self.num_heads, self.options).log())
+            init_constant_(self.a_proj, start)
         if self.options.skip == "learned":
-            init.zeros_(self.D)
+            init.constant_(self.D, 1.0 if native else 0.0)
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
         step_size = functional.softplus(upcast_fp32(self.a_proj(x)))

@@ -3,7 +3,7 @@ match of its query and key, o_t = S_tᵀ q_t + σ(q_t · (w ⊙ k_t)) v_t (arXiv
 σ(W x)^{1/16} as in the authors' code."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,17 @@ from evalsuite.models.mixers.options import MixerOptions
 
 @dataclass(frozen=True, kw_only=True)
 class MetaLAOptions(HGRN2Options):
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "house": {},
+        # The authors' layer; its queries and decays have half the width (expand_k: 0.5).
+        "native": {
+            "short_conv_input": True,
+            "activation": "none",
+            "qk_norm": "none",
+            "output_norm": "group",
+            "decay_init": "native",
+        },
+    }
     decay_temperature: float = 16.0
 
 
@@ -27,7 +38,7 @@ class MetaLA(HGRN2):
 
     def _build_parameters(self) -> None:
         super()._build_parameters()
-        self.augment = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
+        self.augment = nn.Parameter(torch.empty(self.num_heads, self.head_k_dim))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

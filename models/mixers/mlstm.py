@@ -8,7 +8,7 @@ holds such sums over any length.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,18 +18,33 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
 from evalsuite.models.mixers.init import init_constant_, initial_decay
 from evalsuite.models.mixers.layers import PerHeadLinear, upcast_fp32
-from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.options import DecayOptions, MixerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLSTMOptions(MixerOptions):
+class MLSTMOptions(DecayOptions):
     """Raw queries and keys, scaled as in attention: the normaliser compensates for their size."""
 
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "house": {},
+        # mLSTM layer of xLSTM-7B; its queries and keys have half the width (expand_k: 0.5).
+        "native": {
+            "short_conv": 0,
+            "output_gate": "sigmoid",
+            "gate_bias": False,
+            "output_norm": "layer",
+            "decay_init": "native",
+        },
+    }
     activation: Literal["silu", "none"] = "none"
     qk_norm: Literal["l2", "none"] = "none"
     scale: Literal["one", "head_dim"] = "head_dim"
     gate_cap: float = 15.0
     """Soft cap on the gates' logits: cap · tanh(x / cap)."""
+    input_gate: bool = True
+    """Weight each write by the exponential gate i_t."""
+    normalizer: bool = True
+    """Divide by max(|n_t · q_t|, 1)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,27 +58,32 @@ class MLSTM(Mixer):
     name = "mlstm"
     Options: ClassVar[type[MixerOptions]] = MLSTMOptions
     options: MLSTMOptions
-    uses_normalizer = True
 
     def _build_parameters(self) -> None:
+        self.uses_normalizer = self.options.normalizer
         self.f_proj = PerHeadLinear(self.attention_shape.hidden_size, self.num_heads)
-        self.i_proj = PerHeadLinear(self.attention_shape.hidden_size, self.num_heads)
+        if self.options.input_gate:
+            self.i_proj = PerHeadLinear(self.attention_shape.hidden_size, self.num_heads)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
         # The input gate starts coupled to the forget gate, b_i = −b_f (arXiv 2504.14366v1, section 3.1).
         cap = self.options.gate_cap
-        start = cap * torch.atanh((torch.logit(initial_decay(self.num_heads)) / cap).clamp(max=0.999))
+        if self.options.decay_init == "native":
+            # Forget-gate biases of xLSTM.
+            start = torch.linspace(3, 6, self.num_heads, dtype=torch.float64)
+        else:
+            logits = torch.logit(initial_decay(self.num_heads, self.options))
+            start = cap * torch.atanh((logits / cap).clamp(max=0.999))
         init_constant_(self.f_proj, start)
-        init_constant_(self.i_proj, -start)
+        if self.options.input_gate:
+            init_constant_(self.i_proj, -start)
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
-        input_gate = self._soft_cap(self.i_proj(x)).exp()
-        return replace(
-            inputs,
-            k=inputs.k * input_gate.to(inputs.k.dtype).unsqueeze(-1),
-            log_decay=functional.logsigmoid(self._soft_cap(self.f_proj(x))),
-        )
+        if self.options.input_gate:
+            input_gate = self._soft_cap(self.i_proj(x)).exp()
+            inputs = replace(inputs, k=inputs.k * input_gate.to(inputs.k.dtype).unsqueeze(-1))
+        return replace(inputs, log_decay=functional.logsigmoid(self._soft_cap(self.f_proj(x))))
 
     def _soft_cap(self, logits: Tensor) -> Tensor:
         cap = self.options.gate_cap

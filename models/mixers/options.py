@@ -1,9 +1,9 @@
-"""Mixer options: one frozen dataclass per mixer, and a parser that rejects anything else."""
+"""Mixer options: one frozen dataclass per mixer, named presets, and a parser that rejects anything else."""
 
 import dataclasses
 import typing
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from evalsuite.foundation import ConfigError, nearest
 
@@ -12,46 +12,122 @@ from evalsuite.foundation import ConfigError, nearest
 class MixerOptions:
     """Options common to all recurrent mixers; a mixer changes the defaults and adds its own."""
 
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"house": {}}
+    """Named sets of values: `house`, the defaults; `native`, the layer of the paper and its authors' code,
+    in the teacher's widths. A recipe names one as `preset` and may override single options."""
+
+    num_heads: int = 0
+    """Query heads; 0 for the teacher's. The channels of the teacher's queries are divided among them."""
+    num_qk_heads: int = 0
+    """Heads of queries and keys, each shared by several heads of values as in Mamba-2; 0 for one per head."""
+    expand_k: float = 1.0
+    """Width of a head's queries and keys, as a multiple of the teacher's."""
+    expand_v: float = 1.0
+    """Width of a head's values, as a multiple of the teacher's."""
     expand_kv: bool = True
     """Give each query head its own key and value head (copies of full heads of the teacher's groups)."""
+    teacher_qk_norm: bool = True
+    """Keep the learned norm of queries and keys of a teacher that has one (Qwen3)."""
     rotary: bool = False
     """Apply the teacher's rotary position embedding to q and k."""
     short_conv: int = 4
     """Kernel size of the depthwise convolutions of q, k and v; 0 for none. Initialised to the identity."""
+    short_conv_input: bool = False
+    """Convolve the layer's input, followed by SiLU, instead of q, k and v."""
     activation: Literal["silu", "none"] = "silu"
     """Activation of q and k after the convolution."""
+    v_activation: Literal["silu", "none"] = "none"
+    """Activation of v after the convolution."""
     qk_norm: Literal["l2", "none"] = "l2"
     """Normalisation of each head of q and k to length one."""
     scale: Literal["one", "head_dim"] = "one"
-    """Factor on the queries: 1, or head_dim ** -0.5."""
+    """Factor on the queries: 1, or K ** -0.5 with K the width of the keys after the feature map."""
     output_gate: Literal["silu", "sigmoid", "none"] = "silu"
     """Activation of the output gate. Its bias is initialised so that the gate is about one (arXiv 2603.26556,
     section 4.1)."""
     gate_rank: int = 0
-    """Rank of the output gate's projection; 0 is full rank."""
-    output_norm: Literal["none", "rms"] = "none"
-    """Norm of each head of the output."""
+    """Rank of the output gate's projection; 0 is full rank, −1 the teacher's head_dim."""
+    gate_bias: bool = True
+    """Whether the output gate has a bias. Without one it starts at random instead of as the identity."""
+    output_norm: Literal["none", "rms", "layer", "group", "rms_all_heads"] = "none"
+    """Norm of the output: RMS norm of each head with one weight for all heads (fla), layer norm of each head
+    with a weight per head (xLSTM) or without weight (MetaLA), or one RMS norm over all heads (HGRN2)."""
+    norm_before_gate: bool = True
+    """Whether the output norm comes before the output gate (Mamba-2 has it after)."""
 
     def __post_init__(self) -> None:
-        for name in ("short_conv", "gate_rank"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: must be 0 or more")
+        for name, least in (("short_conv", 0), ("num_heads", 0), ("num_qk_heads", 0), ("gate_rank", -1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must be {least} or more")
+        for name in ("expand_k", "expand_v"):
+            if not 0 < getattr(self, name) <= 16:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0 and at most 16")
+        if self.short_conv_input and not self.short_conv:
+            raise ConfigError("short_conv_input = True needs a kernel size; set short_conv to 1 or more")
+
+
+ADDITIVE_NATIVE: dict[str, Any] = {
+    "short_conv": 0,
+    "activation": "none",
+    "qk_norm": "none",
+    "scale": "head_dim",
+    "gate_bias": False,
+    "output_norm": "rms",
+}
+"""What fla's layers of the additive family share (retention, GLA): no convolution, RMS norm, SiLU gate."""
+
+DELTA_NATIVE: dict[str, Any] = {
+    "v_activation": "silu",
+    "scale": "head_dim",
+    "gate_bias": False,
+    "output_norm": "rms",
+}
+"""What fla's layers of the delta-rule family share: SiLU after the convolutions of q, k and v, RMS norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayOptions(MixerOptions):
+    """Options of mixers whose state decays."""
+
+    min_decay: float = 0.88
+    """Initial decay per token of the first head."""
+    max_decay: float = 0.999
+    """Initial decay of the last head. Heads between are evenly spaced in log(1 − decay); memory lengths range
+    from 8 to 1,000 tokens by default."""
+    decay_init: Literal["range", "native"] = "range"
+    """Initial decay: a constant per head, from `min_decay` to `max_decay`, or as in the authors' code."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.min_decay <= self.max_decay < 1:
+            raise ConfigError(
+                f"min_decay = {self.min_decay}, max_decay = {self.max_decay}: "
+                "need 0 < min_decay <= max_decay < 1"
+            )
 
 
 OptionsType = TypeVar("OptionsType", bound="MixerOptions")
 
 
 def parse_options(kind: type[OptionsType], values: dict[str, Any], where: str) -> OptionsType:
-    """Build `kind` from a recipe's values.
+    """Build `kind` from a recipe's values, on top of the preset that they name (`house` if none).
 
     Raises:
-        ConfigError: an unknown option (the message names the nearest one), or a value of the wrong type or
-            outside the choices; the message starts with `where`.
+        ConfigError: an unknown option or preset (the message names the nearest one), or a value of the wrong
+            type or outside the choices; the message starts with `where`.
     """
-    hints = typing.get_type_hints(kind)
+    hints = option_types(kind)
+    presets: dict[str, dict[str, Any]] = getattr(kind, "presets", {})
+    if presets and "preset" in values:
+        preset = values["preset"]
+        if not isinstance(preset, str) or preset not in presets:
+            raise ConfigError(f"{where}: unknown preset {preset!r}{nearest(str(preset), presets)}")
+        values = {**presets[preset], **{name: value for name, value in values.items() if name != "preset"}}
     for name, value in values.items():
         if name not in hints:
-            raise ConfigError(f"{where}: unknown option '{name}' = {value!r}{nearest(name, hints)}")
+            raise ConfigError(
+                f"{where}: unknown option '{name}' = {value!r}{nearest(name, [*hints, 'preset'])}"
+            )
         _check_type(name, value, hints[name], where)
     try:
         return kind(**values)
@@ -71,6 +147,12 @@ def _check_type(name: str, value: Any, hint: Any, where: str) -> None:
     )
     if not fits:
         raise ConfigError(f"{where}: {name} = {value!r}: expected {hint.__name__}")
+
+
+def option_types(kind: type) -> dict[str, Any]:
+    """Name → type of every option of a mixer."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def option_defaults(kind: type[MixerOptions]) -> dict[str, Any]:

@@ -1,20 +1,29 @@
 """RetNet: S_t = γ S_{t-1} + k_t v_tᵀ with a fixed γ for each head (arXiv 2307.08621, Eq. 8)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from transformers import initialization as init
 
 from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.init import initial_decay
 from evalsuite.models.mixers.layers import input_scale, upcast_fp32
-from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.options import ADDITIVE_NATIVE, DecayOptions, MixerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetNetOptions(MixerOptions):
+class RetNetOptions(DecayOptions):
     """Retention applies rotary embeddings to queries and keys, and no activation."""
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "house": {},
+        # fla's MultiScaleRetention; its values are twice as wide by default (expand_v: 2).
+        "native": {**ADDITIVE_NATIVE, "rotary": True, "scale_writes": False},
+    }
+    decay_init: Literal["range", "native"] = "native"
+    """γ = 1 − 2^(−5−h) for head h, or from `min_decay` to `max_decay`."""
 
     rotary: bool = True
     activation: Literal["silu", "none"] = "none"
@@ -37,6 +46,10 @@ class RetNet(Mixer):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
+        if self.options.decay_init == "range":
+            log_decay = initial_decay(self.num_heads, self.options).log()
+            init.copy_(self.log_decay, log_decay.to(self.log_decay.dtype))
+            return
         forget = 2.0 ** (-5 - torch.arange(self.num_heads, dtype=torch.float64))
         init.copy_(self.log_decay, torch.log1p(-forget).to(self.log_decay.dtype))
 

@@ -134,8 +134,15 @@ def copy_attention(mixer: Mixer, attention: nn.Module, init: str, kv_expansion: 
                 continue
             if letter == "k" and not mixer.has_keys:
                 value = normalize_key_proj_as_gate(source, name)
-            expand = letter in "kv" and mixer.num_kv_heads != mixer.attention_shape.num_kv_heads
-            place.copy_(repeat_kv_weights(value, mixer.attention_shape, kv_expansion) if expand else value)
+            if letter in "kv" and mixer.options.expand_kv and mixer.attention_shape.num_kv_groups > 1:
+                value = repeat_kv_weights(value, mixer.attention_shape, kv_expansion)
+            if value.shape != place.shape:
+                raise ConfigError(
+                    f"layer {mixer.layer_idx}: the teacher's {letter}_proj.{name} is {tuple(value.shape)}, "
+                    f"that of {mixer.name} {tuple(place.shape)}; choose an init that does not copy it "
+                    f"({', '.join(INITS)}), or the teacher's widths (expand_k, expand_v, num_qk_heads)"
+                )
+            place.copy_(value)
     for letter in "qk":
         if letter in letters and hasattr(mixer, f"{letter}_norm"):
             getattr(mixer, f"{letter}_norm").weight.copy_(getattr(attention, f"{letter}_norm").weight)

@@ -10,7 +10,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers import Mixer, SlidingWindowMixer, make_mixer
+from evalsuite.models.mixers import Mixer, SlidingWindowMixer, link_lower_bounds, make_mixer
 from evalsuite.models.mixers.convolution import packed_position_ids
 from evalsuite.models.student.cache import StudentCache
 from evalsuite.models.student.config import StudentConfig
@@ -60,6 +60,7 @@ class StudentModel(StudentPreTrainedModel):
                 norm_eps=base.rms_norm_eps,
                 window=config.window(index),
             )
+        link_lower_bounds(layer.self_attn for layer in self.layers)
         self.gradient_checkpointing = False
         self.post_init()
 

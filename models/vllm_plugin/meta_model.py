@@ -31,6 +31,11 @@ def build_meta_mixers(config: StudentConfig) -> list[nn.Module]:
             method for method in NOT_OVERRIDABLE if getattr(type(mixer), method) is not getattr(Mixer, method)
         ]
         unknown = sorted(mixer.state_shapes().keys() - {"recurrent", "convolution"})
+        if mixer.spans_layers:
+            raise ConfigError(
+                f"layer {layer}: {mixer.name} with learned_lower_bounds = True shares parameters between "
+                "layers and cannot be served by vLLM; use --engine torch"
+            )
         if overridden or unknown:
             raise ConfigError(
                 f"layer {layer}: the mixer {mixer.name} cannot be served by vLLM (it has its own "

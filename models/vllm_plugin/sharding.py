@@ -21,6 +21,7 @@ def local_mixer(mixer: Mixer, tp_size: int) -> Mixer:
         ConfigError: the heads do not divide among the ranks.
     """
     validate_heads(mixer.name, mixer.attention_shape, mixer.num_kv_heads, tp_size)
+    validate_options(mixer, tp_size)
     # With one key head per query head, the teacher's groups play no role in the forward pass.
     grouped = mixer.num_kv_heads != mixer.num_heads
     shape = replace(
@@ -42,6 +43,16 @@ def validate_heads(name: str, shape: AttentionShape, num_kv_heads: int, tp_size:
                 f"tensor_parallel_size = {tp_size}: {name} has {heads} {what}, which do not divide; "
                 f"it can be {', '.join(map(str, divisors))}"
             )
+
+
+def validate_options(mixer: Mixer, tp_size: int) -> None:
+    """Raise ConfigError if an option makes the heads depend on each other and there are several ranks."""
+    if tp_size > 1 and (across := mixer.options_across_heads):
+        named = ", ".join(f"{name} = {value}" for name, value in across.items())
+        raise ConfigError(
+            f"tensor_parallel_size = {tp_size}: the heads of {mixer.name} with {named} depend on each other; "
+            "it can be 1"
+        )
 
 
 def shard_weight(name: str, tensor: Tensor, mixer: Mixer, local: Mixer, rank: int) -> Tensor:

@@ -9,7 +9,7 @@ from evalsuite.foundation import ConfigError, MissingDependencyError
 from evalsuite.models.mixers import MIXERS, Mixer
 from evalsuite.models.student import StudentConfig
 from evalsuite.models.vllm_plugin.meta_model import attention_shapes, build_meta_mixers
-from evalsuite.models.vllm_plugin.sharding import validate_heads
+from evalsuite.models.vllm_plugin.sharding import validate_heads, validate_options
 
 
 class StudentConfigVerifier:
@@ -103,6 +103,7 @@ def validate_student(config: Any, tp_size: int) -> None:
     layers = build_meta_mixers(config)
     for mixer, shape in zip(layers, attention_shapes(config, layers), strict=True):
         if isinstance(mixer, Mixer):
+            validate_options(mixer, tp_size)
             validate_heads(mixer.name, mixer.attention_shape, mixer.num_kv_heads, tp_size)
         elif shape is not None and (
             shape.num_heads % tp_size or (shape.num_kv_heads % tp_size and tp_size % shape.num_kv_heads)

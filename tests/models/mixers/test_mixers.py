@@ -16,7 +16,12 @@ from evalsuite.models.recurrence import recurrence
 from evalsuite.models.student.cache import RecurrentLayerCache
 
 RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, Mixer))
-every_mixer = pytest.mark.parametrize("name", RECURRENT)
+PRESETS = [
+    f"{name}:{preset}" for name in RECURRENT for preset in MIXERS[name].Options.presets if preset != "house"
+]
+house_mixers = pytest.mark.parametrize("name", RECURRENT)
+every_mixer = pytest.mark.parametrize("name", RECURRENT + PRESETS)
+"""Names of mixers with their default options, and "name:preset"."""
 both_widths = pytest.mark.parametrize("head_dim", [64, 128])
 
 
@@ -36,6 +41,8 @@ class Attention(nn.Module):
 def make(name: str, head_dim: int = 64, **options: Any) -> Mixer:
     """A mixer with all parameters perturbed, so that all gates are active."""
     torch.manual_seed(1)
+    name, _, preset = name.partition(":")
+    options = {**options, **({"preset": preset} if preset else {})}
     mixer = make_mixer(name, Attention(head_dim), options, layer=0, norm_eps=1e-6, window=None)
     assert isinstance(mixer, Mixer)
     mixer = mixer.double()
@@ -192,7 +199,7 @@ def test_causal(name: str, head_dim: int) -> None:
 
 @every_mixer
 def test_gradients_against_finite_differences(name: str) -> None:
-    mixer = make(name, 4, **({"feature_dim": 3} if name == "rebased" else {})).requires_grad_(True)
+    mixer = make(name, 4, **({"feature_dim": 3} if name.startswith("rebased") else {})).requires_grad_(True)
     x = tokens(1, 5).requires_grad_()
     parameters = list(mixer.parameters())
     assert torch.autograd.gradcheck(lambda x, *_: run(mixer, x), (x, *parameters), fast_mode=True)
@@ -220,7 +227,7 @@ def test_split_equals_unsplit_with_options(options: dict[str, Any]) -> None:
     assert (unsplit - run(make("gated_deltanet", 8), x)).norm() > 1e-3 * unsplit.norm()
 
 
-@every_mixer
+@house_mixers
 def test_convolution_and_gate_start_as_identity(name: str) -> None:
     """A sigmoid gate cannot be the identity and starts nearly open."""
     mixer = make_mixer(name, Attention(8), {}, layer=0, norm_eps=1e-6, window=None)

@@ -1,0 +1,68 @@
+"""Mixers with the preset `native` equal the papers' layers."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evalsuite.models.mixers import MIXERS, Mixer, link_lower_bounds, make_mixer
+from tests.models.mixers.native_references import REFERENCES
+
+HIDDEN, HEADS, WIDTH = 24, 3, 8
+
+
+class Attention(nn.Module):
+    """Attention without groups, biases or norms, as in fla's layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_dim = WIDTH
+        for letter in "qkv":
+            setattr(self, f"{letter}_proj", nn.Linear(HIDDEN, HEADS * WIDTH, bias=False))
+        self.o_proj = nn.Linear(HEADS * WIDTH, HIDDEN, bias=False)
+
+
+def make(name: str, layer: int = 0, scale: float = 0.3, **options: object) -> Mixer:
+    torch.manual_seed(layer + 1)
+    mixer = make_mixer(
+        name, Attention(), {"preset": "native", **options}, layer=layer, norm_eps=1e-5, window=None
+    )
+    assert isinstance(mixer, Mixer)
+    mixer.reset_parameters()
+    for parameter in mixer.parameters():
+        parameter.data += scale * torch.randn_like(parameter)
+    return mixer.requires_grad_(False)
+
+
+def angles(length: int, base: float | None) -> tuple[Tensor, Tensor]:
+    """cos and sin [1, T, D] of a rotary embedding; of angle zero without a base."""
+    rates = torch.zeros(WIDTH // 2) if base is None else base ** -(torch.arange(WIDTH // 2) * 2 / WIDTH)
+    angle = torch.cat([torch.arange(length).unsqueeze(-1) * rates] * 2, -1).unsqueeze(0)
+    return angle.cos(), angle.sin()
+
+
+def output(mixer: Mixer, x: Tensor, base: float | None = None) -> Tensor:
+    return mixer(x.unsqueeze(0), position_embeddings=angles(x.shape[0], base))[0][0]
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCES))
+def test_native_mixers_equal_their_references(name: str) -> None:
+    assert set(REFERENCES) == {n for n, kind in MIXERS.items() if issubclass(kind, Mixer)}
+    mixer, x = make(name), torch.randn(21, HIDDEN, generator=torch.Generator().manual_seed(0))
+    found = output(mixer, x, 10000.0 if name == "retnet" else None)
+    wanted = REFERENCES[name](mixer.state_dict(), HEADS, x)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert wanted.norm() > 1
+
+
+def test_hgrn2_lower_bounds_accumulate_over_layers() -> None:
+    """fla's HGRN2Model: lower_bounds.softmax(0).cumsum(0) − its first row, 0 in the first layer."""
+    mixers = [make("hgrn2", layer) for layer in range(3)]
+    link_lower_bounds([nn.Identity(), *mixers])
+    rows = torch.stack([mixer.lower_bounds for mixer in mixers]).softmax(0).cumsum(0)
+    x = torch.randn(1, 7, HIDDEN)
+    for layer, mixer in enumerate(mixers):
+        inputs, _ = mixer.prepare_inputs(x, None, None, None, None)
+        bound = rows[layer] - rows[0]
+        alpha = bound + (1 - bound) * torch.sigmoid(-mixer.split_heads(mixer.k_proj(x)))
+        torch.testing.assert_close(inputs.log_decay.exp(), alpha, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(inputs.k, 1 - alpha, rtol=1e-5, atol=1e-5)
