@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from evalsuite.reports.comparison import Comparison, compare
     from evalsuite.reports.gate.policy import Policy, load_policy, policy_from_options
     from evalsuite.reports.gate.verdict import Verdict, run_gate
+    from evalsuite.reports.records.run_selection import RunSelection
 
 _HOME = {
     "Comparison": "comparison",
@@ -19,11 +20,13 @@ _HOME = {
     "policy_from_options": "gate.policy",
     "Verdict": "gate.verdict",
     "run_gate": "gate.verdict",
+    "RunSelection": "records.run_selection",
 }
 
 __all__ = [
     "Comparison",
     "Policy",
+    "RunSelection",
     "Verdict",
     "compare",
     "load_policy",

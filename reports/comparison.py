@@ -16,6 +16,7 @@ from evalsuite.reports.gate.policy import Policy
 from evalsuite.reports.gate.verdict import Verdict, apply_policy
 from evalsuite.reports.page.drill_down import Questions
 from evalsuite.reports.page.render import render_page
+from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.report import Report, build_report
 
 
@@ -50,11 +51,10 @@ def compare(
     runs: Sequence[Path],
     out: Path,
     *,
-    teacher: str | None = None,
+    selection: RunSelection | None = None,
     questions: Questions | None = None,
     redacted: bool = False,
     policy: Policy | None = None,
-    min_coverage: float = 0.0,
 ) -> Comparison:
     """Build the report of finished or unfinished runs from their score rows.
 
@@ -65,19 +65,18 @@ def compare(
     Args:
         runs: run folders.
         out: folder for the report.
-        teacher: label or weights_id of the only teacher; default: as in the plans.
+        selection: teacher, checkpoints, partial cells and errors; default: as the policy states, else as in
+            the plans, complete cells only, and errors are wrong.
         questions: looks up question texts for the drill-down.
         redacted: leave out question texts and reduce absolute paths to their last component.
         policy: gate policy; adds its verdict to the report.
-        min_coverage: leave a student out of benchmarks where it has less than this share of its teacher's
-            documents.
 
     Raises:
         RunFolderError: a folder is no run folder, or `out` cannot be written.
         DataError: invalid score rows, or runs that configure one benchmark differently.
-        ConfigError: `teacher` is unknown, or the policy names a checkpoint that no run has.
+        ConfigError: a selected checkpoint is unknown, or the policy names a checkpoint that no run has.
     """
-    report = build_report(list(runs), teacher, min_coverage)
+    report = build_report(list(runs), selection if policy is None else policy.select(selection))
     verdict = None if policy is None else apply_policy(report.tensor, policy)
     if redacted:
         report = redact(report)

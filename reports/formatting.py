@@ -168,6 +168,11 @@ def _lowest_category(report: Report, checkpoint: int) -> AverageRow | None:
     return min(rows, key=lambda row: row.recovery.point or 0.0, default=None)
 
 
+def coverage(documents: int, planned: int) -> str:
+    """Number of documents of an incomplete or partial cell: ``60 of 120``."""
+    return f"{count(documents)} of {count(planned)}"
+
+
 def gap_clause(row: GapRow) -> str:
     """The gap between the protocols as a clause."""
     points = f"{100 * abs(row.gap.point):.1f} points"

@@ -22,8 +22,9 @@ from evalsuite.reports.analysis.rows import Agreement, AverageRow, BenchmarkRow,
 from evalsuite.reports.analysis.scopes import ALL, Pool
 from evalsuite.reports.analysis.variants import Ablation, ablations_of
 from evalsuite.reports.records.loss_curves import LossCurve, read_loss_curves
-from evalsuite.reports.records.merging import CheckpointEntry, MergedPlan
+from evalsuite.reports.records.merging import CellKey, CheckpointEntry, MergedPlan
 from evalsuite.reports.records.run_folder import BenchmarkPlan, read_environment
+from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.sidecars import (
     DoctorResult,
     EfficiencyRow,
@@ -32,9 +33,6 @@ from evalsuite.reports.records.sidecars import (
     read_efficiency,
     read_selections,
 )
-
-MOST_NAMED = 4
-"""Maximum number of benchmarks that a warning names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +72,7 @@ class Report:
     @property
     def protocols(self) -> tuple[str, ...]:
         """Protocols that have scores."""
-        return tuple(name for name in PROTOCOLS if any(cell.protocol == name for cell in self.tensor.cells))
+        return tuple(name for name in PROTOCOLS if self.started(name))
 
     @property
     def teachers(self) -> tuple[int, ...]:
@@ -88,6 +86,41 @@ class Report:
             for i, checkpoint in enumerate(self.checkpoints)
             if checkpoint.teacher is not None and teacher in (None, checkpoint.teacher)
         )
+
+    @property
+    def documents(self) -> int:
+        """Number of compared documents, over benchmarks, protocols and contexts."""
+        counts: dict[CellKey, int] = {}
+        for cell in self.tensor.cells:
+            counts[cell.key] = max(counts.get(cell.key, 0), len(cell.documents))
+        return sum(counts.values())
+
+    def incomplete(self, checkpoint: int, benchmark: str, protocol: str) -> tuple[int, int] | None:
+        """Documents of an incomplete score, and how many are planned, over all contexts.
+
+        None if the score is complete, not planned, or lacks every document of a benchmark without scores.
+        """
+        lacking = [
+            cell
+            for cell in self.tensor.incomplete
+            if (cell.checkpoint, cell.benchmark, cell.protocol) == (checkpoint, benchmark, protocol)
+        ]
+        if not lacking:
+            return None
+        rows = [
+            row
+            for row in self.scores
+            if (row.checkpoint, row.benchmark, row.protocol) == (checkpoint, benchmark, protocol)
+        ]
+        documents = sum(cell.documents for cell in lacking) + sum(row.documents for row in rows)
+        return documents, documents + sum(cell.planned - cell.documents for cell in lacking)
+
+    def started(self, protocol: str) -> set[str]:
+        """Benchmarks with at least one score row under a protocol."""
+        scored = {row.benchmark for row in self.scores if row.protocol == protocol}
+        return scored | {
+            cell.benchmark for cell in self.tensor.incomplete if cell.protocol == protocol and cell.documents
+        }
 
     def average(self, checkpoint: int, protocol: str, scope: str = ALL) -> AverageRow | None:
         """The average row of a checkpoint."""
@@ -104,18 +137,17 @@ class Report:
         return None
 
 
-def build_report(runs: Sequence[Path], teacher: str | None = None, min_coverage: float = 0.0) -> Report:
+def build_report(runs: Sequence[Path], selection: RunSelection | None = None) -> Report:
     """Read runs and compute everything.
 
     Args:
         runs: run folders.
-        teacher: label or weights_id of the only teacher; default: the teachers of the plans.
-        min_coverage: see `load_result_tensor`.
+        selection: see `load_result_tensor`.
 
     Raises:
         RunFolderError, DataError, ConfigError: as `load_result_tensor` and the readers of sidecar files.
     """
-    tensor = load_result_tensor(runs, teacher, min_coverage)
+    tensor = load_result_tensor(runs, selection)
     pools: dict[str, Pool] = {protocol: Pool(tensor, protocol) for protocol in PROTOCOLS}
     averages = [row for pool in pools.values() for row in average_rows(pool)]
     pairs = [row for pool in pools.values() for row in pair_rows(pool)]
@@ -246,28 +278,27 @@ def _above_teacher(tensor: ResultTensor, averages: Sequence[AverageRow]) -> list
 def _gains_by_benchmark(
     tensor: ResultTensor, scores: Sequence[BenchmarkRow], gaps: Sequence[GapRow]
 ) -> list[str]:
-    """Benchmarks on which students are proven to exceed their teacher, unless it is below chance there."""
-    below_chance = {row.benchmark for row in gaps} if any(row.teacher_below_chance for row in gaps) else set()
+    """Every benchmark on which students are proven to exceed their teacher. A perplexity has no recovery."""
     titles = {benchmark.name: benchmark.title for benchmark in tensor.merged.benchmarks}
+    lower = {(cell.benchmark.name, cell.protocol) for cell in tensor.cells if cell.is_perplexity}
+    below_chance = {row.benchmark for row in gaps if row.teacher_below_chance}
     found = []
     for protocol in PROTOCOLS:
         gained: dict[str, set[int]] = {}
         for row in scores:
-            skipped = protocol == "generation" and row.benchmark in below_chance
-            if row.protocol != protocol or skipped or row.recovery.point is None or row.drop is None:
+            if row.protocol != protocol or (row.benchmark, protocol) in lower or row.drop is None:
                 continue
             if row.drop.high < 0:
                 gained.setdefault(row.benchmark, set()).add(row.checkpoint)
-        named = sorted(gained.items(), key=lambda item: -len(item[1]))
-        listed = ", ".join(
-            f"{len(checkpoints)} student{'s' if len(checkpoints) > 1 else ''} in {titles[name]}"
-            for name, checkpoints in named[:MOST_NAMED]
-        )
+        listed = []
+        for name, checkpoints in sorted(gained.items(), key=lambda item: -len(item[1])):
+            students = f"{len(checkpoints)} student{'s' if len(checkpoints) > 1 else ''} in {titles[name]}"
+            is_below = protocol == "generation" and name in below_chance
+            listed.append(f"{students} (the teacher is below chance)" if is_below else students)
         if listed:
-            more = f" and in {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
             found.append(
-                f"Significantly above their teacher under {protocol}: {listed}{more}. Recovery offsets such "
-                "gains against losses on other benchmarks."
+                f"Significantly above their teacher under {protocol}: {', '.join(listed)}. Recovery offsets "
+                "such gains against losses on other benchmarks."
             )
     return found
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from evalsuite.cli.options import add_model_options, add_quiet
+from evalsuite.cli.options import add_model_options, add_quiet, add_selection_options, selection_of
 from evalsuite.cli.parser import command
 
 
@@ -24,7 +24,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("inputs", nargs="+", metavar="RUN-or-CHECKPOINT")
     parser.add_argument("--suite", help="suite to run on checkpoints (only with checkpoints)")
-    parser.add_argument("--teacher", help="with runs: the label of the teacher; with checkpoints: its path")
     parser.add_argument("--out", type=Path, required=True, help="folder for the report")
     parser.add_argument("--policy", type=Path, help="gate policy; the report shows its verdict")
     parser.add_argument(
@@ -42,14 +41,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="also write every response and score by document id, without questions (OUT/samples/*.parquet)",
     )
-    parser.add_argument(
-        "--min-coverage",
-        type=fraction,
-        default=0.0,
-        metavar="FRACTION",
-        help="leave a student out of benchmarks with responses to less than this fraction of its teacher's "
-        "documents, e.g. 0.75: the first responses of an interrupted run are no random sample",
-    )
+    add_selection_options(parser)
     parser.add_argument("--limit", type=int, metavar="N", help="a seeded sample of N documents per benchmark")
     add_model_options(parser)
     parser.add_argument(
@@ -60,17 +52,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     add_quiet(parser)
     parser.set_defaults(call=run)
-
-
-def fraction(text: str) -> float:
-    """Parse a number between 0 and 1. Raises ArgumentTypeError for anything else."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be between 0 and 1")
-    return value
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -117,11 +98,10 @@ def run(arguments: argparse.Namespace) -> int:
     comparison = compare(
         runs,
         arguments.out,
-        teacher=teacher,
+        selection=selection_of(arguments, teacher),
         questions=questions,
         redacted=arguments.redact,
         policy=policy,
-        min_coverage=arguments.min_coverage,
     )
     if arguments.export_samples:
         from evalsuite.reports.exports.samples import export_samples

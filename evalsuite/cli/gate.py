@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from evalsuite.cli.options import add_selection_options, selection_of
 from evalsuite.cli.parser import command
 
 
@@ -28,6 +29,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--max-gap", type=float, metavar="Y", help="maximum gap between the protocols, in points, e.g. 5"
     )
+    add_selection_options(parser)
     parser.add_argument(
         "--out", type=Path, help="folder for junit.xml, gate.md and gate.json (default: RUN/gate)"
     )
@@ -46,6 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
         policy = load_policy(arguments.policy)
     else:
         policy = policy_from_options(min_recovery=arguments.min_recovery, max_gap=arguments.max_gap)
-    verdict = run_gate(arguments.runs, policy, out=arguments.out or arguments.runs[0] / "gate")
+    verdict = run_gate(
+        arguments.runs,
+        policy,
+        out=arguments.out or arguments.runs[0] / "gate",
+        selection=selection_of(arguments, arguments.teacher),
+    )
     print(verdict.text)
     return int(verdict.exit_code)

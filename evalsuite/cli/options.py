@@ -3,9 +3,12 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalsuite.foundation import ConfigError
+
+if TYPE_CHECKING:
+    from evalsuite.reports import RunSelection
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +62,56 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     if found and options.engine != "vllm":
         raise ConfigError("--engine-args requires --engine vllm")
     return found
+
+
+def add_selection_options(parser: argparse.ArgumentParser) -> None:
+    """Add what of the runs is compared: the same options for `compare` and `gate`."""
+    parser.add_argument(
+        "--teacher",
+        help="label of the only teacher (default: the teachers of the plans); with checkpoints: its path",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        nargs="+",
+        default=[],
+        metavar="LABEL",
+        help="only these checkpoints of the runs, each with its teacher (default: all)",
+    )
+    parser.add_argument(
+        "--min-coverage",
+        type=fraction,
+        metavar="X",
+        help="admit partial cells with at least this fraction of the planned documents, e.g. 0.9; the first "
+        "responses of an interrupted run are no random sample (default: 1, incomplete cells are not measured)",
+    )
+    parser.add_argument(
+        "--errors",
+        choices=("wrong", "exclude"),
+        help="responses that are errors count as wrong (default), or their documents are excluded",
+    )
+
+
+def fraction(text: str) -> float:
+    """Parse a number above 0 and at most 1. Raises ArgumentTypeError for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be above 0 and at most 1")
+    return value
+
+
+def selection_of(options: argparse.Namespace, teacher: str | None) -> "RunSelection":
+    """Return the selection of `add_selection_options`.
+
+    Args:
+        options: parsed arguments.
+        teacher: label of the teacher; None if the runs state it.
+    """
+    from evalsuite.reports import RunSelection
+
+    return RunSelection(teacher, tuple(options.checkpoint), options.min_coverage, options.errors)
 
 
 def add_data_option(parser: argparse.ArgumentParser) -> None:

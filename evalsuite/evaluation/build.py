@@ -8,7 +8,7 @@ from typing import Any
 from evalsuite.evaluation.checkpoints import CheckpointRegistry, RunCheckpoint
 from evalsuite.evaluation.documents import load_documents
 from evalsuite.evaluation.environment import read_environment, update_environment
-from evalsuite.evaluation.plan import ResolvedSuite, benchmarks_in, make_index, make_plan
+from evalsuite.evaluation.plan import ResolvedSuite, benchmarks_in, count_documents, make_index, make_plan
 from evalsuite.evaluation.run_paths import (
     Cell,
     Index,
@@ -70,7 +70,13 @@ def build_requests(
     else:
         cells = before.cells
         found = {cell.benchmark: read_documents(run, cell.benchmark) for cell in cells}
-    plan = _merge_plan(run, make_plan(resolved, checkpoints, cells), registry)
+    counts = {
+        (cell.benchmark, cell.protocol): count_documents(
+            cell_documents(found[cell.benchmark], cell, resolved.suite.seed)
+        )
+        for cell in cells
+    }
+    plan = _merge_plan(run, make_plan(resolved, checkpoints, counts), registry)
     for tokenizer, group in _by_tokenizer(checkpoints).items():
         missing = [
             cell for cell in cells if before is None or not requests_path(run, tokenizer, cell).is_file()

@@ -1,5 +1,6 @@
 """Plan of a run: a suite with every default resolved against its benchmarks and tokenizers."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,7 +15,11 @@ from evalsuite.foundation.strict import parse
 from evalsuite.models.inference.requests import SamplingParams
 from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan
 from evalsuite.tasks.benchmark import Benchmark, SamplingSpec
+from evalsuite.tasks.sources.documents import Document
 from evalsuite.tasks.suite import Entry, Suite, load_suite, resolve, resolve_sampling
+
+DocumentCounts = Mapping[tuple[str, str], int | dict[int, int]]
+"""(benchmark, protocol) → number of documents, per context if there are contexts."""
 
 
 @dataclass(frozen=True)
@@ -145,13 +150,18 @@ def _use_chat_template(suite: Suite, checkpoints: Sequence[RunCheckpoint]) -> bo
     return not lacking
 
 
-def make_plan(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint], cells: Sequence[Cell]) -> Plan:
-    """Return the plan that the reports read."""
+def make_plan(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint], counts: DocumentCounts) -> Plan:
+    """Return the plan that the reports read.
+
+    Args:
+        resolved, checkpoints: what is evaluated.
+        counts: documents of every benchmark under each of its protocols, see `count_documents`.
+    """
     return Plan(
         suite=resolved.suite.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         benchmarks=tuple(
-            _benchmark_plan(resolved, entry, benchmark) for entry, benchmark in resolved.entries
+            _benchmark_plan(resolved, entry, benchmark, counts) for entry, benchmark in resolved.entries
         ),
         checkpoints=tuple(
             CheckpointPlan(
@@ -167,15 +177,28 @@ def make_plan(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint], cel
     )
 
 
-def _benchmark_plan(resolved: ResolvedSuite, entry: Entry, benchmark: Benchmark) -> BenchmarkPlan:
+def count_documents(documents: Sequence[Document]) -> int | dict[int, int]:
+    """Return the number of documents; per context if they have contexts."""
+    contexts = Counter(document.context for document in documents if document.context is not None)
+    return {context: contexts[context] for context in sorted(contexts)} if contexts else len(documents)
+
+
+def _benchmark_plan(
+    resolved: ResolvedSuite, entry: Entry, benchmark: Benchmark, counts: DocumentCounts
+) -> BenchmarkPlan:
     protocols: dict[Any, ProtocolPlan] = {}
     for protocol in entry.protocols:
+        documents = counts[benchmark.name, protocol]
         num_fewshot = entry.num_fewshot[protocol]
         if protocol == "loglikelihood":
             spec = benchmark.loglikelihood
             assert spec is not None
             protocols[protocol] = ProtocolPlan(
-                metric=spec.metric, direction=spec.direction, units=spec.units, num_fewshot=num_fewshot
+                metric=spec.metric,
+                documents=documents,
+                direction=spec.direction,
+                units=spec.units,
+                num_fewshot=num_fewshot,
             )
         else:
             assert benchmark.generation is not None
@@ -183,6 +206,7 @@ def _benchmark_plan(resolved: ResolvedSuite, entry: Entry, benchmark: Benchmark)
             chat = "chat template" if resolved.chat_template else "plain text"
             protocols[protocol] = ProtocolPlan(
                 metric=benchmark.generation.metric,
+                documents=documents,
                 num_fewshot=num_fewshot,
                 prompt=chat if benchmark.generation.prompt == "chat" else "literal",
                 sampling=SamplingParams(**{**sampling, "stop": tuple(sampling["stop"])}).key(),

@@ -10,7 +10,7 @@ from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, Estimat
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.recovery import chance_normalized_recovery, recovery, win_or_tie_rate
 from evalsuite.reports.analysis.rows import AverageRow
-from evalsuite.reports.analysis.scopes import Pool, Scope
+from evalsuite.reports.analysis.scopes import ALL, Pool, Scope
 from evalsuite.reports.statistics.hypothesis_tests import holm
 
 
@@ -38,14 +38,13 @@ def _row(pool: Pool, scope: Scope, checkpoint: int) -> AverageRow | None:
     data = pool.of(scope, who)
     if data is None:
         return None
-    wanted = [pool.cells[i] for i in scope.cells if teacher is None or teacher in pool.cells[i].present]
-    answered = [cell for cell in wanted if checkpoint in cell.present]
+    answered = [pool.cells[i] for i in scope.cells if set(who) <= set(pool.cells[i].present)]
     row = AverageRow(
         checkpoint=checkpoint,
         scope=scope.name,
         protocol=scope.protocol,
         benchmarks=tuple(dict.fromkeys(cell.benchmark.name for cell in answered)),
-        missing=tuple(dict.fromkeys(c.benchmark.name for c in wanted if checkpoint not in c.present)),
+        missing=_missing(pool, scope, checkpoint, teacher),
         documents=data.documents,
         score=data.level_interval(checkpoint),
         drop=None,
@@ -64,6 +63,22 @@ def _row(pool: Pool, scope: Scope, checkpoint: int) -> AverageRow | None:
         recovery=recovery(data, checkpoint, teacher),
         chance_normalized_recovery=normalized,
         win_or_tie_rate=win_or_tie_rate(data, checkpoint, teacher),
+    )
+
+
+def _missing(pool: Pool, scope: Scope, checkpoint: int, teacher: int | None) -> tuple[str, ...]:
+    """Benchmarks of a scope that the teacher has or the plan has, but that are not measured here."""
+    cells = [pool.cells[i] for i in scope.cells]
+    lacking = {cell.key for cell in cells if teacher is None or teacher in cell.present}
+    lacking -= {cell.key for cell in cells if checkpoint in cell.present}
+    lacking |= {cell.key for cell in pool.tensor.incomplete if cell.checkpoint in (checkpoint, teacher)}
+    return tuple(
+        benchmark.name
+        for benchmark in pool.tensor.merged.benchmarks
+        if scope.name in (ALL, benchmark.category)
+        and (how := benchmark.protocols.get(scope.protocol)) is not None  # type: ignore[call-overload]
+        and how.direction == "higher"
+        and any((benchmark.name, scope.protocol, context) in lacking for context in how.contexts)
     )
 
 

@@ -24,14 +24,14 @@ from evalsuite.reports.statistics.seeds import seed_effect
 
 def benchmark_rows(tensor: ResultTensor, pools: dict[str, Pool]) -> list[BenchmarkRow]:
     """One row per checkpoint and cell, cells in the order of the plan."""
-    places = {cell.key: (pool, i) for pool in pools.values() for i, cell in enumerate(pool.cells)}
+    places = {(c.key, c.present): (pool, i) for pool in pools.values() for i, c in enumerate(pool.cells)}
     rows = []
     for cell in tensor.cells:
         for checkpoint in cell.present:
             if cell.is_perplexity:
                 rows.append(_perplexity_row(tensor, cell, checkpoint))
             else:
-                rows.append(_benchmark_row(tensor, cell, checkpoint, places.get(cell.key)))
+                rows.append(_benchmark_row(tensor, cell, checkpoint, places.get((cell.key, cell.present))))
     return rows
 
 

@@ -74,6 +74,8 @@ def protocol_pairs_of(tensor: ResultTensor) -> list[ProtocolPair]:
                 continue
             if loglikelihood.is_perplexity or generation.is_perplexity:
                 continue
+            if not set(loglikelihood.present) & set(generation.present):
+                continue
             _, a, b = np.intersect1d(
                 loglikelihood.documents, generation.documents, assume_unique=True, return_indices=True
             )

@@ -101,11 +101,7 @@ def paper_rows(pool: Pool) -> list[PaperRow]:
 def _row(pool: Pool, student: int, teacher: int, model: str | None, scale: str) -> PaperRow | None:
     teachers = linearizing_scores("teacher", scale)
     students = teachers if model is None else linearizing_scores(model, scale)
-    shared = {
-        name: cells
-        for name, cells in _cells(pool).items()
-        if name in students and all({student, teacher} <= set(pool.cells[i].present) for i in cells)
-    }
+    shared = {name: cells for name, cells in _cells(pool, {student, teacher}).items() if name in students}
     names = list(shared)
     theirs = macro_recovery([students[n] for n in names], [teachers[n] for n in names]) if names else None
     if theirs is None:
@@ -134,13 +130,15 @@ def _row(pool: Pool, student: int, teacher: int, model: str | None, scale: str) 
     )
 
 
-def _cells(pool: Pool) -> dict[str, list[int]]:
-    """Benchmark name in the paper → indices of our cells."""
-    found = {
-        name: [i for i, cell in enumerate(pool.cells) if cell.benchmark.name in ours]
-        for name, ours in BENCHMARKS.items()
-    }
-    return {name: cells for name, cells in found.items() if cells}
+def _cells(pool: Pool, checkpoints: set[int]) -> dict[str, list[int]]:
+    """Benchmark name in the paper → indices of our cells, if all of them have these checkpoints."""
+    found = {}
+    for name, ours in BENCHMARKS.items():
+        cells = [i for i, cell in enumerate(pool.cells) if cell.benchmark.name in ours]
+        common = [i for i in cells if checkpoints <= set(pool.cells[i].present)]
+        if common and {pool.cells[i].key for i in common} == {pool.cells[i].key for i in cells}:
+            found[name] = common
+    return found
 
 
 def _data(pool: Pool, shared: dict[str, list[int]], checkpoints: Sequence[int]) -> BootstrapSample:
@@ -190,7 +188,7 @@ def _order(pool: Pool, chosen: Sequence[PaperRow], group: Sequence[PaperRow]) ->
     checkpoints = [row.checkpoint for row in chosen]
     theirs = [row.paper_recovery or 0.0 for row in chosen]
     names = set(chosen[0].benchmarks)
-    shared = {name: cells for name, cells in _cells(pool).items() if name in names}
+    shared = {name: cells for name, cells in _cells(pool, set(checkpoints)).items() if name in names}
     data = _data(pool, shared, checkpoints)
     levels = [data.level(checkpoint) for checkpoint in checkpoints]
     agreement = rank_agreement(levels, theirs)

@@ -1,7 +1,9 @@
 """The result tensor: the scores of all runs as arrays [checkpoints, seeds, documents], ready to be compared.
 
-A cell is one benchmark under one protocol at one context. It has only documents that all of its checkpoints
-answered with the same prompt; whatever is excluded is reported in a warning.
+A cell is one benchmark under one protocol at one context, with the same documents and prompts for all of its
+checkpoints. Students are in a cell with their teacher; teachers whose prompts differ have cells of their own.
+A checkpoint without every planned document is in no cell, but in `ResultTensor.incomplete`, unless the
+selection admits partial cells: these have the documents that all of their checkpoints have.
 """
 
 from collections.abc import Sequence
@@ -13,14 +15,19 @@ import pandas as pd
 
 from evalsuite.foundation import DataError
 from evalsuite.foundation.taxonomy import OUTCOMES
+from evalsuite.reports.records.coverage import (
+    IncompleteCell,
+    ScoredDocuments,
+    comparable_groups,
+    incomplete_warnings,
+    refuse_more_than_planned,
+)
 from evalsuite.reports.records.journals import JournalRef, ReadLog, read_journal
-from evalsuite.reports.records.merging import CheckpointEntry, MergedPlan, merge_plans
+from evalsuite.reports.records.merging import CellKey, CheckpointEntry, MergedPlan, merge_plans
 from evalsuite.reports.records.reading import NO_CONTEXT
 from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
+from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.statistics.seeds import seed_effect
-
-COMPLETE = 0.9
-"""A checkpoint with less than this share of a cell's documents is excluded from the cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +68,14 @@ class Cell:
         return self.plan.direction == "lower"
 
     @property
-    def key(self) -> tuple[str, str, int | None]:
+    def key(self) -> CellKey:
         """Benchmark, protocol, context."""
         return self.benchmark.name, self.protocol, self.context
+
+    @property
+    def planned(self) -> int:
+        """Number of documents in the plan; a partial cell has fewer."""
+        return self.plan.planned(self.context)
 
     def row(self, checkpoint: int | None) -> int | None:
         """The row of a checkpoint; None if it is not in this cell."""
@@ -87,6 +99,8 @@ class ResultTensor:
 
     merged: MergedPlan
     cells: tuple[Cell, ...]
+    incomplete: tuple[IncompleteCell, ...]
+    selection: RunSelection
     journals: tuple[Path, ...]
     score_rows: int
     """Number of score rows read."""
@@ -103,90 +117,124 @@ class ResultTensor:
         """List the cells of a benchmark under a protocol, by context."""
         return [c for c in self.cells if c.benchmark.name == benchmark and c.protocol == protocol]
 
+    def unmeasured(self, checkpoint: int, key: CellKey) -> IncompleteCell | None:
+        """Return why a planned cell is not measured for a checkpoint; None if it is, or is not planned."""
+        return next(
+            (each for each in self.incomplete if (each.checkpoint, each.key) == (checkpoint, key)), None
+        )
 
-def load_result_tensor(
-    runs: Sequence[Path], teacher: str | None = None, min_coverage: float = 0.0
-) -> ResultTensor:
+
+def load_result_tensor(runs: Sequence[Path], selection: RunSelection | None = None) -> ResultTensor:
     """Read runs and arrange their scores.
 
     Args:
         runs: run folders.
-        teacher: see `merge_plans`.
-        min_coverage: exclude a student from cells in which it has less than this share of its teacher's
-            documents. The first responses of an interrupted run are not a random sample.
+        selection: teacher, checkpoints, partial cells and errors; default: complete cells, errors are wrong.
 
     Raises:
-        DataError: no score rows, or invalid ones (see `read_journal`).
+        DataError: no score rows, invalid ones (see `read_journal`), or more documents than planned.
         RunFolderError, ConfigError: see `merge_plans`.
     """
-    merged = merge_plans(runs, teacher)
+    selection = selection or RunSelection()
+    merged = merge_plans(runs, selection)
+    planned = merged.planned_cells()
     log = ReadLog()
     cells: list[Cell] = []
+    incomplete: list[IncompleteCell] = []
     for benchmark in merged.benchmarks:
         for protocol, plan in benchmark.protocols.items():
             journal = JournalRef(benchmark, protocol, plan)
-            frame = read_journal(journal, runs, merged.checkpoints, log)
-            if frame is None:
-                continue
-            for context in sorted(frame["context"].unique()):
-                part = frame[frame["context"] == context]
-                cell = _cell(part, journal, int(context), merged.checkpoints, log, min_coverage)
-                cells += [cell] if cell else []
-    if not cells:
+            frame = read_journal(journal, merged, selection, log)
+            for context in plan.contexts:
+                key = benchmark.name, protocol, context
+                found, lacking = [], []
+                if frame is not None:
+                    part = frame[frame["context"] == (NO_CONTEXT if context is None else context)]
+                    found, lacking = _cells(part, journal, context, merged.checkpoints, selection, log)
+                there = {i for cell in found for i in cell.present} | {each.checkpoint for each in lacking}
+                lacking += [
+                    IncompleteCell(i, *key, 0, plan.planned(context))
+                    for i in range(len(merged.checkpoints))
+                    if (i, key) in planned and i not in there
+                ]
+                if frame is not None:
+                    log.warnings += incomplete_warnings(lacking, benchmark.title, merged.checkpoints)
+                cells += found
+                incomplete += lacking
+    if not log.score_rows:
         raise DataError(f"{', '.join(map(str, runs))}: no score rows yet, nothing to report")
-    warnings = (*merged.warnings, *dict.fromkeys(log.warnings))
-    return ResultTensor(merged, tuple(cells), tuple(log.journals), log.score_rows, log.errors, warnings)
+    warnings = (*selection.notices, *merged.warnings, *dict.fromkeys(log.warnings))
+    return ResultTensor(
+        merged,
+        tuple(cells),
+        tuple(incomplete),
+        selection,
+        tuple(log.journals),
+        log.score_rows,
+        log.errors,
+        warnings,
+    )
 
 
-def _cell(
+def _cells(
     frame: pd.DataFrame,
     journal: JournalRef,
-    context: int,
+    context: int | None,
     checkpoints: Sequence[CheckpointEntry],
+    selection: RunSelection,
     log: ReadLog,
-    min_coverage: float,
-) -> Cell | None:
-    present_seeds = sorted(frame["seed"].unique())
-    seeds = [seed for seed in present_seeds if seed in journal.plan.seeds] or present_seeds
-    frame = frame[frame["seed"].isin(seeds)]
+) -> tuple[list[Cell], list[IncompleteCell]]:
+    """Arrange the score rows of one benchmark, protocol and context as cells."""
+    seeds = sorted(journal.plan.seeds)
     codes, documents = pd.factorize(frame["doc_id"], sort=True)
     at = (frame["checkpoint"].to_numpy(), np.searchsorted(seeds, frame["seed"].to_numpy()), codes)
     size = (len(checkpoints), len(seeds), len(documents))
 
-    def grid(values: np.ndarray | pd.Series, empty: float, kind: type) -> np.ndarray:
+    def grid(values: np.ndarray | pd.Series | bool, empty: float, kind: type) -> np.ndarray:
         array: np.ndarray = np.full(size, empty, dtype=kind)
         array[at] = values
         return array
 
-    values = grid(frame["value"], np.nan, float)
+    there = grid(True, False, bool)
+    refuse_more_than_planned(there, journal, context, checkpoints)
+    failed = grid(frame["failed"], False, bool).any(axis=1)
+    scored = there.all(axis=1)
+    if journal.plan.direction == "lower" and not selection.excludes_errors:
+        scored &= ~failed
     prompt_codes, hashes = pd.factorize(frame["prompt_hash"])
     prompts = grid(prompt_codes, -1, np.int64)
-    title = journal.benchmark.title + ("" if context == NO_CONTEXT else f" at {context:,} tokens")
-    has = _without_low_coverage(
-        ~np.isnan(values).any(axis=1), title, journal.protocol, checkpoints, log, min_coverage
+    groups, lacking = comparable_groups(
+        ScoredDocuments(scored, failed, prompts), journal, context, checkpoints, selection, log
     )
-    rows, selected = _compared(has, prompts, title, journal.protocol, checkpoints, log)
-    if len(selected) == 0:
-        return None
-    pick = np.ix_(rows, np.arange(len(seeds)), selected)
+    if not groups:
+        return [], lacking
+    values = grid(frame["value"], np.nan, float)
     codes_of = {name: index for index, name in enumerate(OUTCOMES)}
-    return Cell(
-        benchmark=journal.benchmark,
-        protocol=journal.protocol,
-        context=None if context == NO_CONTEXT else context,
-        seeds=tuple(int(seed) for seed in seeds),
-        present=tuple(int(row) for row in rows),
-        documents=np.asarray(documents, dtype=str)[selected],
-        values=values[pick],
-        outcomes=grid(frame["outcome"].map(codes_of), 0, np.int8)[pick],
-        lines=grid(frame["line"], 0, np.int64)[pick],
-        journals=grid(frame["journal"], 0, np.int32)[pick],
-        chance=_chance(frame, codes, len(documents), journal)[selected]
-        if _has_chance(frame, journal)
-        else None,
-        units=grid(frame["units"], 1.0, float)[pick],
-        prompt_hashes=np.asarray(hashes, dtype=str)[prompts[pick][0, 0]],
-    )
+    outcomes = grid(frame["outcome"].map(codes_of), 0, np.int8)
+    lines, journals = grid(frame["line"], 0, np.int64), grid(frame["journal"], 0, np.int32)
+    units = grid(frame["units"], 1.0, float)
+    chance = _chance(frame, codes, len(documents), journal) if _has_chance(frame, journal) else None
+    cells = []
+    for rows, selected in groups:
+        pick = np.ix_(rows, np.arange(len(seeds)), selected)
+        cells.append(
+            Cell(
+                benchmark=journal.benchmark,
+                protocol=journal.protocol,
+                context=context,
+                seeds=tuple(int(seed) for seed in seeds),
+                present=tuple(rows),
+                documents=np.asarray(documents, dtype=str)[selected],
+                values=values[pick],
+                outcomes=outcomes[pick],
+                lines=lines[pick],
+                journals=journals[pick],
+                chance=None if chance is None else chance[selected],
+                units=units[pick],
+                prompt_hashes=np.asarray(hashes, dtype=str)[prompts[pick][0, 0]],
+            )
+        )
+    return cells, lacking
 
 
 def _has_chance(frame: pd.DataFrame, journal: JournalRef) -> bool:
@@ -202,81 +250,3 @@ def _chance(frame: pd.DataFrame, codes: np.ndarray, documents: int, journal: Jou
     known = frame["chance"].notna().to_numpy()
     chance[codes[known]] = frame["chance"].to_numpy()[known]
     return chance
-
-
-def _without_low_coverage(
-    has: np.ndarray,
-    title: str,
-    protocol: str,
-    checkpoints: Sequence[CheckpointEntry],
-    log: ReadLog,
-    min_coverage: float,
-) -> np.ndarray:
-    """Return `has` without students that have too few of their teacher's documents."""
-    selected = has.copy()
-    for i, checkpoint in enumerate(checkpoints):
-        if checkpoint.teacher is None or not has[i].any():
-            continue
-        own, planned = int((has[i] & has[checkpoint.teacher]).sum()), int(has[checkpoint.teacher].sum())
-        if own < min_coverage * planned:
-            selected[i] = False
-            log.warnings.append(
-                f"{title}: '{checkpoint.label}' has {own:,} of {planned:,} documents under {protocol}, less "
-                f"than {100 * min_coverage:.0f} %, and is excluded."
-            )
-    return selected
-
-
-def _compared(
-    has: np.ndarray,
-    prompts: np.ndarray,
-    title: str,
-    protocol: str,
-    checkpoints: Sequence[CheckpointEntry],
-    log: ReadLog,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Select the checkpoints [rows] and documents [selected] of a cell.
-
-    The reference documents are those of the teacher that the most complete student has as well. Checkpoints
-    that lack more than a tenth of them are excluded; of the others, only common documents are compared.
-    """
-    who = [int(i) for i in np.flatnonzero(has.any(axis=1))]
-    teachers = [i for i in who if checkpoints[i].is_teacher]
-    students = [i for i in who if not checkpoints[i].is_teacher]
-    base = has[teachers[0]].copy() if teachers else np.ones(has.shape[1], dtype=bool)
-    if students:
-        base &= has[max(students, key=lambda i: int((has[i] & base).sum()))]
-    reference = prompts[(teachers or who)[0]]
-    if not base.any():
-        labels = ", ".join(f"'{checkpoints[i].label}'" for i in who)
-        log.warnings.append(
-            f"{title}: {labels} have no document in common under {protocol}; nothing is compared."
-        )
-        return np.array([], dtype=int), np.array([], dtype=int)
-    rows = []
-    for i in who:
-        same = (prompts[i] == reference).all(axis=0)
-        different = int((base & has[i] & ~same).sum())
-        if different:
-            log.warnings.append(
-                f"{title}: '{checkpoints[i].label}' has other prompts for {different:,} documents under "
-                f"{protocol}; they are excluded."
-            )
-        own = int((base & has[i] & same).sum())
-        if own == 0 or own < COMPLETE * base.sum():
-            log.warnings.append(
-                f"{title}: '{checkpoints[i].label}' has only {own:,} of the {base.sum():,} documents under "
-                f"{protocol} and is excluded."
-            )
-        else:
-            rows.append(i)
-    if not rows:
-        return np.array([], dtype=int), np.array([], dtype=int)
-    common = (has[rows] & (prompts[rows] == reference).all(axis=1)).all(axis=0)
-    most = int(has[rows].sum(axis=1).max())
-    if common.sum() < most:
-        log.warnings.append(
-            f"{title}: the checkpoints differ in their documents under {protocol}; the {common.sum():,} that "
-            f"all have are compared, of up to {most:,}."
-        )
-    return np.array(rows), np.flatnonzero(common)

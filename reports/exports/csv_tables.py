@@ -40,7 +40,7 @@ def leaderboard_csv(report: Report) -> str:
 
 
 def scores_csv(report: Report) -> str:
-    """One row per checkpoint, benchmark, protocol and context."""
+    """One row per checkpoint, benchmark, protocol and context; incomplete cells have counts and no score."""
     plans = {benchmark.name: benchmark for benchmark in report.benchmarks}
     rows = []
     for row in report.scores:
@@ -57,7 +57,9 @@ def scores_csv(report: Report) -> str:
                 "protocol": row.protocol,
                 "context": row.context,
                 "metric": how.metric if how.direction == "higher" else f"log-perplexity ({how.metric})",
+                "status": "measured",
                 "documents": row.documents,
+                "planned": how.planned(row.context),
                 "seeds": row.seeds,
                 **_interval("score", row.score),
                 "score_method": row.score.method,
@@ -71,6 +73,24 @@ def scores_csv(report: Report) -> str:
                 "mcnemar_p": row.mcnemar,
                 "mde": row.mde,
                 **row.outcomes,
+            }
+        )
+    for cell in report.tensor.incomplete:
+        plan = plans[cell.benchmark]
+        rows.append(
+            {
+                "label": report.checkpoints[cell.checkpoint].label,
+                "weights_id": report.checkpoints[cell.checkpoint].plan.weights_id,
+                "role": report.checkpoints[cell.checkpoint].plan.role,
+                "teacher": _teacher(report, cell.checkpoint),
+                "benchmark": cell.benchmark,
+                "category": plan.category,
+                "protocol": cell.protocol,
+                "context": cell.context,
+                "metric": plan.protocols[cell.protocol].metric,  # type: ignore[index]
+                "status": "incomplete",
+                "documents": cell.documents,
+                "planned": cell.planned,
             }
         )
     return _csv(rows)
@@ -145,7 +165,7 @@ def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
     rows = list(rows)
     buffer = io.StringIO()
     if rows:
-        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n", restval="")
         writer.writeheader()
         writer.writerows({key: _safe(value) for key, value in row.items()} for row in rows)
     return buffer.getvalue()

@@ -21,6 +21,7 @@ def report_markdown(report: Report) -> str:
     parts = [f"## {escape(formatting.headline(report))}", _about(report)]
     for teacher in report.teachers:
         parts += _recovery(report, teacher)
+    parts += _incomplete(report)
     parts += _paper_comparison(report)
     parts += _gap(report)
     parts += _needles(report)
@@ -47,7 +48,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def _about(report: Report) -> str:
-    documents = sum(len(cell.documents) for cell in report.tensor.cells)
+    documents = report.documents
     names = ", ".join(escape(report.checkpoints[i].label) for i in report.teachers) or "none"
     return (
         f"Teacher: {names} · students: {len(report.students())} · benchmarks: {len(report.benchmarks)} · "
@@ -88,6 +89,21 @@ def _recovery(report: Report, teacher: int) -> list[str]:
     seeds = [escape(text) for protocol in report.protocols for text in replicate_sentences(report, protocol)]
     title = f"### Recovery of {escape(report.checkpoints[teacher].label)}"
     return ["\n\n".join([title, table(header, lines), *notes, *seeds])]
+
+
+def _incomplete(report: Report) -> list[str]:
+    """Incomplete scores of benchmarks that have score rows."""
+    lines = []
+    for protocol in report.protocols:
+        for name in report.started(protocol):
+            benchmark = next(each for each in report.benchmarks if each.name == name)
+            for i, checkpoint in enumerate(report.checkpoints):
+                if incomplete := report.incomplete(i, name, protocol):
+                    place = f"{escape(benchmark.title)}, {formatting.PROTOCOL_TITLES[protocol]}"
+                    counts = formatting.coverage(*incomplete)
+                    lines.append([f"**{escape(checkpoint.label)}**", place, counts])
+    header = ["model", "benchmark", "documents"]
+    return [f"### Incomplete, not measured\n\n{table(header, lines)}"] if lines else []
 
 
 def _paper_comparison(report: Report) -> list[str]:

@@ -10,7 +10,7 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.report import Report
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -34,6 +34,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "score_rows": report.tensor.score_rows,
         "averages": [to_json(row) for row in report.averages],
         "scores": [to_json(row) for row in report.scores],
+        "incomplete": [to_json(cell) for cell in report.tensor.incomplete],
         "gaps": [to_json(row) for row in report.gaps],
         "pairs": [to_json(row) for row in report.pairs],
         "agreement": to_json(report.agreement),

@@ -56,15 +56,19 @@ def _table(report: Report, teacher: int | None, protocol: str) -> str:
     for row in report.scores:
         if row.protocol == protocol:
             scores.setdefault((row.checkpoint, row.benchmark), []).append(row.score.point)
-    members = [i for i in members if any(checkpoint == i for checkpoint, _ in scores)]
+    measured = {checkpoint for checkpoint, _ in scores}
+    measured |= {c.checkpoint for c in report.tensor.incomplete if c.protocol == protocol and c.documents}
+    members = [i for i in members if i in measured]
     if not members and teacher is None:
         return ""
-    with_scores = {name for _, name in scores}
-    benchmarks = [benchmark for benchmark in report.benchmarks if benchmark.name in with_scores]
+    started = report.started(protocol)
+    benchmarks = [benchmark for benchmark in report.benchmarks if benchmark.name in started]
 
     def cells(checkpoint: int) -> list[str]:
         return [
-            _score(scores.get((checkpoint, b.name)), b.protocols[protocol].direction)  # type: ignore[index]
+            formatting.coverage(*incomplete)
+            if (incomplete := report.incomplete(checkpoint, b.name, protocol))
+            else _score(scores.get((checkpoint, b.name)), b.protocols[protocol].direction)  # type: ignore[index]
             for b in benchmarks
         ]
 
@@ -108,7 +112,12 @@ def _needles(report: Report) -> str:
             title = f"{benchmark.title}, {formatting.PROTOCOL_TITLES[protocol]}"
             lines = [["", title, *(formatting.tokens(context) for context in contexts)]]
             for i, checkpoint in enumerate(report.checkpoints):
-                cells = [formatting.percent(found.get((i, context)), 0) for context in contexts]
+                cells = [
+                    formatting.coverage(each.documents, each.planned)
+                    if (each := report.tensor.unmeasured(i, (benchmark.name, protocol, context)))
+                    else formatting.percent(found.get((i, context)), 0)
+                    for context in contexts
+                ]
                 lines.append(["", checkpoint.label, *cells])
             tables.append(columns(lines))
     return "\n\n".join(tables)

@@ -1,17 +1,19 @@
 """Measure one rule of a policy on one checkpoint: a point with bootstrap draws, or why there are none."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from evalsuite.foundation import EvalsuiteError, content_hash, nearest
+from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
 from evalsuite.reports.analysis.gaps import GapPool
 from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor, load_result_tensor
 from evalsuite.reports.analysis.scopes import Pool, weights_of
 from evalsuite.reports.gate.policy import Rule
+from evalsuite.reports.records.merging import CellKey
 from evalsuite.reports.statistics.bootstrap import collapse
 
 DRAWS = 20_000
@@ -64,21 +66,18 @@ class Evaluator:
 
     def _against_teacher(self, rule: Rule, protocol: str, checkpoint: int) -> Measurement | NotMeasured:
         pool = self._pool(protocol)
-        chosen = [i for i, cell in enumerate(pool.cells) if _matches(rule, cell)]
-        missing = _missing(rule, self.tensor, protocol, [pool.cells[i] for i in chosen])
+        teacher = self.tensor.checkpoints[checkpoint].teacher
+        needed = [checkpoint] if rule.metric == "score" or teacher is None else [checkpoint, teacher]
+        chosen = [
+            i
+            for i, cell in enumerate(pool.cells)
+            if _matches(rule, cell) and set(needed) <= set(cell.present)
+        ]
+        missing = _missing(rule, self.tensor, protocol, needed, {pool.cells[i].key for i in chosen})
         if missing or not chosen or pool.data is None:
             return NotMeasured(missing or _nothing(rule, self.tensor, protocol))
-        teacher = self.tensor.checkpoints[checkpoint].teacher
-        needed = [checkpoint] if rule.metric == "score" else [checkpoint, teacher]
-        for each in needed:
-            if each is None:
-                return NotMeasured("the run has no teacher to compare with")
-            lacking = [pool.cells[i] for i in chosen if each not in pool.cells[i].present]
-            if lacking:
-                who = self.tensor.checkpoints[each].label
-                return NotMeasured(
-                    f"'{who}' has no comparable responses to {_names(lacking)} under {protocol}"
-                )
+        if rule.metric != "score" and teacher is None:
+            return NotMeasured("the run has no teacher to compare with")
         data = pool.data.only(chosen, weights_of([pool.cells[i] for i in chosen]))
         cells = [pool.cells[i] for i in chosen]
         if rule.metric == "score":
@@ -110,14 +109,16 @@ class Evaluator:
         teacher = self.tensor.checkpoints[checkpoint].teacher
         if teacher is None:
             return NotMeasured("the run has no teacher to compare with")
-        chosen = [i for i, pair in enumerate(pool.protocol_pairs) if _matches(rule, pair.loglikelihood)]
+        needed = [checkpoint, teacher]
+        chosen = [i for i in pool.answered(needed) if _matches(rule, pool.protocol_pairs[i].loglikelihood)]
+        there = {pool.protocol_pairs[i].loglikelihood.key for i in chosen}
+        there |= {pool.protocol_pairs[i].generation.key for i in chosen}
+        missing = [_missing(rule, self.tensor, name, needed, there, PROTOCOLS) for name in PROTOCOLS]
+        if any(missing):
+            return NotMeasured("; ".join(filter(None, missing)))
         if not chosen:
             what = rule.benchmark or rule.category or "nothing"
             return NotMeasured(f"{what}: not evaluated under both protocols on the same documents")
-        answered = set(pool.answered([checkpoint, teacher]))
-        lacking = [pool.protocol_pairs[i].loglikelihood for i in chosen if i not in answered]
-        if lacking:
-            return NotMeasured(f"{_names(lacking)}: not answered under both protocols")
         data = pool.of(chosen)
         columns = pool.columns(checkpoint), pool.columns(teacher)
         look_at = []
@@ -144,21 +145,30 @@ class Evaluator:
         cells = [
             c
             for c in self.tensor.cells
-            if c.protocol == protocol and _matches(rule, c) and not c.is_perplexity
+            if c.protocol == protocol
+            and _matches(rule, c)
+            and not c.is_perplexity
+            and checkpoint in c.present
         ]
-        missing = _missing(rule, self.tensor, protocol, cells)
+        missing = _missing(rule, self.tensor, protocol, [checkpoint], {cell.key for cell in cells})
         if missing or not cells:
             return NotMeasured(missing or _nothing(rule, self.tensor, protocol))
         strata, look_at = [], []
         for cell in cells:
-            old = next((c for c in baseline.cells if c.key == cell.key), None)
-            if old is None or before not in old.present or checkpoint not in cell.present:
-                return NotMeasured(f"{_names([cell])}: not answered by both '{label}' and its baseline")
-            rows, documents = _paired(old, before, cell, checkpoint)
-            if len(rows) < max(2, 0.9 * len(cell.documents)):
+            old = next((c for c in baseline.cells if c.key == cell.key and before in c.present), None)
+            if old is None:
+                lacking = baseline.unmeasured(before, cell.key)
+                found = lacking and lacking.sentence(
+                    [baseline.checkpoints[before].label], cell.benchmark.name
+                )
                 return NotMeasured(
-                    f"{_names([cell])}: only {len(rows):,} of {len(cell.documents):,} documents had the same "
-                    "prompt in the baseline"
+                    f"{rule.baseline}: {found or f'{_name_of(cell.key)}: not in the baseline'}"
+                )
+            rows, documents = _paired(old, before, cell, checkpoint)
+            if len(rows) < 2 or not self.tensor.selection.admits(len(rows), len(cell.documents)):
+                return NotMeasured(
+                    f"{_name_of(cell.key)}: only {len(rows):,} of {len(cell.documents):,} documents have the "
+                    "same prompt in the baseline"
                 )
             strata.append(collapse(rows))
             lost = documents[rows[:, 1] < rows[:, 0]]
@@ -176,7 +186,8 @@ class Evaluator:
         """Load a stored run; returns the reason if it cannot be read."""
         if path not in self._baselines:
             try:
-                self._baselines[path] = load_result_tensor([Path(path)])
+                selection = replace(self.tensor.selection, teacher=None, checkpoints=())
+                self._baselines[path] = load_result_tensor([Path(path)], selection)
             except EvalsuiteError as error:
                 self._baselines[path] = f"the baseline cannot be read: {error}"
         return self._baselines[path]
@@ -190,24 +201,44 @@ def _matches(rule: Rule, cell: Cell) -> bool:
     return rule.context is None or cell.context == rule.context
 
 
-def _missing(rule: Rule, tensor: ResultTensor, protocol: str, found: Sequence[Cell]) -> str:
-    """Explain why an average does not cover the plan; empty if it does."""
-    there = {cell.key for cell in found}
+def _missing(
+    rule: Rule,
+    tensor: ResultTensor,
+    protocol: str,
+    needed: Sequence[int],
+    there: Collection[CellKey],
+    protocols: Sequence[str] = (),
+) -> str:
+    """Explain which planned cells are not measured for all of `needed`; empty if none is.
+
+    Args:
+        rule: selects benchmarks and contexts.
+        tensor: gives the plan and its incomplete cells.
+        protocol: of the cells.
+        needed: checkpoints.
+        there: the measured cells.
+        protocols: only benchmarks with all of these count.
+    """
+    found = []
     for benchmark in tensor.merged.benchmarks:
         how = benchmark.protocols.get(protocol)  # type: ignore[call-overload]  # the keys are these texts
         if how is None or how.direction == "lower":
             continue
-        for context in benchmark.contexts or (None,):
-            key = (benchmark.name, protocol, context)
-            is_selected = (
-                rule.benchmark in (None, benchmark.name)
-                and rule.category in (None, benchmark.category)
-                and rule.context in (None, context)
-            )
-            if is_selected and key not in there:
-                place = "" if context is None else f" at {context:,} tokens"
-                return f"{benchmark.name}{place}: in the plan, but without comparable responses"
-    return ""
+        others = [benchmark.protocols.get(name) for name in protocols]  # type: ignore[call-overload]
+        if any(other is None or other.direction == "lower" for other in others):
+            continue
+        if rule.benchmark not in (None, benchmark.name) or rule.category not in (None, benchmark.category):
+            continue
+        for context in how.contexts:
+            key = benchmark.name, protocol, context
+            if rule.context not in (None, context) or key in there:
+                continue
+            lacking = [(who, cell) for who in needed if (cell := tensor.unmeasured(who, key)) is not None]
+            found += [cell.sentence([tensor.checkpoints[who].label], benchmark.name) for who, cell in lacking]
+            if not lacking:
+                found.append(f"{_name_of(key)}: in the plan, but without comparable responses")
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return "; ".join(found[:SHOWN]) + more
 
 
 def _nothing(rule: Rule, tensor: ResultTensor, protocol: str) -> str:
@@ -221,9 +252,9 @@ def _nothing(rule: Rule, tensor: ResultTensor, protocol: str) -> str:
     return f"the run has {what} with a score under {protocol}"
 
 
-def _names(cells: Sequence[Cell]) -> str:
-    names = [c.benchmark.name + (f" at {c.context:,} tokens" if c.context else "") for c in cells]
-    return ", ".join(dict.fromkeys(names))
+def _name_of(key: CellKey) -> str:
+    name, _, context = key
+    return name if context is None else f"{name} at {context:,} tokens"
 
 
 def _lost(cells: Sequence[Cell], checkpoint: int, teacher: int) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from evalsuite.reports.exports.markdown import escape, table
 from evalsuite.reports.gate.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED
 from evalsuite.reports.gate.verdict import RuleResult, Verdict
 
-SCHEMA = 2
+SCHEMA = 3
 SIGNS = {PASS: "✅", REGRESSION: "❌", INCONCLUSIVE: "❔", UNMEASURED: "⚠️"}
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 cannot represent, even escaped."""
@@ -45,6 +45,8 @@ def junit_xml(verdict: Verdict) -> str:
             continue
         element = ET.SubElement(case, kinds[result.outcome], message=message)
         element.text = _xml("\n".join([result.sentence, *_look_at(result)]))
+    if verdict.warnings:
+        ET.SubElement(suite, "system-out").text = _xml("\n".join(verdict.warnings))
     root = ET.Element("testsuites")
     root.append(suite)
     ET.indent(root)
@@ -82,7 +84,7 @@ def markdown(verdict: Verdict) -> str:
         parts.append(f"<details><summary>Documents to look at</summary>\n\n{listed}\n\n</details>")
     if verdict.warnings:
         listed = "\n".join(f"- {escape(warning)}" for warning in verdict.warnings)
-        parts.append(f"<details><summary>Warnings</summary>\n\n{listed}\n\n</details>")
+        parts.append(f"### Warnings\n\n{listed}")
     return "\n\n".join(parts) + "\n"
 
 

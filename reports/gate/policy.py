@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict import Strict, parse, read_yaml
 from evalsuite.foundation.taxonomy import Category, Protocol
+from evalsuite.reports.records.run_selection import ErrorRule, RunSelection
 
 SCHEMA = 2
 Metric = Literal["recovery", "chance_normalized_recovery", "score", "gap", "drop", "regression"]
@@ -80,7 +81,15 @@ class Policy(Strict):
     """`stop`: exit code 2 if documents are too few to decide a rule; `tolerate`: pass and print the rule."""
     checkpoints: tuple[str, ...] = ()
     """Labels of the checkpoints to evaluate; default: every student of the run."""
+    min_coverage: float | None = Field(default=None, gt=0, le=1)
+    """Admit partial cells with at least this share of the planned documents; default: 1, none."""
+    errors: ErrorRule | None = None
+    """`wrong`, the default: a response that is an error scores 0. `exclude`: leave its document out."""
     rules: tuple[Rule, ...] = Field(min_length=1)
+
+    def select(self, selection: RunSelection | None = None) -> RunSelection:
+        """Return the selection of this policy; options that are given take precedence."""
+        return (selection or RunSelection()).with_defaults(self.min_coverage, self.errors)
 
 
 def load_policy(path: Path) -> Policy:

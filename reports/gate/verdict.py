@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evalsuite.foundation import ConfigError, nearest
@@ -11,6 +11,7 @@ from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_t
 from evalsuite.reports.gate.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED, Decision, decide
 from evalsuite.reports.gate.evaluator import Evaluator, Measurement, NotMeasured
 from evalsuite.reports.gate.policy import AT_LEAST, Policy, Rule
+from evalsuite.reports.records.run_selection import RunSelection
 
 EXIT = {PASS: 0, REGRESSION: 1, INCONCLUSIVE: 2, UNMEASURED: 3}
 WORDS = {
@@ -119,6 +120,7 @@ class Verdict:
         width = max(len(result.outcome) for result in self.results)
         lines = [f"{r.outcome:{width}}  {r.checkpoint}: {r.name}: {r.sentence}" for r in self.results]
         lines += [f"{'look at':{width}}  {r.checkpoint}: {', '.join(r.look_at)}" for r in self._failing]
+        lines += [f"{'warning':{width}}  {warning}" for warning in self.warnings]
         return "\n".join([*lines, f"gate: {self.word}{self._tolerance}"])
 
     @property
@@ -140,18 +142,22 @@ class Verdict:
 
 
 def run_gate(
-    runs: Sequence[Path], policy: Policy, *, out: Path | None = None, teacher: str | None = None
+    runs: Sequence[Path],
+    policy: Policy,
+    *,
+    out: Path | None = None,
+    selection: RunSelection | None = None,
 ) -> Verdict:
     """Apply a policy to run folders.
 
     With `out`, writes junit.xml, gate.md and gate.json there. If GITHUB_STEP_SUMMARY names a file, the
-    content of gate.md is appended to it.
+    content of gate.md is appended to it; a file that cannot be written is a warning of the verdict.
 
     Args:
         runs: run folders.
         policy: the rules.
         out: folder for the files.
-        teacher: label or weights_id of the only teacher; default: the teachers of the plans.
+        selection: teacher, checkpoints, partial cells and errors; default: as the policy states.
 
     Returns:
         The verdict; `exit_code` is 0 pass, 1 proven regression, 2 inconclusive, 3 could not be measured.
@@ -162,13 +168,17 @@ def run_gate(
     """
     from evalsuite.reports.gate.outputs import markdown, write_verdict
 
-    verdict = apply_policy(load_result_tensor(list(runs), teacher), policy)
-    if out is not None:
-        write_verdict(verdict, Path(out))
+    verdict = apply_policy(load_result_tensor(list(runs), policy.select(selection)), policy)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
-        with open(summary, "a", encoding="utf-8") as file:
-            file.write(markdown(verdict))
+        try:
+            with open(summary, "a", encoding="utf-8") as file:
+                file.write(markdown(verdict))
+        except OSError as error:
+            warning = f"GITHUB_STEP_SUMMARY: {summary} cannot be written ({error.strerror})."
+            verdict = replace(verdict, warnings=(*verdict.warnings, warning))
+    if out is not None:
+        write_verdict(verdict, Path(out))
     return verdict
 
 
@@ -178,7 +188,7 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
     tasks = [
         (rule, protocol, checkpoint)
         for rule in policy.rules
-        for checkpoint in _selected(tensor, rule.checkpoints or policy.checkpoints)
+        for checkpoint in _selected(tensor, rule, policy)
         for protocol in _protocols(tensor, rule)
     ]
     found = [evaluator.measure(rule, protocol, checkpoint) for rule, protocol, checkpoint in tasks]
@@ -205,12 +215,17 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
     return _verdict(results, policy, tensor.warnings)
 
 
-def _selected(tensor: ResultTensor, labels: Sequence[str]) -> list[int]:
-    """Indices of the checkpoints with these labels; all that are no teachers if `labels` is empty."""
+def _selected(tensor: ResultTensor, rule: Rule, policy: Policy) -> list[int]:
+    """Indices of the checkpoints that a rule applies to: its own, those of the policy, or every student.
+
+    Selected checkpoints (`--checkpoint`) replace those of the policy, but not those of a rule.
+    """
+    labels = rule.checkpoints or (() if tensor.selection.checkpoints else policy.checkpoints)
     known = {checkpoint.label: i for i, checkpoint in enumerate(tensor.checkpoints)}
     for label in labels:
         if label not in known:
-            raise ConfigError(f"policy: no run has a checkpoint '{label}'{nearest(label, known)}")
+            hint = " among the selected ones" if tensor.selection.checkpoints else nearest(label, known)
+            raise ConfigError(f"policy: no run has a checkpoint '{label}'{hint}")
     return [known[label] for label in labels] or [
         i for i, checkpoint in enumerate(tensor.checkpoints) if not checkpoint.is_teacher
     ]

@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 
 from evalsuite.foundation import DataError
-from evalsuite.reports.records.merging import CheckpointEntry
-from evalsuite.reports.records.reading import read_score_rows
+from evalsuite.reports.records.merging import CheckpointEntry, MergedPlan
+from evalsuite.reports.records.reading import NO_CONTEXT, read_score_rows
 from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
+from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.schema import scores_path
 
 
@@ -38,29 +39,31 @@ class ReadLog:
 
 
 def read_journal(
-    journal: JournalRef, runs: Sequence[Path], checkpoints: Sequence[CheckpointEntry], log: ReadLog
+    journal: JournalRef, merged: MergedPlan, selection: RunSelection, log: ReadLog
 ) -> pd.DataFrame | None:
     """Read and filter the score rows of one benchmark and protocol.
 
     Returns:
         Columns checkpoint (index), seed, context, doc_id, prompt_hash, chance, outcome, value, units, line,
-        journal (index into `log.journals`); one row per checkpoint, seed, context and document. None without
-        score rows.
+        failed (whether the response is an error; its value is 0, or NaN for a perplexity), journal (index
+        into `log.journals`); one row per checkpoint, seed, context and document. None without score rows.
 
     Raises:
         DataError: invalid score rows, a score outside 0 … 1, or two different scores for one key.
     """
-    frames = [_read(journal, run, log) for run in runs]
+    checkpoints = merged.checkpoints
+    frames = [_read(journal, run, log) for run in merged.runs]
     frames = [frame for frame in frames if frame is not None]
-    if not frames:
+    if frames:
+        frame = _of_known_checkpoints(pd.concat(frames, ignore_index=True), journal, merged, log)
+        frame = _planned(frame, journal, log)
+    if not frames or frame.empty:
         log.warnings.append(f"{journal.benchmark.title}: no {journal.protocol} scores yet.")
         return None
-    frame = pd.concat(frames, ignore_index=True)
-    frame = _of_known_checkpoints(frame, journal, checkpoints, log)
     frame = _one_sampling(frame, journal, log)
     frame = _one_fingerprint(frame, journal, checkpoints, log)
     frame = _without_repeats(frame, checkpoints, log)
-    return _without_failed(frame, journal, checkpoints, log)
+    return _with_errors(frame, journal, checkpoints, selection, log)
 
 
 def _read(journal: JournalRef, run: Path, log: ReadLog) -> pd.DataFrame | None:
@@ -92,17 +95,34 @@ def _read(journal: JournalRef, run: Path, log: ReadLog) -> pd.DataFrame | None:
 
 
 def _of_known_checkpoints(
-    frame: pd.DataFrame, journal: JournalRef, checkpoints: Sequence[CheckpointEntry], log: ReadLog
+    frame: pd.DataFrame, journal: JournalRef, merged: MergedPlan, log: ReadLog
 ) -> pd.DataFrame:
-    index = {checkpoint.plan.weights_id: i for i, checkpoint in enumerate(checkpoints)}
+    index = {checkpoint.plan.weights_id: i for i, checkpoint in enumerate(merged.checkpoints)}
     frame["checkpoint"] = frame["weights_id"].map(index)
     unknown = frame["checkpoint"].isna()
-    if unknown.any():
-        who = ", ".join(sorted(frame.loc[unknown, "weights_id"].unique()))
+    # Checkpoints of the plans that are not selected are left out on purpose.
+    strangers = sorted(set(frame.loc[unknown, "weights_id"].unique()) - merged.weights)
+    if strangers:
+        who = ", ".join(strangers)
         log.warnings.append(
             f"{journal.benchmark.title}: score rows of weights_id {who} belong to no plan and are ignored."
         )
     return frame[~unknown].astype({"checkpoint": int})
+
+
+def _planned(frame: pd.DataFrame, journal: JournalRef, log: ReadLog) -> pd.DataFrame:
+    """Leave out seeds and contexts that the plan does not have."""
+    contexts = [NO_CONTEXT if context is None else context for context in journal.plan.contexts]
+    for column, planned in (("seed", journal.plan.seeds), ("context", contexts)):
+        other = ~frame[column].isin(planned)
+        if other.any():
+            found = ", ".join(map(str, sorted(frame.loc[other, column].unique())))
+            log.warnings.append(
+                f"{journal.benchmark.title}: {int(other.sum()):,} {journal.protocol} score rows of {column} "
+                f"{found} are not in the plan and are ignored."
+            )
+            frame = frame[~other]
+    return frame
 
 
 def _one_sampling(frame: pd.DataFrame, journal: JournalRef, log: ReadLog) -> pd.DataFrame:
@@ -168,10 +188,23 @@ def _without_repeats(
     return frame.drop_duplicates(key)
 
 
-def _without_failed(
-    frame: pd.DataFrame, journal: JournalRef, checkpoints: Sequence[CheckpointEntry], log: ReadLog
+def _with_errors(
+    frame: pd.DataFrame,
+    journal: JournalRef,
+    checkpoints: Sequence[CheckpointEntry],
+    selection: RunSelection,
+    log: ReadLog,
 ) -> pd.DataFrame:
+    """Mark responses that are errors; they score 0 unless the selection excludes them."""
     failed = (frame["outcome"] == "error") | frame["value"].isna()
+    is_perplexity = journal.plan.direction == "lower"
+    frame = frame.assign(failed=failed)
+    frame.loc[failed, "value"] = np.nan if is_perplexity else 0.0
+    fate = "count as wrong"
+    if selection.excludes_errors:
+        fate = "are excluded"
+    elif is_perplexity:
+        fate = "leave the perplexity unmeasured"
     for checkpoint, count in enumerate(
         np.bincount(frame.loc[failed, "checkpoint"], minlength=len(checkpoints))
     ):
@@ -179,6 +212,6 @@ def _without_failed(
             log.errors[checkpoint, journal.benchmark.name, journal.protocol] = int(count)
             log.warnings.append(
                 f"{journal.benchmark.title}: {count:,} {journal.protocol} responses of "
-                f"'{checkpoints[checkpoint].label}' are errors; these documents are excluded."
+                f"'{checkpoints[checkpoint].label}' are errors and {fate}."
             )
-    return frame[~failed]
+    return frame

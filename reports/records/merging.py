@@ -1,11 +1,15 @@
 """Merge the plans of several runs; plans that contradict each other are refused."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evalsuite.foundation import ConfigError, DataError, nearest
 from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan, read_plan
+from evalsuite.reports.records.run_selection import RunSelection
+
+CellKey = tuple[str, str, int | None]
+"""Benchmark, protocol, context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +39,53 @@ class MergedPlan:
     """Teachers first, each followed by its students; those without a teacher last."""
     warnings: tuple[str, ...]
 
+    @property
+    def weights(self) -> frozenset[str]:
+        """The weights_id of every planned checkpoint, whether it is selected or not."""
+        return frozenset(checkpoint.weights_id for plan in self.plans for checkpoint in plan.checkpoints)
 
-def merge_plans(runs: Sequence[Path], teacher: str | None = None) -> MergedPlan:
+    def planned_cells(self) -> frozenset[tuple[int, CellKey]]:
+        """(checkpoint, cell) for every cell that the plan of one of its runs has for a checkpoint."""
+        index = {checkpoint.plan.weights_id: i for i, checkpoint in enumerate(self.checkpoints)}
+        return frozenset(
+            (index[checkpoint.weights_id], (benchmark.name, protocol, context))
+            for plan in self.plans
+            for checkpoint in plan.checkpoints
+            if checkpoint.weights_id in index
+            for benchmark in plan.benchmarks
+            for protocol, how in benchmark.protocols.items()
+            for context in how.contexts
+        )
+
+
+def merge_plans(runs: Sequence[Path], selection: RunSelection | None = None) -> MergedPlan:
     """Read the plans of `runs` and merge them.
 
     Args:
         runs: run folders.
-        teacher: label or weights_id of the only teacher; default: the teachers of the plans.
+        selection: the teacher and the checkpoints; default: those of the plans.
 
     Raises:
         RunFolderError: a folder is not a run folder.
         DataError: two runs define a benchmark differently.
-        ConfigError: no checkpoint is called `teacher`.
+        ConfigError: no run has a selected checkpoint.
     """
+    selection = selection or RunSelection()
     if not runs:
         raise ConfigError("no run folders given")
     plans = tuple(read_plan(run) for run in runs)
     warnings: list[str] = []
-    benchmarks = _merge_benchmarks(runs, plans)
+    benchmarks = _merge_benchmarks(runs, plans, warnings)
     checkpoints = _merge_checkpoints(runs, plans, warnings)
-    if teacher is not None:
-        checkpoints = _with_teacher(checkpoints, teacher)
-    entries = _pair_with_teachers(checkpoints, warnings)
+    if selection.teacher is not None:
+        checkpoints = _with_teacher(checkpoints, selection.teacher)
+    entries = _selected(_pair_with_teachers(checkpoints, warnings), selection.checkpoints)
     return MergedPlan(tuple(runs), plans, benchmarks, entries, tuple(warnings))
 
 
-def _merge_benchmarks(runs: Sequence[Path], plans: Sequence[Plan]) -> tuple[BenchmarkPlan, ...]:
+def _merge_benchmarks(
+    runs: Sequence[Path], plans: Sequence[Plan], warnings: list[str]
+) -> tuple[BenchmarkPlan, ...]:
     merged: dict[str, BenchmarkPlan] = {}
     source: dict[str, Path] = {}
     for run, plan in zip(runs, plans, strict=True):
@@ -73,20 +98,33 @@ def _merge_benchmarks(runs: Sequence[Path], plans: Sequence[Plan]) -> tuple[Benc
                 _must_agree(benchmark.name, field, known, benchmark, source[benchmark.name], run)
             protocols = dict(known.protocols)
             for name, protocol in benchmark.protocols.items():
-                protocols[name] = _merge_protocols(benchmark.name, protocols.get(name), protocol, run)
+                seen = protocols.get(name)
+                protocols[name] = _merge_protocols(benchmark.name, seen, protocol, run, warnings)
             contexts = tuple(sorted({*known.contexts, *benchmark.contexts}))
             merged[benchmark.name] = known.model_copy(update={"protocols": protocols, "contexts": contexts})
     return tuple(merged.values())
 
 
 def _merge_protocols(
-    benchmark: str, known: ProtocolPlan | None, new: ProtocolPlan, run: Path
+    benchmark: str, known: ProtocolPlan | None, new: ProtocolPlan, run: Path, warnings: list[str]
 ) -> ProtocolPlan:
     if known is None:
         return new
     for field in ("metric", "direction", "units", "num_fewshot", "sampling"):
         _must_agree(benchmark, field, known, new, "an earlier run", run)
-    return known.model_copy(update={"seeds": tuple(sorted({*known.seeds, *new.seeds}))})
+    counts: dict[int | None, int] = {}
+    for context in dict.fromkeys((*known.contexts, *new.contexts)):
+        one, other = known.planned(context), new.planned(context)
+        counts[context] = max(one, other)
+        if one and other and one != other:
+            place = "" if context is None else f" at {context:,} tokens"
+            warnings.append(
+                f"{run}/plan.yaml: benchmark '{benchmark}'{place} has {other:,} documents, {one:,} in an "
+                f"earlier run; a cell is complete with {counts[context]:,}."
+            )
+    documents = counts[None] if None in counts else {c: n for c, n in counts.items() if c is not None}
+    seeds = tuple(sorted({*known.seeds, *new.seeds}))
+    return known.model_copy(update={"seeds": seeds, "documents": documents})
 
 
 def _must_agree(
@@ -131,6 +169,27 @@ def _with_teacher(checkpoints: list[CheckpointPlan], teacher: str) -> list[Check
         labels = [checkpoint.label for checkpoint in checkpoints]
         raise ConfigError(f"no run has a checkpoint '{teacher}' (teacher){nearest(teacher, labels)}")
     return [c.model_copy(update={"role": "teacher" if c is chosen[0] else "student"}) for c in checkpoints]
+
+
+def _selected(entries: tuple[CheckpointEntry, ...], names: Sequence[str]) -> tuple[CheckpointEntry, ...]:
+    """The checkpoints with these labels or weights_ids, and their teachers; all without names."""
+    if not names:
+        return entries
+    chosen: set[int] = set()
+    for name in names:
+        found = [
+            i for i, each in enumerate(entries) if name in (each.label, each.plan.label, each.plan.weights_id)
+        ]
+        if not found:
+            labels = [each.label for each in entries]
+            raise ConfigError(f"no run has a checkpoint '{name}' (--checkpoint){nearest(name, labels)}")
+        chosen.update(found)
+    chosen |= {teacher for i in chosen if (teacher := entries[i].teacher) is not None}
+    place = {old: new for new, old in enumerate(sorted(chosen))}
+    return tuple(
+        replace(entries[i], teacher=None if (teacher := entries[i].teacher) is None else place[teacher])
+        for i in sorted(chosen)
+    )
 
 
 def stated_teacher(checkpoint: CheckpointPlan) -> str | None:

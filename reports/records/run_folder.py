@@ -14,7 +14,7 @@ from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_js
 from evalsuite.foundation.strict import Strict, parse, read_yaml
 from evalsuite.foundation.taxonomy import Category, Protocol
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 class ProtocolPlan(Strict):
@@ -22,6 +22,8 @@ class ProtocolPlan(Strict):
 
     metric: str
     """The metric that tables show; further metrics of the score rows go to the score table."""
+    documents: int | dict[int, int]
+    """Number of documents: one number, or one per context. A cell with fewer is incomplete."""
     direction: Literal["higher", "lower"] = "higher"
     """`higher`: a fraction between 0 and 1. `lower`: negative log-likelihood in nats, a perplexity."""
     units: str | None = None
@@ -31,7 +33,26 @@ class ProtocolPlan(Strict):
     """Prompt format under generation: `chat template`, `plain text` or `literal`."""
     sampling: str = ""
     """`Sampling.key()`; empty under log-likelihood."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+
+    @property
+    def contexts(self) -> tuple[int | None, ...]:
+        """The planned contexts; (None,) for a benchmark without contexts."""
+        return tuple(self.documents) if isinstance(self.documents, dict) else (None,)
+
+    def planned(self, context: int | None) -> int:
+        """Return the number of documents at a context; 0 if the plan does not have the context."""
+        if isinstance(self.documents, dict):
+            return 0 if context is None else self.documents.get(context, 0)
+        return self.documents if context is None else 0
+
+    @field_validator("documents")
+    @classmethod
+    def _documents_are_counted(cls, value: int | dict[int, int]) -> int | dict[int, int]:
+        counts = value.values() if isinstance(value, dict) else [value]
+        if not counts or min(counts) < 1:
+            raise ValueError("a plan has at least one document per benchmark and context")
+        return value
 
     @model_validator(mode="after")
     def _units_belong_to_perplexities(self) -> "ProtocolPlan":
@@ -63,6 +84,16 @@ class BenchmarkPlan(Strict):
             raise ValueError("a chance level is a fraction, at least 0 and below 1")
         return value
 
+    @model_validator(mode="after")
+    def _counts_match_contexts(self) -> "BenchmarkPlan":
+        for name, protocol in self.protocols.items():
+            unknown = sorted(set(protocol.contexts) - set(self.contexts or (None,)), key=str)
+            if unknown:
+                raise ValueError(
+                    f"'documents' of {name} counts context {unknown[0]}, 'contexts' is {list(self.contexts)}"
+                )
+        return self
+
 
 class CheckpointPlan(Strict):
     """One checkpoint of a plan."""
@@ -79,7 +110,7 @@ class CheckpointPlan(Strict):
 class Plan(Strict):
     """`plan.yaml`: benchmarks, checkpoints, and everything else that the reports need to know about a run."""
 
-    schema_: Literal[2] = Field(default=2, alias="schema")
+    schema_: Literal[3] = Field(default=3, alias="schema")
     suite: str
     created: str
     """ISO 8601, UTC."""
@@ -129,8 +160,9 @@ def read_plan(run: Path) -> Plan:
     value = read_yaml(path)
     if value.get("schema") != SCHEMA:
         raise ConfigError(
-            f"{path}: 'schema' = {value.get('schema')!r}; this evalsuite reads {SCHEMA} (score rows in "
-            "scores/, keys 'license' and 'num_fewshot'): repeat the evaluation into a new run folder"
+            f"{path}: 'schema' = {value.get('schema')!r}; this evalsuite reads {SCHEMA}, which states the "
+            "number of documents of every benchmark, protocol and context: copy responses/ into a new run "
+            "folder and repeat the evaluation there; only what is missing is computed"
         )
     return parse(value, Plan, str(path))
 

@@ -110,10 +110,13 @@ def plan_of(benchmarks: Sequence[SyntheticBenchmark], models: Sequence[Synthetic
                 contexts=spec.contexts,
                 group=spec.group,
                 protocols={
-                    name: ProtocolPlan(metric="nll", direction="lower", units="words")
+                    name: ProtocolPlan(
+                        metric="nll", documents=_count(spec), direction="lower", units="words"
+                    )
                     if spec.perplexity
                     else ProtocolPlan(
                         metric="acc",
+                        documents=_count(spec),
                         sampling="" if name == "loglikelihood" else "greedy",
                         seeds=(0,) if name == "loglikelihood" else spec.seeds,
                     )
@@ -134,6 +137,10 @@ def plan_of(benchmarks: Sequence[SyntheticBenchmark], models: Sequence[Synthetic
             for model in models
         ),
     )
+
+
+def _count(spec: SyntheticBenchmark) -> int | dict[int, int]:
+    return dict.fromkeys(spec.contexts, spec.documents) if spec.contexts else spec.documents
 
 
 def _answers(

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from evalsuite.foundation import EvalsuiteError
-from evalsuite.reports import compare, policy_from_options, run_gate
+from evalsuite.reports import RunSelection, compare, policy_from_options, run_gate
 from evalsuite.reports.records.schema import scores_path
 
 Row = dict[str, Any]
@@ -137,15 +137,18 @@ def errors(run: Path) -> None:
             without_teacher,
             "No teacher among the checkpoints: the report has scores, but no recovery and no gap.",
         ),
-        (teacher_silent, "the teacher 'teacher' has no comparable scores under generation"),
+        (teacher_silent, "Facts: 'teacher' has 0 of 60 documents under generation: not measured."),
         (teacher_stranger, "'student' was distilled from another teacher (ffffffffffffffff)"),
-        (fewer_documents, "the 40 that all have are compared, of up to 60"),
+        (fewer_documents, "Facts: 'student' has 40 of 60 documents under loglikelihood: not measured."),
         (
             other_documents,
-            "'teacher', 'student' have no document in common under loglikelihood",
+            "'student' has 0 of 60 documents under loglikelihood (its teacher lacks 60): not measured.",
         ),
-        (other_words, "'student' has other prompts for 4 documents under loglikelihood"),
-        (errors, "4 generation responses of 'student' are errors"),
+        (
+            other_words,
+            "'student' has 56 of 60 documents under loglikelihood (4 have other prompts than its teacher's)",
+        ),
+        (errors, "4 generation responses of 'student' are errors and count as wrong"),
     ],
 )
 def test_excluded_data_is_a_warning_in_all_outputs(
@@ -162,7 +165,8 @@ def test_excluded_data_is_a_warning_in_all_outputs(
 
 def test_only_common_documents_count(run: Path, tmp_path: Path) -> None:
     fewer_documents(run)
-    report = compare([run], tmp_path / "out").report
+    assert compare([run], tmp_path / "strict").report.average(1, "loglikelihood") is None
+    report = compare([run], tmp_path / "out", selection=RunSelection(min_coverage=0.6)).report
     rows = [json.loads(line) for line in scores_path(run, "facts", "loglikelihood").open()]
     mine = {row["doc_id"]: row["values"]["acc"] for row in rows if row["checkpoint"] == "student"}
     theirs = {row["doc_id"]: row["values"]["acc"] for row in rows if row["checkpoint"] == "teacher"}

@@ -5,15 +5,16 @@ from dataclasses import dataclass, replace
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.rows import BenchmarkRow
+from evalsuite.reports.records.merging import CellKey
 from evalsuite.reports.report import Report
 
 
 @dataclass(frozen=True, slots=True)
 class HeatCell:
-    """One score; `share` sets the shade."""
+    """One score; `share` sets the shade, None marks an incomplete cell."""
 
     text: str
-    share: float
+    share: float | None
     key: str
     """Key of the drill-down; empty for a mean."""
     hint: str
@@ -52,22 +53,33 @@ def needle_views(report: Report) -> list[Heatmap]:
                         f"{formatting.count(documents)} documents per context"
                     ),
                     columns=tuple(formatting.tokens(context) for context in contexts),
-                    rows=_heat_rows(report, rows, contexts),
+                    rows=_heat_rows(report, rows, (benchmark.name, protocol), contexts),
                 )
             )
     return views
 
 
 def _heat_rows(
-    report: Report, rows: Sequence[BenchmarkRow], contexts: Sequence[int]
+    report: Report, rows: Sequence[BenchmarkRow], place: tuple[str, str], contexts: Sequence[int]
 ) -> tuple[tuple[str, str, tuple[HeatCell | None, ...]], ...]:
     found = {(row.checkpoint, row.context): row for row in rows}
     lines = []
     for i, checkpoint in enumerate(report.checkpoints):
-        cells = tuple(_heat_cell(report, found.get((i, context))) for context in contexts)
+        cells = tuple(
+            _heat_cell(report, found.get((i, context))) or _incomplete_cell(report, i, (*place, context))
+            for context in contexts
+        )
         if any(cells):
             lines.append((checkpoint.label, checkpoint.plan.role, cells))
     return tuple(lines)
+
+
+def _incomplete_cell(report: Report, checkpoint: int, key: CellKey) -> HeatCell | None:
+    cell = report.tensor.unmeasured(checkpoint, key)
+    if cell is None:
+        return None
+    text = formatting.coverage(cell.documents, cell.planned)
+    return HeatCell(text, None, "", f"{report.checkpoints[checkpoint].label}: {text} documents, not measured")
 
 
 def _heat_cell(report: Report, row: BenchmarkRow | None) -> HeatCell | None:
@@ -85,11 +97,15 @@ def _heat_cell(report: Report, row: BenchmarkRow | None) -> HeatCell | None:
 
 def _mean_cell(label: str, cells: Sequence[HeatCell | None]) -> HeatCell | None:
     """The mean of a row; None if a score is missing."""
-    shares = [cell.share for cell in cells if cell is not None]
+    shares = [cell.share for cell in cells if cell is not None and cell.share is not None]
     if len(shares) < len(cells):
         return None
     mean = sum(shares) / len(shares)
     return HeatCell(formatting.percent(mean), mean, "", f"{label}: mean of {len(shares)} tasks")
+
+
+def _scaled(cell: HeatCell | None, top: float) -> HeatCell | None:
+    return cell if cell is None or cell.share is None else replace(cell, share=round(cell.share / top, 3))
 
 
 def longbench_view(report: Report) -> Heatmap | None:
@@ -105,15 +121,16 @@ def longbench_view(report: Report) -> Heatmap | None:
         return None
     lines: list[tuple[str, str, tuple[HeatCell | None, ...]]] = []
     for i, checkpoint in enumerate(report.checkpoints):
-        cells = tuple(_heat_cell(report, rows.get((i, task.name))) for task in tasks)
+        cells = tuple(
+            _heat_cell(report, rows.get((i, task.name)))
+            or _incomplete_cell(report, i, (task.name, "generation", None))
+            for task in tasks
+        )
         if any(cells):
             lines.append((checkpoint.label, checkpoint.plan.role, cells))
     lines = [(label, role, (*cells, _mean_cell(label, cells))) for label, role, cells in lines]
-    top = max((cell.share for _, _, cells in lines for cell in cells if cell), default=0.0) or 1.0
-    lines = [
-        (label, role, tuple(cell and replace(cell, share=round(cell.share / top, 3)) for cell in cells))
-        for label, role, cells in lines
-    ]
+    top = max((cell.share or 0.0 for _, _, cells in lines for cell in cells if cell), default=0.0) or 1.0
+    lines = [(label, role, tuple(_scaled(cell, top) for cell in cells)) for label, role, cells in lines]
     return Heatmap(
         title="LongBench",
         about="",

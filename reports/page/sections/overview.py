@@ -111,7 +111,7 @@ def _needle_reach(report: Report) -> Tile | None:
 
 
 def _documents(report: Report) -> Tile:
-    documents = sum(len(cell.documents) for cell in report.tensor.cells)
+    documents = report.documents
     text = f"documents of {len(report.benchmarks)} benchmarks, the same for every checkpoint"
     return Tile(formatting.count(documents), "", text, "#method")
 

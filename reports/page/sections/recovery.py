@@ -36,7 +36,7 @@ class CellView:
     text: str
     change: str
     kind: str
-    """`loss` or `gain` if significant, `tie` if not, `none` without a comparison."""
+    """`loss` or `gain` if significant, `tie` if not, `none` without a comparison, `incomplete`."""
     key: str
     hint: str
     sort: float | None
@@ -113,7 +113,8 @@ def _view(report: Report, protocol: str, scope: str) -> RecoveryView | None:
         for row in report.scores
         if row.protocol == protocol
     }
-    benchmarks = [b for b in benchmarks if any(name == b.name for _, name in scores)]
+    started = report.started(protocol)
+    benchmarks = [b for b in benchmarks if b.name in started]
     if not benchmarks:
         return None
     averages = {
@@ -132,7 +133,10 @@ def _view(report: Report, protocol: str, scope: str) -> RecoveryView | None:
         students = report.students(teacher)
         in_order = [r.checkpoint for r in order([averages[s] for s in students if s in averages])]
         in_order += [
-            s for s in students if s not in averages and any((s, b.name) in scores for b in benchmarks)
+            s
+            for s in students
+            if s not in averages
+            and any((s, b.name) in scores or report.incomplete(s, b.name, protocol) for b in benchmarks)
         ]
         groups.append(Group(row(teacher), tuple(row(s) for s in in_order)))
     orphans = [row(i) for i, s in enumerate(report.checkpoints) if s.teacher is None and not s.is_teacher]
@@ -212,6 +216,10 @@ def _chance_normalized_hint(average: AverageRow) -> str:
 def _cell(
     report: Report, checkpoint: int, benchmark: BenchmarkPlan, protocol: str, rows: list[BenchmarkRow]
 ) -> CellView:
+    if incomplete := report.incomplete(checkpoint, benchmark.name, protocol):
+        text = formatting.coverage(*incomplete)
+        hint = f"{report.checkpoints[checkpoint].label}, {benchmark.title}: {text} documents, not measured"
+        return CellView(text, "", "incomplete", "", hint, None)
     if not rows:
         return CellView(formatting.NOTHING, "", "none", "", "no scores", None)
     how = benchmark.protocols[protocol]  # type: ignore[index]  # the keys are the protocol names
@@ -262,10 +270,13 @@ def _caption(
     scope: str,
 ) -> str:
     counted = [b for b in benchmarks if b.protocols[protocol].direction == "higher"]  # type: ignore[index]
-    documents = sum(
-        len(cell.documents)
-        for cell in report.tensor.cells
-        if cell.protocol == protocol and any(cell.benchmark.name == b.name for b in counted)
+    names = {b.name for b in counted}
+    cells = [c for c in report.tensor.cells if c.protocol == protocol and c.benchmark.name in names]
+    documents = sum({cell.key: len(cell.documents) for cell in cells}.values())
+    partial = dict.fromkeys(
+        f"{cell.benchmark.title} {formatting.coverage(len(cell.documents), cell.planned)}"
+        for cell in cells
+        if len(cell.documents) < cell.planned
     )
     if not counted:
         return "Log-perplexities and their change from the teacher, in nats. They do not enter recovery."
@@ -279,4 +290,5 @@ def _caption(
         f"Student score ÷ teacher score under {formatting.PROTOCOL_TITLES[protocol]}, on the same "
         f"{formatting.count(documents)} documents of {what}{weights}. Bars are 95 % intervals from a paired "
         "bootstrap over documents."
+        + (f" Compared on a part of the planned documents: {', '.join(partial)}." if partial else "")
     )

@@ -10,9 +10,11 @@ import pytest
 import yaml
 
 from evalsuite.foundation import ConfigError, DataError, RunFolderError
+from evalsuite.foundation.taxonomy import OUTCOMES
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.records.merging import merge_plans
 from evalsuite.reports.records.run_folder import read_plan, write_plan
+from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.schema import scores_path
 from evalsuite.reports.records.score_table import write_scores
 
@@ -41,14 +43,14 @@ def test_plan_round_trip(small_run: Path, tmp_path: Path) -> None:
     plan = read_plan(small_run)
     write_plan(tmp_path, plan)
     assert read_plan(tmp_path) == plan
-    assert plan.schema_ == 2
+    assert plan.schema_ == 3
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("sutie", "x", "unknown key 'sutie'; did you mean 'suite'"),
-        ("schema", 1, "'schema' = 1; this evalsuite reads 2"),
+        ("schema", 1, "'schema' = 1; this evalsuite reads 3"),
         ("checkpoints", [], "'checkpoints'"),
     ],
 )
@@ -125,22 +127,29 @@ def test_unfinished_checkpoint_is_excluded_with_warning(synthetic: SimpleNamespa
     tensor = load_result_tensor([run])
     assert tensor.find("facts", "loglikelihood")[0].present == (0, 1)
     assert tensor.find("facts", "generation")[0].present == (0, 1, 2)
-    assert any("'unfinished' has only 20 of the 60 documents" in w for w in tensor.warnings)
+    assert any("'unfinished' has 20 of 60 documents under loglikelihood" in w for w in tensor.warnings)
+    assert [(each.checkpoint, each.documents, each.planned) for each in tensor.incomplete] == [(2, 20, 60)]
 
 
-def test_student_with_limit_is_compared_on_its_documents(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_partial_cells_are_compared_on_request(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = two(synthetic, tmp_path)
     kept = iter(range(10_000))
     edit(
         scores_path(run, "facts", "loglikelihood"),
         lambda row: row if row["checkpoint"] == "teacher" or next(kept) < 30 else None,
     )
-    tensor = load_result_tensor([run])
-    assert len(tensor.find("facts", "loglikelihood")[0].documents) == 30
-    assert any("the 30 that all have are compared, of up to 60" in w for w in tensor.warnings)
+    (cell,) = load_result_tensor([run]).find("facts", "loglikelihood")
+    assert (cell.present, len(cell.documents)) == ((0,), 60)
+    tensor = load_result_tensor([run], RunSelection(min_coverage=0.5))
+    (cell,) = tensor.find("facts", "loglikelihood")
+    assert (cell.present, len(cell.documents), cell.planned) == ((0, 1), 30, 60)
+    said = "Facts: 'teacher', 'student' are compared on 30 of 60 documents under loglikelihood."
+    assert said in tensor.warnings
+    assert any("min_coverage 0.5" in warning for warning in tensor.warnings)
+    assert load_result_tensor([run], RunSelection(min_coverage=0.51)).cells[0].present == (0,)
 
 
-def test_documents_with_other_prompts_are_excluded(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_documents_with_other_prompts_are_not_compared(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = two(synthetic, tmp_path)
     changed = iter(range(10_000))
     edit(
@@ -150,11 +159,14 @@ def test_documents_with_other_prompts_are_excluded(synthetic: SimpleNamespace, t
         ),
     )
     tensor = load_result_tensor([run])
-    assert len(tensor.find("facts", "loglikelihood")[0].documents) == 55
-    assert any("other prompts for 5 documents" in w for w in tensor.warnings)
+    assert tensor.find("facts", "loglikelihood")[0].present == (0,)
+    said = "55 of 60 documents under loglikelihood (5 have other prompts than its teacher's): not measured"
+    assert any(said in w for w in tensor.warnings)
+    partial = load_result_tensor([run], RunSelection(min_coverage=0.9)).find("facts", "loglikelihood")[0]
+    assert (partial.present, len(partial.documents)) == ((0, 1), 55)
 
 
-def test_errors_are_counted_and_excluded(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_errors_are_wrong_or_excluded(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = two(synthetic, tmp_path)
     wrong = iter(range(10_000))
     edit(
@@ -166,9 +178,17 @@ def test_errors_are_counted_and_excluded(synthetic: SimpleNamespace, tmp_path: P
         ),
     )
     tensor = load_result_tensor([run])
-    assert len(tensor.find("facts", "generation")[0].documents) == 57
+    (cell,) = tensor.find("facts", "generation")
+    failed = cell.outcomes[1, 0] == OUTCOMES.index("error")
+    assert (len(cell.documents), failed.sum(), cell.values[1, 0][failed].sum()) == (60, 3, 0)
     assert tensor.errors == {(1, "facts", "generation"): 3}
-    assert any("3 generation responses of 'student' are errors" in w for w in tensor.warnings)
+    assert "Facts: 3 generation responses of 'student' are errors and count as wrong." in tensor.warnings
+    tensor = load_result_tensor([run], RunSelection(errors="exclude"))
+    (cell,) = tensor.find("facts", "generation")
+    assert len(cell.documents) == 57
+    assert set(cell.documents) < set(tensor.find("facts", "loglikelihood")[0].documents)
+    assert "Facts: 3 generation responses of 'student' are errors and are excluded." in tensor.warnings
+    assert any("(errors exclude)" in warning for warning in tensor.warnings)
 
 
 def test_second_fingerprint_is_ignored_with_warning(synthetic: SimpleNamespace, tmp_path: Path) -> None:
@@ -200,10 +220,70 @@ def test_other_sampling_is_ignored_or_refused(synthetic: SimpleNamespace, tmp_pa
 
 def test_teacher_option(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = two(synthetic, tmp_path, ("teacher", "a", "b"))
-    checkpoints = load_result_tensor([run], teacher="b").checkpoints
+    checkpoints = load_result_tensor([run], RunSelection(teacher="b")).checkpoints
     assert [(s.label, s.teacher) for s in checkpoints] == [("b", None), ("teacher", 0), ("a", 0)]
     with pytest.raises(ConfigError, match="no run has a checkpoint 'bb'"):
-        load_result_tensor([run], teacher="bb")
+        load_result_tensor([run], RunSelection(teacher="bb"))
+
+
+def test_selected_checkpoints_keep_their_teacher(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = two(synthetic, tmp_path, ("teacher", "a", "b"))
+    tensor = load_result_tensor([run], RunSelection(checkpoints=("b",)))
+    assert [(each.label, each.teacher) for each in tensor.checkpoints] == [("teacher", None), ("b", 0)]
+    assert tensor.find("facts", "generation")[0].present == (0, 1)
+    assert tensor.warnings == ("Only some checkpoints are compared: b (--checkpoint).",)
+    with pytest.raises(ConfigError, match="no run has a checkpoint 'c'"):
+        load_result_tensor([run], RunSelection(checkpoints=("c",)))
+
+
+@pytest.mark.parametrize("options", [{"min_coverage": 0.0}, {"min_coverage": 1.5}, {"errors": "ignore"}])
+def test_invalid_selections_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        RunSelection(**options)
+
+
+def test_more_documents_than_planned_are_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = two(synthetic, tmp_path)
+    plan = yaml.safe_load((run / "plan.yaml").read_text())
+    plan["benchmarks"][0]["protocols"]["generation"]["documents"] = 50
+    (run / "plan.yaml").write_text(yaml.safe_dump(plan))
+    with pytest.raises(DataError, match=r"'facts' has 50 documents, but 'teacher' has generation .* of 60"):
+        load_result_tensor([run])
+
+
+@pytest.mark.parametrize("documents", [0, {}, {512: 60}, None])
+def test_invalid_counts_are_refused(small_run: Path, tmp_path: Path, documents: Any) -> None:
+    plan = yaml.safe_load((small_run / "plan.yaml").read_text())
+    plan["benchmarks"][0]["protocols"]["generation"]["documents"] = documents
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    with pytest.raises(ConfigError, match="documents"):
+        read_plan(tmp_path)
+
+
+def test_runs_with_other_counts_are_incomplete(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    one = two(synthetic, tmp_path / "one", ("teacher", "large"))
+    other = two(synthetic, tmp_path / "other", ("teacher", "small"))
+    first = {json.loads(line)["doc_id"] for line in scores_path(other, "facts", "generation").open()}
+    kept = sorted(first)[:40]
+    edit(scores_path(other, "facts", "generation"), lambda row: row if row["doc_id"] in kept else None)
+    plan = yaml.safe_load((other / "plan.yaml").read_text())
+    plan["benchmarks"][0]["protocols"]["generation"]["documents"] = 40
+    (other / "plan.yaml").write_text(yaml.safe_dump(plan))
+    tensor = load_result_tensor([one, other])
+    said = "benchmark 'facts' has 40 documents, 60 in an earlier run; a cell is complete with 60."
+    assert any(said in warning for warning in tensor.warnings)
+    assert {(each.checkpoint, each.documents, each.planned) for each in tensor.incomplete} == {(2, 40, 60)}
+
+
+def test_missing_seed_is_incomplete(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = two(synthetic, tmp_path, protocols=("generation",), seeds=(0, 1))
+    edit(
+        scores_path(run, "facts", "generation"),
+        lambda row: None if (row["checkpoint"], row["seed"]) == ("student", 1) else row,
+    )
+    tensor = load_result_tensor([run])
+    assert tensor.cells[0].present == (0,)
+    assert [(each.checkpoint, each.documents) for each in tensor.incomplete] == [(1, 0)]
 
 
 def test_equal_labels_get_a_suffix(synthetic: SimpleNamespace, tmp_path: Path) -> None:
@@ -248,8 +328,8 @@ def test_score_table_is_written_to_run_folder(small_run: Path) -> None:
     assert row["documents"] == row["ok"] + row["looped"] + row["truncated"] + row["extraction_failed"] == 100
 
 
-def test_min_coverage_excludes_interrupted_student(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    """What was answered before a machine was taken away is no sample, however well it can be paired."""
+def test_interrupted_student_is_not_measured(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    """The first responses of an interrupted run are no random sample, however well they can be paired."""
     run = synthetic.make_run(
         tmp_path / "run",
         [
@@ -265,15 +345,14 @@ def test_min_coverage_excludes_interrupted_student(synthetic: SimpleNamespace, t
     rows = path.read_text().splitlines(True)
     mine = [row for row in rows if '"checkpoint": "s"' in row]
     path.write_text("".join([row for row in rows if row not in mine] + mine[:60]))
-    whole = load_result_tensor([run])
-    assert len(whole.find("piqa", "loglikelihood")[0].documents) == 60
-    tensor = load_result_tensor([run], min_coverage=0.75)
+    partial = RunSelection(min_coverage=0.6)
+    assert len(load_result_tensor([run], partial).find("piqa", "loglikelihood")[0].documents) == 60
+    tensor = load_result_tensor([run])
     (cell,) = tensor.find("piqa", "loglikelihood")
     assert (cell.present, len(cell.documents)) == ((0,), 100)
     assert tensor.find("piqa", "generation")[0].present == (0, 1)
-    said = "'s' has 60 of 100 documents under loglikelihood, less than 75 %, and is excluded"
-    assert any(said in warning for warning in tensor.warnings)
-    assert load_result_tensor([run], min_coverage=0.6).find("piqa", "loglikelihood")[0].present == (0, 1)
+    said = "PIQA: 's' has 60 of 100 documents under loglikelihood: not measured."
+    assert said in tensor.warnings
 
 
 def test_headline_names_number_of_benchmarks(synthetic: SimpleNamespace, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_planned_benchmark_without_scores_exits_with_3(tmp_path: Path) -> None:
     run = copy_without(FIXTURES / "passing", tmp_path / "run", lambda row: row["benchmark"] == "needle")
     verdict = run_gate([run], policy({"metric": "recovery", "min": 0.9, "protocol": "generation"}))
     assert verdict.exit_code == 3
-    assert "needle at 256 tokens: in the plan" in verdict.results[0].why
+    assert "needle at 256 tokens: 'student' has 0 of 60 documents" in verdict.results[0].why
 
 
 def test_missing_teacher_exits_with_3(tmp_path: Path) -> None:

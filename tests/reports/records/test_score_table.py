@@ -11,7 +11,7 @@ from evalsuite.reports.records.score_table import score_table
 
 
 def plan(metric: str, **how: str) -> Plan:
-    protocol = ProtocolPlan(metric=metric, **how)
+    protocol = ProtocolPlan(metric=metric, documents=2, **how)
     return Plan(
         suite="s",
         created="2026-11-21T08:00:00Z",
