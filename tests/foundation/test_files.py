@@ -15,6 +15,7 @@ from evalsuite.foundation import (
     RunFolderError,
     append_jsonl,
     locked,
+    read_json,
     read_jsonl,
     write_json,
     write_text,
@@ -132,3 +133,62 @@ def test_what_a_killed_process_leaves_behind_may_let_go_a_moment_later(tmp_path:
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(other)
+
+
+def _write_and_die(path: Path) -> None:
+    # As if killed between writing the temporary file and putting it in place.
+    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    write_text(path, "new")
+
+
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(
+        target=_write_and_die, args=(tmp_path / "scores" / "a.jsonl",)
+    )
+    process.start()
+    process.join()
+    (left,) = (tmp_path / "scores").iterdir()
+    assert left.name.startswith(".a.jsonl.")
+    others = {".lock", ".gitignore", ".hidden.abc", "b.jsonl", ".cache"}
+    for name in others:
+        (tmp_path / "scores" / name).write_text("mine")
+    remove = getattr(files_module, "remove_leftovers", lambda folder: None)
+    remove(tmp_path)
+    assert {path.name for path in (tmp_path / "scores").iterdir()} == others
+
+
+def test_a_temporary_file_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace, seen = os.replace, []
+
+    def look(source: str, target: Path) -> None:
+        files_module.remove_leftovers(tmp_path)
+        seen.append(Path(source).is_file())
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", look)
+    write_text(tmp_path / "plan.yaml", "new")
+    assert seen == [True]
+    assert (tmp_path / "plan.yaml").read_text() == "new"
+
+
+def test_an_interrupted_write_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_text(tmp_path / "plan.yaml", "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["NaN", '{"a": Infinity}', "[" * 100_000, "1" * 5000, "\udcff", "{"])
+def test_what_is_not_json_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(DataError, match=r"x\.json: not JSON"):
+        read_json(path)
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(DataError, match=r"x\.json, line 1: not JSON"):
+        list(read_jsonl(path))
