@@ -3,10 +3,11 @@
 import fcntl
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,8 +17,14 @@ GRACE = 2.0
 """Seconds to retry a lock before reporting that another process holds it."""
 
 
+_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
+"""Names that `write_bytes` gives to temporary files: those of `tempfile.mkstemp` with a prefix."""
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` atomically: a reader sees the old file or the complete new one.
+
+    The temporary file is locked while it is in use, unlike one that a killed process left behind.
 
     Raises:
         RunFolderError: the folder cannot be written or the disk is full.
@@ -28,15 +35,28 @@ def write_bytes(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except OSError as error:
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
+    except BaseException as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
-        raise RunFolderError(f"{path}: cannot be written ({error.strerror or error})") from error
+        if isinstance(error, OSError):
+            raise RunFolderError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files below `folder` that killed processes left behind."""
+    for path in Path(folder).rglob(".*"):
+        if not (_TEMPORARY.fullmatch(path.name) and path.is_file()):
+            continue
+        with suppress(OSError), open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def _umask() -> int:
@@ -150,6 +170,8 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock on `path` (a small file, created if absent) across processes.
 
+    A caller that does not wait owns the folder: temporary files of killed processes are removed from it.
+
     Raises:
         RunFolderError: `wait` is false and another process holds the lock, or the path cannot be written.
     """
@@ -164,6 +186,8 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX)
         elif not _try_lock(file):
             raise RunFolderError(f"{path}: another evalsuite process is using this folder")
+        else:
+            remove_leftovers(path.parent)
         yield
 
 
