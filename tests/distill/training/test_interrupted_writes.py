@@ -1,0 +1,153 @@
+"""A run folder survives a kill before its recipe is in place, and a full disk at any write."""
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import SafetensorError
+from transformers import PreTrainedTokenizerBase
+
+from evalsuite.cli import main
+from evalsuite.distill import distill
+from evalsuite.distill.recipe import Recipe, write_recipe
+from evalsuite.distill.training import checkpoint
+from evalsuite.distill.training.checkpoint import init_run_dir
+from evalsuite.foundation import RunFolderError
+
+FULL = "No space left on device"
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing that runs on errors may run."""
+
+
+def fail_at(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: BaseException, call: int = 1
+) -> None:
+    """Raise `error` instead of the n-th call of a function; later ones work again."""
+    real, calls = getattr(owner, name), []
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        calls.append(name)
+        if len(calls) == call:
+            raise error
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+@pytest.fixture
+def recipe(small_recipe: Callable[..., Recipe], teacher_folder: Path, stage: Callable[..., Any]) -> Recipe:
+    return small_recipe(teacher_folder, stages=[stage("kd", "kd", tokens=256)])
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(tempfile, "mkstemp"), (os, "fsync"), (os, "chmod"), (os, "replace")],
+    ids=["before the file", "before it is on disk", "before its mode", "before it is in place"],
+)
+def test_folder_without_recipe_is_used_by_the_same_command(
+    owner: Any, name: str, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        fail_at(patch, owner, name, Killed())
+        with pytest.raises(Killed):
+            distill(recipe, out, quiet=True, device="cpu")
+    assert not (out / "recipe.yaml").exists()
+    try:
+        init_run_dir(out, recipe)
+    except RunFolderError as error:
+        pytest.fail(str(error))
+    assert {path.name for path in out.iterdir()} - {".lock"} == {"recipe.yaml"}
+
+
+def test_foreign_hidden_files_are_not_taken_for_ours(recipe: Recipe, tmp_path: Path) -> None:
+    for name in (".recipe.yaml.swp", ".bashrc"):
+        out = tmp_path / name.strip(".")
+        out.mkdir()
+        (out / name).write_text("mine")
+        with pytest.raises(RunFolderError, match="is not empty"):
+            init_run_dir(out, recipe)
+        assert (out / name).read_text() == "mine"
+
+
+def test_refused_folder_stays_as_it_was(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match="is not empty"):
+        distill(recipe, tmp_path, quiet=True, device="cpu")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def full_disk() -> OSError:
+    return OSError(errno.ENOSPC, FULL, "model.safetensors")
+
+
+FAILURES: dict[str, tuple[Any, str, BaseException, int]] = {
+    "state tensors": (checkpoint, "save_file", SafetensorError(f"I/O error: {FULL} (os error 28)"), 1),
+    "state tensors, by Python": (checkpoint, "save_file", full_disk(), 1),
+    "tokenizer": (PreTrainedTokenizerBase, "save_pretrained", Exception(f"{FULL} (os error 28)"), 1),
+    "tokenizer, by Python": (PreTrainedTokenizerBase, "save_pretrained", full_disk(), 1),
+    "recipe": (os, "fsync", full_disk(), 1),
+    "any later file": (os, "fsync", full_disk(), 4),
+    "checkpoint in place": (checkpoint.os, "replace", full_disk(), 4),
+}
+
+
+@pytest.mark.parametrize("what", [*FAILURES, "weights"])
+def test_full_disk_ends_in_one_sentence_and_resumes(
+    what: str,
+    recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, out = tmp_path / "recipe.yaml", tmp_path / "out"
+    path.write_text(write_recipe(recipe))
+    command = ["distill", str(path), "--out", str(out), "--device", "cpu", "--quiet"]
+    with monkeypatch.context() as patch:
+        if what == "weights":
+            error = SafetensorError(f"Error while serializing: I/O error: {FULL} (os error 28)")
+            fail_at(patch, __import__("transformers").PreTrainedModel, "save_pretrained", error)
+        else:
+            fail_at(patch, *FAILURES[what])
+        code = main(command)
+    said = capsys.readouterr().err
+    assert code == RunFolderError.exit_code, said[-600:]
+    assert "Traceback" not in said
+    assert FULL in said
+    assert len(said.strip().splitlines()) == 1
+    assert main(command) == 0
+    left = [path.name for path in out.rglob(".*") if path.name != ".lock"]
+    assert left == []
+    assert (out / "gated_deltanet" / "model.safetensors").is_file()
+
+
+def test_programming_errors_are_not_taken_for_a_full_disk(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_at(monkeypatch, PreTrainedTokenizerBase, "save_pretrained", RuntimeError("shapes differ"))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        distill(recipe, tmp_path / "out", quiet=True, device="cpu")
+
+
+def test_leftovers_of_a_kill_are_removed_on_resume(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        # The first state is complete but for latest.json.
+        fail_at(patch, os, "replace", Killed(), call=3)
+        with pytest.raises(Killed):
+            distill(recipe, out, quiet=True, device="cpu")
+    assert [path for path in out.rglob(".*") if path.name != ".lock"]
+    # Another run inside this one's folder has temporary files of its own.
+    other = out / "variants" / "v" / ".metrics.jsonl.abcdefgh.tmp"
+    other.parent.mkdir(parents=True)
+    other.write_text("")
+    distill(recipe, out, quiet=True, device="cpu")
+    assert [path for path in out.rglob(".*") if path.name != ".lock"] == [other]
