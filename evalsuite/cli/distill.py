@@ -27,7 +27,10 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("recipe", help="a name from `evalsuite show recipes`, or a YAML file")
     parser.add_argument(
-        "--mixer", nargs="+", metavar="M", help="mixers of the students, instead of the recipe's"
+        "--mixer",
+        nargs="+",
+        metavar="M",
+        help="mixers of the students, instead of the recipe's; variants that name their own keep them",
     )
     parser.add_argument(
         "--set",
@@ -87,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str] | None]]:
     """Return the recipe and its requested variants: subfolder of --out, recipe, mixers.
 
-    `--mixer` applies to the recipe itself; a variant defines its own.
+    `--mixer` applies to variants too, except those that name mixers themselves, which they vary.
     """
     from evalsuite.distill import load_recipe
 
@@ -99,10 +102,13 @@ def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str
     # In the recipe's order, since one may start from another; load_recipe refuses unknown ones.
     names = sorted(names, key=lambda name: order.index(name) if name in order else -1)
     joint = "," if ":" in arguments.recipe else ":"
-    return [("", plain, arguments.mixer)] + [
-        (f"variants/{name}", load_recipe(f"{arguments.recipe}{joint}{name}", overrides), None)
-        for name in names
-    ]
+    chosen: list[tuple[str, Recipe, list[str] | None]] = [("", plain, arguments.mixer)]
+    for name in names:
+        recipe = load_recipe(f"{arguments.recipe}{joint}{name}", overrides)
+        variant = plain.variants[name]
+        names_mixers = "student.mixers" in variant or "mixers" in variant.get("student", {})
+        chosen.append((f"variants/{name}", recipe, None if names_mixers else arguments.mixer))
+    return chosen
 
 
 def check_starts(chosen: list[tuple[str, "Recipe", list[str] | None]], out: Path) -> None:
