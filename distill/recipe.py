@@ -44,6 +44,8 @@ class Stage(Strict):
     """Default: `mixer` for layerwise objectives, `all` otherwise. See `parameter_groups.TRAINABLE_SETS`."""
     data: str | dict[str, float]
     """Name of a source, or a mixture: source → weight."""
+    restart_data: bool = False
+    """Read the sources from their start, instead of continuing where the earlier stages stopped."""
     tokens: Tokens
     seq_len: int = Field(gt=1)
     """Tokens per sequence."""
@@ -176,9 +178,16 @@ class Recipe(Strict):
         """16 hex digits over everything that determines the result (see NON_HASHED_FIELDS).
 
         Only values that differ from the defaults are hashed, so that fields added by a later version do not
-        change the hashes of existing recipes. Published defaults must therefore never change.
+        change the hashes of existing recipes. Published defaults must therefore never change. `restart_data`
+        is the exception: all stages of the first recipes restarted, so a stage that continues is marked.
         """
-        return content_hash(non_default_fields(self, leave_out=NON_HASHED_FIELDS))
+        fields = non_default_fields(self, leave_out=NON_HASHED_FIELDS)
+        earlier: set[str] = set()
+        for stage, values in zip(self.stages, fields["stages"], strict=True):
+            if not values.pop("restart_data", False) and not earlier.isdisjoint(stage.mixture):
+                values["continues_data"] = True
+            earlier.update(stage.mixture)
+        return content_hash(fields)
 
     @property
     def labels(self) -> list[str]:

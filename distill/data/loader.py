@@ -2,9 +2,10 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from evalsuite.distill.data.chat import chat_renderer
 from evalsuite.distill.data.documents import DocumentSource, PocketDocumentSource, SerialDocumentSource
-from evalsuite.distill.data.mixture import interleave, pack_source
+from evalsuite.distill.data.mixture import interleave, pack_source, start_of_stage
 from evalsuite.distill.data.packing import Document, PackedSequence, repeat_spans, tokenize
 from evalsuite.distill.data.sources import POCKET_SHARD_SIZE, Example, Reader, open_reader
 from evalsuite.distill.recipe import Recipe, Stage
@@ -91,6 +92,7 @@ class StageDataLoader:
     Args:
         tokenizer: a fast tokenizer of transformers.
         state: `GlobalBatch.state` of the last completed step.
+        previous: source → its state after the last stage that read it, where this stage continues.
         rank, world_size: each process takes its share of every global batch, so that the global batches
             do not depend on the number of GPUs.
         readers: local readers shared between stages, so that the last shard stays cached.
@@ -103,6 +105,7 @@ class StageDataLoader:
         tokenizer: Any,
         *,
         state: dict[str, Any] | None = None,
+        previous: Mapping[str, dict[str, Any]] = MappingProxyType({}),
         rank: int = 0,
         world_size: int = 1,
         pin_memory: bool = False,
@@ -132,7 +135,8 @@ class StageDataLoader:
                 packing=stage.packing,
                 pad_id=eos_token_id(tokenizer),
                 seed=recipe.seed,
-                state=(state or {}).get("sources", {}).get(name),
+                state=(state or {}).get("sources", {}).get(name)
+                or start_of_stage(previous.get(name), restart=stage.restart_data),
             )
             for name in stage.mixture
         }

@@ -1,7 +1,7 @@
 """Packed sequences of a source, and exact mixtures of several sources, resumable at any sequence."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,41 @@ class PackedSourceState:
     """Sequences of this batch that were already yielded."""
     leftover: list[tuple[list[int], list[bool]]] = field(default_factory=list)
     """Documents left over from earlier batches."""
+    used: list[int] = field(default_factory=list)
+    """Documents of this batch in the sequences that were already yielded."""
+    skipped: list[int] = field(default_factory=list)
+    """Documents of this batch that an earlier stage has used."""
+    tokens: int = 0
+    """Tokens of the first epoch that were yielded since the start of the source, over all stages."""
+    distinct: int = 0
+    """The most of these since training began: a stage that restarts a source reads the same tokens again."""
+
+    def count(self, sequence: PackedSequence) -> None:
+        """Record a sequence as yielded."""
+        self.sequence += 1
+        self.used = sorted({*self.used, *sequence.documents})
+        if self.epoch == 0:
+            self.tokens += len(sequence.input_ids)
+            self.distinct = max(self.distinct, self.tokens)
+
+
+def start_of_stage(previous: dict[str, Any] | None, *, restart: bool) -> dict[str, Any] | None:
+    """The state in which a stage starts a source that earlier stages left in state `previous`.
+
+    The stage reads the documents that no earlier sequence has used, since it may pack them differently.
+    """
+    if previous is None:
+        return None
+    at = PackedSourceState(**previous)
+    if restart:
+        return vars(PackedSourceState(distinct=at.distinct))
+    skipped = sorted({*at.skipped, *at.used})
+    return vars(replace(at, sequence=0, leftover=[], used=[], skipped=skipped))
+
+
+def distinct_tokens(sources: Mapping[str, dict[str, Any]]) -> int:
+    """Tokens read from these sources, without those that were read again, in a later epoch or stage."""
+    return sum(PackedSourceState(**state).distinct for state in sources.values())
 
 
 def pack_source(
@@ -54,7 +89,8 @@ def pack_source(
     while True:
         batches, next_position = documents.read_shard(at.position, (seed, source.seed, at.epoch, at.shard))
         while at.batch < len(batches):
-            members = [*leftover, *batches[at.batch]]
+            numbered = (replace(each, number=number) for number, each in enumerate(batches[at.batch]))
+            members = [*leftover, *(each for each in numbered if each.number not in at.skipped)]
             empty = empty and not members
             if packing == "concat":
                 sequences, remaining = pack_concat(members, length)
@@ -63,10 +99,11 @@ def pack_source(
                 sequences, remaining = pack_documents(members, length, pad_id, last=last)
                 # Packing sorts by length; unshuffled, some training batches would hold long documents only.
                 sequences = shuffled(sequences, seed, source.seed, at.epoch, at.shard, at.batch)
-            for number in range(at.sequence, len(sequences)):
-                at.sequence = number + 1
-                yield sequences[number], {**vars(at)}
-            leftover = remaining
+            for sequence in sequences[at.sequence :]:
+                at.count(sequence)
+                yield sequence, {**vars(at)}
+            leftover = [replace(document, number=None) for document in remaining]
+            at.used, at.skipped = [], []
             at.leftover = [(document.tokens.tolist(), document.loss_mask.tolist()) for document in leftover]
             at.batch, at.sequence = at.batch + 1, 0
         at.batch, at.shard = 0, at.shard + 1

@@ -18,23 +18,29 @@ from evalsuite.distill.data.sources import Example
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Document:
-    """Token ids [n] and loss mask [n]: whether each token is in the loss as a target."""
+    """Token ids [n] and loss mask [n]: whether each token is in the loss as a target.
+
+    `number`: place of the document in its batch of documents; None for leftovers of earlier batches.
+    """
 
     tokens: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSequence:
     """One training sequence: input ids, labels and loss mask, each [length], and the document lengths.
 
-    `doc_lengths` sums to `length`; a sequence of a concatenated stream has one entry.
+    `doc_lengths` sums to `length`; a sequence of a concatenated stream has one entry. `documents`: numbers of
+    the documents that the inputs come from.
     """
 
     input_ids: NDArray[np.int32]
     labels: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
     doc_lengths: tuple[int, ...]
+    documents: tuple[int, ...] = ()
 
 
 def tokenize(
@@ -92,7 +98,7 @@ def repeat_spans(document: Document, chunk_tokens: int, span_tokens: int | None 
             copy = [np.arange(*spans[number]) for number in generator.permutation(len(spans))]
         order += [np.arange(start, end), *copy]
     indices = np.concatenate(order or [np.empty(0, dtype=np.int64)])
-    return Document(document.tokens[indices], document.loss_mask[indices])
+    return Document(document.tokens[indices], document.loss_mask[indices], document.number)
 
 
 def _random_boundaries(
@@ -115,12 +121,15 @@ def pack_concat(documents: Sequence[Document], length: int) -> tuple[list[Packed
         return [], []
     tokens = np.concatenate([document.tokens for document in documents])
     loss_mask = np.concatenate([document.loss_mask for document in documents])
+    ends = np.cumsum([len(document.tokens) for document in documents])
     sequences = []
     start = 0
     while start + length < len(tokens):
-        labels = slice(start + 1, start + length + 1)
+        inputs, labels = slice(start, start + length), slice(start + 1, start + length + 1)
+        first, last = np.searchsorted(ends, [start, start + length - 1], side="right")
+        numbers = _numbers(documents[first : last + 1])
         sequences.append(
-            PackedSequence(tokens[start : start + length], tokens[labels], loss_mask[labels], (length,))
+            PackedSequence(tokens[inputs], tokens[labels], loss_mask[labels], (length,), numbers)
         )
         start += length
     return sequences, [Document(tokens[start:], loss_mask[start:])]
@@ -156,7 +165,11 @@ def pack_documents(
 def _split(document: Document, length: int) -> list[Document]:
     """Pieces of at most `length` positions; consecutive pieces share one token, as in a stream."""
     return [
-        Document(document.tokens[start : start + length + 1], document.loss_mask[start : start + length + 1])
+        Document(
+            document.tokens[start : start + length + 1],
+            document.loss_mask[start : start + length + 1],
+            document.number,
+        )
         for start in range(0, max(1, len(document.tokens) - 1), length)
     ]
 
@@ -176,4 +189,8 @@ def _join(documents: Sequence[Document], length: int, pad_id: int) -> PackedSequ
         start += size
     if start < length:
         doc_lengths.append(length - start)
-    return PackedSequence(input_ids, labels, loss_mask, tuple(doc_lengths))
+    return PackedSequence(input_ids, labels, loss_mask, tuple(doc_lengths), _numbers(documents))
+
+
+def _numbers(documents: Sequence[Document]) -> tuple[int, ...]:
+    return tuple(sorted({document.number for document in documents if document.number is not None}))

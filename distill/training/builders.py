@@ -10,6 +10,7 @@ import torch
 
 from evalsuite.distill.config import ArchitectureConfig, SelectionProvenance
 from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.training.provenance import chain
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import CheckpointError, ConfigError, MissingDependencyError
 from evalsuite.foundation.strict import parse
@@ -24,6 +25,10 @@ class TrainingModels:
     teacher_weights_id: str | None
     students: dict[str, CausalLM]
     tokenizer: Any
+    ancestors: dict[str, list[dict[str, Any]]]
+    """Student → the checkpoints it continues from, oldest first (see `provenance.chain`)."""
+    teacher_ancestors: list[dict[str, Any]]
+    """The same for a teacher that was distilled itself, which is the last one."""
     precision: str
     """`bf16` (a bf16 copy of fp32 master weights runs) or `fp32`."""
 
@@ -93,7 +98,8 @@ def build_models(recipe: Recipe, device: torch.device) -> TrainingModels:
         tokenizer = load_architecture_tokenizer(recipe.architecture)
         random = build_random_model(recipe.architecture, len(tokenizer), tokenizer, recipe.seed)
         apply_fused_kernels(random)
-        return TrainingModels(None, None, {recipe.labels[0]: random.to(device).train()}, tokenizer, precision)
+        students = {recipe.labels[0]: random.to(device).train()}
+        return TrainingModels(None, None, students, tokenizer, {recipe.labels[0]: []}, [], precision)
     from evalsuite.models import load_checkpoint
 
     loaded = None if recipe.teacher is None else load_checkpoint(recipe.teacher, dtype="float32")
@@ -101,10 +107,13 @@ def build_models(recipe: Recipe, device: torch.device) -> TrainingModels:
         _check_selection(recipe, loaded.weights_id)
     tokenizer = None if loaded is None else loaded.tokenizer
     students: dict[str, CausalLM] = {}
+    ancestors: dict[str, list[dict[str, Any]]] = {}
     for label, mixer in zip(recipe.labels, recipe.student.mixers, strict=True):
         path = recipe.student.initial_checkpoints.get(mixer)
+        ancestors[label] = []
         if path is not None:
             checkpoint = load_checkpoint(path, dtype="float32")
+            ancestors[label] = chain(path, checkpoint.weights_id, checkpoint.lineage)
             model: Any = checkpoint.model
             tokenizer = tokenizer or checkpoint.tokenizer
         else:
@@ -119,7 +128,9 @@ def build_models(recipe: Recipe, device: torch.device) -> TrainingModels:
         students[label] = model.to(device).train()
     teacher = None if loaded is None else _prepare_teacher(loaded.model, device, precision)
     weights_id = None if loaded is None else loaded.weights_id
-    return TrainingModels(teacher, weights_id, students, tokenizer, precision)
+    distilled = loaded is not None and bool(loaded.lineage)
+    teacher_ancestors = chain(loaded.path, loaded.weights_id, loaded.lineage) if distilled else []
+    return TrainingModels(teacher, weights_id, students, tokenizer, ancestors, teacher_ancestors, precision)
 
 
 def _build_student(recipe: Recipe, mixer: str, teacher: Any) -> Any:

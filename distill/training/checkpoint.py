@@ -34,24 +34,33 @@ from evalsuite.foundation import (
 from evalsuite.foundation.strict import parse, read_yaml
 from evalsuite.models.checkpoints import TRAINING, without_progress_bars
 
-STATE_SCHEMA = 2
-"""2: keys of the data loader's state were renamed."""
+STATE_SCHEMA = 3
+"""2: keys of the data loader's state were renamed. 3: stages continue the sources of earlier ones."""
 
 
 @dataclass
 class TrainerState:
-    """Progress of a run. `tokens` counts per stage; `data` is the state of the stage's data loader."""
+    """Progress of a run. `tokens` counts per stage; `data` is the state of the stage's data loader.
+
+    `sources`: data source → its state at the end of the last finished stage that read it.
+    """
 
     stage: int = 0
     step: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
     data: dict[str, Any] | None = None
     seconds: float = 0.0
+    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def total_tokens(self) -> int:
         """Tokens trained on so far, over all stages."""
         return sum(self.tokens.values())
+
+    @property
+    def current_sources(self) -> dict[str, dict[str, Any]]:
+        """Data source → its state after the last step."""
+        return {**self.sources, **({} if self.data is None else self.data["sources"])}
 
 
 def init_run_dir(out: Path, recipe: Recipe) -> None:

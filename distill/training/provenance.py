@@ -1,7 +1,7 @@
 """Lineage of a checkpoint, stored with it as lineage.json."""
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -9,8 +9,14 @@ from typing import Any
 import evalsuite
 from evalsuite.distill.recipe import Recipe, Stage
 
-SCHEMA = 3
-"""2: recipe hashes leave out defaults. 3: stages have `trainable` and `seq_len`."""
+SCHEMA = 4
+"""2: recipe hashes leave out defaults. 3: stages have `trainable` and `seq_len`. 4: ancestors and distinct
+tokens."""
+SUMMARY = (
+    "label", "mixers", "teacher", "recipe", "seed", "selection", "stages", "tokens", "distinct_tokens",
+    "complete",
+)  # fmt: skip
+"""Fields of an ancestor's lineage that its descendants repeat."""
 PACKAGES = ("torch", "transformers", "flash-linear-attention", "triton", "accelerate", "tokenizers")
 
 
@@ -25,13 +31,22 @@ def package_versions() -> dict[str, str]:
     return found
 
 
+def chain(path: str, weights_id: str, lineage: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The checkpoints that a checkpoint comes from, oldest first, and itself as the last one."""
+    summary = {key: lineage[key] for key in SUMMARY if key in lineage}
+    return [*lineage.get("ancestors", []), {"path": path, "weights_id": weights_id, **summary}]
+
+
 def build_lineage(
     recipe: Recipe,
     *,
     label: str,
     mixers: Sequence[str] | None,
     teacher_weights_id: str | None,
+    teacher_ancestors: Sequence[dict[str, Any]],
+    ancestors: Sequence[dict[str, Any]],
     tokens: dict[str, int],
+    distinct: int,
     device: str,
     precision: str,
 ) -> dict[str, Any]:
@@ -39,20 +54,31 @@ def build_lineage(
 
     Args:
         mixers: the mixer of each layer; None for a model trained from random weights.
+        teacher_ancestors: the teacher's `chain` if it was distilled itself.
+        ancestors: `chain` of the checkpoint that training started from.
         tokens: stage → tokens this checkpoint was trained on; stages that have not started are absent.
+        distinct: these tokens without those that were read again.
     """
+    total = sum(tokens.values())
     return {
         "schema": SCHEMA,
         "label": label,
         "mixers": None if mixers is None else list(mixers),
         "teacher": None
         if recipe.teacher is None
-        else {"path": recipe.teacher, "weights_id": teacher_weights_id},
+        else {
+            "path": recipe.teacher,
+            "weights_id": teacher_weights_id,
+            "ancestors": list(teacher_ancestors),
+        },
+        "ancestors": list(ancestors),
         "recipe": {"name": recipe.name, "hash": recipe.hash, "source": recipe.source},
         "seed": recipe.seed,
         "selection": None if recipe.student.selection is None else recipe.student.selection.model_dump(),
         "stages": [_stage(stage, tokens[stage.name]) for stage in recipe.stages if stage.name in tokens],
-        "tokens": sum(tokens.values()),
+        "tokens": total,
+        "distinct_tokens": distinct,
+        "total_tokens": total + sum(each.get("tokens", 0) for each in ancestors),
         "complete": all(
             tokens.get(stage.name) == stage.steps * stage.tokens_per_step for stage in recipe.stages
         ),
