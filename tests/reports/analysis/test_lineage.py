@@ -1,0 +1,23 @@
+"""Lineages as reports read them."""
+
+from evalsuite.reports.analysis.lineage import lineage_of
+from evalsuite.reports.records.run_folder import CheckpointPlan
+
+
+def plan(**lineage) -> CheckpointPlan:
+    return CheckpointPlan(weights_id="w" * 16, label="s", path="s", role="student", lineage=lineage)
+
+
+def test_tokens_of_a_continued_student_include_its_ancestors():
+    ancestors = [{"label": "gla", "weights_id": "a" * 16, "tokens": 300, "recipe": {"name": "first"}}]
+    found = lineage_of(plan(tokens=100, total_tokens=400, distinct_tokens=80, ancestors=ancestors))
+    assert found.tokens == 400
+    assert found.distinct_tokens == 80
+    assert found.ancestors == ("gla of first",)
+
+
+def test_older_and_hand_written_lineages_state_less():
+    found = lineage_of(plan(tokens=100))
+    assert (found.tokens, found.distinct_tokens, found.ancestors) == (100, None, ())
+    assert lineage_of(plan(ancestors="mine", distinct_tokens="many")).ancestors == ()
+    assert lineage_of(plan(ancestors=[{"weights_id": "a" * 16}])).ancestors == ("a" * 16,)
