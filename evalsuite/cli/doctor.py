@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.documents,
             arguments.data,
             max_positions(checkpoint.model.config),
+            trust_remote_code=trusted,
         )
     with served or nullcontext() as vllm:
         result = run_consistency_checks(checkpoint, requests, vllm)

@@ -21,7 +21,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="auto is float32 on a CPU and bfloat16 on CUDA (default: %(default)s)",
     )
     parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run Python code that comes with a checkpoint"
+        "--trust-remote-code",
+        action="store_true",
+        help="run Python code that comes with a checkpoint, or with a task file outside lm-eval",
     )
 
 

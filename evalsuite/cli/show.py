@@ -36,6 +36,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     benchmark.add_argument("--checkpoint", metavar="PATH", help="its tokenizer and chat template are used")
     add_data_option(benchmark)
+    benchmark.add_argument(
+        "--trust-remote-code", action="store_true", help="run Python code of a task file outside lm-eval"
+    )
     benchmark.set_defaults(call=show_benchmark)
     checkpoint = subjects.add_parser(
         "checkpoint", help="architecture, size and cache of a checkpoint, without loading its weights"
@@ -125,7 +128,11 @@ def show_benchmark(arguments: argparse.Namespace) -> int:
 
     print(
         sample_prompts(
-            arguments.name, arguments.sample, data_dir=arguments.data, checkpoint=arguments.checkpoint
+            arguments.name,
+            arguments.sample,
+            data_dir=arguments.data,
+            checkpoint=arguments.checkpoint,
+            trust_remote_code=arguments.trust_remote_code,
         )
     )
     return 0

@@ -43,6 +43,7 @@ def build_requests(
     data_dir: Data,
     *,
     skip_missing: bool = False,
+    trust_remote_code: bool = False,
     quiet: bool = False,
 ) -> Index:
     """Write plan, documents and requests of a run; existing requests are reused.
@@ -82,7 +83,16 @@ def build_requests(
             cell for cell in cells if before is None or not requests_path(run, tokenizer, cell).is_file()
         ]
         if missing:
-            _build_for_tokenizer(run, resolved, group, missing, found, data_dir, quiet=quiet)
+            _build_for_tokenizer(
+                run,
+                resolved,
+                group,
+                missing,
+                found,
+                data_dir,
+                trust_remote_code=trust_remote_code,
+                quiet=quiet,
+            )
     hashes = {name: _documents_hash(each) for name, each in found.items()}
     update_environment(
         run, data=source_name(data_dir), documents=hashes, seeds=_seeds(resolved, cells), **facts
@@ -202,13 +212,22 @@ def _build_for_tokenizer(
     found: Mapping[str, list[Document]],
     data_dir: Data,
     *,
+    trust_remote_code: bool,
     quiet: bool,
 ) -> None:
     encoder = Encoder(checkpoints[0].tokenizer)
     max_length = shortest(checkpoints)
     with progress(total=len(cells), what="build", unit="cell", quiet=quiet) as bar:
         for cell in cells:
-            request_sets = build_cell(resolved, cell, found[cell.benchmark], encoder, max_length, data_dir)
+            request_sets = build_cell(
+                resolved,
+                cell,
+                found[cell.benchmark],
+                encoder,
+                max_length,
+                data_dir,
+                trust_remote_code=trust_remote_code,
+            )
             write_requests(requests_path(run, checkpoints[0].tokenizer_id, cell), request_sets)
             bar.update(1)
 
@@ -225,6 +244,8 @@ def build_cell(
     encoder: Encoder,
     max_length: int,
     data_dir: Data,
+    *,
+    trust_remote_code: bool = False,
 ) -> list[RequestSet]:
     """Build the requests of one benchmark under one protocol for one tokenizer.
 
@@ -234,7 +255,15 @@ def build_cell(
     entry, benchmark = next(pair for pair in resolved.entries if pair[1].name == cell.benchmark)
     num_fewshot = {str(protocol): count for protocol, count in entry.num_fewshot.items()}[cell.protocol]
     examples = fewshot_examples(benchmark, num_fewshot, data_dir)
-    harness = make_harness(benchmark, cell.protocol, documents, num_fewshot, examples, resolved.suite.seed)
+    harness = make_harness(
+        benchmark,
+        cell.protocol,
+        documents,
+        num_fewshot,
+        examples,
+        resolved.suite.seed,
+        trust_remote_code=trust_remote_code,
+    )
     if isinstance(harness, LogLikelihoodBenchmark):
         return harness.request_sets(encoder, max_length)
     return harness.request_sets(encoder, chat_template=resolved.chat_template, max_length=max_length)
@@ -254,19 +283,31 @@ def make_harness(
     num_fewshot: int = 0,
     examples: Sequence[Document] = (),
     seed: int = 0,
+    *,
+    trust_remote_code: bool = False,
 ) -> Harness:
-    """Return the harness adapter of one benchmark under one protocol."""
+    """Return the harness adapter of one benchmark under one protocol.
+
+    Raises:
+        ConfigError: it executes code or reads a task file that the user has not allowed.
+    """
     if protocol == "loglikelihood":
         return LogLikelihoodBenchmark(
-            benchmark, documents, num_fewshot=num_fewshot, examples=examples, seed=seed
+            benchmark,
+            documents,
+            num_fewshot=num_fewshot,
+            examples=examples,
+            seed=seed,
+            trust_remote_code=trust_remote_code,
         )
     return GenerationBenchmark(benchmark, documents, num_fewshot=num_fewshot, examples=examples)
 
 
-def load_harness(run: Path, index: Index, cell: Cell) -> Harness:
+def load_harness(run: Path, index: Index, cell: Cell, *, trust_remote_code: bool = False) -> Harness:
     """Return the harness adapter of one cell for scoring, from the run folder alone.
 
     Scoring uses no few-shot examples, so neither their data nor the network is needed.
     """
     documents = cell_documents(read_documents(run, cell.benchmark), cell, index.config["seed"])
-    return make_harness(benchmarks_in(index)[cell.benchmark], cell.protocol, documents)
+    benchmark = benchmarks_in(index)[cell.benchmark]
+    return make_harness(benchmark, cell.protocol, documents, trust_remote_code=trust_remote_code)

@@ -58,7 +58,13 @@ def sample_run_requests(run: Path, tokenizer: Any, count: int) -> list[ScoreRequ
 
 
 def sample_benchmark_requests(
-    names: Sequence[str], tokenizer: Any, count: int, data_dir: Path | str | None, max_length: int
+    names: Sequence[str],
+    tokenizer: Any,
+    count: int,
+    data_dir: Path | str | None,
+    max_length: int,
+    *,
+    trust_remote_code: bool = False,
 ) -> list[ScoreRequest]:
     """Return a sample of benchmarks' requests, the same number of each. Raises as `documents`."""
     found: list[ScoreRequest] = []
@@ -70,7 +76,13 @@ def sample_benchmark_requests(
         available = documents(benchmark, data_dir=data_dir, limit=count)
         chosen = sample_documents(available, -(-count // len(names)), 0)
         examples = fewshot_examples(benchmark, num_fewshot, data_dir)
-        harness = LogLikelihoodBenchmark(benchmark, chosen, num_fewshot=num_fewshot, examples=examples)
+        harness = LogLikelihoodBenchmark(
+            benchmark,
+            chosen,
+            num_fewshot=num_fewshot,
+            examples=examples,
+            trust_remote_code=trust_remote_code,
+        )
         request_sets = harness.request_sets(Encoder(tokenizer), max_length)
         found += [request for request_set in request_sets for request in request_set.score_requests]
     return [request for request in found if len(request.continuations) > 1][:count]

@@ -81,7 +81,15 @@ def estimate(
     all_requests: list[Request] = []
     max_length = shortest(described)
     for cell in resolved.cells({name: len(documents) for name, documents in found.items()}):
-        request_sets = build_cell(resolved, cell, found[cell.benchmark], encoder, max_length, data_dir)
+        request_sets = build_cell(
+            resolved,
+            cell,
+            found[cell.benchmark],
+            encoder,
+            max_length,
+            data_dir,
+            trust_remote_code=trust_remote_code,
+        )
         requests = [request for request_set in request_sets for request in cell.requests(request_set)]
         generated = sum(r.sampling.max_new_tokens for r in requests if isinstance(r, GenerateRequest))
         prompt = sum(len(r.prompt) if isinstance(r, GenerateRequest) else token_cost(r) for r in requests)

@@ -108,7 +108,12 @@ class QuestionTexts:
 
 
 def sample_prompts(
-    name: str | Path, count: int, *, data_dir: Path | str | None = None, checkpoint: str | None = None
+    name: str | Path,
+    count: int,
+    *,
+    data_dir: Path | str | None = None,
+    checkpoint: str | None = None,
+    trust_remote_code: bool = False,
 ) -> str:
     """Return the prompts of `count` documents of a benchmark under each protocol, as text.
 
@@ -117,9 +122,10 @@ def sample_prompts(
         count: sample size.
         data_dir: as in `evaluate`.
         checkpoint: its tokenizer counts lengths, and its chat template is applied if there is one.
+        trust_remote_code: allow a task file that is not lm-eval's or ours; it can run Python.
 
     Raises:
-        ConfigError: an unknown benchmark, or a count below 1.
+        ConfigError: an unknown benchmark, one that may not run here, or a count below 1.
         DataError: missing data.
     """
     from evalsuite.evaluation.build import fewshot_examples, make_harness
@@ -143,7 +149,9 @@ def sample_prompts(
     for protocol in benchmark.protocols:
         num_fewshot = getattr(benchmark, protocol).num_fewshot
         examples = fewshot_examples(benchmark, num_fewshot, data_dir)
-        harness = make_harness(benchmark, protocol, found, num_fewshot, examples)
+        harness = make_harness(
+            benchmark, protocol, found, num_fewshot, examples, trust_remote_code=trust_remote_code
+        )
         for number, document in enumerate(found):
             parts.append(f"── {benchmark.name}, {protocol}, document {document.doc_id}")
             if isinstance(harness, LogLikelihoodBenchmark):
