@@ -1,5 +1,6 @@
 """The student as its teacher with other mixers, and as a Hugging Face model."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,12 @@ TEACHERS = [
     ("mistral", {"sliding_window": 6}),
     ("qwen2", {}),
     ("qwen3", {"head_dim": 16}),
+]
+PRESETS = [
+    f"{name}:{preset}"
+    for name, kind in sorted(MIXERS.items())
+    for preset in getattr(kind.Options, "presets", {})
+    if preset != "house"
 ]
 
 
@@ -131,14 +138,14 @@ def test_softmax_layers_can_start_from_random_projections(
         assert torch.equal(mine.mlp.up_proj.weight, original.mlp.up_proj.weight)
 
 
-@pytest.mark.parametrize("name", sorted(MIXERS))
+@pytest.mark.parametrize("name", [*sorted(MIXERS), *PRESETS])
 @both_widths
 @torch.no_grad()
 def test_save_and_load_round_trips(make_teacher: Make, tmp_path: Path, name: str, head_dim: int) -> None:
     teacher = make_teacher("qwen3", layers=1, head_dim=head_dim, tie_word_embeddings=True)
-    student = build_student(
-        teacher, name, options={"sliding_window": {"window": 4}} if "sliding" in name else {}
-    )
+    name, _, preset = name.partition(":")
+    options = {"sliding_window": {"window": 4}} if "sliding" in name else {}
+    student = build_student(teacher, name, options=options | ({name: {"preset": preset}} if preset else {}))
     for parameter in student.parameters():
         parameter += 0.05 * torch.randn_like(parameter)
     student.save_pretrained(tmp_path)
@@ -148,13 +155,15 @@ def test_save_and_load_round_trips(make_teacher: Make, tmp_path: Path, name: str
     assert [p.name for p in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
 
 
-@pytest.mark.parametrize("name", [*sorted(MIXERS), "hybrid"])
+@pytest.mark.parametrize("name", [*sorted(MIXERS), *PRESETS, "hybrid"])
 @both_widths
 @torch.no_grad()
 def test_cached_generation_equals_uncached(make_teacher: Make, name: str, head_dim: int) -> None:
     teacher = make_teacher(layers=3, head_dim=head_dim)
+    name, _, preset = name.partition(":")
     mixers = ["gla", "sliding_window", "softmax"] if name == "hybrid" else name
     options = {"sliding_window": {"window": 4}} if "sliding_window" in mixers else {}
+    options |= {name: {"preset": preset}} if preset else {}
     student = build_student(teacher, mixers, options=options).double()
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[0, :4] = 0
@@ -241,6 +250,37 @@ def test_a_checkpoint_of_a_newer_schema_is_refused(make_teacher: Make, tmp_path:
     (tmp_path / "config.json").write_text(json.dumps({**config, "schema": config["schema"] + 1}))
     with pytest.raises(CheckpointError, match=r"schema 3 is newer than .* supports \(2\); update evalsuite"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@torch.no_grad()
+def test_hgrn2_layers_of_a_student_share_their_lower_bounds(make_teacher: Make, tmp_path: Path) -> None:
+    """Also in a hybrid, after loading, and in a copy, which must not refer to the original's layers."""
+    mixers = ["hgrn2", "softmax", "hgrn2", "hgrn2"]
+    student = build_student(make_teacher(layers=4), mixers, options={"hgrn2": {"preset": "native"}})
+    linear = [student.model.layers[n].self_attn for n in (0, 2, 3)]
+    assert all(mixer.bound_layers == tuple(linear) for mixer in linear)
+    before = student(ids()).logits
+    linear[2].lower_bounds += 3.0
+    changed = student(ids()).logits
+    assert (changed - before).abs().max() > 1e-3
+    student.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(loaded(ids()).logits, changed)
+    twin = copy.deepcopy(student)
+    linear[2].lower_bounds -= 3.0
+    assert torch.equal(twin(ids()).logits, changed)
+
+
+def test_projections_of_another_width_are_not_copied(make_teacher: Make) -> None:
+    options = {"gla": {"preset": "native", "expand_k": 0.5}}
+    with pytest.raises(
+        ConfigError,
+        match=r"layer 0: the teacher's q_proj.weight is \(32, 32\), that of gla \(16, 32\); choose an init",
+    ):
+        build_student(make_teacher(), "gla", options=options)
+    teacher = make_teacher()
+    mixer = build_student(teacher, "gla", options=options, init="vo").model.layers[0].self_attn
+    assert torch.equal(mixer.o_proj.weight, teacher.model.layers[0].self_attn.o_proj.weight)
 
 
 def test_misuse_is_refused(make_teacher: Make) -> None:

@@ -61,6 +61,33 @@ def test_every_mixer_is_supported_on_ranks_that_divide_its_heads(
             validate_student(softmax, 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "tp_size", "message"),
+    [
+        (
+            "hgrn2",
+            {"preset": "native"},
+            1,
+            "layer 0: hgrn2 with learned_lower_bounds = True .* --engine torch",
+        ),
+        ("mamba2", {"preset": "native"}, 2, "heads of mamba2 with output_norm = rms_all_heads depend on"),
+        ("gla", {"num_heads": 2}, 2, "heads of gla with num_heads = 2 depend on"),
+    ],
+)
+def test_mixer_options_that_cannot_be_served_are_named(
+    name: str,
+    options: dict[str, Any],
+    tp_size: int,
+    message: str,
+    make_teacher: Callable[..., PreTrainedModel],
+) -> None:
+    config = build_student(make_teacher(), name, options={name: options}).config
+    with pytest.raises(ConfigError, match=message):
+        validate_student(config, tp_size)
+    if tp_size > 1:
+        validate_student(config, 1)
+
+
 def test_a_mixer_with_an_extra_state_is_rejected(
     monkeypatch: pytest.MonkeyPatch, make_teacher: Callable[..., PreTrainedModel]
 ) -> None:
