@@ -49,7 +49,11 @@ class Lineage:
     """One per layer; empty if unknown."""
     stages: tuple[Stage, ...]
     tokens: int | None
-    """Tokens trained on, over all stages."""
+    """Tokens trained on, over all stages, including those of the checkpoints that training started from."""
+    distinct_tokens: int | None
+    """Tokens of the last training run without those that it read again."""
+    ancestors: tuple[str, ...]
+    """The students that training started from, oldest first."""
     teacher_path: str | None
     teacher_id: str | None
     selector: str | None
@@ -90,7 +94,7 @@ def lineage_of(checkpoint: CheckpointPlan) -> Lineage:
         for stage in _mappings(raw.get("stages"))
     )
     known = [stage.tokens for stage in stages if stage.tokens is not None]
-    tokens = _whole(raw.get("tokens"))
+    tokens = _whole(raw.get("total_tokens", raw.get("tokens")))
     return Lineage(
         recipe=_text(recipe.get("name") if isinstance(recipe, dict) else recipe),
         recipe_hash=_text(recipe.get("hash")) if isinstance(recipe, dict) else None,
@@ -98,11 +102,19 @@ def lineage_of(checkpoint: CheckpointPlan) -> Lineage:
         mixers=_names(raw.get("mixers")),
         stages=stages,
         tokens=tokens if tokens is not None else sum(known) if known else None,
+        distinct_tokens=_whole(raw.get("distinct_tokens")),
+        ancestors=tuple(_ancestor(each) for each in _mappings(raw.get("ancestors"))),
         teacher_path=_text(teacher.get("path")) if isinstance(teacher, dict) else None,
         teacher_id=_text(teacher.get("weights_id") if isinstance(teacher, dict) else teacher),
         selector=_text(selection.get("selector") if isinstance(selection, dict) else raw.get("selector")),
         complete=raw.get("complete") is not False,
     )
+
+
+def _ancestor(raw: dict[str, Any]) -> str:
+    recipe = raw.get("recipe")
+    name, label = recipe.get("name") if isinstance(recipe, dict) else None, _text(raw.get("label"))
+    return f"{label} of {name}" if label and name else str(raw.get("weights_id", ""))
 
 
 def _text(value: Any) -> str | None:
