@@ -10,12 +10,14 @@ out/<label>/                        the student, with lineage.json and training.
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -27,6 +29,7 @@ from evalsuite.foundation import (
     CheckpointError,
     ConfigError,
     RunFolderError,
+    is_temporary,
     read_json,
     write_json,
     write_text,
@@ -64,7 +67,20 @@ class TrainerState:
 
 
 def init_run_dir(out: Path, recipe: Recipe) -> None:
-    """Create the run folder of `recipe`, or check that `out` belongs to it.
+    """Create the run folder of `recipe`, or remove what a killed run left in it. Hold the folder's lock.
+
+    Raises:
+        RunFolderError: as `check_run_dir`, or `out` cannot be written.
+    """
+    check_run_dir(out, recipe)
+    for partial in (*out.glob(".*.partial"), *(out / "checkpoints").glob("*/.*.partial")):
+        shutil.rmtree(partial, ignore_errors=True)
+    if not (out / "recipe.yaml").exists():
+        write_text(out / "recipe.yaml", write_recipe(recipe))
+
+
+def check_run_dir(out: Path, recipe: Recipe) -> None:
+    """Check that `out` is the run folder of `recipe`, or can become it.
 
     Raises:
         RunFolderError: `out` belongs to another run or an earlier version, or holds unrelated files.
@@ -86,9 +102,9 @@ def init_run_dir(out: Path, recipe: Recipe) -> None:
                 "choose a new folder"
             )
         return
-    if out.exists() and any(entry.name != ".lock" for entry in out.iterdir()):
+    # A run that was killed before its recipe was in place leaves its lock and a temporary file.
+    if out.exists() and any(each.name != ".lock" and not is_temporary(each) for each in out.iterdir()):
         raise RunFolderError(f"{out} is not empty and is not the run folder of a recipe; choose a new folder")
-    write_text(path, write_recipe(recipe))
 
 
 def config_diff(old: Any, new: Any, prefix: str = "") -> str:
@@ -140,15 +156,10 @@ def save_state(
     folder = out / "state"
     number = _latest(folder) + 1
     target = folder / f"{number:06d}"
-    try:
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
+    with _writing(target, f"{target}: the training state"):
         save_file(tensors, target / "tensors.safetensors")
         _sync(target / "tensors.safetensors")
-    except (OSError, RuntimeError) as error:
-        shutil.rmtree(target, ignore_errors=True)
-        raise RunFolderError(f"{target}: the training state cannot be written ({error})") from error
-    write_json(target / "state.json", {"schema": STATE_SCHEMA, **asdict(state)})
+        write_json(target / "state.json", {"schema": STATE_SCHEMA, **asdict(state)})
     write_json(folder / "latest.json", {"number": number})
     for old in folder.iterdir():
         if old.is_dir() and old != target:
@@ -181,6 +192,27 @@ def load_state(out: Path) -> tuple[TrainerState, dict[str, Tensor]] | None:
 def _latest(folder: Path) -> int:
     path = folder / "latest.json"
     return int(json.loads(path.read_text())["number"]) if path.exists() else 0
+
+
+@contextmanager
+def _writing(folder: Path, what: str) -> Iterator[None]:
+    """Write into a new folder, which is removed if that fails.
+
+    safetensors and tokenizers report a full disk by exceptions of their own, the latter by a bare Exception;
+    both quote the number of the operating system's error.
+
+    Raises:
+        RunFolderError: the disk is full or the folder cannot be written.
+    """
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        yield
+    except Exception as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not isinstance(error, (OSError, SafetensorError)) and "(os error " not in str(error):
+            raise
+        raise RunFolderError(f"{what} cannot be written ({error})") from error
 
 
 def _sync(path: Path) -> None:
@@ -249,9 +281,7 @@ def save_checkpoint(
         RunFolderError: the disk is full or the folder cannot be written.
     """
     partial = folder.with_name(f".{folder.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    with _writing(partial, f"{folder}: the checkpoint"):
         config_dtype = model.config.dtype
         model.config.dtype = dtype
         with without_progress_bars():
@@ -260,12 +290,9 @@ def save_checkpoint(
         tokenizer.save_pretrained(partial)
         for path in partial.rglob("*.safetensors"):
             _sync(path)
-    except (OSError, RuntimeError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise RunFolderError(f"{folder}: the checkpoint cannot be written ({error})") from error
-    write_json(partial / "lineage.json", lineage)
-    if loss_curve:
-        lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in loss_curve)
-        write_text(partial / TRAINING, lines)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(partial, folder)
+        write_json(partial / "lineage.json", lineage)
+        if loss_curve:
+            lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in loss_curve)
+            write_text(partial / TRAINING, lines)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)

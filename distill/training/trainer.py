@@ -32,6 +32,7 @@ from evalsuite.distill.training.builders import (
 )
 from evalsuite.distill.training.checkpoint import (
     TrainerState,
+    check_run_dir,
     init_run_dir,
     load_master_weights,
     load_optimizer_state,
@@ -75,8 +76,11 @@ def distill(
     out = Path(out)
     process_group = ProcessGroup(device)
     if process_group.is_main:
-        init_run_dir(out, recipe)
+        # Before the lock, which would leave a file in a folder that is refused.
+        check_run_dir(out, recipe)
     with locked(out / ".lock", wait=False) if process_group.is_main else nullcontext():
+        if process_group.is_main:
+            init_run_dir(out, recipe)
         process_group.barrier()
         folders = [out / label for label in recipe.labels]
         if all((folder / "lineage.json").exists() for folder in folders):

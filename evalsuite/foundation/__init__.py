@@ -15,6 +15,7 @@ from evalsuite.foundation.errors import (
 )
 from evalsuite.foundation.files import (
     append_jsonl,
+    is_temporary,
     locked,
     read_json,
     read_jsonl,
@@ -36,6 +37,7 @@ __all__ = [
     "canonical_json",
     "content_hash",
     "file_hash",
+    "is_temporary",
     "locked",
     "nearest",
     "printable",

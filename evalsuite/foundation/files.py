@@ -49,10 +49,15 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise
 
 
+def is_temporary(path: Path) -> bool:
+    """Return whether a file has the name of a temporary file of `write_bytes`."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files below `folder` that killed processes left behind."""
     for path in Path(folder).rglob(".*"):
-        if not (_TEMPORARY.fullmatch(path.name) and path.is_file()):
+        if not (is_temporary(path) and path.is_file()):
             continue
         with suppress(OSError), open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
