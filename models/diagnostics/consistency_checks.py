@@ -181,7 +181,11 @@ class _CheckRunner:
             ("packed", "sequences packed into one row", self.packed),
             ("decode", "token by token from a cache", self.decoded),
             *(
-                (f"precision {name}", f"all parameters and activations in {name}", lambda d=dtype: self.cast(d))
+                (
+                    f"precision {name}",
+                    f"all parameters and activations in {name}",
+                    lambda d=dtype: self.cast(d),
+                )
                 for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
                 if dtype != self.model.dtype
             ),
