@@ -1,5 +1,6 @@
 """Selectors end to end: selection file, student, invalid input."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -285,3 +286,23 @@ def test_beam_replace_keeps_the_most_harmful_replacements(context, monkeypatch):
     result = beam_search.beam_replace(context, 2)
     assert result.layers == (2, 3)
     assert result.scores == pytest.approx((3.0, 0.0, 7.0, 6.9))
+
+
+@pytest.mark.parametrize("search", ["beam_add", "beam_replace", "greedy"])
+def test_searches_measure_the_teacher_and_swap_attention_only(context, search):
+    """MLPs, norms and embeddings stay those of the student that the search starts from (arXiv 2603.26556)."""
+    result = getattr(beam_search, search)(context, 2)
+    text = context.held_out
+    assert result.details["teacher"]["text"] == pytest.approx(text.perplexity(context.teacher), rel=1e-5)
+    assert result.details["all_linear"]["text"] == pytest.approx(
+        text.perplexity(context.all_linear), rel=1e-5
+    )
+    assert result.details["teacher"]["text"] != pytest.approx(result.details["all_linear"]["text"], rel=1e-3)
+    base, donor = context.all_linear, context.all_softmax
+    swapped = set(result.layers)
+    if search == "beam_replace":
+        base, donor, swapped = donor, base, set(range(3)) - swapped
+    expected = copy.deepcopy(base)
+    for layer in swapped:
+        expected.model.layers[layer].self_attn = donor.model.layers[layer].self_attn
+    assert result.details["selected"]["text"] == pytest.approx(text.perplexity(expected), rel=1e-5)
