@@ -10,7 +10,7 @@ from typing import Any
 
 from evalsuite.evaluation.checkpoints import RunCheckpoint
 from evalsuite.evaluation.run_paths import Cell, CheckpointRef, Index
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import ConfigError, RunFolderError
 from evalsuite.foundation.strict import parse
 from evalsuite.models.inference.requests import SamplingParams
 from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan
@@ -128,6 +128,39 @@ def resolve_suite(
         for entry, benchmark in entries
     )
     return ResolvedSuite(loaded, tuple(entries), chat and _use_chat_template(loaded, checkpoints))
+
+
+def check_suite(
+    suite: str | Path, index: Index, left_out: Collection[str], run: Path, *, limit: int | None = None
+) -> None:
+    """Refuse a suite that is not the one of a run: another name, seed, or other benchmarks and protocols.
+
+    Args:
+        suite: a name or a YAML file.
+        index: of the run; it alone determines what is scored.
+        left_out: benchmarks of the suite that the run leaves out.
+        run: the run folder, for messages.
+        limit: documents per benchmark; None accepts any.
+
+    Raises:
+        RunFolderError: the run is of another suite.
+        ConfigError: as `resolve_suite`.
+    """
+    resolved = replace(resolve_suite(suite, [], limit=limit), chat_template=index.config["chat_template"])
+    fields = ["protocols", "contexts", "num_fewshot", *(["limit"] if limit is not None else [])]
+    here, there = (
+        {entry["benchmark"]["name"]: {name: entry[name] for name in fields} for entry in config["entries"]}
+        for config in (resolved.without(left_out).config, index.config)
+    )
+    differing = [name for name in dict.fromkeys((*there, *here)) if there.get(name) != here.get(name)]
+    same_seed = resolved.suite.seed == index.config["seed"]
+    if resolved.suite.name == index.suite and same_seed and not differing:
+        return
+    what = differing[0] if differing else "the seed" if not same_seed else "the name"
+    raise RunFolderError(
+        f"{run}: holds a run of suite {index.suite}; {resolved.suite.location} differs in {what}. Name the "
+        "suite of the run, or choose another --out"
+    )
 
 
 def _use_chat_template(suite: Suite, checkpoints: Sequence[RunCheckpoint]) -> bool:

@@ -1,32 +1,53 @@
-"""Score phase: harness metrics turn responses into score rows. Needs only the run folder."""
+"""Score phase: harness metrics turn responses into scores. Needs only the run folder.
 
+Scores are a pure function of documents, responses and scorers: one file per checkpoint, benchmark and
+protocol, rewritten if the hash of its inputs differs from the one in its metadata.
+"""
+
+import hashlib
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from evalsuite.evaluation.build import Harness, load_harness
-from evalsuite.evaluation.environment import fingerprints, read_environment
+from evalsuite.evaluation.environment import fingerprints, read_environment, update_environment
 from evalsuite.evaluation.plan import benchmarks_in
-from evalsuite.evaluation.run_paths import Cell, CheckpointRef, Index, read_requests, responses_folder
-from evalsuite.foundation import RunFolderError, progress
+from evalsuite.evaluation.run_paths import (
+    Cell,
+    CheckpointRef,
+    Index,
+    cell_documents,
+    documents_path,
+    read_documents,
+    read_requests,
+    requests_path,
+    responses_folder,
+)
+from evalsuite.foundation import DataError, RunFolderError, canonical_json, file_hash, progress
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.models.inference.response_cache import Key, ResponseCache
 from evalsuite.protocols.compat_evalscope import cached_formula_parsing
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.request_set import RequestSet, Score
-from evalsuite.reports.records.reading import scored_keys
-from evalsuite.reports.records.schema import ScoreRow, append_score_rows, scores_path
+from evalsuite.protocols.scorer_versions import scorer_version
+from evalsuite.reports.records.schema import SCHEMA, ScoreRow
+from evalsuite.reports.records.score_files import (
+    ScoreFileInfo,
+    ScorerVersion,
+    read_info,
+    score_path,
+    score_paths,
+    write_score_file,
+)
 from evalsuite.tasks.sources.assets import ensure_asset
 
-FLUSH_SECONDS = 2.0
-"""Interval between writes; rows lost to a kill are scored again."""
 MIN_PARALLEL_ROWS = 20_000
 """Rows from which worker processes pay off: each of them imports both harnesses."""
 MAX_WORKERS = 8
@@ -36,32 +57,51 @@ MIN_SPLIT_ROWS = 1_000
 """Generation rows from which the workers share a cell."""
 
 
-def score(run: Path, index: Index, *, workers: int | None = 1, quiet: bool = False) -> int:
-    """Score every response without a score row.
+def score(
+    run: Path,
+    index: Index,
+    *,
+    workers: int | None = 1,
+    trust_remote_code: bool = False,
+    quiet: bool = False,
+) -> int:
+    """Bring the score files of a run up to date with its documents, responses and scorers.
+
+    A file whose inputs are the same is left alone, unless its scorer could not decide some rows (a missing
+    dependency, a limit of processor time): these are tried again.
 
     Args:
         run, index: the run folder and its requests.
         workers: processes that share the cells; None takes one per processor if there is enough work.
             More than one import the main module again, as multiprocessing does.
+        trust_remote_code: allow task files that are neither lm-eval's nor ours; they can run Python.
         quiet: no progress bar.
 
     Returns:
         The number of missing responses; 0 for a complete run.
 
     Raises:
-        DataError: invalid responses, documents or score rows.
+        DataError: invalid responses, documents or requests.
         MissingDependencyError: an asset that a metric reads is missing.
-        RunFolderError: rows cannot be written, or a worker was killed; no row is ever half-written.
+        RunFolderError: scores cannot be written, or a worker was killed; no file is ever half-written.
     """
     run = Path(run)
+    benchmarks = benchmarks_in(index)
+    versions = {
+        (cell.benchmark, cell.protocol): scorer_version(benchmarks[cell.benchmark], cell.protocol)
+        for cell in index.cells
+    }
     expected = [cell.documents * len(cell.seeds) * len(index.checkpoints) for cell in index.cells]
-    present = [_count_lines(scores_path(run, cell.benchmark, cell.protocol)) for cell in index.cells]
-    left = [max(0, count - there) for count, there in zip(expected, present, strict=True)]
+    left = [
+        max(0, count - _count_current(run, cell, versions[cell.benchmark, cell.protocol]))
+        for count, cell in zip(expected, index.cells, strict=True)
+    ]
+    _record_versions(run, versions)
     if workers is None:
         workers = min(MAX_WORKERS, _processors()) if sum(left) >= MIN_PARALLEL_ROWS else 1
     with progress(total=sum(expected), what="score", unit="doc", quiet=quiet) as bar:
         if workers < 2:
-            scorer = _RunScorer(run, index)
+            scorer = _RunScorer(run, index, versions, trust_remote_code)
             return sum(scorer.score_cell(cell, index.checkpoints, bar.update) for cell in index.cells)
         tasks = [
             (_weight(cell) * count // shares, cell, number, shares)
@@ -74,7 +114,9 @@ def score(run: Path, index: Index, *, workers: int | None = 1, quiet: bool = Fal
         missing = 0
         # Forking a process with data sets loaded, and their threads, may deadlock.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(run, index)) as pool:
+        with ProcessPoolExecutor(
+            workers, context, initializer=_start_worker, initargs=(run, index, versions, trust_remote_code)
+        ) as pool:
             try:
                 for future in as_completed([pool.submit(_score_share, *task[1:]) for task in tasks]):
                     scored, lacking = future.result()
@@ -100,22 +142,34 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _count_lines(path: Path) -> int:
-    if not path.is_file():
-        return 0
-    with open(path, "rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 24), b""))
+Versions = Mapping[tuple[str, str], ScorerVersion]
+"""(benchmark, protocol) → version of its scorer."""
+
+
+def _count_current(run: Path, cell: Cell, version: ScorerVersion) -> int:
+    """Return the number of score rows of this version; their inputs may have changed."""
+    infos = (read_info(path) for path in score_paths(run, cell.benchmark, cell.protocol))
+    return sum(info.rows for info in infos if info is not None and info.scorer == version)
+
+
+def _record_versions(run: Path, versions: Versions) -> None:
+    """Record in `environment.json` what scores the run."""
+    scorers: dict[str, dict[str, Any]] = {}
+    for (benchmark, protocol), version in versions.items():
+        scorers.setdefault(benchmark, {})[protocol] = asdict(version)
+    if read_environment(run).get("scorers") != scorers:
+        update_environment(run, scorers=scorers)
 
 
 _worker_scorer: "_RunScorer | None" = None
 """Scorer of a worker process."""
 
 
-def _start_worker(run: Path, index: Index) -> None:
+def _start_worker(run: Path, index: Index, versions: Versions, trust_remote_code: bool) -> None:
     global _worker_scorer
     # The parent handles interruptions: it cancels the tasks that have not started.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _worker_scorer = _RunScorer(run, index)
+    _worker_scorer = _RunScorer(run, index, versions, trust_remote_code)
 
 
 def _score_share(cell: Cell, number: int, shares: int) -> tuple[int, int]:
@@ -130,8 +184,9 @@ def _score_share(cell: Cell, number: int, shares: int) -> tuple[int, int]:
 class _RunScorer:
     """Scores the cells of one run; responses are read once for all of them."""
 
-    def __init__(self, run: Path, index: Index) -> None:
-        self.run, self.index = run, index
+    def __init__(self, run: Path, index: Index, versions: Versions, trust_remote_code: bool) -> None:
+        self.run, self.index, self.versions = run, index, versions
+        self.trust_remote_code = trust_remote_code
         self.cache = ResponseCache(responses_folder(run))
         self.fingerprints = fingerprints(run)
         self.benchmarks, self.data = benchmarks_in(index), read_environment(run).get("data")
@@ -139,27 +194,78 @@ class _RunScorer:
     def score_cell(
         self, cell: Cell, checkpoints: Sequence[CheckpointRef], advance: Callable[[int], object]
     ) -> int:
-        """Write the missing score rows of one cell, and return the number of missing responses."""
-        samples = list(_samples(self.run, checkpoints, cell, self.cache, self.fingerprints))
-        done = scored_keys(self.run, cell.benchmark, cell.protocol) if samples else set()
-        pending = [sample for sample in samples if sample.key not in done]
-        advance(len(samples) - len(pending))
-        missing = cell.documents * len(cell.seeds) * len(checkpoints) - len(samples)
-        if not pending:
-            return missing
+        """Bring the score files of one cell up to date, and return the number of missing responses."""
+        clusters = [
+            document.cluster
+            for document in cell_documents(
+                read_documents(self.run, cell.benchmark), cell, self.index.config["seed"]
+            )
+        ]
+        expected, missing = cell.documents * len(cell.seeds), 0
+        by_checkpoint = _samples(self.run, checkpoints, cell, self.cache, self.fingerprints, clusters)
+        harness: Harness | None = None
+        for checkpoint, samples in zip(checkpoints, by_checkpoint, strict=True):
+            missing += expected - len(samples)
+            if not samples:
+                continue
+            inputs = self._hash_inputs(cell, checkpoint, samples)
+            path = score_path(
+                self.run, cell.benchmark, cell.protocol, self.fingerprints[checkpoint.weights_id]
+            )
+            info = read_info(path)
+            if info is not None and info.inputs == inputs and not info.undecided:
+                advance(len(samples))
+                continue
+            harness = harness or self._load_harness(cell)
+            self._score_file(cell, samples, harness, inputs, advance)
+        return missing
+
+    def _load_harness(self, cell: Cell) -> Harness:
         for asset in self.benchmarks[cell.benchmark].assets:
             ensure_asset(asset, self.data)
-        harness = load_harness(self.run, self.index, cell)
-        batch: list[ScoreRow] = []
-        flushed = time.monotonic()
+        return load_harness(self.run, self.index, cell, trust_remote_code=self.trust_remote_code)
+
+    def _hash_inputs(self, cell: Cell, checkpoint: CheckpointRef, samples: "Sequence[_Sample]") -> str:
+        """Hash everything that the score rows are derived from."""
+        fixed = {
+            "schema": SCHEMA,
+            "scorer": asdict(self.versions[cell.benchmark, cell.protocol]),
+            "benchmark": self.benchmarks[cell.benchmark].model_dump(mode="json"),
+            "cell": asdict(cell),
+            "seed": self.index.config["seed"],
+            "checkpoint": asdict(checkpoint) | {"path": ""},
+            "documents": file_hash(documents_path(self.run, cell.benchmark)),
+            "requests": file_hash(requests_path(self.run, checkpoint.tokenizer, cell)),
+        }
+        digest = hashlib.sha256(canonical_json(fixed).encode())
+        for sample in samples:
+            responses = [response.to_dict() for response in sample.responses]
+            digest.update(canonical_json([list(sample.identity.values()), responses]).encode())
+        return digest.hexdigest()[:16]
+
+    def _score_file(
+        self,
+        cell: Cell,
+        samples: "Sequence[_Sample]",
+        harness: Harness,
+        inputs: str,
+        advance: Callable[[int], object],
+    ) -> None:
+        rows: list[ScoreRow] = []
+        undecided = 0
         with cached_formula_parsing() if cell.sampling_params is not None else nullcontext():
-            for number, sample in enumerate(pending, 1):
-                batch.append(sample.record(harness))
-                if number == len(pending) or time.monotonic() - flushed > FLUSH_SECONDS:
-                    append_score_rows(self.run, batch)
-                    advance(len(batch))
-                    batch, flushed = [], time.monotonic()
-        return missing
+            for sample in samples:
+                found = sample.score(harness)
+                undecided += found.undecided
+                rows.append(sample.row(found))
+                advance(1)
+        info = ScoreFileInfo(
+            scorer=self.versions[cell.benchmark, cell.protocol],
+            inputs=inputs,
+            rows=len(rows),
+            undecided=undecided,
+        )
+        write_score_file(self.run, rows, info)
 
 
 class _Sample:
@@ -173,9 +279,11 @@ class _Sample:
         number: int,
         request_set: RequestSet,
         seed: int,
+        cluster: str | None,
     ) -> None:
         sampling = cell.sampling_params
         self.checkpoint = checkpoint
+        self.cluster = cluster
         self.number = number
         self.request_set = request_set
         self.responses: list[Any] = []
@@ -191,24 +299,22 @@ class _Sample:
             "sampling": sampling.key() if sampling is not None else "",
         }
 
-    @property
-    def key(self) -> tuple[str | int | None, ...]:
-        """The key of the score row."""
-        return tuple(self.identity.values())
-
-    def record(self, harness: Harness) -> ScoreRow:
-        """Score the responses."""
-        found = self._score(harness)
+    def row(self, found: Score) -> ScoreRow:
+        """Return the score row of a score."""
         return ScoreRow(
             **self.identity,
             checkpoint=self.checkpoint.label,
             values=found.values,
             chance=found.chance,
             outcome=found.outcome,
+            error=found.error,
+            cluster=self.cluster,
+            choices=found.choices,
             detail=found.detail,
         )
 
-    def _score(self, harness: Harness) -> Score:
+    def score(self, harness: Harness) -> Score:
+        """Score the responses."""
         if isinstance(harness, LogLikelihoodBenchmark):
             return harness.score(self.number, self.request_set, self.responses)
         (response,) = self.responses
@@ -228,12 +334,15 @@ def _samples(
     cell: Cell,
     cache: ResponseCache,
     fingerprints: Mapping[str, str],
-) -> Iterator[_Sample]:
-    """Yield every document of a cell whose responses are complete, checkpoint by checkpoint."""
+    clusters: Sequence[str | None],
+) -> Iterator[list[_Sample]]:
+    """Yield, per checkpoint, the documents of a cell whose responses are complete."""
     known: dict[str, list[tuple[RequestSet, list[list[Key]]]]] = {}
     for checkpoint in checkpoints:
+        found: list[_Sample] = []
         fingerprint = fingerprints.get(checkpoint.weights_id)
         if fingerprint is None:
+            yield found
             continue
         if checkpoint.tokenizer not in known:
             # Hashing a request takes longer than the lookup of its response: once for all checkpoints.
@@ -241,9 +350,15 @@ def _samples(
                 (request_set, _keys(cell, request_set))
                 for request_set in read_requests(run, checkpoint.tokenizer, cell)
             ]
+            if len(clusters) != cell.documents:
+                raise DataError(
+                    f"{documents_path(run, cell.benchmark)}: {len(clusters)} documents, expected "
+                    f"{cell.documents}; build the requests again"
+                )
         for number, (request_set, groups) in enumerate(known[checkpoint.tokenizer]):
             for seed, group in zip(cell.seeds, groups, strict=True):
-                sample = _Sample(checkpoint, fingerprint, cell, number, request_set, seed)
+                sample = _Sample(checkpoint, fingerprint, cell, number, request_set, seed, clusters[number])
                 sample.responses = [cache.get_by_key(fingerprint, key) for key in group]
                 if all(response is not None for response in sample.responses):
-                    yield sample
+                    found.append(sample)
+        yield found

@@ -286,7 +286,9 @@ class GenerationBenchmark:
                 ):
                     score = self._adapter.calculate_metrics(state).score
             except CpuTimeExceededError:
-                return self._timed_out(response, sample, chance)
+                # Whether it is right would depend on the speed of the processor.
+                error = f"the metric was aborted after {SCORE_SECONDS:g} s of processor time"
+                return Score.from_error(error, chance, _detail(response, "", sample.target), undecided=True)
         # Metrics with weights (IFEval's instructions) are not means over documents, as ours are.
         weighted = score.metadata.get(METRIC_WEIGHTS_KEY, {})
         values = {name: float(value) for name, value in score.value.items() if name not in weighted}
@@ -294,18 +296,12 @@ class GenerationBenchmark:
             reason = "; ".join(str(value) for value in score.metadata.values()) or "it returned no value"
             requires = self._benchmark.requires
             needs = f"; {self._benchmark.name} needs {requires}" if requires else ""
-            return Score.from_error(f"EvalScope could not score the response: {reason}{needs}"[:500], chance)
+            error = f"EvalScope could not score the response: {reason}{needs}"[:500]
+            return Score.from_error(error, chance, _detail(response, "", sample.target), undecided=True)
         extracted = str(score.extracted_prediction or "")
         target = score.metadata.get("target", sample.target)
         outcome = classify_outcome(response, extracted, correct=values[self._spec.metric] >= 1)
         return Score(values, chance, outcome, _detail(response, extracted, target))
-
-    def _timed_out(self, response: GenerateResponse, sample: Any, chance: float | None) -> Score:
-        """Return the score of a response whose metric exceeds its processor time: it counts as wrong."""
-        detail = _detail(response, "", sample.target)
-        detail["scorer"] = f"aborted after {SCORE_SECONDS:g} s of processor time"
-        outcome = classify_outcome(response, "", correct=False)
-        return Score({self._spec.metric: 0.0}, chance, outcome, detail)
 
 
 def _detail(response: GenerateResponse, extracted: str, target: Any) -> dict[str, Any]:

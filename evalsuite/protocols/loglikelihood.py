@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
 from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.models.inference.requests import ScoreResponse
@@ -193,7 +195,12 @@ class LogLikelihoodBenchmark:
             "tokens": [responses[request].lengths[k] for request, k in request_set.choices],
         }
         gold = _gold(task, doc)
-        return Score(values, chance, detail=detail if gold is None else detail | {"gold": gold})
+        return Score(
+            values,
+            chance,
+            detail=detail if gold is None else detail | {"gold": gold},
+            choices=_choices(task, choices, detail["logprobs"], values),
+        )
 
     def _chance(self, choices: Sequence[Any]) -> float | None:
         chance = self._spec.chance if self._spec.chance is not None else self._benchmark.chance
@@ -278,6 +285,29 @@ def _values(results: Mapping[str, Any]) -> dict[str, float]:
         else:
             raise ConfigError(f"metric '{metric}' is not a number per document; choose another in the task")
     return values
+
+
+def _choices(
+    task: Any, choices: Sequence[str], logprobs: Sequence[float], values: Mapping[str, float]
+) -> dict[str, int]:
+    """Return the index of the choice that each metric picks.
+
+    As lm-eval's `ConfigurableTask.process_results`: `acc` takes the highest log-probability, `acc_norm` that
+    per character, `acc_bytes` that per byte. None are known for a task with a `process_results` of its own,
+    and for mutual information, which scores every choice twice.
+    """
+    if not choices or len(choices) != len(logprobs) or callable(task.config.process_results):
+        return {}
+    lengths = {
+        "acc": [1] * len(choices),
+        "acc_norm": [len(choice) for choice in choices],
+        "acc_bytes": [len(choice.encode()) for choice in choices],
+    }
+    return {
+        metric: int(np.argmax(np.divide(logprobs, lengths[metric])))
+        for metric in values
+        if metric in lengths and all(lengths[metric])
+    }
 
 
 def _gold(task: Any, doc: Any) -> int | list[int] | None:

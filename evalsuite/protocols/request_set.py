@@ -66,11 +66,23 @@ class Score:
     chance: float | None
     outcome: str = "ok"
     detail: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, int] = field(default_factory=dict)
+    """Per metric: index of the choice that it picks; without those that pick none."""
+    error: str | None = None
+    """Why there are no values."""
+    undecided: bool = False
+    """Whether there is a response that the scorer could not decide, and may decide later."""
 
     @staticmethod
-    def from_error(error: str, chance: float | None) -> "Score":
-        """Return the score of a document without a response: no values, and never a silent zero."""
-        return Score({}, chance, "error", {"error": error})
+    def from_error(
+        error: str,
+        chance: float | None,
+        detail: Mapping[str, Any] | None = None,
+        *,
+        undecided: bool = False,
+    ) -> "Score":
+        """Return the score of a document without a response or a decision: no values, no silent zero."""
+        return Score({}, chance, "error", detail or {}, error=error, undecided=undecided)
 
 
 def chance_of(choices: Sequence[Any]) -> float | None:

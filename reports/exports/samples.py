@@ -1,7 +1,7 @@
 """Samples of a run as parquet, small enough to publish: document ids instead of question texts."""
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evalsuite.foundation import read_jsonl, write_bytes
+from evalsuite.foundation import write_bytes
 from evalsuite.reports.records.run_folder import Plan, read_plan
-from evalsuite.reports.records.schema import scores_path
+from evalsuite.reports.records.score_files import read_rows, score_paths
 
 MAX_CHARACTERS = 240
 """Length to which responses are cut."""
@@ -22,8 +22,8 @@ def export_samples(runs: Sequence[Path], out: Path, max_characters: int = MAX_CH
 
     One row per checkpoint, document and seed, sorted by document. Columns: `doc_id`, `context` and `seed`
     (if they vary), `checkpoint`, `outcome`, one column per metric. Log-likelihood adds `choice`, the index
-    of the most likely choice (missing after an error). Generation adds `response` and `extracted`, the part
-    that was scored, both cut to `max_characters`.
+    of the choice that the plan's metric picks (missing after an error). Generation adds `response` and
+    `extracted`, the part that was scored, both cut to `max_characters`.
 
     Raises:
         RunFolderError: a folder is no run folder, or `out` cannot be written.
@@ -31,29 +31,29 @@ def export_samples(runs: Sequence[Path], out: Path, max_characters: int = MAX_CH
     """
     paths = []
     plans = [(run, read_plan(run)) for run in runs]
-    for name, protocol in dict.fromkeys(
-        (benchmark.name, protocol) for _, plan in plans for benchmark, protocol in plan.cells()
-    ):
-        rows = [row for run, plan in plans for row in _rows(run, plan, name, protocol, max_characters)]
+    cells = [(benchmark.name, protocol) for _, plan in plans for benchmark, protocol in plan.cells()]
+    for cell in dict.fromkeys(cells):
+        rows = [row for run, plan in plans for row in _rows(run, plan, cell, max_characters)]
         if rows:
-            path = Path(out) / "samples" / f"{name}.{protocol}.parquet"
+            path = Path(out) / "samples" / f"{'.'.join(cell)}.parquet"
             write_bytes(path, _packed(rows))
             paths.append(path)
     return paths
 
 
-def _rows(
-    run: Path, plan: Plan, benchmark: str, protocol: str, max_characters: int
-) -> Iterator[dict[str, Any]]:
-    path = scores_path(run, benchmark, protocol)
-    if not path.is_file():
-        return
+def _rows(run: Path, plan: Plan, cell: tuple[str, str], max_characters: int) -> Iterator[dict[str, Any]]:
     labels = {checkpoint.weights_id: checkpoint.label for checkpoint in plan.checkpoints}
-    for row in read_jsonl(path):
+    metric = next(
+        (dict(each.protocols)[name].metric for each, name in plan.cells() if (each.name, name) == cell), None
+    )
+    if metric is None:
+        return
+    rows = (row for path in score_paths(run, *cell) for row in read_rows(path).values())
+    for row in rows:
         detail = row["detail"]
         response: dict[str, Any] = {}
-        if protocol == "loglikelihood":
-            response = {"choice": most_likely_choice(detail)}
+        if row["protocol"] == "loglikelihood":
+            response = {"choice": row["choices"].get(metric)}
         else:
             response = {key: str(detail.get(key) or "")[:max_characters] for key in ("response", "extracted")}
         yield {
@@ -65,14 +65,6 @@ def _rows(
             **row["values"],
             **response,
         }
-
-
-def most_likely_choice(detail: Mapping[str, Any]) -> int | None:
-    """Index of the choice with the highest log-probability; a rebuilt run stores it as `choice`."""
-    if isinstance(choice := detail.get("choice"), int):
-        return choice
-    logprobs = detail.get("logprobs") or []
-    return max(range(len(logprobs)), key=logprobs.__getitem__, default=None)
 
 
 def _packed(rows: list[dict[str, Any]]) -> bytes:

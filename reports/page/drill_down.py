@@ -14,8 +14,7 @@ from evalsuite.foundation import content_hash
 from evalsuite.foundation.taxonomy import OUTCOMES
 from evalsuite.reports.analysis.gaps import ProtocolPair, protocol_pairs_of
 from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
-from evalsuite.reports.exports.samples import most_likely_choice
-from evalsuite.reports.records.reading import read_lines
+from evalsuite.reports.records.score_files import read_rows
 
 MAX_DOCUMENTS = 20
 QUESTION_CHARACTERS = 1000
@@ -30,7 +29,7 @@ class RowRef:
     """Location of one score row."""
 
     journal: int
-    line: int
+    row: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +160,15 @@ def _merge_contexts(
 
 
 def _look_up(tensor: ResultTensor, picks: Sequence[Sample]) -> dict[tuple[int, int], dict[str, Any]]:
-    """(file, line) → score row; reads each file once."""
+    """(file, row number) → score row; reads each file once."""
     wanted: dict[int, set[int]] = {}
     for pick in picks:
         for place in _places(pick):
-            wanted.setdefault(place.journal, set()).add(place.line)
+            wanted.setdefault(place.journal, set()).add(place.row)
     return {
-        (journal, line): row
-        for journal, lines in wanted.items()
-        for line, row in read_lines(tensor.journals[journal], lines).items()
+        (journal, number): row
+        for journal, numbers in wanted.items()
+        for number, row in read_rows(tensor.journals[journal], numbers).items()
     }
 
 
@@ -206,7 +205,7 @@ def _texts(picks: Mapping[str, Sequence[Sample]], questions: Questions | None) -
 def _shown(
     pick: Sample, rows: Mapping[tuple[int, int], dict[str, Any]], texts: Mapping[tuple[str, str], str]
 ) -> dict[str, Any]:
-    places = [rows[place.journal, place.line] for place in _places(pick)]
+    places = [rows[place.journal, place.row] for place in _places(pick)]
     student = places[0]
     has_teacher = pick.teacher is not None and pick.teacher in pick.cell.present
     metric = pick.cell.plan.metric
@@ -243,11 +242,16 @@ def _expected(row: Mapping[str, Any]) -> str:
 
 
 def _response(row: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """One response: its text or choice, score and outcome."""
+    """One response: its text or the choice of the metric, score and outcome.
+
+    A choice that is unknown is not shown: the most likely one may contradict the score.
+    """
     detail = row["detail"]
     response: dict[str, Any] = {"value": round(float(row["values"].get(metric, 0.0)), 3)}
     if row["outcome"] != OUTCOMES[0]:
         response["outcome"] = row["outcome"]
+    if row.get("error"):
+        response["text"] = _cut(str(row["error"]), RESPONSE_CHARACTERS)
     if "response" in detail:
         response["text"] = _cut(str(detail["response"]), RESPONSE_CHARACTERS)
         if detail.get("extracted"):
@@ -256,11 +260,11 @@ def _response(row: Mapping[str, Any], metric: str) -> dict[str, Any]:
     logprobs = detail.get("logprobs")
     if isinstance(logprobs, list) and logprobs:
         response["logprobs"] = [round(float(value), 2) for value in logprobs]
-        if len(logprobs) > 1:
-            response["text"] = _choice(most_likely_choice(detail))
-            gold = detail.get("gold")
-            if isinstance(gold, int) and not isinstance(gold, bool):
-                response["gold"] = gold
+        gold = detail.get("gold")
+        if len(logprobs) > 1 and isinstance(gold, int) and not isinstance(gold, bool):
+            response["gold"] = gold
+    if (choice := row["choices"].get(metric)) is not None:
+        response["text"] = _choice(choice)
     return response
 
 

@@ -101,13 +101,14 @@
   const OUTCOMES = { extraction_failed: "no answer extracted", truncated: "truncated", looped: "looped", error: "error" };
   const verdict = (value) => (value === 1 ? ["correct", "good"] : value === 0 ? ["wrong", "bad"] : [`score ${value}`, "muted"]);
 
+  const choiceName = (index) => (index < 26 ? String.fromCharCode(65 + index) : `choice ${index + 1}`);
   const choices = (response) => {
     const list = make("ul", undefined, "choices");
     const low = Math.min(...response.logprobs);
     const reach = Math.max(...response.logprobs) - low || 1;
     response.logprobs.forEach((logprob, index) => {
       const item = make("li", undefined, index === response.gold ? "gold" : "");
-      item.append(make("span", `${String.fromCharCode(65 + index)}${index === response.gold ? ", correct" : ""}`));
+      item.append(make("span", `${choiceName(index)}${index === response.gold ? ", correct" : ""}`));
       const bar = make("i");
       bar.style.width = `${8 + (92 * (logprob - low)) / reach}%`;
       item.append(bar, make("b", logprob.toFixed(2).replace("-", "−")));

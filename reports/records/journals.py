@@ -16,7 +16,7 @@ from evalsuite.reports.records.merging import CheckpointEntry, MergedPlan
 from evalsuite.reports.records.reading import NO_CONTEXT, read_score_rows
 from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
 from evalsuite.reports.records.run_selection import RunSelection
-from evalsuite.reports.records.schema import scores_path
+from evalsuite.reports.records.score_files import UNKNOWN_SCORER, ScorerVersion, score_paths
 
 
 class JournalRef(NamedTuple):
@@ -32,6 +32,9 @@ class ReadLog:
     """Files, warnings and counts collected while score rows are read."""
 
     journals: list[Path] = field(default_factory=list)
+    """Score files"""
+    scorers: list[ScorerVersion] = field(default_factory=list)
+    """Of each score file, what scored it"""
     warnings: list[str] = field(default_factory=list)
     errors: dict[tuple[int, str, str], int] = field(default_factory=dict)
     """(checkpoint, benchmark, protocol) → number of responses with outcome `error`"""
@@ -44,9 +47,10 @@ def read_journal(
     """Read and filter the score rows of one benchmark and protocol.
 
     Returns:
-        Columns checkpoint (index), seed, context, doc_id, prompt_hash, chance, outcome, value, units, line,
-        failed (whether the response is an error; its value is 0, or NaN for a perplexity), journal (index
-        into `log.journals`); one row per checkpoint, seed, context and document. None without score rows.
+        Columns checkpoint (index), seed, context, doc_id, cluster, prompt_hash, chance, outcome, value,
+        units, row, failed (whether the response is an error; its value is 0, or NaN for a perplexity),
+        journal (index into `log.journals`); one row per checkpoint, seed, context and document. None without
+        score rows.
 
     Raises:
         DataError: invalid score rows, a score outside 0 … 1, or two different scores for one key.
@@ -63,33 +67,34 @@ def read_journal(
     frame = _one_sampling(frame, journal, log)
     frame = _one_fingerprint(frame, journal, checkpoints, log)
     frame = _without_repeats(frame, checkpoints, log)
+    _compare_scorers(frame, journal, checkpoints, log)
     return _with_errors(frame, journal, checkpoints, selection, log)
 
 
 def _read(journal: JournalRef, run: Path, log: ReadLog) -> pd.DataFrame | None:
+    paths = score_paths(run, journal.benchmark.name, journal.protocol)
+    return pd.concat([_read_file(journal, path, log) for path in paths]) if paths else None
+
+
+def _read_file(journal: JournalRef, path: Path, log: ReadLog) -> pd.DataFrame:
     metric, units = journal.plan.metric, journal.plan.units
-    path = scores_path(run, journal.benchmark.name, journal.protocol)
-    if not path.exists() or path.stat().st_size == 0:
-        return None
-    frame = read_score_rows(path, [metric, *([units] if units else [])])
-    for name, stated in (("benchmark", journal.benchmark.name), ("protocol", journal.protocol)):
-        if frame[name].iloc[0] != stated:
-            raise DataError(f"{path}: has score rows of {name} '{frame[name].iloc[0]}'")
+    frame, scorer = read_score_rows(path, [metric, *([units] if units else [])])
     value = frame[f"value.{metric}"]
     outside = value.notna() & ~value.between(0, 1)
     if journal.plan.direction == "higher" and outside.any():
         bad = frame[outside].iloc[0]
         raise DataError(
-            f"{path}, line {bad['line']}: {metric} = {bad[f'value.{metric}']:g}; "
+            f"{path}, row {bad['row']}: {metric} = {bad[f'value.{metric}']:g}; "
             "a score is a fraction between 0 and 1"
         )
-    columns = ["seed", "context", "doc_id", "prompt_hash", "chance", "line"]
+    columns = ["seed", "context", "doc_id", "prompt_hash", "chance", "row", "cluster"]
     columns += ["weights_id", "fingerprint", "sampling", "outcome"]
-    selected = frame[columns].astype(dict.fromkeys(columns[6:], "str"))
+    selected = frame[columns].astype(dict.fromkeys(columns[7:], "str"))
     selected["value"] = value
     selected["units"] = frame[f"value.{units}"] if units else np.ones(len(frame))
     selected["journal"] = np.full(len(frame), len(log.journals))
     log.journals.append(path)
+    log.scorers.append(scorer)
     log.score_rows += len(frame)
     return selected
 
@@ -147,7 +152,7 @@ def _one_fingerprint(
 ) -> pd.DataFrame:
     """Keep one fingerprint per checkpoint: the one with most score rows, then the latest."""
     counts = frame.groupby(["checkpoint", "fingerprint"], as_index=False).agg(
-        score_rows=("line", "size"), journal=("journal", "max")
+        score_rows=("row", "size"), journal=("journal", "max")
     )
     if not counts["checkpoint"].duplicated().any():
         return frame
@@ -178,14 +183,30 @@ def _without_repeats(
     twice = distinct[distinct.duplicated(key, keep=False)].sort_values(key)
     if not twice.empty:
         one, two = (
-            f"{log.journals[journal]}, line {line}"
-            for journal, line in zip(twice["journal"].iloc[:2], twice["line"].iloc[:2], strict=True)
+            f"{log.journals[journal]}, row {row}"
+            for journal, row in zip(twice["journal"].iloc[:2], twice["row"].iloc[:2], strict=True)
         )
         raise DataError(
             f"'{checkpoints[int(twice['checkpoint'].iloc[0])].label}' has two different scores for document "
             f"{twice['doc_id'].iloc[0]}, seed {twice['seed'].iloc[0]}: {one}, and {two}"
         )
     return frame.drop_duplicates(key)
+
+
+def _compare_scorers(
+    frame: pd.DataFrame, journal: JournalRef, checkpoints: Sequence[CheckpointEntry], log: ReadLog
+) -> None:
+    """Warn if checkpoints were scored by different versions."""
+    versions: dict[ScorerVersion, list[str]] = {}
+    for checkpoint, number in frame[["checkpoint", "journal"]].drop_duplicates().itertuples(index=False):
+        if log.scorers[number] != UNKNOWN_SCORER:
+            versions.setdefault(log.scorers[number], []).append(checkpoints[checkpoint].label)
+    if len(versions) > 1:
+        groups = "; ".join(f"{', '.join(labels)} by {version}" for version, labels in versions.items())
+        log.warnings.append(
+            f"{journal.benchmark.title}: {journal.protocol} responses were scored by different versions: "
+            f"{groups}. Repeat `evalsuite run … --score-only` on the older run."
+        )
 
 
 def _with_errors(

@@ -11,7 +11,7 @@ from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.foundation.taxonomy import OUTCOMES
 from evalsuite.reports.records.reading import NO_CONTEXT, read_run_scores
 from evalsuite.reports.records.run_folder import BenchmarkPlan, Plan, read_plan
-from evalsuite.reports.records.schema import scores_path
+from evalsuite.reports.records.score_files import score_paths
 from evalsuite.reports.statistics.intervals import wilson
 
 _GROUP = ["weights_id", "fingerprint", "context", "seed"]
@@ -22,9 +22,10 @@ def score_table(run: Path, plan: Plan | None = None) -> pd.DataFrame:
 
     Returns:
         Columns: label, role, weights_id, fingerprint, benchmark, category, protocol, context (missing for
-        none), seed, metric, main (whether tables show this metric), direction, documents (without errors),
-        score (mean over documents; for a perplexity the log-perplexity per unit), low and high (95 % Wilson
-        interval if every value is 0 or 1, else missing), and a count per outcome.
+        none), seed, metric, main (whether tables show this metric), direction, documents
+        (for a perplexity without errors), score (mean over documents, an error scores 0; for a perplexity the
+        log-perplexity per unit), low and high (95 % Wilson interval if every value is 0 or 1, else missing),
+        and a count per outcome.
 
     Raises:
         DataError: invalid score rows, as for `read_score_rows`.
@@ -33,7 +34,7 @@ def score_table(run: Path, plan: Plan | None = None) -> pd.DataFrame:
     tables = [
         _of_journal(run, plan, benchmark, protocol)
         for benchmark, protocol in plan.cells()
-        if scores_path(run, benchmark.name, protocol).exists()
+        if score_paths(run, benchmark.name, protocol)
     ]
     tables = [table for table in tables if not table.empty]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
@@ -63,7 +64,9 @@ def _of_journal(run: Path, plan: Plan, benchmark: BenchmarkPlan, protocol: str) 
             units = how.units if main else PERPLEXITIES.get(metric)
             if metric in counts:
                 continue
-            values = part.loc[part["outcome"] != "error", f"value.{metric}"].dropna()
+            values, failed = part[f"value.{metric}"], part["outcome"] == "error"
+            direction = how.direction if main else "lower" if metric in PERPLEXITIES else "higher"
+            values = (values.mask(failed, 0.0) if direction == "higher" else values[~failed]).dropna()
             rows.append(
                 {
                     "label": checkpoint.label if checkpoint else part["checkpoint"].iloc[0],
@@ -77,7 +80,7 @@ def _of_journal(run: Path, plan: Plan, benchmark: BenchmarkPlan, protocol: str) 
                     "seed": seed,
                     "metric": metric,
                     "main": main,
-                    "direction": how.direction if main else "lower" if metric in PERPLEXITIES else "higher",
+                    "direction": direction,
                     "documents": len(values),
                     **_mean(values, part.loc[values.index], units),
                     **{name: int(outcomes.get(name, 0)) for name in OUTCOMES},

@@ -15,8 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from evalsuite.cli.entry import main
+from evalsuite.reports.records.score_files import read_rows
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources.documents import documents
+from tests.reports.score_edits import all_rows, write_unchecked
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "reports" / "fixtures"
@@ -57,14 +59,13 @@ def run(tmp_path: Path, data: Path) -> Path:
     (run / "plan.yaml").write_text(plan)
     known = [each.doc_id for each in documents(load_benchmark("arc_easy"), data_dir=data)]
     names: dict[str, str] = {}
-    for journal in sorted((run / "scores").glob("facts.*")):
-        rows = [json.loads(line) for line in journal.read_text().splitlines()]
+    for path in sorted((run / "scores").glob("facts.*")):
+        rows = list(read_rows(path).values())
         for row in rows:
             row["benchmark"] = "arc_easy"
             row["doc_id"] = names.setdefault(row["doc_id"], known[len(names) % len(known)])
-        target = journal.with_name(journal.name.replace("facts", "arc_easy"))
-        target.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        journal.unlink()
+        write_unchecked(path.with_name(path.name.replace("facts", "arc_easy")), rows)
+        path.unlink()
     return run
 
 
@@ -90,7 +91,7 @@ def _arc(data: Path) -> list[Any]:
 
 
 def test_compare_falls_back_to_documents_of_the_run(run: Path, tmp_path: Path) -> None:
-    ids = {json.loads(line)["doc_id"] for line in (run / "scores" / "needle.generation.jsonl").open()}
+    ids = {row["doc_id"] for row in all_rows(run, "needle", "generation")}
     (run / "documents").mkdir()
     kept = [{"doc_id": each, "row": {"prompt": f"needle {each}"}, "context": 256} for each in sorted(ids)]
     (run / "documents" / "needle.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from evalsuite.foundation import read_jsonl
 from evalsuite.reports.records.run_folder import read_plan
 from evalsuite.tasks.sources.freeze import freeze
+from tests.reports.score_edits import all_rows
 
 UNSHARE = shutil.which("unshare")
 
@@ -53,7 +53,7 @@ def test_frozen_suite_runs_offline(tiny: Path, tmp_path: Path, by_environment: b
     assert "missing" not in done.stdout
     for name in ("piqa", "winogrande", "arc_easy", "pocket_facts"):
         loglikelihood, generated = (
-            {row["doc_id"] for row in read_jsonl(run / "scores" / f"{name}.{protocol}.jsonl")}
+            {row["doc_id"] for row in all_rows(run, name, protocol)}
             for protocol in ("loglikelihood", "generation")
         )
         assert loglikelihood == generated, name

@@ -1,7 +1,10 @@
 """Scores are derived data: `--score-only` repairs whatever a mended scorer or a better response changes."""
 
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -11,9 +14,9 @@ from evalsuite.evaluation import evaluate
 from evalsuite.foundation import EvalsuiteError
 from evalsuite.protocols import scorers
 from evalsuite.protocols.generation import GenerationBenchmark
-from evalsuite.protocols.request_set import Score
 from evalsuite.protocols.scorers import ScorerOutput
 from evalsuite.reports.records.reading import read_run_scores
+from evalsuite.reports.records.score_files import open_score_file
 from tests.evaluation.conftest import FakeEngine
 
 KEYS = ["weights_id", "doc_id", "context", "seed"]
@@ -22,10 +25,10 @@ KEYS = ["weights_id", "doc_id", "context", "seed"]
 def scores(run: Path, benchmark: str = "pocket_facts", protocol: str = "generation") -> pd.DataFrame:
     frame = read_run_scores(run, benchmark, protocol).sort_values(KEYS, ignore_index=True)
     columns = [*KEYS, "outcome", *(name for name in frame if str(name).startswith("value."))]
-    return frame[columns].astype({name: "str" for name in ("weights_id", "outcome")})
+    return frame[columns].astype(dict.fromkeys(("weights_id", "outcome"), "str"))
 
 
-def score_again(suite: Path, run: Path) -> None:
+def score_again(suite: Path | str, run: Path) -> None:
     evaluate(suite, [], run, phases=("score",), quiet=True)
 
 
@@ -36,14 +39,23 @@ def expected(crew: Any, suite: Path, tmp_path: Path) -> Path:
     return tmp_path / "expected"
 
 
+whole_adapter = GenerationBenchmark._make_adapter
+
+
+def without_package(self: GenerationBenchmark, *arguments: Any) -> Any:
+    """An adapter that finds no metric, as EvalScope where a package is missing."""
+    adapter = whole_adapter(self, *arguments)
+    score = SimpleNamespace(value={}, metadata={"error": "needs a package"})
+    adapter.calculate_metrics = lambda state: SimpleNamespace(score=score)
+    return adapter
+
+
 def test_missing_dependency_is_repaired_by_score_only(
     suite: Path, expected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(
-            GenerationBenchmark, "score", lambda *_: Score.from_error("needs a package", chance=None)
-        )
+        patched.setattr(GenerationBenchmark, "_make_adapter", without_package)
         evaluate(suite, ["a", "b"], run, quiet=True)
     assert set(scores(run)["outcome"]) == {"error"}
     score_again(suite, run)
@@ -86,9 +98,34 @@ def test_raised_max_length_repairs_run(
         pd.testing.assert_frame_equal(scores(run, benchmark), scores(expected, benchmark))
 
 
+def test_current_files_are_left_alone(
+    suite: Path, expected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = sorted((expected / "scores").iterdir())
+    assert [path.suffix for path in files] == [".parquet"] * len(files)
+    before = {path: (path.read_bytes(), path.stat().st_ino) for path in files}
+    monkeypatch.setattr(GenerationBenchmark, "score", None)
+    score_again(suite, expected)
+    assert {path: (path.read_bytes(), path.stat().st_ino) for path in files} == before
+    monkeypatch.undo()
+    # A file that is lost or damaged is made again, byte by byte.
+    files[0].unlink()
+    files[1].write_bytes(files[1].read_bytes()[:-100])
+    score_again(suite, expected)
+    assert {path: path.read_bytes() for path in files} == {path: data for path, (data, _) in before.items()}
+
+
+def test_versions_are_recorded(expected: Path) -> None:
+    recorded = json.loads((expected / "environment.json").read_text())["scorers"]
+    for path in (expected / "scores").iterdir():
+        benchmark, protocol, _, _ = path.name.split(".")
+        assert asdict(open_score_file(path)[1].scorer) == recorded[benchmark][protocol]
+        assert recorded[benchmark][protocol]["harness_version"]
+
+
 def test_score_only_refuses_suite_of_another_run(suite: Path, expected: Path, tmp_path: Path) -> None:
     with pytest.raises(EvalsuiteError, match="holds a run of suite small") as caught:
-        score_again(Path("pocket-quick"), expected)
+        score_again("pocket-quick", expected)
     assert caught.value.exit_code >= 64
     other = tmp_path / "other.yaml"
     other.write_text(suite.read_text().replace("  - pocket_instructions\n", ""))

@@ -14,11 +14,12 @@ import yaml
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.run_paths import read_index, read_requests
 from evalsuite.evaluation.score import score
-from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_jsonl
+from evalsuite.foundation import ConfigError, DataError, RunFolderError
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.records.run_folder import read_plan
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources.documents import documents
+from tests.reports.score_edits import rows_by_cell
 
 CELLS = {
     "pocket_facts.loglikelihood": 4,
@@ -30,7 +31,7 @@ CELLS = {
 
 
 def records(run: Path) -> dict[str, list[dict]]:
-    return {path.stem: list(read_jsonl(path)) for path in sorted((run / "scores").glob("*.jsonl"))}
+    return rows_by_cell(run)
 
 
 def test_all_checkpoints_get_the_same_documents(crew: Any, suite: Path, tmp_path: Path) -> None:

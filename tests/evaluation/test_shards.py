@@ -17,10 +17,11 @@ from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_jsonl
 from evalsuite.reports.records.run_folder import read_plan
+from tests.reports.score_edits import rows_by_cell
 
 
 def records(run: Path) -> dict[str, list[dict]]:
-    return {path.stem: list(read_jsonl(path)) for path in sorted((run / "scores").glob("*.jsonl"))}
+    return rows_by_cell(run)
 
 
 def keyed(run: Path) -> dict[tuple[str, str, str], Any]:

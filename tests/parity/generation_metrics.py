@@ -19,11 +19,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from itertools import chain
+
 from evalsuite.evaluation.plan import benchmarks_in
 from evalsuite.evaluation.run_paths import read_documents, read_index
-from evalsuite.foundation import MissingDependencyError, read_jsonl
+from evalsuite.foundation import MissingDependencyError
 from evalsuite.protocols.longbench import classes_of, first_line
-from evalsuite.reports.records.schema import scores_path
+from evalsuite.reports.records.score_files import read_rows, score_paths
 from tests.parity.exit_codes import exit_with
 from tests.parity.harness_scores import Row, publish
 
@@ -94,7 +96,9 @@ def compare(run: Path) -> Iterator[Row]:
         metric, function = found
         rows = {document.doc_id: document.row for document in read_documents(run, cell.benchmark)}
         scores: dict[tuple[str, int | None], list[tuple[float, float]]] = {}
-        for score in read_jsonl(scores_path(run, cell.benchmark, "generation")):
+        for score in chain(
+            *(read_rows(path).values() for path in score_paths(run, cell.benchmark, "generation"))
+        ):
             if score["outcome"] != "error":
                 reference = function(rows[score["doc_id"]], score["detail"]["response"])
                 key = score["checkpoint"], score["context"]

@@ -1,6 +1,5 @@
 """Recall and LongBench from a data folder to scores, and parity with lm-eval's metrics."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from evalsuite.evaluation import evaluate
-from evalsuite.reports.records.schema import scores_path
 from tests.parity.generation_metrics import lm_eval_metric, main
+from tests.reports.score_edits import edit_rows
 
 SUITE = """
 name: reading
@@ -91,10 +90,14 @@ def test_ruler_and_longbench_scores_equal_lm_eval_metrics(
     ]
     # The stand-in responds with the end of its prompt, which contains some of the answers.
     assert sum(float(row.split(",")[5]) > 0 for row in table[1:]) >= 2
-    path = scores_path(run, "fda", "generation")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[0]["values"]["contains"] = 1 - lines[0]["values"]["contains"]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    edit_rows(
+        run,
+        "fda",
+        "generation",
+        lambda number, row: (
+            row | {"values": {"contains": 1 - row["values"]["contains"]}} if number == 1 else row
+        ),
+    )
     assert main([str(run)]) == 1
     assert "6 of 7 scores are equal" in capsys.readouterr().out
 

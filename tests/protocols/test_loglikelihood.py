@@ -119,7 +119,7 @@ def test_failed_loglikelihood_has_no_values(tokenizer: Any) -> None:
     scored = arc.score(0, request_set, [ScoreResponse.from_error("too long")])
     assert scored.values == {}
     assert scored.outcome == "error"
-    assert scored.detail == {"error": "too long"}
+    assert (scored.error, scored.undecided) == ("too long", False)
 
 
 @NEEDS_WHEEL

@@ -18,7 +18,8 @@ from evalsuite.reports.records.run_folder import (
     write_environment,
     write_plan,
 )
-from evalsuite.reports.records.schema import ScoreRow, append_score_rows
+from evalsuite.reports.records.schema import ScoreRow
+from tests.reports.score_edits import write_rows
 
 NORMAL = NormalDist()
 
@@ -84,6 +85,7 @@ def make_run(
     """Write a run folder; a document's difficulty is shared by all checkpoints and protocols (`rho`)."""
     write_plan(run, plan_of(benchmarks, models))
     write_environment(run, {"python": "3.11", "packages": {"torch": "2.13.0"}, "device": "NVIDIA H200"})
+    rows: list[ScoreRow] = []
     for spec in benchmarks:
         for context in spec.contexts or (None,):
             rng = np.random.default_rng([seed, hash_text(f"{spec.name} {context}") % 2**32])
@@ -91,7 +93,8 @@ def make_run(
             for model in models:
                 own = np.random.default_rng([seed, hash_text(f"{spec.name} {context} {model.label}") % 2**32])
                 for protocol in spec.protocols:
-                    append_score_rows(run, _answers(spec, context, model, protocol, difficulty, own, rho))
+                    rows += _answers(spec, context, model, protocol, difficulty, own, rho)
+    write_rows(run, rows)
     return run
 
 
@@ -110,9 +113,7 @@ def plan_of(benchmarks: Sequence[SyntheticBenchmark], models: Sequence[Synthetic
                 contexts=spec.contexts,
                 group=spec.group,
                 protocols={
-                    name: ProtocolPlan(
-                        metric="nll", documents=_count(spec), direction="lower", units="words"
-                    )
+                    name: ProtocolPlan(metric="nll", documents=_count(spec), direction="lower", units="words")
                     if spec.perplexity
                     else ProtocolPlan(
                         metric="acc",
@@ -155,7 +156,9 @@ def _answers(
     truth = model.truth(spec.name, protocol, context)
     records = []
     for seed in spec.seeds if protocol == "generation" else (0,):
-        noise = rng.standard_normal(len(difficulty)) + spec.seed_deviation * rng.standard_normal()
+        noise = rng.standard_normal(len(difficulty))
+        if spec.seed_deviation:
+            noise += spec.seed_deviation * rng.standard_normal()
         if spec.cluster_size:
             shared = rng.standard_normal(len(difficulty))[np.arange(len(difficulty)) // spec.cluster_size]
             noise = math.sqrt(0.5) * (noise + shared)
@@ -189,17 +192,19 @@ def _answers(
                     values=values,
                     chance=None if spec.perplexity else spec.chance,
                     outcome=outcome,
+                    error="no response" if outcome == "error" else None,
+                    cluster=f"{number // spec.cluster_size:012x}" if spec.cluster_size else None,
+                    choices=_picked(values, detail),
                     detail=detail,
-                    **_cluster(spec, number),
                 )
             )
     return records
 
 
-def _cluster(spec: SyntheticBenchmark, number: int) -> dict[str, str]:
-    if not spec.cluster_size or "cluster" not in ScoreRow.__dataclass_fields__:
-        return {}
-    return {"cluster": f"{number // spec.cluster_size:012x}"}
+def _picked(values: Mapping[str, float], detail: Mapping[str, object]) -> dict[str, int]:
+    """The most likely choice, which `acc` picks."""
+    logprobs = np.array(detail.get("logprobs", ()))
+    return {"acc": int(np.argmax(logprobs))} if "acc" in values and len(logprobs) > 1 else {}
 
 
 def _choices(number: int, right: bool, rng: np.random.Generator) -> dict[str, object]:

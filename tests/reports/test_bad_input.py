@@ -1,6 +1,5 @@
 """What is dubious is refused before a page exists, or is a warning on the page; never averaged away."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,8 @@ import yaml
 
 from evalsuite.foundation import EvalsuiteError
 from evalsuite.reports import RunSelection, compare, policy_from_options, run_gate
-from evalsuite.reports.records.schema import scores_path
+from evalsuite.reports.records.score_files import read_rows, score_path, score_paths
+from tests.reports.score_edits import all_rows, write_unchecked
 
 Row = dict[str, Any]
 
@@ -29,10 +29,17 @@ def run(synthetic: SimpleNamespace, tmp_path: Path) -> Path:
 
 
 def edit(run: Path, change: Callable[[int, Row], Row | None], protocol: str = "loglikelihood") -> None:
-    """Apply `change` to every numbered row; rows for which it gives None vanish."""
-    path = scores_path(run, "facts", protocol)
-    rows = [change(i, json.loads(line)) for i, line in enumerate(path.read_text().splitlines(), 1)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
+    """Apply `change` to every numbered row, the teacher's first; rows for which it gives None vanish."""
+    files = [list(read_rows(path).values()) for path in score_paths(run, "facts", protocol)]
+    files.sort(key=lambda rows: rows[0]["checkpoint"] != "teacher")
+    number = 0
+    for rows in files:
+        path = score_path(run, "facts", protocol, rows[0]["fingerprint"])
+        left = [change(number + i, row) for i, row in enumerate(rows, 1)]
+        number += len(rows)
+        path.unlink()
+        if any(left):
+            write_unchecked(path, [row for row in left if row is not None])
 
 
 def plan(run: Path, change: Callable[[Row], Row]) -> None:
@@ -49,38 +56,38 @@ def at(number: int, **changes: Any) -> Callable[[int, Row], Row]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (at(5, schema=1), "line 5: score row: 'schema' = 1; this evalsuite reads and writes 2"),
-        (at(5, values={"acc": float("nan")}), "line 5: 'NaN' is not a number"),
-        (at(5, chance=float("nan")), "line 5: 'NaN' is not a number"),
-        (at(5, values={"acc": 71.0}), "line 5: acc = 71; a score is a fraction"),
-        (at(5, values={"exact": 1.0}), "line 5: 'values' lacks acc"),
-        (at(5, protocol="generation"), "line 5: protocol 'generation' in a journal of 'loglikelihood'"),
+        (at(5, values={"acc": float("nan")}), "row 5: 'acc' is not a finite number"),
+        (at(5, values={"acc": float("inf")}), "row 5: 'acc' is not a finite number"),
+        (at(5, chance=float("nan")), "row 5: 'chance' is not a finite number"),
+        (at(5, values={"acc": 71.0}), "row 5: acc = 71; a score is a fraction"),
+        (at(5, values={"exact": 1.0}), "row 5: 'values' lacks acc"),
+        (at(5, protocol="generation"), "row 5: another protocol than row 1 ('loglikelihood')"),
+        (at(5, outcome="fine"), "row 5: 'outcome' = 'fine'; expected one of ok"),
+        (at(5, doc_id=None), "row 5: 'doc_id' is missing"),
     ],
 )
 def test_invalid_score_rows_are_refused(run: Path, tmp_path: Path, change: Any, message: str) -> None:
     edit(run, change)
-    with pytest.raises(EvalsuiteError, match=r"facts\.loglikelihood\.jsonl") as caught:
+    with pytest.raises(EvalsuiteError, match=r"facts\.loglikelihood\.\w+\.parquet") as caught:
         compare([run], tmp_path / "out")
     assert message in str(caught.value)
     assert caught.value.exit_code >= 64
     assert not (tmp_path / "out").exists()
-    with pytest.raises(EvalsuiteError, match=r"facts\.loglikelihood\.jsonl"):
+    with pytest.raises(EvalsuiteError, match=r"facts\.loglikelihood\.\w+\.parquet"):
         run_gate([run], policy_from_options(min_recovery=0.5))
 
 
 def test_misnamed_journal_is_refused(run: Path, tmp_path: Path) -> None:
     edit(run, lambda i, row: row | {"benchmark": "piqa"})
-    with pytest.raises(
-        EvalsuiteError, match=r"facts\.loglikelihood\.jsonl: has score rows of benchmark 'piqa'"
-    ):
+    with pytest.raises(EvalsuiteError, match=r"facts\.loglikelihood\.\w+\.parquet: has score rows of piqa"):
         compare([run], tmp_path / "out")
 
 
 def test_repeated_key_is_refused(run: Path, tmp_path: Path) -> None:
-    path = scores_path(run, "facts", "generation")
-    lines = path.read_text().splitlines(True)
-    path.write_text("".join([*lines, lines[7]]))
-    with pytest.raises(EvalsuiteError, match=r"line 121: repeats the key of line 8"):
+    path = score_paths(run, "facts", "generation")[0]
+    rows = list(read_rows(path).values())
+    write_unchecked(path, [*rows, rows[7]])
+    with pytest.raises(EvalsuiteError, match=r"row 61: repeats the key of row 8"):
         compare([run], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -167,7 +174,7 @@ def test_only_common_documents_count(run: Path, tmp_path: Path) -> None:
     fewer_documents(run)
     assert compare([run], tmp_path / "strict").report.average(1, "loglikelihood") is None
     report = compare([run], tmp_path / "out", selection=RunSelection(min_coverage=0.6)).report
-    rows = [json.loads(line) for line in scores_path(run, "facts", "loglikelihood").open()]
+    rows = all_rows(run, "facts", "loglikelihood")
     mine = {row["doc_id"]: row["values"]["acc"] for row in rows if row["checkpoint"] == "student"}
     theirs = {row["doc_id"]: row["values"]["acc"] for row in rows if row["checkpoint"] == "teacher"}
     assert len(mine) == 40

@@ -16,6 +16,8 @@ import pytest
 
 from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare, policy_from_options, run_gate
+from evalsuite.reports.records.run_folder import read_plan
+from tests.reports.score_edits import edit_rows
 
 EVIL = "<img src=x onerror=alert(1)>`|*_&amp;"
 
@@ -81,9 +83,7 @@ def test_incomplete_students_are_marked(synthetic: SimpleNamespace, tmp_path: Pa
         for name in ("t", "a", "b")
     ]
     run = synthetic.make_run(tmp_path / "run", benchmarks, truth)
-    piqa = run / "scores" / "piqa.generation.jsonl"
-    rows = [line for line in piqa.read_text().splitlines(True) if json.loads(line)["checkpoint"] != "b"]
-    piqa.write_text("".join(rows))
+    edit_rows(run, "piqa", "generation", lambda _, row: row if row["checkpoint"] != "b" else None)
     lines = compare([run], tmp_path / "out").markdown.splitlines()
     assert [r"\*" in next(line for line in lines if f"**{name}**" in line) for name in "ab"] == [False, True]
     assert lines.count(r"\* Incomplete: averaged over the benchmarks that have scores; no rank.") == 1
@@ -208,7 +208,7 @@ def test_doctor_warnings_appear_in_the_report(
     for path in small_run.iterdir():
         if path.name != "scores.parquet":
             (run / path.name).symlink_to(path)
-    weights = json.loads(next((small_run / "scores").iterdir()).open().readline())["weights_id"]
+    weights = read_plan(small_run).checkpoints[0].weights_id
     checks = [{"name": "batched", "status": "warning", "text": "4 % changed", "changed": 0.04}]
     doctor = {"schema": 1, "checkpoints": [{"label": "teacher", "weights_id": weights, "checks": checks}]}
     (run / "doctor.json").write_text(json.dumps(doctor))

@@ -7,8 +7,8 @@ import pytest
 
 from evalsuite.reports.comparison import compare
 from evalsuite.reports.formatting import headline
-from evalsuite.reports.records.schema import scores_path
 from evalsuite.reports.report import Report
+from tests.reports.score_edits import edit_rows
 
 GENERATION = ("arc_easy", "piqa", "gsm8k")
 
@@ -48,10 +48,8 @@ def zoo(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) ->
         rho=0.9,
     )
     for name in GENERATION[:2]:
-        path = scores_path(run, name, "generation")
-        rows = path.read_text().splitlines(True)
-        path.write_text(
-            "".join(r for r in rows if not any(f'"checkpoint": "{w}"' in r for w in ("heads", "ce")))
+        edit_rows(
+            run, name, "generation", lambda _, row: None if row["checkpoint"] in ("heads", "ce") else row
         )
     out = tmp_path_factory.mktemp("out")
     return compare([run], out).report, out

@@ -1,6 +1,5 @@
 """Several runs as one: what is compared is the same documents, and what is left out is said."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +14,9 @@ from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.records.merging import merge_plans
 from evalsuite.reports.records.run_folder import read_plan, write_plan
 from evalsuite.reports.records.run_selection import RunSelection
-from evalsuite.reports.records.schema import scores_path
+from evalsuite.reports.records.score_files import read_rows, score_paths
 from evalsuite.reports.records.score_table import write_scores
+from tests.reports.score_edits import all_rows, edit_rows, write_unchecked
 
 
 def two(
@@ -33,10 +33,9 @@ def two(
     return synthetic.make_run(run, benchmarks, answerers)
 
 
-def edit(path: Path, change: Any) -> None:
-    """Apply `change` to every row of a journal; rows for which it gives None vanish."""
-    rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
+def edit(run: Path, benchmark: str, protocol: str, change: Any) -> None:
+    """Apply `change` to every score row; rows for which it gives None vanish."""
+    edit_rows(run, benchmark, protocol, lambda number, row: change(row))
 
 
 def test_plan_round_trip(small_run: Path, tmp_path: Path) -> None:
@@ -79,7 +78,7 @@ def test_cells_have_values_and_documents(small_run: Path) -> None:
     facts = tensor.find("arc_easy", "loglikelihood")[0]
     assert facts.values.shape == (3, 1, 400)
     assert sorted(set(facts.documents)) == list(facts.documents)
-    rows = [json.loads(line) for line in scores_path(small_run, "arc_easy", "loglikelihood").open()]
+    rows = all_rows(small_run, "arc_easy", "loglikelihood")
     mine = {row["doc_id"]: row["values"]["acc"] for row in rows if row["checkpoint"] == "weak"}
     assert [mine[document] for document in facts.documents] == facts.scores()[2].tolist()
     assert np.all(facts.chance == 0.25)
@@ -102,9 +101,8 @@ def test_runs_are_merged_by_weights_id(synthetic: SimpleNamespace, tmp_path: Pat
 
 def test_contradicting_scores_are_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     one, other = two(synthetic, tmp_path / "one"), two(synthetic, tmp_path / "other")
-    journal = scores_path(other, "facts", "loglikelihood")
-    edit(journal, lambda row: row | {"values": {"acc": 1 - row["values"]["acc"]}})
-    with pytest.raises(DataError, match=r"two different scores for document .*, line \d+, and .*line"):
+    edit(other, "facts", "loglikelihood", lambda row: row | {"values": {"acc": 1 - row["values"]["acc"]}})
+    with pytest.raises(DataError, match=r"two different scores for document .*, row \d+, and .*row"):
         load_result_tensor([one, other])
 
 
@@ -121,7 +119,9 @@ def test_unfinished_checkpoint_is_excluded_with_warning(synthetic: SimpleNamespa
     run = two(synthetic, tmp_path, ("teacher", "done", "unfinished"))
     kept = iter(range(10_000))
     edit(
-        scores_path(run, "facts", "loglikelihood"),
+        run,
+        "facts",
+        "loglikelihood",
         lambda row: row if row["checkpoint"] != "unfinished" or next(kept) < 20 else None,
     )
     tensor = load_result_tensor([run])
@@ -135,7 +135,9 @@ def test_partial_cells_are_compared_on_request(synthetic: SimpleNamespace, tmp_p
     run = two(synthetic, tmp_path)
     kept = iter(range(10_000))
     edit(
-        scores_path(run, "facts", "loglikelihood"),
+        run,
+        "facts",
+        "loglikelihood",
         lambda row: row if row["checkpoint"] == "teacher" or next(kept) < 30 else None,
     )
     (cell,) = load_result_tensor([run]).find("facts", "loglikelihood")
@@ -153,7 +155,9 @@ def test_documents_with_other_prompts_are_not_compared(synthetic: SimpleNamespac
     run = two(synthetic, tmp_path)
     changed = iter(range(10_000))
     edit(
-        scores_path(run, "facts", "loglikelihood"),
+        run,
+        "facts",
+        "loglikelihood",
         lambda row: (
             row | {"prompt_hash": "other"} if row["checkpoint"] == "student" and next(changed) < 5 else row
         ),
@@ -170,7 +174,9 @@ def test_errors_are_wrong_or_excluded(synthetic: SimpleNamespace, tmp_path: Path
     run = two(synthetic, tmp_path)
     wrong = iter(range(10_000))
     edit(
-        scores_path(run, "facts", "generation"),
+        run,
+        "facts",
+        "generation",
         lambda row: (
             row | {"outcome": "error", "values": {}}
             if row["checkpoint"] == "student" and next(wrong) < 3
@@ -194,7 +200,7 @@ def test_errors_are_wrong_or_excluded(synthetic: SimpleNamespace, tmp_path: Path
 def test_second_fingerprint_is_ignored_with_warning(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     one, other = two(synthetic, tmp_path / "one"), two(synthetic, tmp_path / "other")
     for protocol in ("loglikelihood", "generation"):
-        edit(scores_path(other, "facts", protocol), lambda row: row | {"fingerprint": "bf16"})
+        edit(other, "facts", protocol, lambda row: row | {"fingerprint": "bf16"})
     tensor = load_result_tensor([one, other])
     assert len(tensor.cells[0].documents) == 60
     assert any("was evaluated more than once under loglikelihood" in w for w in tensor.warnings)
@@ -202,18 +208,23 @@ def test_second_fingerprint_is_ignored_with_warning(synthetic: SimpleNamespace, 
 
 def test_score_outside_unit_interval_is_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = two(synthetic, tmp_path)
-    edit(scores_path(run, "facts", "loglikelihood"), lambda row: row | {"values": {"acc": 55.0}})
-    with pytest.raises(DataError, match="line 1: acc = 55; a score is a fraction"):
+    edit(run, "facts", "loglikelihood", lambda row: row | {"values": {"acc": 55.0}})
+    with pytest.raises(DataError, match="row 1: acc = 55; a score is a fraction"):
         load_result_tensor([run])
 
 
 def test_other_sampling_is_ignored_or_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = two(synthetic, tmp_path)
-    journal = scores_path(run, "facts", "generation")
-    extra = [json.loads(line) | {"sampling": "t0.7"} for line in journal.read_text().splitlines()]
-    journal.write_text(journal.read_text() + "".join(json.dumps(row) + "\n" for row in extra))
+    for path in score_paths(run, "facts", "generation"):
+        rows = list(read_rows(path).values())
+        write_unchecked(path, [*rows, *(row | {"sampling": "t0.7"} for row in rows)])
     assert any("with sampling 't0.7' are ignored" in w for w in load_result_tensor([run]).warnings)
-    edit(journal, lambda row: row | {"sampling": "t0.9"} if row["sampling"] == "greedy" else None)
+    edit(
+        run,
+        "facts",
+        "generation",
+        lambda row: row | {"sampling": "t0.9"} if row["sampling"] == "greedy" else None,
+    )
     with pytest.raises(DataError, match=r"has sampling 'greedy', the generation score rows have 't0\.9'"):
         load_result_tensor([run])
 
@@ -263,9 +274,9 @@ def test_invalid_counts_are_refused(small_run: Path, tmp_path: Path, documents: 
 def test_runs_with_other_counts_are_incomplete(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     one = two(synthetic, tmp_path / "one", ("teacher", "large"))
     other = two(synthetic, tmp_path / "other", ("teacher", "small"))
-    first = {json.loads(line)["doc_id"] for line in scores_path(other, "facts", "generation").open()}
+    first = {row["doc_id"] for row in all_rows(other, "facts", "generation")}
     kept = sorted(first)[:40]
-    edit(scores_path(other, "facts", "generation"), lambda row: row if row["doc_id"] in kept else None)
+    edit(other, "facts", "generation", lambda row: row if row["doc_id"] in kept else None)
     plan = yaml.safe_load((other / "plan.yaml").read_text())
     plan["benchmarks"][0]["protocols"]["generation"]["documents"] = 40
     (other / "plan.yaml").write_text(yaml.safe_dump(plan))
@@ -278,7 +289,9 @@ def test_runs_with_other_counts_are_incomplete(synthetic: SimpleNamespace, tmp_p
 def test_missing_seed_is_incomplete(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = two(synthetic, tmp_path, protocols=("generation",), seeds=(0, 1))
     edit(
-        scores_path(run, "facts", "generation"),
+        run,
+        "facts",
+        "generation",
         lambda row: None if (row["checkpoint"], row["seed"]) == ("student", 1) else row,
     )
     tensor = load_result_tensor([run])
@@ -341,10 +354,12 @@ def test_interrupted_student_is_not_measured(synthetic: SimpleNamespace, tmp_pat
             synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.6),
         ],
     )
-    path = scores_path(run, "piqa", "loglikelihood")
-    rows = path.read_text().splitlines(True)
-    mine = [row for row in rows if '"checkpoint": "s"' in row]
-    path.write_text("".join([row for row in rows if row not in mine] + mine[:60]))
+    edit_rows(
+        run,
+        "piqa",
+        "loglikelihood",
+        lambda number, row: row if row["checkpoint"] != "s" or number <= 60 else None,
+    )
     partial = RunSelection(min_coverage=0.6)
     assert len(load_result_tensor([run], partial).find("piqa", "loglikelihood")[0].documents) == 60
     tensor = load_result_tensor([run])
@@ -372,9 +387,7 @@ def test_headline_names_number_of_benchmarks(synthetic: SimpleNamespace, tmp_pat
             synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.6),
         ],
     )
-    path = scores_path(run, "piqa", "loglikelihood")
-    rows = path.read_text().splitlines(True)
-    path.write_text("".join(row for row in rows if '"checkpoint": "s"' not in row))
+    edit(run, "piqa", "loglikelihood", lambda row: row if row["checkpoint"] != "s" else None)
     report = build_report([run])
     row = report.average(1, "loglikelihood")
     assert row is not None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
+from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, ResampledStratum
 from evalsuite.reports.analysis.recovery import chance_normalized_recovery, recovery, win_or_tie_rate
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.analysis.scopes import weights_of
@@ -20,14 +20,17 @@ from evalsuite.reports.references.papers import (
     paper_scores,
 )
 from evalsuite.reports.report import build_report
-from evalsuite.reports.statistics.bootstrap import collapse
-from evalsuite.reports.statistics.intervals import Interval, mean_of
+from evalsuite.reports.statistics.bootstrap import Stratum
 
 
 def resampled(*strata: list[tuple[float, ...]], weights: list[float] | None = None) -> BootstrapSample:
     """Rows of teacher, student (and chance) per benchmark."""
-    rng = np.random.default_rng(0)
-    return BootstrapSample([collapse(np.array(rows)) for rows in strata], weights or [1.0] * len(strata), rng)
+    names = ("teacher", "student", "chance", "other")
+    resampled = [
+        ResampledStratum(Stratum(np.array(rows), names[: len(rows[0])], f"benchmark {i}"))
+        for i, rows in enumerate(strata)
+    ]
+    return BootstrapSample(resampled, weights or [1.0] * len(strata))
 
 
 EASY = [(1.0, 1.0, 0.25)] * 60 + [(1.0, 0.0, 0.25)] * 20 + [(0.0, 0.0, 0.25)] * 20
@@ -68,19 +71,11 @@ def test_few_discordant_documents_have_positive_width() -> None:
 def test_intervals_have_positive_width(lost: int) -> None:
     """Also where the student loses every document: a bootstrap would be as sure as where it loses none."""
     data = resampled([(1.0, 0.0, 1.0, 1.0)] * lost + [(1.0, 1.0, 1.0, 1.0)] * (60 - lost))
-    assert data.difference_interval(0, 1).width > 0.03
+    assert data.difference(0, 1).interval().width > 0.03
     assert recovery(data, 1, 0).interval.width > 0.03
-    gap = data.gap_draws((3, 1), (2, 0))
-    assert np.quantile(gap, 0.975) - np.quantile(gap, 0.025) > 0.03
-    assert data.gap((3, 1), (2, 0)) == pytest.approx(lost / 60)
-
-
-def test_mean_of_intervals_is_mover() -> None:
-    found = mean_of([Interval(0.1, 0.0, 0.4), Interval(0.3, 0.2, 0.7)])
-    assert found.point == pytest.approx(0.2)
-    assert found.low == pytest.approx(0.2 - np.hypot(0.1, 0.1) / 2)
-    assert found.high == pytest.approx(0.2 + np.hypot(0.3, 0.4) / 2)
-    assert mean_of([Interval(0.1, 0.0, 0.4)]) == Interval(0.1, 0.0, 0.4)
+    gap = data.contrast({0: 1.0, 1: -1.0, 2: -1.0, 3: 1.0})
+    assert gap.interval().width > 0.03
+    assert gap.point == pytest.approx(lost / 60)
 
 
 def test_win_or_tie_rate_is_a_macro_average() -> None:

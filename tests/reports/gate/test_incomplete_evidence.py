@@ -1,6 +1,7 @@
 """Incomplete cells are not measured, errors count as wrong, and warnings are part of the verdict."""
 
 import json
+import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare, policy_from_options, run_gate
 from evalsuite.reports.records.run_folder import read_plan
-from evalsuite.reports.records.schema import scores_path
+from tests.reports.score_edits import edit_rows
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 Row = dict[str, Any]
@@ -24,30 +25,18 @@ def _no_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
 
 
-def edit(path: Path, change: Callable[[int, Row], Row | None]) -> None:
-    """Replace the score rows of a file; `change` gets each checkpoint's row with its position there."""
-    seen: dict[str, int] = {}
-    rows = []
-    for row in map(json.loads, path.read_text().splitlines()):
-        number = seen[row["checkpoint"]] = seen.get(row["checkpoint"], -1) + 1
-        rows.append(change(number, row))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
-
-
 def copy_fixture(to: Path, change: Callable[[int, Row], Row | None], name: str = "passing") -> Path:
     """Copy a fixture with changed score rows."""
-    (to / "scores").mkdir(parents=True)
-    (to / "plan.yaml").write_text((FIXTURES / name / "plan.yaml").read_text())
-    for path in (FIXTURES / name / "scores").iterdir():
-        (to / "scores" / path.name).write_bytes(path.read_bytes())
-        edit(to / "scores" / path.name, change)
+    shutil.copytree(FIXTURES / name, to)
+    for benchmark, protocol in read_plan(to).cells():
+        edit_rows(to, benchmark.name, protocol, change)
     return to
 
 
 def first_half(who: str) -> Callable[[int, Row], Row | None]:
     """Remove the second half of a checkpoint's rows, as an interrupted run leaves them."""
     sizes = {"facts": 60, "needle": 30}
-    return lambda i, row: row if row["checkpoint"] != who or i < sizes[row["benchmark"]] else None
+    return lambda i, row: row if row["checkpoint"] != who or i <= sizes[row["benchmark"]] else None
 
 
 def identical(synthetic: SimpleNamespace, folder: Path, **facts: Any) -> Path:
@@ -74,7 +63,7 @@ def test_half_of_the_score_rows_is_not_measured(tmp_path: Path, who: str) -> Non
 def test_one_missing_document_is_not_measured(tmp_path: Path) -> None:
     run = copy_fixture(
         tmp_path / "run",
-        lambda i, row: None if (row["checkpoint"], row["benchmark"], i) == ("student", "needle", 3) else row,
+        lambda i, row: None if (row["checkpoint"], row["benchmark"], i) == ("student", "needle", 4) else row,
     )
     verdict = run_gate([run], policy_from_options(min_recovery=0.9))
     assert verdict.exit_code == 3
@@ -84,10 +73,12 @@ def test_one_missing_document_is_not_measured(tmp_path: Path) -> None:
 def test_errors_count_as_wrong(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = identical(synthetic, tmp_path / "run")
     assert run_gate([run], policy_from_options(min_recovery=0.95)).exit_code == 0
-    edit(
-        scores_path(run, "facts", "loglikelihood"),
+    edit_rows(
+        run,
+        "facts",
+        "loglikelihood",
         lambda i, row: (
-            row | {"outcome": "error", "values": {}} if row["checkpoint"] == "student" and i < 95 else row
+            row | {"outcome": "error", "values": {}} if row["checkpoint"] == "student" and i <= 95 else row
         ),
     )
     verdict = run_gate([run], policy_from_options(min_recovery=0.95))
@@ -110,10 +101,12 @@ def test_perplexity_with_errors_is_not_measured(synthetic: SimpleNamespace, tmp_
             synthetic.SyntheticCheckpoint("student", lambda b, p, c: 3.1),
         ],
     )
-    edit(
-        scores_path(run, "wikitext", "loglikelihood"),
+    edit_rows(
+        run,
+        "wikitext",
+        "loglikelihood",
         lambda i, row: (
-            row | {"outcome": "error", "values": {}} if row["checkpoint"] == "student" and i < 2 else row
+            row | {"outcome": "error", "values": {}} if row["checkpoint"] == "student" and i <= 2 else row
         ),
     )
     report = compare([run], tmp_path / "out").report
@@ -142,7 +135,7 @@ def test_warnings_are_part_of_the_verdict(tmp_path: Path) -> None:
     run = copy_fixture(
         tmp_path / "run",
         lambda i, row: (
-            row | {"outcome": "error", "values": {}} if row["checkpoint"] == "student" and i < 2 else row
+            row | {"outcome": "error", "values": {}} if row["checkpoint"] == "student" and i <= 2 else row
         ),
     )
     verdict = run_gate([run], policy_from_options(min_recovery=0.9), out=tmp_path / "gate")
@@ -198,8 +191,10 @@ def test_two_teacher_families_have_cells_of_their_own(synthetic: SimpleNamespace
         [*teachers, *students],
         rho=0.95,
     )
-    edit(
-        scores_path(run, "facts", "loglikelihood"),
+    edit_rows(
+        run,
+        "facts",
+        "loglikelihood",
         lambda i, row: (
             row | {"prompt_hash": f"q{row['doc_id']}"} if row["checkpoint"].startswith("qwen") else row
         ),

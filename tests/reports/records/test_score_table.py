@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan
-from evalsuite.reports.records.schema import ScoreRow, append_score_rows
+from evalsuite.reports.records.schema import ScoreRow
 from evalsuite.reports.records.score_table import score_table
+from tests.reports.score_edits import write_rows
 
 
 def plan(metric: str, **how: str) -> Plan:
@@ -24,17 +25,20 @@ def plan(metric: str, **how: str) -> Plan:
     )
 
 
-def record(run: Path, number: int, values: dict[str, float]) -> None:
+def record(run: Path, *values: dict[str, float]) -> None:
     identity = {"weights_id": "w", "fingerprint": "f", "benchmark": "words", "protocol": "loglikelihood"}
-    place = {"seed": 0, "context": None, "doc_id": f"{number}", "prompt_hash": "p", "sampling": ""}
-    append_score_rows(
-        run, [ScoreRow(**identity, **place, checkpoint="m", values=values, chance=None, outcome="ok")]
+    place = {"seed": 0, "context": None, "prompt_hash": "p", "sampling": "", "checkpoint": "m"}
+    write_rows(
+        run,
+        [
+            ScoreRow(**identity, **place, doc_id=f"{number}", values=each, chance=None, outcome="ok")
+            for number, each in enumerate(values)
+        ],
     )
 
 
 def test_secondary_perplexity_is_lower_is_better(tmp_path: Path) -> None:
-    record(tmp_path, 1, {"acc": 1.0, "perplexity": 0.5})
-    record(tmp_path, 2, {"acc": 0.0, "perplexity": 2.5})
+    record(tmp_path, {"acc": 1.0, "perplexity": 0.5}, {"acc": 0.0, "perplexity": 2.5})
     table = score_table(tmp_path, plan("acc")).set_index("metric")
     assert dict(table["direction"]) == {"acc": "higher", "perplexity": "lower"}
     assert dict(table["main"]) == {"acc": True, "perplexity": False}
@@ -44,8 +48,11 @@ def test_secondary_perplexity_is_lower_is_better(tmp_path: Path) -> None:
 
 
 def test_perplexities_are_per_unit(tmp_path: Path) -> None:
-    record(tmp_path, 1, {"word_perplexity": 30.0, "words": 10.0, "byte_perplexity": 30.0, "bytes": 50.0})
-    record(tmp_path, 2, {"word_perplexity": 20.0, "words": 10.0, "byte_perplexity": 20.0, "bytes": 30.0})
+    record(
+        tmp_path,
+        {"word_perplexity": 30.0, "words": 10.0, "byte_perplexity": 30.0, "bytes": 50.0},
+        {"word_perplexity": 20.0, "words": 10.0, "byte_perplexity": 20.0, "bytes": 30.0},
+    )
     table = score_table(tmp_path, plan("word_perplexity", direction="lower", units="words"))
     assert set(table["direction"]) == {"lower"}
     assert dict(zip(table["metric"], table["score"], strict=True)) == {

@@ -1,0 +1,183 @@
+"""Score files: `scores/<benchmark>.<protocol>.<fingerprint>.parquet`, one per checkpoint and cell.
+
+Scores are derived from documents, responses and scorers. The metadata of a file holds the hash of everything
+that it was derived from, so that the score phase knows whether it is up to date. Files are written atomically
+and never appended to.
+"""
+
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from evalsuite.foundation import DataError, write_bytes
+from evalsuite.reports.records.schema import SCHEMA, ScoreRow
+
+METADATA = b"evalsuite"
+SCALARS = {
+    "weights_id": pa.string(),
+    "fingerprint": pa.string(),
+    "benchmark": pa.string(),
+    "protocol": pa.string(),
+    "seed": pa.int64(),
+    "context": pa.int64(),
+    "doc_id": pa.string(),
+    "prompt_hash": pa.string(),
+    "sampling": pa.string(),
+    "checkpoint": pa.string(),
+    "chance": pa.float64(),
+    "outcome": pa.string(),
+    "error": pa.string(),
+    "cluster": pa.string(),
+}
+"""Columns of one value a row; `value.<metric>`, `choice.<metric>` and `detail` (JSON) follow."""
+NESTED = {"values": ("value.", pa.float64()), "choices": ("choice.", pa.int32())}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScorerVersion:
+    """What turned responses into scores."""
+
+    scorer: str
+    """The task file of lm-eval, the data set of EvalScope, or the name of a scorer of ours."""
+    version: str
+    """Hash of the scorer's code and configuration."""
+    harness: str
+    harness_version: str
+
+    def __str__(self) -> str:
+        return f"{self.harness} {self.harness_version}, {self.scorer} {self.version}"
+
+
+UNKNOWN_SCORER = ScorerVersion(scorer="unknown", version="", harness="unknown", harness_version="")
+"""Of scores that were imported without their versions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreFileInfo:
+    """Metadata of a score file."""
+
+    scorer: ScorerVersion
+    inputs: str
+    """Hash over everything that the scores are derived from; "" for imported scores."""
+    rows: int
+    undecided: int = 0
+    """Rows that the scorer could not decide; the next score phase tries again."""
+
+
+def score_paths(run: Path, benchmark: str, protocol: str) -> list[Path]:
+    """Return the score files of one benchmark and protocol, sorted; one per checkpoint."""
+    pattern = re.compile(rf"{re.escape(benchmark)}\.{re.escape(protocol)}\.[A-Za-z0-9_-]+\.parquet")
+    folder = Path(run) / "scores"
+    return sorted(path for path in folder.glob(f"{benchmark}.*") if pattern.fullmatch(path.name))
+
+
+def score_path(run: Path, benchmark: str, protocol: str, fingerprint: str) -> Path:
+    """Return the path of the scores of one checkpoint on one benchmark under one protocol."""
+    return Path(run) / "scores" / f"{benchmark}.{protocol}.{fingerprint}.parquet"
+
+
+def write_score_file(run: Path, rows: Sequence[ScoreRow], info: ScoreFileInfo) -> Path:
+    """Write the score rows of one checkpoint, benchmark and protocol, atomically; equal rows, equal bytes.
+
+    Raises:
+        DataError: no rows, or rows of several files.
+        RunFolderError: the folder cannot be written or the disk is full; the old file stays.
+    """
+    places = {(row.benchmark, row.protocol, row.fingerprint, row.weights_id) for row in rows}
+    if len(places) != 1:
+        raise DataError(f"{run}: {len(places)} checkpoints, benchmarks or protocols in one score file")
+    ((benchmark, protocol, fingerprint, _),) = places
+    path = score_path(run, benchmark, protocol, fingerprint)
+    write_bytes(path, pack_rows([row.row() for row in rows], info))
+    return path
+
+
+def pack_rows(rows: Sequence[Mapping[str, Any]], info: ScoreFileInfo) -> bytes:
+    """Return the content of a score file; the rows are not validated."""
+    columns: dict[str, pa.Array] = {
+        name: pa.array([row[name] for row in rows], kind) for name, kind in SCALARS.items()
+    }
+    for field, (prefix, kind) in NESTED.items():
+        for name in dict.fromkeys(name for row in rows for name in row[field]):
+            numbers = (row[field].get(name) for row in rows)
+            # NaN stays a number, which the reader refuses; only a metric that is absent is null.
+            columns[prefix + name] = pa.array(numbers, kind, from_pandas=False)
+    details = (json.dumps(row["detail"], ensure_ascii=False, allow_nan=False) for row in rows)
+    columns["detail"] = pa.array(details, pa.string())
+    table = pa.table(columns).replace_schema_metadata(
+        {METADATA: json.dumps({"schema": SCHEMA, **asdict(info)}, sort_keys=True)}
+    )
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd", compression_level=9)
+    return buffer.getvalue()
+
+
+def open_score_file(path: Path) -> tuple[pq.ParquetFile, ScoreFileInfo]:
+    """Open a score file. Raises DataError for a missing or damaged file, and for another schema."""
+    try:
+        # Read at once: another process may replace the file.
+        file = pq.ParquetFile(pa.BufferReader(Path(path).read_bytes()))
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(
+            f"{path}: not a parquet file ({error}); repeat `evalsuite run … --score-only`"
+        ) from error
+    try:
+        value = json.loads((file.schema_arrow.metadata or {})[METADATA])
+        schema = value.pop("schema")
+        if schema == SCHEMA:
+            return file, ScoreFileInfo(scorer=ScorerVersion(**value.pop("scorer")), **value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: not a score file (no evalsuite metadata: {error!r})") from error
+    raise DataError(
+        f"{path}: scores of schema {schema!r}, this evalsuite reads {SCHEMA}; repeat "
+        "`evalsuite run … --score-only`"
+    )
+
+
+def read_info(path: Path) -> ScoreFileInfo | None:
+    """Return the metadata of a score file; None if it is missing, damaged or of another schema."""
+    try:
+        return open_score_file(path)[1]
+    except DataError:
+        return None
+
+
+def read_rows(path: Path, numbers: Iterable[int] | None = None) -> dict[int, dict[str, Any]]:
+    """Read complete score rows, with `values`, `choices` and `detail`.
+
+    Args:
+        path: of a score file.
+        numbers: 1-based numbers of rows; None reads all.
+
+    Returns:
+        The fields of `ScoreRow` by row number.
+
+    Raises:
+        DataError: not a score file.
+    """
+    table = open_score_file(path)[0].read()
+    if missing := sorted({*SCALARS, "detail"} - set(table.column_names)):
+        raise DataError(f"{path}: lacks column '{missing[0]}'")
+    wanted = list(range(1, table.num_rows + 1) if numbers is None else sorted(set(numbers)))
+    rows = table.take(pa.array([number - 1 for number in wanted], pa.int64())).to_pylist()
+    return {number: _nested(row) for number, row in zip(wanted, rows, strict=True)}
+
+
+def _nested(row: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {name: row[name] for name in SCALARS}
+    for field, (prefix, _) in NESTED.items():
+        found[field] = {
+            name.removeprefix(prefix): value
+            for name, value in row.items()
+            if name.startswith(prefix) and value is not None
+        }
+    return found | {"detail": json.loads(row["detail"])}
