@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import evalsuite
-from evalsuite.foundation import RunFolderError, read_json, write_json
+from evalsuite.foundation import DataError, RunFolderError, read_json, write_json
 from evalsuite.models.inference.base import Engine, MemoryBoundEngine
 
 PACKAGES = (
@@ -35,9 +35,12 @@ def environment_path(run: Path) -> Path:
 
 
 def read_environment(run: Path) -> dict[str, Any]:
-    """Read the file; empty if there is none yet."""
+    """Read the file; empty if there is none yet. Raises DataError for a file that holds no object."""
     path = environment_path(run)
-    return dict(read_json(path)) if path.is_file() else {}
+    facts = read_json(path) if path.is_file() else {}
+    if not isinstance(facts, dict):
+        raise DataError(f"{path}: expected an object, found {type(facts).__name__}")
+    return facts
 
 
 def update_environment(run: Path, **facts: Any) -> None:

@@ -100,6 +100,8 @@ def read_index(run: Path) -> Index:
     if not path.is_file():
         raise RunFolderError(f"{run}: no requests were built here (no requests/index.json)")
     value = read_json(path)
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: not a request index, but a {type(value).__name__}")
     schema = value.get("schema")
     if schema != SCHEMA:
         raise RunFolderError(
@@ -107,6 +109,9 @@ def read_index(run: Path) -> Index:
             "`evalsuite run` with a new --out"
         )
     try:
+        names = [entry["benchmark"]["name"] for entry in value["config"]["entries"]]
+        if not all(isinstance(each, str) for each in (value["suite"], *names)):
+            raise TypeError("suite and benchmarks must have names")
         return Index(
             suite=value["suite"],
             config=value["config"],
@@ -131,10 +136,15 @@ def read_requests(run: Path, tokenizer: str, cell: Cell) -> list[RequestSet]:
     """Read the requests of one cell.
 
     Raises:
-        DataError: the file is missing, or its number of documents differs from the index.
+        DataError: the file is missing or damaged, or its number of documents differs from the index.
     """
     path = requests_path(run, tokenizer, cell)
-    found = [RequestSet.from_row(row) for row in _lines(path)]
+    found = []
+    for number, row in enumerate(_lines(path), 1):
+        try:
+            found.append(RequestSet.from_row(row))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"{path}, line {number}: not a request ({error!r})") from error
     if len(found) != cell.documents:
         raise DataError(
             f"{path}: {len(found)} documents, expected {cell.documents}; build the requests again"

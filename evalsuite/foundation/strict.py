@@ -34,7 +34,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # ValueError: a date that does not exist, or a number with thousands of digits.
         raise ConfigError(f"{path}: not YAML ({error})") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a mapping of keys to values, found {type(value).__name__}")

@@ -118,7 +118,16 @@ def test_damaged_benchmarks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_damaged_shards(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = Path(shutil.copytree(built / "home", tmp_path / "home"))
     shard = Path(shutil.copytree(built / "shard", tmp_path / "shard"))
-    argv = ["run", "s", "--out", str(home), "--quiet", "--score-only", "--merge-shards", str(shard)]
+    argv = [
+        "run",
+        str(built / "small.yaml"),
+        "--out",
+        str(home),
+        "--quiet",
+        "--score-only",
+        "--merge-shards",
+        str(shard),
+    ]
     for path in sorted(path for path in shard.rglob("*") if path.is_file() and path.suffix == ".json"):
         sound = path.read_bytes()
         for what, data in RAW.items():
@@ -147,7 +156,7 @@ def test_damaged_run_folders(
     name: str, built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(shutil.copytree(built / "host", tmp_path / "run"))
-    argv = ["run", "s", "--out", str(run), "--quiet", "--score-only"]
+    argv = ["run", str(built / "small.yaml"), "--out", str(run), "--quiet", "--score-only"]
     path = run / name
     if path.is_dir():
         path = sorted(path.rglob("*.jsonl"))[0]

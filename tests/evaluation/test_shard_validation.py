@@ -60,6 +60,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
+def merge_command(built: Path, home: Path, *shards: Path) -> list[str]:
+    options = ["--out", str(home), "--quiet", "--score-only", "--merge-shards", *map(str, shards)]
+    return ["run", str(built / "small.yaml"), *options]
+
+
 def journal(shard: Path, verb: str = "score") -> Path:
     return sorted((shard / "responses").glob(f"*.{verb}.jsonl"))[-1]
 
@@ -203,12 +208,12 @@ MALFORMED: dict[str, tuple[Callable[[Path], None], str, str]] = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_shard_is_refused_and_the_run_untouched(
-    name: str, home: Path, shard: Path, capsys: pytest.CaptureFixture[str]
+    name: str, built: Path, home: Path, shard: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoil, file, field = MALFORMED[name]
     spoil(shard)
     before = contents(home)
-    code = main(["run", "s", "--out", str(home), "--quiet", "--score-only", "--merge-shards", str(shard)])
+    code = main(merge_command(built, home, shard))
     told = capsys.readouterr().err
     assert contents(home) == before
     assert "Traceback" not in told
@@ -225,8 +230,7 @@ def test_the_sound_shard_of_these_tests_merges(home: Path, shard: Path) -> None:
 def test_no_shard_is_merged_if_one_is_malformed(home: Path, built: Path, shard: Path) -> None:
     with_response(logprobs=[-1.0])(shard)
     before = contents(home)
-    arguments = ["run", "s", "--out", str(home), "--quiet", "--score-only", "--merge-shards"]
-    assert main([*arguments, str(built / "shard.tar.xz"), str(shard)]) >= 64
+    assert main(merge_command(built, home, built / "shard.tar.xz", shard)) >= 64
     assert contents(home) == before
 
 
@@ -247,7 +251,7 @@ def test_a_sound_response_replaces_a_refusal(home: Path, built: Path, shard: Pat
 
 @pytest.mark.parametrize("name", ["notes.txt", "responses/../plan.yaml", "requests/index.json"])
 def test_unknown_files_in_an_archive_are_refused(
-    name: str, home: Path, shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, built: Path, home: Path, shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "more.tar.xz"
     with tarfile.open(path, "w:xz") as archive:
@@ -256,9 +260,7 @@ def test_unknown_files_in_an_archive_are_refused(
                 archive.add(file, str(file.relative_to(shard)))
         archive.add(shard / "environment.json", name)
     before = contents(home)
-    assert (
-        main(["run", "s", "--out", str(home), "--quiet", "--score-only", "--merge-shards", str(path)]) >= 64
-    )
+    assert main(merge_command(built, home, path)) >= 64
     told = capsys.readouterr().err
     assert "more.tar.xz" in told
     assert "Traceback" not in told
