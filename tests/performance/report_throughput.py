@@ -24,7 +24,8 @@ import numpy as np
 
 from evalsuite.foundation import progress, write_json
 from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan, write_plan
-from evalsuite.reports.records.schema import SCHEMA
+from evalsuite.reports.records.schema import ScoreRow
+from evalsuite.reports.records.score_files import ScoreFileInfo, ScorerVersion, write_score_file
 from tests.parity.exit_codes import exit_with
 
 CHECKPOINTS = 10
@@ -46,21 +47,19 @@ def write_run(run: Path, documents: int) -> int:
     """
     names = [f"benchmark_{i}" for i in range(BENCHMARKS)]
     labels = ["teacher", *(f"student-{i}" for i in range(1, CHECKPOINTS))]
-    write_plan(run, _plan(names, labels))
+    write_plan(run, _plan(names, labels, documents))
     rng = np.random.default_rng(SEED)
-    (run / "scores").mkdir()
     for name in progress(names, what="score rows"):
         hard = rng.standard_normal(documents)
         for protocol in ("loglikelihood", "generation"):
-            with open(run / "scores" / f"{name}.{protocol}.jsonl", "w", encoding="utf-8") as file:
-                for number, label in enumerate(labels):
-                    luck = rng.standard_normal(documents)
-                    right = 0.8 * hard + 0.6 * luck < 0.7 - 0.08 * number
-                    file.writelines(_lines(name, protocol, number, label, right, rng))
+            for number, label in enumerate(labels):
+                luck = rng.standard_normal(documents)
+                right = 0.8 * hard + 0.6 * luck < 0.7 - 0.08 * number
+                write_score_file(run, _rows(name, protocol, number, label, right, rng), _info(documents))
     return BENCHMARKS * 2 * CHECKPOINTS * documents
 
 
-def _plan(names: Sequence[str], labels: Sequence[str]) -> Plan:
+def _plan(names: Sequence[str], labels: Sequence[str], documents: int) -> Plan:
     return Plan(
         suite="throughput",
         created="2026-01-01T00:00:00Z",
@@ -71,8 +70,8 @@ def _plan(names: Sequence[str], labels: Sequence[str]) -> Plan:
                 category="knowledge",
                 chance=0.25,
                 protocols={
-                    "loglikelihood": ProtocolPlan(metric="acc"),
-                    "generation": ProtocolPlan(metric="acc", sampling="greedy"),
+                    "loglikelihood": ProtocolPlan(metric="acc", documents=documents),
+                    "generation": ProtocolPlan(metric="acc", documents=documents, sampling="greedy"),
                 },
             )
             for name in names
@@ -84,31 +83,49 @@ def _plan(names: Sequence[str], labels: Sequence[str]) -> Plan:
     )
 
 
-def _lines(
+def _info(rows: int) -> ScoreFileInfo:
+    scorer = ScorerVersion(scorer="synthetic", version="1", harness="simulation", harness_version="1")
+    return ScoreFileInfo(scorer=scorer, inputs="synthetic", rows=rows)
+
+
+def _rows(
     name: str, protocol: str, number: int, label: str, right: np.ndarray, rng: np.random.Generator
-) -> list[str]:
+) -> list[ScoreRow]:
     """Score rows of realistic length: four log-probabilities, or a response of two sentences."""
-    chances = np.round(-rng.gamma(4.0, 2.0, (len(right), 4)), 4).tolist()
-    lines = []
+    logprobs = np.round(-rng.gamma(4.0, 2.0, (len(right), 4)), 4).tolist()
+    rows = []
     for i, is_right in enumerate(right.tolist()):
+        picked = (i + (not is_right)) % 4
+        values, choices, detail = {"acc": float(is_right)}, {}, {}
         if protocol == "loglikelihood":
-            detail = f'{{"logprobs": {chances[i]}, "gold": {i % 4}, "greedy": [false, false, false, false]}}'
-            values = f'{{"acc": {float(is_right)}, "acc_norm": {float(is_right)}}}'
+            values["acc_norm"] = float(is_right)
+            choices = {"acc": picked, "acc_norm": picked}
+            detail = {"logprobs": logprobs[i], "gold": i % 4, "greedy": [False] * 4}
         else:
-            extracted = "ABCD"[(i + (not is_right)) % 4]
-            response = (
-                f"The heavier object needs the larger force, so the answer follows. ANSWER: {extracted}"
+            text = (
+                f"The heavier object needs the larger force, so the answer follows. ANSWER: {'ABCD'[picked]}"
             )
-            detail = f'{{"response": "{response}", "extracted": "{extracted}", "target": "{"ABCD"[i % 4]}"}}'
-            values = f'{{"acc": {float(is_right)}}}'
-        lines.append(
-            f'{{"schema": {SCHEMA}, "weights_id": "{number:016x}", "fingerprint": "{number:016x}", '
-            f'"benchmark": "{name}", "protocol": "{protocol}", "seed": 0, "context": null, '
-            f'"doc_id": "{i:016x}", "prompt_hash": "{i:015x}p", '
-            f'"sampling": "{"" if protocol == "loglikelihood" else "greedy"}", "checkpoint": "{label}", '
-            f'"values": {values}, "chance": 0.25, "outcome": "ok", "detail": {detail}}}\n'
+            detail = {"response": text, "extracted": "ABCD"[picked], "target": "ABCD"[i % 4]}
+        rows.append(
+            ScoreRow(
+                weights_id=f"{number:016x}",
+                fingerprint=f"{number:016x}",
+                benchmark=name,
+                protocol=protocol,
+                seed=0,
+                context=None,
+                doc_id=f"{i:016x}",
+                prompt_hash=f"{i:015x}p",
+                sampling="" if protocol == "loglikelihood" else "greedy",
+                checkpoint=label,
+                values=values,
+                chance=0.25,
+                outcome="ok",
+                choices=choices,
+                detail=detail,
+            )
         )
-    return lines
+    return rows
 
 
 def usage_of(command: Sequence[str]) -> resource.struct_rusage:

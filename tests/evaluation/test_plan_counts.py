@@ -1,0 +1,33 @@
+"""`plan.yaml` states the documents of every benchmark, protocol and context, and the seeds."""
+
+from pathlib import Path
+from typing import Any
+
+from evalsuite.evaluation import evaluate
+from evalsuite.evaluation.run_paths import read_index, read_requests
+from evalsuite.reports.records.run_folder import read_plan
+
+
+def test_plan_counts_the_requests_of_every_cell(crew: Any, tmp_path: Path) -> None:
+    suite = tmp_path / "s.yaml"
+    suite.write_text(
+        "name: s\ntitle: S\nlimit: 3\nbenchmarks:\n"
+        "  - {benchmark: pocket_niah_single_1, contexts: [128, 256]}\n"
+        "  - {benchmark: pocket_facts, limit: 5}\n"
+    )
+    run = tmp_path / "run"
+    evaluate(suite, ["a"], run, phases=("build",), quiet=True)
+    plans = {benchmark.name: benchmark for benchmark in read_plan(run).benchmarks}
+    needles = plans["pocket_niah_single_1"].protocols["generation"]
+    assert needles.documents == {128: 3, 256: 3}
+    assert (needles.contexts, needles.planned(256), needles.planned(512)) == ((128, 256), 3, 0)
+    facts = plans["pocket_facts"].protocols
+    assert {name: how.documents for name, how in facts.items()} == {"loglikelihood": 5, "generation": 5}
+    index = read_index(run)
+    for cell in index.cells:
+        contexts = [each.context for each in read_requests(run, index.checkpoints[0].tokenizer, cell)]
+        how = plans[cell.benchmark].protocols[cell.protocol]
+        assert {context: contexts.count(context) for context in set(contexts)} == {
+            context: how.planned(context) for context in how.contexts
+        }
+        assert how.seeds == cell.seeds
