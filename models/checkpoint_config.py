@@ -69,7 +69,7 @@ def check_config(file: Path) -> None:
 
 def _check_fields(file: Path, config: Mapping[str, Any], prefix: str) -> None:
     for name in (*_SIZES, *_OTHER_SIZES):
-        value = config.get(name)
+        value: Any = config.get(name)
         if name not in config or (value is None and name in _OTHER_SIZES):
             continue
         per_layer = name in _OTHER_SIZES and isinstance(value, list) and value

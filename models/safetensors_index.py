@@ -131,7 +131,9 @@ def read_header(file: Path) -> list[StoredTensor]:
 def _tensor(file: Path, name: str, entry: Any, data: int) -> StoredTensor:
     """Validate one entry of a header; `data` is the offset at which the tensors begin."""
     found = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = (found.get(key) for key in ("dtype", "shape", "data_offsets"))
+    dtype: Any = found.get("dtype")
+    shape: Any = found.get("shape")
+    offsets: Any = found.get("data_offsets")
     where = f"{file}: tensor '{name}'"
     if not isinstance(dtype, str) or dtype not in BITS:
         raise CheckpointError(f"{where}: 'dtype' = {dtype!r} is no dtype of the safetensors format")
@@ -139,7 +141,8 @@ def _tensor(file: Path, name: str, entry: Any, data: int) -> StoredTensor:
         raise CheckpointError(f"{where}: 'shape' = {shape!r} must list sizes of at least 0")
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise CheckpointError(f"{where}: 'data_offsets' = {offsets!r} must be a start and an end")
-    bits, start, end = math.prod(shape) * BITS[dtype], *offsets
+    start, end = offsets
+    bits = math.prod(shape) * BITS[dtype]
     if bits != 8 * (end - start):
         raise CheckpointError(
             f"{where}: {dtype} of shape {shape} takes {bits // 8} bytes, 'data_offsets' hold {end - start}"
