@@ -11,7 +11,6 @@ from evalsuite.foundation.errors import (
     MissingDependencyError,
     RunFolderError,
     nearest,
-    printable,
 )
 from evalsuite.foundation.files import (
     append_jsonl,
@@ -25,6 +24,7 @@ from evalsuite.foundation.files import (
 )
 from evalsuite.foundation.hashing import canonical_json, content_hash, file_hash
 from evalsuite.foundation.progress import progress
+from evalsuite.foundation.terminal import printable
 
 __all__ = [
     "CheckpointError",

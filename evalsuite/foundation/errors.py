@@ -7,6 +7,8 @@ The command line prints an `EvalsuiteError` as one message and exits with the co
 import difflib
 from collections.abc import Iterable
 
+from evalsuite.foundation.terminal import printable
+
 
 class EvalsuiteError(Exception):
     """Base of every error that evalsuite raises on purpose."""
@@ -48,14 +50,6 @@ class RunFolderError(EvalsuiteError):
     """A run or output folder that holds other content, is locked, is full or cannot be written."""
 
     exit_code = 73
-
-
-def printable(text: str) -> str:
-    """Escape control and formatting characters other than newlines, for text from untrusted files."""
-    return "".join(
-        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
-        for each in text
-    )
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
