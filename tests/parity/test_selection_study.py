@@ -48,6 +48,27 @@ def test_differences_are_paired_by_document():
     assert "| 0 | uniform, ar | 20.0 (" in table
 
 
+def test_partial_credit_counts_in_part(tmp_path, monkeypatch):
+    """RULER's lists and F1 give a share of a document, not all or nothing."""
+    frame = {
+        "checkpoint": ["s"] * 4,
+        "context": [4096] * 4,
+        "doc_id": list("abcd"),
+        "value.acc": [1.0, 0.75, 0.5, 0.0],
+    }
+    monkeypatch.setattr(tables, "read_run_scores", lambda *_: frame)
+    needles = SimpleNamespace(name="niah", protocols=["generation"], generation=SimpleNamespace(metric="acc"))
+    groups = {"needles": [needles]}
+    found = tables.read_answers(tmp_path, groups)
+    assert tables.plain_scores(found["s"], groups)["needles", "generation"].point == pytest.approx(2.25 / 4)
+    zero = dict.fromkeys(found["s"], 0.0)
+    chosen = {(name, 1): {"layers": [layer]} for layer, name in enumerate(("uniform", "kv"))}
+    lines = tables.compared(chosen, {"layers-0": zero, "layers-1": found["s"]}, groups)
+    difference = lines[1].minus_uniform
+    assert difference.point == pytest.approx(2.25 / 4)
+    assert 0 < difference.low < 2.25 / 4 < difference.high < 1
+
+
 def test_partially_evaluated_students_are_left_out():
     chosen = {(name, 1): {"layers": [layer]} for layer, name in enumerate(("uniform", "kv", "ar"))}
     found = {"layers-0": answers("10"), "layers-1": answers("1")}

@@ -7,11 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from evalsuite.distill import load_recipe
 from evalsuite.distill.selection.context import SelectionContext
 from evalsuite.distill.selection.layer_sets import one_swap_jaccard, ranks, top_layers
 from evalsuite.distill.selection.one_swap import selectors, training
 from evalsuite.distill.selection.one_swap.candidates import AlignedCandidates, DistilledCandidates
 from evalsuite.distill.selection.one_swap.training import OneSwapTraining
+from evalsuite.distill.selection.options import Options, shorten_kd_stage
 from evalsuite.foundation import CheckpointError, RunFolderError, read_jsonl
 from tests.parity.single_candidate import train_single_candidate
 
@@ -297,3 +299,26 @@ def test_candidates_have_fp32_copies_of_trained_parameters_only(recipe, options,
     shared = {id(parameter) for parameter in first.parameters()} & {id(p) for p in second.parameters()}
     assert first.model.layers[1].mlp.up_proj.weight.requires_grad is False
     assert id(first.model.layers[1].mlp.up_proj.weight) in shared
+
+
+def test_the_early_stop_can_fire_before_the_end_of_a_default_pass():
+    """The rule needs a full window of snapshots; a tenth of the stage's tokens has only one."""
+    defaults = Options()
+    window = defaults.window * defaults.snapshot_interval
+    paper = load_recipe("kl-guided-2026")
+    assert shorten_kd_stage(paper, defaults).steps >= 2 * window
+    assert shorten_kd_stage(paper, Options(early_stop=False)).steps == paper.stages[1].steps // 10
+    assert shorten_kd_stage(paper, Options(tokens="20M")).tokens == 20_000_000
+    pocket = load_recipe("pocket")
+    assert pocket.stages[-1].steps < 2 * window
+    assert shorten_kd_stage(pocket, defaults).tokens == pocket.stages[-1].tokens // 10
+
+
+def test_a_pass_too_short_for_the_early_stop_says_so(context, tmp_path):
+    short = new_context(context, tmp_path, window=10)
+    assert short.kd_stage.steps < 10
+    notes = selectors.stage2(short, 1, direction="add").notes
+    assert len(notes) == 1
+    assert "4 snapshots" in notes[0]
+    assert "10" in notes[0]
+    assert selectors.stage2(new_context(context, tmp_path, window=3), 1, direction="add").notes == ()
