@@ -21,7 +21,7 @@ class _Bar(tqdm):
     Descriptions may hold names from files.
     """
 
-    def set_description(self, desc: str | None = None, refresh: bool = True) -> None:
+    def set_description(self, desc: str | None = None, refresh: bool | None = True) -> None:
         super().set_description(None if desc is None else printable(desc), refresh)
 
 
