@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from evalsuite.evaluation import evaluate
-from evalsuite.foundation import read_jsonl
+from evalsuite.foundation import RunFolderError
+from tests.reports.score_edits import rows_by_cell
 
 SUITE = """
 name: killed
@@ -75,13 +76,13 @@ def test_killed_run_resumes_with_equal_scores(
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     evaluate(tmp_path / "killed.yaml", [str(tiny)], whole, quiet=True)
-    answers, records = lines(whole / "responses"), lines(whole / "scores")
-    assert records == 40 + 40 + 12 + 12
+    answers = lines(whole / "responses")
+    assert sum(map(len, rows_by_cell(whole).values())) == 40 + 40 + 12 + 12
 
     kill_when(start(killed), lambda: lines(killed / "responses") > 0)
     first = lines(killed / "responses")
     kept = {path.name: path.read_bytes() for path in (killed / "responses").iterdir()}
-    kill_when(start(killed), lambda: lines(killed / "scores") > 0)
+    kill_when(start(killed), lambda: any((killed / "scores").glob("*.parquet")))
     assert 0 < first <= lines(killed / "responses") == answers
     process = start(killed)
     output, _ = process.communicate()
@@ -97,13 +98,12 @@ def test_killed_run_resumes_with_equal_scores(
 
 
 def assert_same_records(found: Path, expected: Path) -> None:
-    """Every record is there once and equal, to the last digit of every log-probability."""
-    files = sorted((expected / "scores").iterdir())
-    assert [path.name for path in sorted((found / "scores").iterdir())] == [path.name for path in files]
+    """Score files are equal, byte by byte."""
+    files = sorted((expected / "scores").glob("*.parquet"))
+    assert files
+    assert sorted(path.name for path in (found / "scores").glob("*.parquet")) == [path.name for path in files]
     for path in files:
-        theirs, mine = list(read_jsonl(path)), list(read_jsonl(found / "scores" / path.name))
-        assert len(mine) == len(theirs)
-        assert mine == theirs
+        assert (found / "scores" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 SMALL = """
@@ -121,6 +121,17 @@ def ask(suite: str, checkpoint: str, out: str) -> None:
     torch.set_num_threads(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     evaluate(suite, [checkpoint], out, quiet=True)
+
+
+def ask_again(suite: str, checkpoint: str, out: str) -> None:
+    """One of two writers: waits for the other, as a user who repeats the command."""
+    while True:
+        try:
+            return ask(suite, checkpoint, out)
+        except RunFolderError as error:
+            if "in use" not in str(error):
+                raise
+            time.sleep(0.05)
 
 
 def nothing() -> None:
@@ -172,3 +183,52 @@ def test_killed_at_random_moments(
     last.join()
     assert last.exitcode == 0
     assert_same_records(tmp_path / f"killed-{folder}", tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [pytest.param(20, marks=pytest.mark.long)])
+def test_two_writers_killed_in_every_phase(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    suite = tmp_path / "killed.yaml"
+    suite.write_text(SMALL)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", path)
+    lives = multiprocessing.get_context("forkserver")
+    lives.set_forkserver_preload(["evalsuite.evaluation.run", "lm_eval.api.task", "transformers"])
+
+    def live(out: str) -> multiprocessing.Process:
+        process = lives.Process(target=ask_again, args=(str(suite), str(tiny), str(tmp_path / out)))
+        process.start()
+        return process
+
+    start = time.monotonic()
+    whole = live("whole")
+    whole.join()
+    taken = time.monotonic() - start
+    assert whole.exitcode == 0
+    draw = random.Random(kills)
+    killed = folder = 0
+    while killed < kills:
+        out = f"both-{folder}"
+        pair = [live(out), live(out)]
+        pair[0].join(draw.uniform(0, taken))
+        # The first writer is killed; the second one takes over and ends well.
+        pair[0].kill()
+        pair[0].join()
+        if pair[0].exitcode == -signal.SIGKILL:
+            killed += 1
+            if killed % 2:
+                pair[1].join(draw.uniform(0, taken))
+                pair[1].kill()
+        pair[1].join()
+        assert pair[1].exitcode in (0, -signal.SIGKILL)
+        if pair[1].exitcode == 0:
+            assert_same_records(tmp_path / out, tmp_path / "whole")
+            folder += 1
+        else:
+            killed += 1
+    last = live(f"both-{folder}")
+    last.join()
+    assert last.exitcode == 0
+    assert_same_records(tmp_path / f"both-{folder}", tmp_path / "whole")
