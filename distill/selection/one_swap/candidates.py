@@ -35,26 +35,26 @@ def hybrid_from_linear(
 
 
 @contextmanager
-def hybrid_from_softmax(
-    all_softmax: StudentForCausalLM, all_linear: StudentForCausalLM, linear: Collection[int]
+def swap_mixers(
+    student: StudentForCausalLM, donor: StudentForCausalLM, layers: Collection[int]
 ) -> Iterator[StudentForCausalLM]:
-    """The teacher with the all-linear student's mixers at layers `linear`; MLPs and norms stay the teacher's.
+    """`student` with the mixers of `donor` at `layers`; MLPs, norms and embeddings stay its own.
 
     Modifies the student in place and reverts it on exit; copies nothing.
     """
-    before = {layer: all_softmax.model.layers[layer].self_attn for layer in linear}
-    mixers = all_softmax.config.mixers
+    before = {layer: student.model.layers[layer].self_attn for layer in layers}
+    mixers = student.config.mixers
     names = list(mixers)
     try:
-        for layer in linear:
-            all_softmax.model.layers[layer].self_attn = all_linear.model.layers[layer].self_attn
-            names[layer] = all_linear.config.mixers[layer]
-        all_softmax.config.mixers = names
-        yield all_softmax
+        for layer in layers:
+            student.model.layers[layer].self_attn = donor.model.layers[layer].self_attn
+            names[layer] = donor.config.mixers[layer]
+        student.config.mixers = names
+        yield student
     finally:
-        all_softmax.config.mixers = mixers
+        student.config.mixers = mixers
         for layer, mixer in before.items():
-            all_softmax.model.layers[layer].self_attn = mixer
+            student.model.layers[layer].self_attn = mixer
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def swap_layers(
     """Swap `layers`: `add` restores them in the all-linear student, `remove` makes the teacher's linear."""
     if direction == "add":
         return hybrid_from_linear(all_linear, context.all_softmax, layers)
-    return hybrid_from_softmax(context.all_softmax, all_linear, layers)
+    return swap_mixers(context.all_softmax, all_linear, layers)
 
 
 class DistilledCandidates:

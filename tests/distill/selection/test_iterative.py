@@ -6,7 +6,7 @@ from evalsuite.distill.selection.one_swap import selectors
 from evalsuite.distill.selection.one_swap.candidates import (
     DistilledCandidates,
     hybrid_from_linear,
-    hybrid_from_softmax,
+    swap_mixers,
 )
 from evalsuite.distill.selection.one_swap.training import aligned_all_linear, distillation_training
 from evalsuite.distill.selection.options import shorten_alignment_stage
@@ -68,7 +68,7 @@ def test_stage_1_rounds_measure_the_aligned_student(context, tmp_path):
     removed = selectors.stage1(context, 1, direction="remove")
     (kept,) = removed.layers
     gone = [layer for layer in range(3) if layer != kept]
-    with hybrid_from_softmax(context.all_softmax, all_linear, gone) as student:
+    with swap_mixers(context.all_softmax, all_linear, gone) as student:
         distance = context.held_out.hidden_distance(student)
     last = removed.details["rounds"][-1]
     assert last["scores"][last["layer"]] == pytest.approx(distance, rel=1e-6)

@@ -13,7 +13,7 @@ from evalsuite.distill.selection.held_out import residual_streams
 from evalsuite.distill.selection.one_swap.candidates import (
     copy_trainable,
     hybrid_from_linear,
-    hybrid_from_softmax,
+    swap_mixers,
 )
 from evalsuite.distill.selection.skip_layer import skip_layer
 from evalsuite.distill.selection.tasks import TASKS, Question, QuestionSet, draw_questions
@@ -55,7 +55,7 @@ def test_hybrid_layers_come_from_the_right_student(context, batch):
     )
     with hybrid_from_linear(context.all_linear, context.all_softmax, [1]) as student:
         added = residual_streams(student, batch)
-    with hybrid_from_softmax(context.all_softmax, context.all_linear, [1]) as student:
+    with swap_mixers(context.all_softmax, context.all_linear, [1]) as student:
         assert student.config.mixers == ["softmax", "gated_deltanet", "softmax"]
         removed = residual_streams(student, batch)
     torch.testing.assert_close(added[0], all_linear[0], rtol=0, atol=0)

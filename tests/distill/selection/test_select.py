@@ -272,7 +272,7 @@ def together(layers: frozenset[int]) -> float:
 def test_beam_search_finds_layers_that_only_help_together(context, monkeypatch, width, found):
     context.layers = 4
     context.options = context.options.model_copy(update={"beam_width": width})
-    monkeypatch.setattr(beam_search, "_hybrid_perplexity", lambda context: Measured(together))
+    monkeypatch.setattr(beam_search, "_hybrid_perplexity", lambda *_: Measured(together))
     result = beam_search.beam_add(context, 2)
     assert result.layers == found
     assert result.scores == pytest.approx((3.0, 0.0, 1.0, 0.9))
@@ -282,7 +282,7 @@ def test_beam_search_finds_layers_that_only_help_together(context, monkeypatch, 
 
 def test_beam_replace_keeps_the_most_harmful_replacements(context, monkeypatch):
     context.layers = 4
-    monkeypatch.setattr(beam_search, "_hybrid_perplexity", lambda context: Measured(together))
+    monkeypatch.setattr(beam_search, "_hybrid_perplexity", lambda *_: Measured(together))
     result = beam_search.beam_replace(context, 2)
     assert result.layers == (2, 3)
     assert result.scores == pytest.approx((3.0, 0.0, 7.0, 6.9))
