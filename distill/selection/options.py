@@ -13,6 +13,8 @@ from evalsuite.foundation.strict import Strict, parse
 
 DEFAULT_FRACTION = 10
 """Shortened stages have one tenth of the tokens of the recipe's stages by default."""
+NUM_WINDOWS = 2
+"""Windows of snapshots in a pass that may stop early; with a single one, it could only stop at its end."""
 
 
 RETIRED = {
@@ -45,7 +47,8 @@ class Options(Strict):
     """Stages of the recipe that train the all-linear student. KL-guided selection's code stops after
     alignment; its Algorithm 1 does not."""
     tokens: Tokens | None = None
-    """Knowledge-distillation tokens per one-swap student; default: a tenth of the recipe's first kd stage."""
+    """Knowledge-distillation tokens per one-swap student; default: a tenth of the recipe's first kd stage or,
+    with `early_stop` and where the stage has as many, two windows of snapshots."""
     align_tokens: Annotated[int, Field(ge=0)] | Tokens | None = None
     """Tokens of the shared alignment before it; default: a tenth of the first alignment stage."""
     batch_size: int | None = Field(default=None, gt=0)
@@ -133,7 +136,12 @@ def shorten_kd_stage(recipe: Recipe, options: Options) -> Stage:
     own = next((stage for stage in recipe.stages if stage.objective == "kd"), None)
     if own is None or not own.loss.kl:
         raise ConfigError(f"recipe '{recipe.name}' has no stage with objective kd, which this selector needs")
-    short = _shorten(own, options.tokens, options.batch_size, "tokens")
+    tokens_per_step = (options.batch_size or own.batch_size) * own.seq_len
+    windows = NUM_WINDOWS * options.window * options.snapshot_interval * tokens_per_step
+    tokens = options.tokens
+    if tokens is None and options.early_stop and own.tokens // DEFAULT_FRACTION < windows <= own.tokens:
+        tokens = windows
+    short = _shorten(own, tokens, options.batch_size, "tokens")
     rest = None if short.backbone_lr is None else short.backbone_lr * options.lr_scale
     return short.model_copy(update={"lr": short.lr * options.lr_scale, "backbone_lr": rest})
 

@@ -90,6 +90,7 @@ def stage2(context: SelectionContext, k: int, *, direction: str) -> SelectionRes
         measure=S2_MEASURE[direction],
         history=tuple(history),
         stopped_early=stopped_early,
+        notes=_early_stop_notes(context),
         cost=Cost(
             student_tokens=aligned + context.layers * last.step * per_step,
             teacher_tokens=aligned + last.step * per_step,
@@ -131,6 +132,18 @@ def averaged(context: SelectionContext, k: int, *, stage: int) -> SelectionResul
             direction: {"layers": list(part.layers), "scores": list(part.scores)}
             for direction, part in zip((ADD, REMOVE), parts, strict=True)
         },
+    )
+
+
+def _early_stop_notes(context: SelectionContext) -> tuple[str, ...]:
+    """A note if the early stop was requested but cannot shorten the pass."""
+    options, steps = context.options, context.kd_stage.steps
+    snapshots = -(-steps // options.snapshot_interval)
+    if not options.early_stop or snapshots > options.window:
+        return ()
+    return (
+        f"the pass has {snapshots} snapshots and cannot stop early, which needs more than the "
+        f"{options.window} of one window: raise tokens, or lower snapshot_interval",
     )
 
 
