@@ -132,7 +132,7 @@ class OptimizerConfig(Strict):
     beta2: Fraction = 0.95
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
-    """Applied to matrices, except embeddings and convolutions."""
+    """Applied to the weights of linear layers and feature maps, except the head."""
     momentum: Fraction = 0.95
     """muon: momentum of the matrix update."""
 

@@ -71,6 +71,9 @@ def show_mixers(arguments: argparse.Namespace) -> int:
         defaults = option_defaults(kind.Options) if hasattr(kind, "Options") else {}
         if defaults:
             print("    " + ", ".join(f"{option}={value}" for option, value in defaults.items()))
+        for preset, values in getattr(kind.Options, "presets", {}).items():
+            if values:
+                print(f"    preset {preset}: " + ", ".join(f"{key}={value}" for key, value in values.items()))
     return 0
 
 

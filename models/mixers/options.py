@@ -99,6 +99,12 @@ class DecayOptions(MixerOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        ranged = (self.min_decay, self.max_decay) != (DecayOptions.min_decay, DecayOptions.max_decay)
+        if ranged and self.decay_init != "range":
+            raise ConfigError(
+                f"min_decay = {self.min_decay}, max_decay = {self.max_decay} have no effect with "
+                f"decay_init = '{self.decay_init}'; set decay_init: range"
+            )
         if not 0 < self.min_decay <= self.max_decay < 1:
             raise ConfigError(
                 f"min_decay = {self.min_decay}, max_decay = {self.max_decay}: "

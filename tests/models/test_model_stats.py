@@ -95,8 +95,8 @@ def test_hybrids_of_arxiv_2603_26556_table_8(name: str, total: int, added: float
     assert round((found - teacher) / 21 / 1e6, 1) == added
 
 
-# Millions of parameters printed in Table 4 of arXiv 2504.14366v1 for a teacher with the sizes of SmolLM2-360M,
-# and the options besides `preset: native` that give them. The table states no layer sizes.
+# Millions of parameters in Table 4 of arXiv 2504.14366v1 for a teacher of the sizes of SmolLM2-360M, and the
+# options besides `preset: native` that give them. The table states no layer sizes.
 TABLE_4: dict[str, tuple[int, dict[str, Any]]] = {
     "retnet": (566, {"expand_v": 2.0}),
     "gla": (420, {"expand_k": 0.5, "output_gate": "none"}),
@@ -116,7 +116,7 @@ TABLE_4: dict[str, tuple[int, dict[str, Any]]] = {
 def test_table_4_of_arxiv_2504_14366v1_follows_from_options(name: str) -> None:
     """The printed figures are those of students whose head is counted apart from the embeddings (47.2M).
 
-    Eight of nine rows follow. Hedgehog is printed like ReBased, 404; with full-width projections it has 448.6.
+    Eight of nine rows follow. Hedgehog is printed as 404, like ReBased; full-width projections make 448.6.
     """
     printed, options = TABLE_4[name]
     untied_head = TEACHERS["SmolLM2-360M"].vocab_size * TEACHERS["SmolLM2-360M"].hidden_size

@@ -3,6 +3,9 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import Mamba2Config, xLSTMConfig
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
 
 from evalsuite.models.mixers import MIXERS, Mixer, link_lower_bounds, make_mixer
 from tests.models.mixers.native_references import REFERENCES
@@ -66,3 +69,47 @@ def test_hgrn2_lower_bounds_accumulate_over_layers() -> None:
         alpha = bound + (1 - bound) * torch.sigmoid(-mixer.split_heads(mixer.k_proj(x)))
         torch.testing.assert_close(inputs.log_decay.exp(), alpha, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(inputs.k, 1 - alpha, rtol=1e-5, atol=1e-5)
+
+
+def test_native_mlstm_equals_transformers_xlstm_layer() -> None:
+    """The layer of xLSTM-7B in transformers, whose state carries the stabilizer m."""
+    config = xLSTMConfig(
+        hidden_size=HIDDEN, num_heads=HEADS, qk_dim_factor=1.0, v_dim_factor=1.0, norm_eps=1e-5,
+        mode="inference", autocast_kernel_dtype="float32", num_hidden_layers=1, vocab_size=10,
+    )  # fmt: skip
+    layer, mixer = xLSTMLayer(config), make("mlstm")
+    names = {
+        "q": "q_proj", "k": "k_proj", "v": "v_proj", "ogate_preact": "g_proj", "igate_preact": "i_proj",
+        "fgate_preact": "f_proj", "multihead_norm": "o_norm", "out_proj": "o_proj",
+    }  # fmt: skip
+    for name, module in layer.named_children():
+        if name in names:
+            module.load_state_dict(mixer.get_submodule(names[name]).state_dict())
+    x = torch.randn(21, HIDDEN, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(output(mixer, x), layer(x.unsqueeze(0))[0][0], rtol=1e-5, atol=1e-5)
+
+
+def test_native_mamba2_equals_transformers_mixer() -> None:
+    """transformers' Mamba2Mixer with a B and C per head and, as in fla, one norm over all of them."""
+    config = Mamba2Config(
+        hidden_size=HIDDEN, num_heads=HEADS, head_dim=WIDTH, state_size=WIDTH, n_groups=HEADS, expand=1,
+        use_conv_bias=False, use_bias=False, layer_norm_epsilon=1e-5, chunk_size=8, vocab_size=10,
+    )  # fmt: skip
+    layer, mixer = Mamba2Mixer(config, 0), make("mamba2")
+    layer.norm.group_size = HIDDEN
+    w = mixer.state_dict()
+    # in_proj: gate | x | B | C | Δ; conv1d: x | B | C.
+    projections = [w[f"{name}_proj.weight"] for name in ("g", "v", "k", "q", "a")]
+    layer.load_state_dict(
+        {
+            "in_proj.weight": torch.cat(projections),
+            "conv1d.weight": torch.cat([w[f"{letter}_conv1d.weight"] for letter in "vkq"]),
+            "dt_bias": w["a_proj.bias"],
+            "A_log": w["A_log"],
+            "D": w["D"],
+            "norm.weight": w["o_norm.weight"],
+            "out_proj.weight": w["o_proj.weight"],
+        }
+    )
+    x = torch.randn(21, HIDDEN, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(output(mixer, x), layer(x.unsqueeze(0))[0], rtol=1e-5, atol=1e-5)

@@ -193,6 +193,7 @@ def test_a_preset_is_a_base_for_single_options() -> None:
         ("gla", {"short_conv_input": True, "short_conv": 0}, "short_conv_input = True needs a kernel size"),
         ("kda", {"decay_group_size": 3}, "decay_group_size = 3: must divide the 8 channels"),
         ("gla", {"min_decay": 0.9, "max_decay": 0.5}, "need 0 < min_decay <= max_decay < 1"),
+        ("retnet", {"max_decay": 0.99}, "no effect with decay_init = 'native'; set decay_init: range"),
         ("deltanet", {"min_decay": 0.9}, "unknown option 'min_decay'"),
         ("hgrn2", {"learned_lower_bounds": True, "lower_bound": 0.1}, "lower_bound = 0.1: must be 0"),
         (
