@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evalsuite.foundation import DataError
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.records.run_folder import read_plan, write_plan
-from evalsuite.reports.statistics.intervals import Interval, wilson
-from evalsuite.reports.statistics.paired import score_interval
+from evalsuite.reports.statistics.intervals import Interval, normal_quantile, wilson
+from evalsuite.reports.statistics.paired import score_bounds
 from evalsuite.tasks.benchmark import Benchmark
 from evalsuite.tasks.suite import load_suite, resolve
 
 REFERENCE = "uniform"
 PROTOCOL_LABELS = {"loglikelihood": "log-likelihood", "generation": "generation"}
 Layers = tuple[int, ...]
-Answers = dict[tuple[str, str, int | None, str], bool]
-"""(benchmark, protocol, context, document) → whether the response is correct."""
+Answers = dict[tuple[str, str, int | None, str], float]
+"""(benchmark, protocol, context, document) → score in [0, 1]; lists and F1 give partial credit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,7 @@ def groups_of(suite: str) -> dict[str, list[Benchmark]]:
 
 
 def read_answers(run: Path, groups: dict[str, list[Benchmark]]) -> dict[str, Answers]:
-    """Checkpoint label → correctness of its responses."""
+    """Checkpoint label → scores of its responses."""
     found: dict[str, Answers] = {}
     for benchmark in (each for group in groups.values() for each in group):
         name = str(benchmark.name)
@@ -83,7 +85,7 @@ def read_answers(run: Path, groups: dict[str, list[Benchmark]]) -> dict[str, Ans
             frame = read_run_scores(run, name, protocol, [spec.metric])
             columns = (frame["checkpoint"], frame["context"], frame["doc_id"], frame[f"value.{spec.metric}"])
             for label, context, document, value in zip(*columns, strict=True):
-                found.setdefault(label, {})[name, protocol, context, document] = value == 1
+                found.setdefault(label, {})[name, protocol, context, document] = float(value)
     return found
 
 
@@ -127,10 +129,7 @@ def compared(
                 keys = [key for key in mine if key[0] in names and key[1] == protocol]
                 if not keys:
                     continue
-                right = sum(mine[key] for key in keys)
-                wins = sum(mine[key] and not theirs[key] for key in keys)
-                losses = sum(theirs[key] and not mine[key] for key in keys)
-                score = wilson(right, len(keys))
+                score = wilson(sum(mine[key] for key in keys), len(keys))
                 assert score is not None
                 lines.append(
                     Line(
@@ -143,10 +142,22 @@ def compared(
                         score=score,
                         minus_uniform=None
                         if layers == reference
-                        else score_interval(wins, losses, len(keys)),
+                        else paired_interval([mine[key] - theirs[key] for key in keys]),
                     )
                 )
     return lines
+
+
+def paired_interval(differences: Sequence[float]) -> Interval:
+    """Tango's interval of the mean of differences in [−1, 1], as scaled counts (see `statistics.paired`)."""
+    size = sum(map(abs, differences))
+    scale = sum(d * d for d in differences) / size if size else 1.0
+    wins = sum(d for d in differences if d > 0) / scale
+    losses = -sum(d for d in differences if d < 0) / scale
+    z = normal_quantile(0.975)
+    low, high = scale * score_bounds(np.array([z, -z]), wins, losses, len(differences))
+    point = sum(differences) / len(differences)
+    return Interval(point, float(low), float(high), "Tango score")
 
 
 def plain_scores(mine: Answers, groups: dict[str, list[Benchmark]]) -> dict[tuple[str, str], Interval]:
@@ -233,7 +244,7 @@ def by_benchmark(answers: Mapping[str, Answers]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["checkpoint", "benchmark", "protocol", "context", "documents", "score", "low", "high"])
     for label, given in answers.items():
-        cells: dict[tuple[str, str, int | None], list[bool]] = {}
+        cells: dict[tuple[str, str, int | None], list[float]] = {}
         for (name, protocol, context, _), right in given.items():
             cells.setdefault((name, protocol, context), []).append(right)
         for (name, protocol, context), marks in cells.items():

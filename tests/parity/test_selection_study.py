@@ -51,10 +51,10 @@ def test_differences_are_paired_by_document():
 def test_partial_credit_counts_in_part(tmp_path, monkeypatch):
     """RULER's lists and F1 give a share of a document, not all or nothing."""
     frame = {
-        "checkpoint": ["s"] * 4,
-        "context": [4096] * 4,
-        "doc_id": list("abcd"),
-        "value.acc": [1.0, 0.75, 0.5, 0.0],
+        "checkpoint": ["s"] * 40,
+        "context": [4096] * 40,
+        "doc_id": list(map(str, range(40))),
+        "value.acc": [1.0, 0.75, 0.5, 0.0] * 10,
     }
     monkeypatch.setattr(tables, "read_run_scores", lambda *_: frame)
     needles = SimpleNamespace(name="niah", protocols=["generation"], generation=SimpleNamespace(metric="acc"))
