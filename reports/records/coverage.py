@@ -89,7 +89,7 @@ def refuse_more_than_planned(
     """
     counts = there.any(axis=1).sum(axis=1)
     planned = journal.plan.planned(context)
-    for checkpoint in np.flatnonzero(counts > planned):
+    for checkpoint in np.flatnonzero(counts > planned).tolist():
         place = "" if context is None else f" at {context:,} tokens"
         raise DataError(
             f"plan.yaml: benchmark '{journal.benchmark.name}'{place} has {planned:,} documents, but "
