@@ -176,9 +176,9 @@ def coverage(documents: int, planned: int) -> str:
 def gap_clause(row: GapRow) -> str:
     """The gap between the protocols as a clause."""
     points = f"{100 * abs(row.gap.point):.1f} points"
-    if row.gap.low > 0:
+    if row.kind == "loss":
         return f"it loses {points} more under generation"
-    if row.gap.high < 0:
+    if row.kind == "gain":
         return f"it loses {points} less under generation"
     return "no further loss under generation is proven"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.averages import average_rows
-from evalsuite.reports.analysis.benchmark_rows import benchmark_rows
+from evalsuite.reports.analysis.benchmark_rows import benchmark_rows, drop_rows
 from evalsuite.reports.analysis.gaps import GapPool, agreement_of, agreement_over_all, gap_rows
 from evalsuite.reports.analysis.pairs import pair_rows
 from evalsuite.reports.analysis.paper_comparison import (
@@ -18,7 +18,7 @@ from evalsuite.reports.analysis.paper_comparison import (
 )
 from evalsuite.reports.analysis.replicates import Replicates, replicates_of
 from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
-from evalsuite.reports.analysis.rows import Agreement, AverageRow, BenchmarkRow, GapRow, PairRow
+from evalsuite.reports.analysis.rows import Agreement, AverageRow, BenchmarkRow, DropRow, GapRow, PairRow
 from evalsuite.reports.analysis.scopes import ALL, Pool
 from evalsuite.reports.analysis.variants import Ablation, ablations_of
 from evalsuite.reports.records.loss_curves import LossCurve, read_loss_curves
@@ -41,6 +41,7 @@ class Report:
 
     tensor: ResultTensor
     scores: tuple[BenchmarkRow, ...]
+    drops: tuple[DropRow, ...]
     averages: tuple[AverageRow, ...]
     gaps: tuple[GapRow, ...]
     pairs: tuple[PairRow, ...]
@@ -155,10 +156,11 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
     gaps = gap_rows(both)
     doctor = read_doctor(runs)
     papers = paper_rows(pools["loglikelihood"])
-    scores = benchmark_rows(tensor, pools)
+    scores, drops = benchmark_rows(tensor, pools), drop_rows(tensor, pools)
     return Report(
         tensor=tensor,
         scores=tuple(scores),
+        drops=tuple(drops),
         averages=tuple(averages),
         gaps=tuple(gaps),
         pairs=tuple(pairs),
@@ -182,7 +184,7 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
             *_undefined_recoveries(tensor, averages),
             *_incomplete_averages(tensor, averages),
             *_above_teacher(tensor, averages),
-            *_gains_by_benchmark(tensor, scores, gaps),
+            *_gains_by_benchmark(tensor, drops, gaps),
             *_teachers_below_chance(tensor, gaps),
             *_numerical_artefacts(tensor, gaps, doctor),
         ),
@@ -198,9 +200,10 @@ def _labels(merged: MergedPlan) -> list[dict[str, str]]:
 def _single_documents(tensor: ResultTensor) -> list[str]:
     """Cells of one document, for which no interval exists."""
     return [
-        f"{cell.benchmark.title}: one document under {cell.protocol} is too few for an average."
+        f"{cell.benchmark.title}: one {'document' if cell.clusters is None else 'cluster of documents'} "
+        f"under {cell.protocol} is too few for an average."
         for cell in tensor.cells
-        if len(cell.documents) < 2
+        if cell.independent_units < 2
     ]
 
 
@@ -275,9 +278,7 @@ def _above_teacher(tensor: ResultTensor, averages: Sequence[AverageRow]) -> list
     return found
 
 
-def _gains_by_benchmark(
-    tensor: ResultTensor, scores: Sequence[BenchmarkRow], gaps: Sequence[GapRow]
-) -> list[str]:
+def _gains_by_benchmark(tensor: ResultTensor, drops: Sequence[DropRow], gaps: Sequence[GapRow]) -> list[str]:
     """Every benchmark on which students are proven to exceed their teacher. A perplexity has no recovery."""
     titles = {benchmark.name: benchmark.title for benchmark in tensor.merged.benchmarks}
     lower = {(cell.benchmark.name, cell.protocol) for cell in tensor.cells if cell.is_perplexity}
@@ -285,10 +286,8 @@ def _gains_by_benchmark(
     found = []
     for protocol in PROTOCOLS:
         gained: dict[str, set[int]] = {}
-        for row in scores:
-            if row.protocol != protocol or (row.benchmark, protocol) in lower or row.drop is None:
-                continue
-            if row.drop.high < 0:
+        for row in drops:
+            if row.protocol == protocol and (row.benchmark, protocol) not in lower and row.kind == "gain":
                 gained.setdefault(row.benchmark, set()).add(row.checkpoint)
         listed = []
         for name, checkpoints in sorted(gained.items(), key=lambda item: -len(item[1])):

@@ -2,43 +2,39 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import erfc, sqrt
 
 import numpy as np
 
-from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, Estimate
+from evalsuite.reports.analysis.bootstrap_sample import LEVEL_METHOD, Estimate
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.analysis.recovery import chance_normalized_recovery, recovery, win_or_tie_rate
+from evalsuite.reports.analysis.pairs import proven_pairs
+from evalsuite.reports.analysis.recovery import (
+    chance_normalized_recovery,
+    recipe_recovery,
+    recovery,
+    win_or_tie_rate,
+)
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.scopes import ALL, Pool, Scope
-from evalsuite.reports.statistics.hypothesis_tests import holm
 
 
 def average_rows(pool: Pool) -> list[AverageRow]:
     """Rows for every scope and checkpoint of a protocol; students of one teacher are ranked per scope."""
     rows = []
-    for scope in pool.scopes() if pool.data is not None else []:
+    for scope in pool.scopes():
         here = [row for i in range(len(pool.tensor.checkpoints)) if (row := _row(pool, scope, i)) is not None]
         rows += _with_ranks(pool, scope, here)
     return rows
 
 
-def difference_p(data: BootstrapSample, first: int, second: int) -> float:
-    """Two-sided p-value of a paired difference of averages, from its bootstrap standard deviation."""
-    deviation = float(data.difference_draws(first, second).std())
-    difference = data.difference(first, second)
-    if deviation == 0:
-        return 1.0 if difference == 0 else 0.0
-    return erfc(abs(difference) / deviation / sqrt(2))
-
-
 def _row(pool: Pool, scope: Scope, checkpoint: int) -> AverageRow | None:
     teacher = pool.tensor.checkpoints[checkpoint].teacher
     who = [checkpoint] if teacher is None else [checkpoint, teacher]
-    data = pool.of(scope, who)
+    cells = pool.answered(scope, who)
+    data = pool.sample(cells)
     if data is None:
         return None
-    answered = [pool.cells[i] for i in scope.cells if set(who) <= set(pool.cells[i].present)]
+    answered = [pool.cells[i] for i in cells]
     row = AverageRow(
         checkpoint=checkpoint,
         scope=scope.name,
@@ -46,23 +42,31 @@ def _row(pool: Pool, scope: Scope, checkpoint: int) -> AverageRow | None:
         benchmarks=tuple(dict.fromkeys(cell.benchmark.name for cell in answered)),
         missing=_missing(pool, scope, checkpoint, teacher),
         documents=data.documents,
-        score=data.level_interval(checkpoint),
+        score=data.level_contrast(checkpoint).interval(method=LEVEL_METHOD),
         drop=None,
         recovery=Estimate(None, "a teacher has no recovery"),
         chance_normalized_recovery=Estimate(None, "a teacher has no recovery"),
         win_or_tie_rate=None,
+        runs=(checkpoint,),
+        recipe_recovery=Estimate(None, "a teacher has no recovery"),
     )
     if teacher is None:
         return row
     normalized = Estimate(None, "the chance level of a benchmark is not known")
     if all(cell.chance is not None for cell in answered):
         normalized = chance_normalized_recovery(data, checkpoint, teacher, pool.chance)
+    runs = tuple(
+        run for run in pool.recipes.runs(checkpoint) if all(run in pool.cells[i].present for i in cells)
+    )
+    drop = {teacher: 1.0, checkpoint: -1.0}
     return replace(
         row,
-        drop=data.difference_interval(teacher, checkpoint),
+        drop=data.contrast(drop).interval(method=data.method(drop)),
         recovery=recovery(data, checkpoint, teacher),
         chance_normalized_recovery=normalized,
         win_or_tie_rate=win_or_tie_rate(data, checkpoint, teacher),
+        runs=runs,
+        recipe_recovery=recipe_recovery(data, runs, teacher, pool.recipes.spread(data, teacher)),
     )
 
 
@@ -99,21 +103,14 @@ def _with_ranks(pool: Pool, scope: Scope, rows: Sequence[AverageRow]) -> list[Av
         data = pool.of(scope, [*members, teacher])
         if data is None:
             continue
-        pairs = [(a, b) for position, a in enumerate(members) for b in members[position + 1 :]]
-        adjusted = holm([difference_p(data, a, b) for a, b in pairs])
-        better: dict[int, set[int]] = {checkpoint: set() for checkpoint in members}
-        for (a, b), p in zip(pairs, adjusted, strict=True):
-            if p <= 0.05:
-                winner, loser = (a, b) if data.difference(a, b) > 0 else (b, a)
-                better[loser].add(winner)
+        proven = proven_pairs(data, pool.recipes, members)
         levels = {checkpoint: round(data.level(checkpoint), 12) for checkpoint in members}
         for checkpoint in members:
-            worse = sum(checkpoint in winners for winners in better.values())
             ranked[checkpoint] = replace(
                 ranked[checkpoint],
                 rank=1 + sum(level > levels[checkpoint] for level in levels.values()),
-                rank_low=1 + len(better[checkpoint]),
-                rank_high=len(members) - worse,
+                rank_low=1 + sum(worse == checkpoint for _, worse in proven),
+                rank_high=len(members) - sum(better == checkpoint for better, _ in proven),
             )
     return [ranked[row.checkpoint] for row in rows]
 

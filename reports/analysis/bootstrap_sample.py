@@ -1,19 +1,34 @@
-"""Bootstrap samples: averages over benchmarks and differences between checkpoints, with their intervals.
+"""Bootstrap samples: averages over benchmarks and contrasts between checkpoints, with their draws.
 
-The documents of each cell are resampled once for all checkpoints, so that all comparisons are paired.
+The documents of a cell are resampled once for all checkpoints, so that every comparison is paired. What is
+drawn for a checkpoint depends on the documents and on the checkpoint alone: another student in the report
+changes no number of the others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from evalsuite.reports.statistics.bootstrap import DRAWS, Stratum, percentile_interval, resample
-from evalsuite.reports.statistics.intervals import Interval, wilson_draws
-from evalsuite.reports.statistics.paired import FEW, paired_counts, score_draws
+from evalsuite.foundation import content_hash
+from evalsuite.reports.statistics.bootstrap import DRAWS, Stratum, resample
+from evalsuite.reports.statistics.contrasts import Contrast, satterthwaite
+from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.reports.statistics.paired import (
+    EQUAL,
+    few_discordant,
+    level_bounds,
+    scale_of,
+    score_draws,
+)
 
 METHOD = "paired bootstrap over documents, stratified by benchmark"
+CLUSTER_METHOD = "paired bootstrap over clusters of documents, stratified by benchmark"
 FEW_METHOD = "Tango score interval (fewer than ten discordant documents)"
+LEVEL_METHOD = "Wilson score"
+
+Terms = Mapping[int, float]
+"""Column → coefficient of a contrast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,179 +45,167 @@ class Estimate:
         return self.interval.point if self.interval else None
 
 
-def discordant_count(values: np.ndarray, counts: np.ndarray) -> int:
-    """Number of documents whose value differs from the most common value.
+class ResampledStratum:
+    """A stratum with the draws of its column means, and contrasts between its columns."""
 
-    Args:
-        values: one per pattern.
-        counts: documents of each pattern.
-    """
-    _, kinds = np.unique(np.round(values, 9), return_inverse=True)
-    return int(counts.sum() - np.bincount(kinds, weights=counts).max())
+    def __init__(self, stratum: Stratum, draws: int = DRAWS) -> None:
+        """Resample. Raises ValueError for fewer than two units."""
+        self.stratum = stratum
+        self.degrees = float(stratum.units - 1)
+        self._draws = resample(stratum, draws)
+        self._deviates = stratum.rng("score").standard_t(self.degrees, draws)
+        # Totals in units of the mean size, so that the mean over units is the mean over documents.
+        self._totals = stratum.totals * (stratum.units / stratum.documents)
+        self._sizes = stratum.sizes * (stratum.units / stratum.documents)
+
+    def point(self, terms: Terms) -> float:
+        """Value of a contrast."""
+        return float(sum(factor * self.stratum.means[column] for column, factor in terms.items()))
+
+    def units(self, terms: Terms) -> np.ndarray:
+        """The contrast in each document, or cluster. [units]"""
+        return np.asarray(sum(factor * self._totals[:, column] for column, factor in terms.items()))
+
+    def is_binary(self, terms: Terms) -> bool:
+        """Whether only right and wrong answers enter, from documents without clusters."""
+        return self.stratum.clusters is None and bool(self.stratum.is_binary[list(terms)].all())
+
+    def bootstrap(self, terms: Terms) -> Contrast:
+        """The contrast by the bootstrap."""
+        draws = np.asarray(sum(factor * self._draws[column] for column, factor in terms.items()))
+        point, units = self.point(terms), self.units(terms)
+        residual = units - point * self._sizes
+        variance = float(residual @ residual) / (len(units) * (len(units) - 1))
+        return self._with_seeds(Contrast(point, draws, self.degrees, variance), terms)
+
+    def score(self, terms: Terms, scale: float) -> Contrast:
+        """The contrast by Tango's interval, for few discordant units."""
+        units = self.units(terms)
+        low, high = score_draws(units, scale, np.array([-1.0, 1.0]))
+        draws = score_draws(units, scale, self._deviates)
+        contrast = Contrast(self.point(terms), draws, self.degrees, float(high - low) ** 2 / 4)
+        return self._with_seeds(contrast, terms)
+
+    def level(self, column: int) -> Contrast:
+        """The mean of a column of scores in [0, 1]; its draws stay there."""
+        terms = {column: 1.0}
+        units = self.units(terms)
+        mode = few_discordant(units)
+        if mode is None and not self.is_binary(terms):
+            contrast = self.bootstrap(terms)
+        else:
+            scale = scale_of(np.abs(units - mode)) if mode in (0.0, 1.0) else 1.0
+            point = self.point(terms)
+            share = 1 - point if mode == 1.0 else point
+            bounds = level_bounds(share, len(units), scale, np.append(self._deviates, [-1.0, 1.0]))
+            bounds = 1 - bounds if mode == 1.0 else bounds
+            variance = float(bounds[-1] - bounds[-2]) ** 2 / 4
+            contrast = Contrast(point, bounds[:-2], self.degrees, variance)
+            contrast = self._with_seeds(contrast, terms)
+        draws = np.clip(contrast.draws, 0.0, 1.0)
+        return Contrast(contrast.point, draws, contrast.degrees, contrast.variance)
+
+    def _with_seeds(self, contrast: Contrast, terms: Terms) -> Contrast:
+        """Add the noise of the sampling seeds: independent t draws for each checkpoint."""
+        for column, factor in terms.items():
+            variance = self.stratum.seed_variance[column] if self.stratum.seed_variance.size else 0.0
+            if variance > 0:
+                rng = self.stratum.rng("seeds", self.stratum.columns[column])
+                degrees = float(self.stratum.seed_degrees[column])
+                contrast = contrast.with_noise(factor * factor * variance, degrees, rng)
+        return contrast
 
 
 class BootstrapSample:
-    """Strata with common columns, their weights, and bootstrap draws of their means."""
+    """Strata with common columns and their weights in an average."""
 
-    def __init__(
-        self,
-        strata: Sequence[Stratum],
-        weights: Sequence[float],
-        rng: np.random.Generator,
-        *,
-        draws: int = DRAWS,
-        means: np.ndarray | None = None,
-    ) -> None:
-        """Resample.
-
-        Args:
-            strata: one per benchmark (and context), all with the same columns.
-            weights: weights of the strata in the average; normalized to sum to 1.
-            rng: source of the draws.
-            draws: number of draws.
-            means: existing draws, [draws, strata, columns]; default: resample.
-        """
+    def __init__(self, strata: Sequence[ResampledStratum], weights: Sequence[float]) -> None:
+        """Combine strata; the weights are normalized to sum to 1."""
         self.strata = tuple(strata)
         self.weights = np.asarray(weights, dtype=float) / np.sum(weights)
-        self.means = np.array([stratum.means() for stratum in strata])
-        self._rng = rng
-        self._draws = resample(strata, rng, draws) if means is None else means
-        self._differences: dict[tuple[int, int], np.ndarray] = {}
-
-    def only(self, strata: Sequence[int], weights: Sequence[float]) -> "BootstrapSample":
-        """Return the same draws for a subset of the strata, with other weights."""
-        chosen = [self.strata[index] for index in strata]
-        return BootstrapSample(chosen, weights, self._rng, means=self._draws[:, list(strata)])
+        self._known_scales: dict[frozenset[tuple[int, float]], list[float | None]] = {}
 
     @property
     def documents(self) -> int:
         """Number of documents in all strata."""
-        return sum(stratum.documents for stratum in self.strata)
+        return sum(each.stratum.documents for each in self.strata)
 
     def level(self, column: int) -> float:
         """Weighted mean of a column."""
-        return float(self.weights @ self.means[:, column])
+        return self.point({column: 1.0})
 
-    def level_draws(self, column: int) -> np.ndarray:
-        """Draws of the weighted mean of a column. [draws]"""
-        return self._draws[:, :, column] @ self.weights
+    def point(self, terms: Terms) -> float:
+        """Weighted mean of a contrast."""
+        return float(sum(w * each.point(terms) for w, each in zip(self.weights, self.strata, strict=True)))
 
-    def level_interval(self, column: int, level: float = 0.95) -> Interval:
-        """Interval of the weighted mean of a column of fractions.
+    def level_contrast(self, column: int) -> Contrast:
+        """The weighted mean of a column of scores in [0, 1], with draws that stay there."""
+        return self._average([each.level(column) for each in self.strata])
 
-        If fewer than ten documents differ from 0, or from 1, Wilson's interval replaces the bootstrap, which
-        has zero width at 0 and 100 %.
-        """
-        draws = self.level_draws_bounded(column)
-        interval = percentile_interval(self.level(column), draws, level, METHOD)
-        assert interval is not None  # the draws of a column with scores are finite
-        return interval
+    def mean(self, terms: Terms) -> Contrast:
+        """A contrast by the bootstrap alone, such as a teacher's lead over chance."""
+        return self._average([each.bootstrap(terms) for each in self.strata])
 
-    def level_draws_bounded(self, column: int) -> np.ndarray:
-        """Draws of the weighted mean of a column of fractions, as `level_interval` uses them. [draws]"""
-        parts = []
-        for index, stratum in enumerate(self.strata):
-            values, counts = stratum.values[:, column], stratum.counts
-            if min(counts[values > 0].sum(), counts[values < 1].sum()) >= FEW:
-                parts.append(self._draws[:, index, column])
-            else:
-                normals = self._rng.standard_normal(len(self._draws))
-                parts.append(wilson_draws(float(self.means[index, column]), stratum.documents, normals))
-        return self.weights @ np.array(parts)
-
-    def difference(self, first: int, second: int) -> float:
+    def difference(self, first: int, second: int) -> Contrast:
         """Weighted mean of `first` − `second`."""
-        return self.level(first) - self.level(second)
+        return self.contrast({first: 1.0, second: -1.0})
 
-    def difference_draws(self, first: int, second: int) -> np.ndarray:
-        """Draws of the weighted mean of `first` − `second`. [draws]
+    def contrast(self, terms: Terms) -> Contrast:
+        """A contrast between checkpoints whose coefficients sum to zero: a difference, or a gap.
 
-        With fewer than ten discordant documents in a stratum, Tango's score interval replaces the bootstrap,
-        which would have almost no width; values other than 0 and 1 then count as full disagreements, which
-        only widens the interval.
+        Where few units are discordant, Tango's interval replaces the bootstrap.
         """
-        if (second, first) in self._differences:
-            return -self._differences[second, first]
-        if (first, second) not in self._differences:
-            parts = [self._stratum_difference(index, first, second) for index in range(len(self.strata))]
-            self._differences[first, second] = self.weights @ np.array(parts)
-        return self._differences[first, second]
+        parts = [
+            each.bootstrap(terms) if scale is None else each.score(terms, scale)
+            for each, scale in zip(self.strata, self._scales(terms), strict=True)
+        ]
+        return self._average(parts)
 
-    def difference_interval(self, first: int, second: int, level: float = 0.95) -> Interval | None:
-        """Interval of `first` − `second`, a paired difference."""
-        point = self.difference(first, second)
-        return percentile_interval(
-            point, self.difference_draws(first, second), level, self.method(first, second)
+    def rng(self, purpose: str, *columns: int) -> np.random.Generator:
+        """Generator that depends on the documents, the purpose and the named columns alone."""
+        names = [self.strata[0].stratum.columns[column] for column in columns]
+        keys = [each.stratum.key for each in self.strata]
+        return np.random.default_rng(int(content_hash([purpose, *sorted(names), *keys]), 16))
+
+    def method(self, terms: Terms) -> str:
+        """Name the method of the intervals of a contrast."""
+        if all(scale is not None for scale in self._scales(terms)):
+            return FEW_METHOD
+        return METHOD if all(each.stratum.clusters is None for each in self.strata) else CLUSTER_METHOD
+
+    def _scales(self, terms: Terms) -> list[float | None]:
+        """Scale of the counts in each stratum with few discordant units; None in the others."""
+        key = frozenset(terms.items())
+        if key not in self._known_scales:
+            self._known_scales[key] = self._find_scales(terms)
+        return self._known_scales[key]
+
+    def _find_scales(self, terms: Terms) -> list[float | None]:
+        units = [each.units(terms) for each in self.strata]
+        modes = [few_discordant(each) for each in units]
+        if all(mode is None for mode in modes):
+            return [None] * len(units)
+        continuous = [not each.is_binary(terms) for each in self.strata]
+        sums = np.array(
+            [[u @ u, np.abs(u).sum()] if c else [0.0, 0.0] for u, c in zip(units, continuous, strict=True)]
         )
-
-    def ratio_draws(self, first: int, second: int, centre: int | None = None) -> np.ndarray | None:
-        """Draws of mean(first − centre) ÷ mean(second − centre); None if any denominator is not positive."""
-        below = self.level_draws(second)
-        if centre is not None:
-            below = below - self.level_draws(centre)
-        if below.min() <= 0 or self.level(second) - (0 if centre is None else self.level(centre)) <= 0:
-            return None
-        return 1.0 - self.difference_draws(second, first) / below
-
-    def ratio(self, first: int, second: int, centre: int | None = None) -> float:
-        """mean(first − centre) ÷ mean(second − centre), of weighted means."""
-        offset = 0.0 if centre is None else self.level(centre)
-        return (self.level(first) - offset) / (self.level(second) - offset)
-
-    def gap(self, student: tuple[int, int], teacher: tuple[int, int]) -> float:
-        """(teacher − student) under generation − (teacher − student) under log-likelihood.
-
-        Args:
-            student: columns of the student under log-likelihood and under generation.
-            teacher: columns of the teacher.
-        """
-        return self.difference(teacher[1], student[1]) - self.difference(teacher[0], student[0])
-
-    def gap_draws(self, student: tuple[int, int], teacher: tuple[int, int]) -> np.ndarray:
-        """Draws of `gap`. [draws]
-
-        With fewer than ten discordant documents in a stratum, the two drops are drawn independently from
-        their score intervals, which is conservative for correlated responses.
-        """
-        total = np.zeros(len(self._draws))
-        for index, weight in enumerate(self.weights):
-            values, counts = self.strata[index].values, self.strata[index].counts
-            gaps = (values[:, teacher[1]] - values[:, student[1]]) - (
-                values[:, teacher[0]] - values[:, student[0]]
-            )
-            if discordant_count(gaps, counts) >= FEW:
-                generation, loglikelihood = (
-                    self._draws[:, index, teacher[protocol]] - self._draws[:, index, student[protocol]]
-                    for protocol in (1, 0)
-                )
+        scales: list[float | None] = []
+        for i, mode in enumerate(modes):
+            if mode is None:
+                scales.append(None)
+            elif mode != 0.0 or not continuous[i]:
+                scales.append(1.0)
             else:
-                generation, loglikelihood = (
-                    self._score_draws(index, teacher[protocol], student[protocol]) for protocol in (1, 0)
-                )
-            total += weight * (generation - loglikelihood)
-        return total
+                squares, sizes = sums.sum(axis=0) - sums[i]
+                scales.append(scale_of(units[i], squares / sizes if sizes > EQUAL else 1.0))
+        return scales
 
-    def method(self, first: int, second: int) -> str:
-        """Name the method of intervals that compare two columns."""
-        return METHOD if any(self._is_varied(s, first, second) for s in self.strata) else FEW_METHOD
-
-    def _stratum_difference(self, index: int, first: int, second: int) -> np.ndarray:
-        if self._is_varied(self.strata[index], first, second):
-            return self._draws[:, index, first] - self._draws[:, index, second]
-        return self._score_draws(index, first, second)
-
-    def _is_varied(self, stratum: Stratum, first: int, second: int) -> bool:
-        """Whether there are enough discordant documents for a bootstrap of this difference."""
-        differences = stratum.values[:, first] - stratum.values[:, second]
-        return discordant_count(differences, stratum.counts) >= FEW
-
-    def _score_draws(self, index: int, first: int, second: int) -> np.ndarray:
-        stratum = self.strata[index]
-        counts = paired_counts(stratum, first, second)
-        draws = score_draws(counts, self._rng.standard_normal(len(self._draws)))
-        mean = self.means[index, first] - self.means[index, second]
-        draws = draws + mean - (counts.wins - counts.losses) / counts.documents
-        if stratum.seed_variance.any():
-            spread = np.sqrt(stratum.seed_variance[first] + stratum.seed_variance[second])
-            draws = draws + spread * self._rng.standard_normal(len(draws))
-        return draws
+    def _average(self, parts: Sequence[Contrast]) -> Contrast:
+        weighted = list(zip(self.weights, parts, strict=True))
+        variances = [(w * w * part.variance, part.degrees) for w, part in weighted]
+        return Contrast(
+            float(sum(w * part.point for w, part in weighted)),
+            np.asarray(sum(w * part.draws for w, part in weighted)),
+            satterthwaite(variances),
+            sum(variance for variance, _ in variances),
+        )

@@ -1,31 +1,38 @@
 """Findings of a report as sentences, shared by the page and Markdown."""
 
 from collections.abc import Sequence
+from math import sqrt
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports import formatting
-from evalsuite.reports.analysis.paper_comparison import TIE, PaperOrder
+from evalsuite.reports.analysis.paper_comparison import PaperOrder
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.variants import Ablation
 from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.agreement import rank_agreement
+from evalsuite.reports.statistics.intervals import student_quantile
 
 
 def replicate_sentences(report: Report, protocol: str) -> list[str]:
-    """Describe the spread of recovery over training seeds; the widest group defines a tie."""
+    """Describe the spread of recovery over training seeds; the pooled spread tells what is noise."""
     groups = [group for group in report.replicates if group.protocol == protocol]
     if not groups:
         return []
     how = formatting.PROTOCOL_TITLES[protocol]
-    widest = max(group.deviation for group in groups)
+    degrees = sum(len(group.checkpoints) - 1 for group in groups)
+    squares = sum((len(group.checkpoints) - 1) * group.deviation**2 for group in groups)
+    least = sqrt(2 * squares / degrees) * student_quantile(degrees, 0.975)
     names = [", ".join(report.checkpoints[i].label for i in group.checkpoints) for group in groups]
-    tie = f"differences below {200 * widest:.1f} points between recipes are ties."
+    tie = (
+        f"a difference between single runs of two recipes exceeds the noise of training from "
+        f"{100 * least:.1f} points on (t, {degrees} degrees of freedom)."
+    )
     if len(groups) == 1:
         (group,) = groups
         return [
             f"{len(group.checkpoints)} training runs that differ only in seed ({names[0]}) recover "
             f"{formatting.percent(group.mean)} % on average under {how}, with a standard deviation of "
-            f"{100 * widest:.2f} points: {tie}"
+            f"{100 * group.deviation:.2f} points: {tie}"
         ]
     each = [
         f"{formatting.percent(group.mean)} ± {100 * group.deviation:.2f} ({which})"
@@ -33,7 +40,7 @@ def replicate_sentences(report: Report, protocol: str) -> list[str]:
     ]
     return [
         f"Recovery of training runs that differ only in seed, in per cent ± standard deviation, under {how}: "
-        f"{'; '.join(each)}. By the largest deviation, {tie}"
+        f"{'; '.join(each)}. Pooled, {tie}"
     ]
 
 
@@ -50,18 +57,20 @@ def order_sentences(report: Report, order: PaperOrder) -> list[str]:
     if order.tau is not None:
         first += f"Kendall τ with the paper's order is {formatting.plain(order.tau, 2)}"
         if order.interval is not None:
-            first += f" (95 % interval {formatting.span(order.interval, 1, 2)} over resampled documents)"
+            over = order.interval.method.removeprefix("bootstrap ")
+            first += f" (95 % interval {formatting.span(order.interval, 1, 2)} {over})"
         first += f": {len(order.inversions)} of {pairs} pairs are reversed"
         first += f" ({_pairs(label, order.inversions, ' above ')})." if order.inversions else "."
     sentences = [first]
-    if order.deviation is not None:
+    if order.deviation is None:
+        tie = "Over documents alone (one run per recipe), these are not proven different: "
+    else:
         tie = (
-            f"{order.runs} training runs that differ only in seed have a standard deviation of "
-            f"{100 * order.deviation:.2f} points of this recovery"
-            + (" (a rough estimate from two runs)" if order.runs == 2 else "")
-            + f"; differences below {TIE:g} deviations, {100 * TIE * order.deviation:.2f} points, are ties: "
+            f"Training runs that differ only in seed have a standard deviation of "
+            f"{100 * order.deviation:.2f} points of this recovery ({order.degrees} degrees of freedom); over "
+            "documents and runs, these are not proven different: "
         )
-        sentences.append(tie + (f"{_pairs(label, order.ties, ' and ')}." if order.ties else "none."))
+    sentences.append(tie + (f"{_pairs(label, order.ties, ' and ')}." if order.ties else "none."))
     return sentences
 
 

@@ -2,25 +2,23 @@
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from evalsuite.foundation import content_hash
 from evalsuite.foundation.taxonomy import OUTCOMES, PROTOCOLS
-from evalsuite.reports.analysis.averages import difference_p
-from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
+from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, ResampledStratum, Terms
+from evalsuite.reports.analysis.pairs import proven_pairs
+from evalsuite.reports.analysis.replicates import Recipes
 from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
 from evalsuite.reports.analysis.rows import Agreement, AverageRow, GapRow, Inversion, PairRow
 from evalsuite.reports.analysis.scopes import ALL, weights_of
 from evalsuite.reports.statistics.agreement import rank_agreement
-from evalsuite.reports.statistics.bootstrap import DRAWS, Stratum, collapse, percentile_interval
+from evalsuite.reports.statistics.bootstrap import Stratum
 from evalsuite.reports.statistics.hypothesis_tests import holm
-from evalsuite.reports.statistics.intervals import Interval
 
 CLASSES = ("extraction_failed", "truncated", "looped")
-METHOD = "paired bootstrap over documents evaluated under both protocols"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,14 @@ class ProtocolPair:
     def documents(self) -> int:
         """Number of common documents."""
         return len(self.in_loglikelihood)
+
+    @property
+    def clusters(self) -> np.ndarray | None:
+        """[D] cluster codes of the common documents; None for independent documents."""
+        if self.loglikelihood.clusters is None:
+            return None
+        codes = self.loglikelihood.clusters[self.in_loglikelihood]
+        return np.asarray(np.unique(codes, return_inverse=True)[1])
 
     def scores(self, checkpoint: int) -> np.ndarray:
         """[2, D] scores of a checkpoint under log-likelihood and generation."""
@@ -75,12 +81,13 @@ def protocol_pairs_of(tensor: ResultTensor) -> list[ProtocolPair]:
             if loglikelihood.is_perplexity or generation.is_perplexity:
                 continue
             if not set(loglikelihood.present) & set(generation.present):
-                continue
+                continue  # cells of different teachers
             _, a, b = np.intersect1d(
                 loglikelihood.documents, generation.documents, assume_unique=True, return_indices=True
             )
-            if len(a) > 1:
-                found.append(ProtocolPair(loglikelihood, generation, a, b))
+            pair = ProtocolPair(loglikelihood, generation, a, b)
+            if len(a) > 1 and (pair.clusters is None or pair.clusters.max() > 0):
+                found.append(pair)
     return found
 
 
@@ -90,19 +97,22 @@ class GapPool:
     Columns are all checkpoints under log-likelihood, then all checkpoints under generation.
     """
 
-    def __init__(self, tensor: ResultTensor, draws: int = DRAWS) -> None:
+    def __init__(self, tensor: ResultTensor) -> None:
         """Pair the protocols and resample."""
         self.tensor = tensor
+        self.recipes = Recipes(tensor)
         self.protocol_pairs = protocol_pairs_of(tensor)
-        self.data: BootstrapSample | None = None
-        if self.protocol_pairs:
-            seed = int(content_hash(["gap", *(pair.loglikelihood.key for pair in self.protocol_pairs)]), 16)
-            strata = [self._stratum(pair) for pair in self.protocol_pairs]
-            self.data = BootstrapSample(strata, [1.0] * len(strata), np.random.default_rng(seed), draws=draws)
+        self.strata = [ResampledStratum(self._stratum(pair)) for pair in self.protocol_pairs]
+        self._samples: dict[tuple[int, ...], BootstrapSample] = {}
 
     def columns(self, checkpoint: int) -> tuple[int, int]:
         """Columns of a checkpoint under log-likelihood and generation."""
         return checkpoint, checkpoint + len(self.tensor.checkpoints)
+
+    def gap(self, student: int, teacher: int) -> Terms:
+        """The gap as a contrast: the drop under generation − the drop under log-likelihood."""
+        (s, s_generation), (t, t_generation) = self.columns(student), self.columns(teacher)
+        return {t_generation: 1.0, s_generation: -1.0, t: -1.0, s: 1.0}
 
     def answered(self, checkpoints: list[int]) -> list[int]:
         """Indices of the pairs in which all of `checkpoints` have scores under both protocols."""
@@ -112,26 +122,36 @@ class GapPool:
             if all(s in pair.loglikelihood.present and s in pair.generation.present for s in checkpoints)
         ]
 
-    def of(self, protocol_pairs: list[int]) -> BootstrapSample:
+    def of(self, protocol_pairs: Sequence[int]) -> BootstrapSample:
         """Return the sample of some pairs, weighted as in every average."""
-        assert self.data is not None
-        return self.data.only(
-            protocol_pairs, weights_of([self.protocol_pairs[i].loglikelihood for i in protocol_pairs])
-        )
+        key = tuple(protocol_pairs)
+        if key not in self._samples:
+            weights = weights_of([self.protocol_pairs[i].loglikelihood for i in key])
+            self._samples[key] = BootstrapSample([self.strata[i] for i in key], weights)
+        return self._samples[key]
 
     def _stratum(self, pair: ProtocolPair) -> Stratum:
         checkpoints = len(self.tensor.checkpoints)
         rows = np.full((2 * checkpoints, pair.documents), np.nan)
-        variance = np.zeros(2 * checkpoints)
+        variance, degrees = np.zeros(2 * checkpoints), np.ones(2 * checkpoints)
         for cell, at, offset in (
             (pair.loglikelihood, pair.in_loglikelihood, 0),
             (pair.generation, pair.in_generation, checkpoints),
         ):
             columns = [offset + checkpoint for checkpoint in cell.present]
             rows[columns] = cell.scores()[:, at]
-            if len(cell.seeds) > 1:
-                variance[columns] = cell.seed_variance()
-        return collapse(rows.T, variance)
+            variance[columns] = cell.seed_variance()
+            degrees[columns] = max(1, len(cell.seeds) - 1)
+        names = [checkpoint.plan.weights_id for checkpoint in self.tensor.checkpoints]
+        documents = pair.loglikelihood.documents[pair.in_loglikelihood].tolist()
+        return Stratum(
+            rows.T,
+            tuple(f"{name} {protocol}" for protocol in PROTOCOLS for name in names),
+            content_hash(["gap", pair.loglikelihood.key, documents]),
+            pair.clusters,
+            variance,
+            degrees,
+        )
 
 
 def gap_rows(pool: GapPool) -> list[GapRow]:
@@ -147,18 +167,11 @@ def gap_rows(pool: GapPool) -> list[GapRow]:
         for i in protocol_pairs:
             cell = pool.protocol_pairs[i].loglikelihood
             rows.append(_row(pool, student, checkpoint.teacher, [i], cell.benchmark.name, cell.context))
-    return rows
-
-
-def gap_interval(
-    data: BootstrapSample, student: tuple[int, int], teacher: tuple[int, int], level: float = 0.95
-) -> Interval:
-    """Compute the gap with its interval, as fractions."""
-    interval = percentile_interval(
-        data.gap(student, teacher), data.gap_draws(student, teacher), level, METHOD
-    )
-    assert interval is not None
-    return interval
+    corrected = {
+        is_average: iter(holm([row.p for row in rows if (row.benchmark == ALL) == is_average]))
+        for is_average in (True, False)
+    }
+    return [replace(row, p_holm=next(corrected[row.benchmark == ALL])) for row in rows]
 
 
 def _row(
@@ -166,9 +179,10 @@ def _row(
 ) -> GapRow:
     data = pool.of(protocol_pairs)
     s, t = pool.columns(student), pool.columns(teacher)
-    loglikelihood, generation = (data.difference_interval(t[protocol], s[protocol]) for protocol in (0, 1))
-    assert loglikelihood is not None
-    assert generation is not None
+    drops = [{t[protocol]: 1.0, s[protocol]: -1.0} for protocol in (0, 1)]
+    loglikelihood, generation = (data.contrast(terms).interval(method=data.method(terms)) for terms in drops)
+    terms = pool.gap(student, teacher)
+    gap = data.contrast(terms)
     chosen = [pool.protocol_pairs[i] for i in protocol_pairs]
     weights = data.weights
     return GapRow(
@@ -180,7 +194,9 @@ def _row(
         generation={"teacher": data.level(t[1]), "student": data.level(s[1])},
         drop_loglikelihood=loglikelihood,
         drop_generation=generation,
-        gap=gap_interval(data, s, t),
+        gap=gap.interval(method=data.method(terms)),
+        p=gap.p_value(),
+        p_holm=1.0,
         right={"teacher": _right_table(chosen, teacher), "student": _right_table(chosen, student)},
         outcomes={
             who: _mean_shares(chosen, checkpoint, weights)
@@ -272,13 +288,18 @@ def agreement_of(pool: GapPool) -> Agreement | None:
         return None
     data = pool.of(pool.answered(students))
     columns = [[pool.columns(i)[protocol] for i in students] for protocol in (0, 1)]
-    pairs = list(combinations(range(len(students)), 2))
-    proven: list[set[tuple[int, int]]] = []
-    for mine in columns:
-        adjusted = holm([difference_p(data, mine[i], mine[j]) for i, j in pairs])
-        proven.append({pair for pair, p in zip(pairs, adjusted, strict=True) if p <= 0.05})
     loglikelihood, generation = ([data.level(column) for column in mine] for mine in columns)
+    proven = [_proven(pool, data, students, protocol) for protocol in (0, 1)]
     return _agreement(students, loglikelihood, generation, proven[0] & proven[1])
+
+
+def _proven(
+    pool: GapPool, data: BootstrapSample, students: Sequence[int], protocol: int
+) -> set[tuple[int, int]]:
+    """Positions (lower first) of students that differ under a protocol, runs and multiplicity allowed for."""
+    place = {student: position for position, student in enumerate(students)}
+    found = proven_pairs(data, pool.recipes, students, [pool.columns(i)[protocol] for i in students])
+    return {(min(place[a], place[b]), max(place[a], place[b])) for a, b in found}
 
 
 def agreement_over_all(

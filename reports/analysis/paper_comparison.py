@@ -4,14 +4,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import stdev
+from math import sqrt
 
 import numpy as np
 
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, Estimate
 from evalsuite.reports.analysis.lineage import lineage_of
+from evalsuite.reports.analysis.pairs import proven_pairs
 from evalsuite.reports.analysis.recovery import chance_normalized_recovery, recovery
-from evalsuite.reports.analysis.replicates import replicate_families
+from evalsuite.reports.analysis.replicates import RunSpread
 from evalsuite.reports.analysis.scopes import Pool
 from evalsuite.reports.references.papers import (
     BENCHMARKS,
@@ -22,11 +23,7 @@ from evalsuite.reports.references.papers import (
     nearest_scale,
 )
 from evalsuite.reports.statistics.agreement import rank_agreement
-from evalsuite.reports.statistics.bootstrap import percentile_interval
 from evalsuite.reports.statistics.intervals import Interval
-
-TIE = 2.0
-"""Two recoveries are a tie within this many standard deviations between training runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +67,17 @@ class PaperOrder:
     tau: float | None
     """Kendall's τ-b of our order and the paper's."""
     interval: Interval | None
-    """Interval of τ over resamples of our documents."""
+    """Interval of τ over resamples of our documents and, where their spread is known, training runs."""
     inversions: tuple[tuple[int, int], ...]
     """Checkpoints (higher here, higher in the paper) that are in opposite order."""
     deviation: float | None
-    """Standard deviation of our recovery between training runs; None without replicates."""
-    runs: int
-    """Number of training runs behind `deviation`."""
+    """Standard deviation of our recovery between training runs, pooled over recipes; None without
+    replicates."""
+    degrees: int
+    """Degrees of freedom of `deviation`: runs − recipes."""
     ties: tuple[tuple[int, int], ...]
-    """Checkpoints whose recoveries here differ by less than `TIE` deviations."""
+    """Checkpoints that are not proven different here, after Holm's correction over all pairs; with the spread
+    between runs, if that is known."""
 
 
 def paper_rows(pool: Pool) -> list[PaperRow]:
@@ -164,7 +163,7 @@ def paper_orders(pool: Pool, rows: Sequence[PaperRow]) -> list[PaperOrder]:
     for group in groups.values():
         chosen = _one_per_mixer(pool, group)
         if len(chosen) > 2:
-            found.append(_order(pool, chosen, group))
+            found.append(_order(pool, chosen))
     return found
 
 
@@ -184,52 +183,55 @@ def _one_per_mixer(pool: Pool, rows: Sequence[PaperRow]) -> list[PaperRow]:
     return sorted(chosen.values(), key=lambda row: -(row.recovery.point or 0.0))
 
 
-def _order(pool: Pool, chosen: Sequence[PaperRow], group: Sequence[PaperRow]) -> PaperOrder:
+def _order(pool: Pool, chosen: Sequence[PaperRow]) -> PaperOrder:
     checkpoints = [row.checkpoint for row in chosen]
     theirs = [row.paper_recovery or 0.0 for row in chosen]
     names = set(chosen[0].benchmarks)
-    shared = {name: cells for name, cells in _cells(pool, set(checkpoints)).items() if name in names}
-    data = _data(pool, shared, checkpoints)
+    teacher = pool.tensor.checkpoints[checkpoints[0]].teacher
+    assert teacher is not None  # a paper row is a student's
+    everyone = [*checkpoints, teacher]
+    shared = {name: cells for name, cells in _cells(pool, set(everyone)).items() if name in names}
+    data = _data(pool, shared, everyone)
     levels = [data.level(checkpoint) for checkpoint in checkpoints]
     agreement = rank_agreement(levels, theirs)
-    recoveries = _replicate_recoveries(pool, group)
-    deviation = stdev(recoveries) if recoveries else None
-    ours = [row.recovery.point or 0.0 for row in chosen]
+    spread = pool.recipes.spread(data, teacher)
+    proven = proven_pairs(data, pool.recipes, checkpoints)
+    tau = agreement.tau
     return PaperOrder(
         checkpoints=tuple(checkpoints),
-        recoveries=tuple(ours),
+        recoveries=tuple(row.recovery.point or 0.0 for row in chosen),
         paper_recoveries=tuple(theirs),
-        tau=agreement.tau,
-        interval=None if agreement.tau is None else _tau_interval(data, checkpoints, theirs, agreement.tau),
+        tau=tau,
+        interval=None if tau is None else _tau_interval(data, checkpoints, theirs, tau, spread),
         inversions=tuple((checkpoints[i], checkpoints[j]) for i, j in agreement.inversions),
-        deviation=deviation,
-        runs=len(recoveries),
-        ties=()
-        if deviation is None
-        else tuple(
-            (checkpoints[i], checkpoints[j])
-            for i, j in combinations(range(len(checkpoints)), 2)
-            if abs(ours[i] - ours[j]) < TIE * deviation
+        deviation=None if spread is None else sqrt(spread.variance) / data.level(teacher),
+        degrees=0 if spread is None else spread.degrees,
+        ties=tuple(
+            (a, b) for a, b in combinations(checkpoints, 2) if (a, b) not in proven and (b, a) not in proven
         ),
     )
 
 
 def _tau_interval(
-    data: BootstrapSample, checkpoints: Sequence[int], theirs: Sequence[float], tau: float
-) -> Interval | None:
-    """Percentile interval of τ-b with the fixed order `theirs` over resamples of the documents."""
-    draws = np.stack([data.level_draws(checkpoint) for checkpoint in checkpoints])
+    data: BootstrapSample,
+    checkpoints: Sequence[int],
+    theirs: Sequence[float],
+    tau: float,
+    spread: RunSpread | None,
+) -> Interval:
+    """Percentile interval of τ-b with the fixed order `theirs` over documents and training runs."""
+    levels = [data.mean({checkpoint: 1.0}) for checkpoint in checkpoints]
+    method = "bootstrap over documents"
+    if spread is not None:
+        method += " and training runs"
+        levels = [
+            level.with_noise(spread.variance, spread.degrees, data.rng("runs", checkpoint))
+            for level, checkpoint in zip(levels, checkpoints, strict=True)
+        ]
     pairs = list(combinations(range(len(checkpoints)), 2))
-    signs = np.stack([np.sign(draws[i] - draws[j]) for i, j in pairs])
+    signs = np.stack([np.sign(levels[i].draws - levels[j].draws) for i, j in pairs])
     fixed = np.array([np.sign(theirs[i] - theirs[j]) for i, j in pairs])
     scale = np.sqrt((signs != 0).sum(axis=0) * (fixed != 0).sum())
     taus = (signs * fixed[:, None]).sum(axis=0) / np.maximum(scale, 1)
-    return percentile_interval(tau, taus, 0.95, "bootstrap over documents")
-
-
-def _replicate_recoveries(pool: Pool, rows: Sequence[PaperRow]) -> list[float]:
-    """Recoveries of the largest family of replicates; empty without one."""
-    points = {row.checkpoint: row.recovery.point for row in rows if row.recovery.point is not None}
-    families = [[points[i] for i in family if i in points] for family in replicate_families(pool.tensor)]
-    known = [family for family in families if len(family) > 1]
-    return max(known, key=len, default=[])
+    low, high = np.quantile(taus, [0.025, 0.975])
+    return Interval(tau, min(float(low), tau), max(float(high), tau), method)

@@ -1,11 +1,74 @@
 """Recovery, chance-normalized recovery, win-or-tie rate and log-perplexity change of a student."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import numpy as np
 
-from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, Estimate
-from evalsuite.reports.statistics.bootstrap import DRAWS, percentile_interval
-from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, Estimate, ResampledStratum
+from evalsuite.reports.analysis.replicates import ONE_RUN, RunSpread
+from evalsuite.reports.statistics.bootstrap import Stratum
+from evalsuite.reports.statistics.contrasts import Contrast, is_positive, ratio_interval
 from evalsuite.reports.statistics.paired import paired_counts
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Numerator and denominator of a recovery: (students − chance) and (teacher − chance)."""
+
+    numerator: Contrast
+    denominator: Contrast
+    method: str
+
+    def estimate(self, level: float = 0.95, floor: float | None = None) -> Estimate:
+        """The ratio with its interval, not below `floor`."""
+        interval = ratio_interval(self.numerator, self.denominator, level, self.method)
+        if floor is not None:
+            interval = replace(interval, low=max(floor, interval.low), high=max(floor, interval.high))
+        return Estimate(interval)
+
+
+def ratio_of(
+    data: BootstrapSample,
+    students: Sequence[int],
+    teacher: int,
+    chance: int | None = None,
+    spread: RunSpread | None = None,
+) -> Ratio | str:
+    """Build the ratio of a recovery, or say why it is undefined.
+
+    It is defined by Fieller's criterion: the 95 % t interval of the teacher's lead over zero, or over chance,
+    must lie above zero.
+
+    Args:
+        data: strata with all columns.
+        students: runs of one recipe, averaged; or a single student.
+        teacher: its column.
+        chance: column of the chance level, subtracted from both; None for none.
+        spread: spread between runs; the interval then contains it.
+    """
+    lead = data.mean({teacher: 1.0} if chance is None else {teacher: 1.0, chance: -1.0})
+    if not is_positive(lead):
+        return _undefined(lead, "zero" if chance is None else "chance")
+    terms = {teacher: 1.0, **{student: -1.0 / len(students) for student in students}}
+    drop, method = data.contrast(terms), data.method(terms)
+    if spread is not None:
+        rng = data.rng("runs", *students)
+        drop = drop.with_noise(spread.variance / len(students), spread.degrees, rng)
+        method = f"{method}; {spread.method}"
+    return Ratio(lead.minus(drop), lead, method)
+
+
+def _undefined(lead: Contrast, above: str) -> str:
+    if lead.point <= 0:
+        what = "teacher's score" if above == "zero" else "teacher"
+        return f"the {what} is not above {above}"
+    interval = lead.interval()
+    what = "score" if above == "zero" else "lead over chance"
+    return (
+        f"the teacher's {what} of {100 * lead.point:.1f} points cannot be told from zero on "
+        f"these documents (95 % interval {100 * min(0.0, interval.low):.1f} to {100 * interval.high:.1f})"
+    )
 
 
 def recovery(data: BootstrapSample, student: int, teacher: int, level: float = 0.95) -> Estimate:
@@ -17,11 +80,23 @@ def recovery(data: BootstrapSample, student: int, teacher: int, level: float = 0
         teacher: its column.
         level: confidence level of the interval.
     """
-    draws = data.ratio_draws(student, teacher)
-    if draws is None:
-        return Estimate(None, "the teacher's score is not above zero")
-    point = data.ratio(student, teacher)
-    return Estimate(percentile_interval(point, draws, level, data.method(student, teacher)))
+    ratio = ratio_of(data, [student], teacher)
+    return Estimate(None, ratio) if isinstance(ratio, str) else ratio.estimate(level, 0.0)
+
+
+def recipe_recovery(
+    data: BootstrapSample, students: Sequence[int], teacher: int, spread: RunSpread | None
+) -> Estimate:
+    """Recovery of a recipe: the mean of its runs, with an interval over documents and training runs.
+
+    Without a known spread between runs the interval covers documents only, and its method says so.
+    """
+    ratio = ratio_of(data, students, teacher, spread=spread)
+    if isinstance(ratio, str):
+        return Estimate(None, ratio)
+    if spread is None:
+        ratio = replace(ratio, method=ONE_RUN)
+    return ratio.estimate(floor=0.0)
 
 
 def chance_normalized_recovery(
@@ -29,47 +104,44 @@ def chance_normalized_recovery(
 ) -> Estimate:
     """Σ(s−c) ÷ Σ(t−c), with the chance level c of each document in column `chance`.
 
-    Undefined (not clipped) if any resample of the documents puts the teacher at or below chance.
+    Undefined (not clipped) if the teacher's interval reaches chance.
     """
-    draws = data.ratio_draws(student, teacher, chance)
-    if draws is None:
-        return Estimate(None, "the teacher is not above chance")
-    point = data.ratio(student, teacher, chance)
-    return Estimate(percentile_interval(point, draws, level, data.method(student, teacher)))
+    ratio = ratio_of(data, [student], teacher, chance)
+    return Estimate(None, ratio) if isinstance(ratio, str) else ratio.estimate(level)
 
 
 def win_or_tie_rate(data: BootstrapSample, student: int, teacher: int) -> float:
     """Share of documents on which the student scores at least as high as the teacher, macro average."""
     shares = []
-    for stratum in data.strata:
-        counts = paired_counts(stratum, student, teacher)
+    for each in data.strata:
+        counts = paired_counts(each.stratum.values[:, student], each.stratum.values[:, teacher])
         shares.append((counts.wins + counts.ties) / counts.documents)
     return float(data.weights @ np.array(shares))
 
 
-def log_perplexity_change(
-    losses: np.ndarray, units: np.ndarray, rng: np.random.Generator, draws: int = DRAWS
-) -> Interval | None:
-    """Student − teacher log-perplexity, with a paired bootstrap interval over documents.
+def log_perplexity(
+    losses: np.ndarray,
+    units: np.ndarray,
+    terms: Sequence[float],
+    key: str,
+    clusters: np.ndarray | None = None,
+) -> Contrast | None:
+    """Combine log-perplexities Σ losses ÷ Σ units, such as student − teacher.
+
+    The bootstrap resamples the linearized ratio (Cochran 1977, section 6.4): the residual of each document.
 
     Args:
-        losses: [documents, 2] negative log-likelihoods in nats: teacher, student.
-        units: [documents, 2] number of units (words, bytes) of each document.
-        rng: source of the draws.
-        draws: how many.
+        losses: [documents, columns] negative log-likelihoods in nats.
+        units: [documents, columns] number of units (words, bytes) of each document.
+        terms: coefficient of each column.
+        key: see `Stratum`.
+        clusters: see `Stratum`.
 
     Returns:
-        The change in nats per unit, positive if the student is worse. None for fewer than two documents.
+        Nats per unit. None for fewer than two documents or clusters.
     """
-    n = len(losses)
-    if n < 2:
-        return None
     levels = losses.sum(axis=0) / units.sum(axis=0)
-    changes = np.empty(draws)
-    step = max(1, 2_000_000 // n)
-    for start in range(0, draws, step):
-        size = min(step, draws - start)
-        counts = rng.multinomial(n, np.full(n, 1 / n), size=size)
-        both = (counts @ losses) / (counts @ units)
-        changes[start : start + size] = both[:, 1] - both[:, 0]
-    return percentile_interval(float(levels[1] - levels[0]), changes, method="paired bootstrap")
+    residuals = (losses - levels * units) / units.mean(axis=0)
+    values = ((levels + residuals) @ np.asarray(terms, dtype=float))[:, None]
+    stratum = Stratum(values, ("log-perplexity",), key, clusters)
+    return ResampledStratum(stratum).bootstrap({0: 1.0}) if stratum.units > 1 else None

@@ -56,6 +56,13 @@ class Cell:
     """[C, S, D] for perplexities: number of units of each document; else 1"""
     prompt_hashes: np.ndarray
     """[D] prompt_hash, equal for all checkpoints"""
+    clusters: np.ndarray | None = None
+    """[D] cluster codes from 0; None for independent documents"""
+
+    @property
+    def independent_units(self) -> int:
+        """Number of clusters, or of documents where there are none."""
+        return len(self.documents) if self.clusters is None else int(self.clusters.max()) + 1
 
     @property
     def plan(self) -> ProtocolPlan:
@@ -147,7 +154,8 @@ def load_result_tensor(runs: Sequence[Path], selection: RunSelection | None = No
             frame = read_journal(journal, merged, selection, log)
             for context in plan.contexts:
                 key = benchmark.name, protocol, context
-                found, lacking = [], []
+                found: list[Cell] = []
+                lacking: list[IncompleteCell] = []
                 if frame is not None:
                     part = frame[frame["context"] == (NO_CONTEXT if context is None else context)]
                     found, lacking = _cells(part, journal, context, merged.checkpoints, selection, log)
@@ -211,9 +219,10 @@ def _cells(
     values = grid(frame["value"], np.nan, float)
     codes_of = {name: index for index, name in enumerate(OUTCOMES)}
     outcomes = grid(frame["outcome"].map(codes_of), 0, np.int8)
-    lines, journals = grid(frame["line"], 0, np.int64), grid(frame["journal"], 0, np.int32)
+    lines, journals = grid(frame["row"], 0, np.int64), grid(frame["journal"], 0, np.int32)
     units = grid(frame["units"], 1.0, float)
     chance = _chance(frame, codes, len(documents), journal) if _has_chance(frame, journal) else None
+    clusters = _clusters(frame, codes, len(documents), journal)
     cells = []
     for rows, selected in groups:
         pick = np.ix_(rows, np.arange(len(seeds)), selected)
@@ -232,9 +241,34 @@ def _cells(
                 chance=None if chance is None else chance[selected],
                 units=units[pick],
                 prompt_hashes=np.asarray(hashes, dtype=str)[prompts[pick][0, 0]],
+                clusters=None
+                if clusters is None
+                else np.unique(clusters[selected], return_inverse=True)[1],
             )
         )
     return cells, lacking
+
+
+def _clusters(
+    frame: pd.DataFrame, codes: np.ndarray, documents: int, journal: JournalRef
+) -> np.ndarray | None:
+    """Cluster of each document; None if the score rows have none. [documents]
+
+    Raises:
+        DataError: only some score rows name a cluster, or a document is in two.
+    """
+    known = frame["cluster"].notna().to_numpy()
+    if not known.any():
+        return None
+    names, _ = pd.factorize(frame["cluster"])
+    clusters = np.full(documents, -1, dtype=np.int64)
+    clusters[codes] = names
+    if not known.all() or (clusters[codes] != names).any():
+        raise DataError(
+            f"{journal.benchmark.name}: the {journal.protocol} score rows disagree on 'cluster' of a "
+            "document; score the runs again with --score-only"
+        )
+    return clusters
 
 
 def _has_chance(frame: pd.DataFrame, journal: JournalRef) -> bool:

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.statistics.intervals import Interval
 
+ALPHA = 0.05
+"""Family-wise error rate of everything that is called proven."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRow:
@@ -17,7 +20,8 @@ class BenchmarkRow:
     documents: int
     seeds: int
     score: Interval
-    """Wilson's interval for binary scores, otherwise a t interval; the log-perplexity for perplexities."""
+    """Wilson's interval for right and wrong answers, else a bootstrap in [0, 1]; the log-perplexity for
+    perplexities."""
     seed_deviation: float | None = None
     """Standard deviation between sampling seeds, beyond what sampling documents explains."""
     drop: Interval | None = None
@@ -28,11 +32,30 @@ class BenchmarkRow:
     """Documents on which the student scores higher than the teacher."""
     losses: int | None = None
     mcnemar: float | None = None
-    """Exact p-value; None if scores are not binary."""
+    """Exact p-value; None if scores are not binary, or documents form clusters."""
     mde: float | None = None
     """Minimum detectable effect: the smallest true drop that is detected with 80 % power."""
     outcomes: dict[str, int]
     """Responses per outcome, over documents and seeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropRow:
+    """The drop of one student on one benchmark, averaged over its contexts: a cell of the recovery table."""
+
+    checkpoint: int
+    benchmark: str
+    protocol: str
+    drop: Interval
+    """Teacher − student; for a perplexity, student − teacher in nats."""
+    p: float
+    p_holm: float
+    """With Holm's correction over all students and benchmarks of the protocol."""
+
+    @property
+    def kind(self) -> str:
+        """`loss` or `gain` if proven after Holm's correction, else `tie`."""
+        return "tie" if self.p_holm > ALPHA else "loss" if self.drop.point > 0 else "gain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +74,15 @@ class AverageRow:
     recovery: Estimate
     chance_normalized_recovery: Estimate
     win_or_tie_rate: float | None
+    runs: tuple[int, ...] = ()
+    """Training runs of this checkpoint's recipe with the same benchmarks, itself included."""
+    recipe_recovery: Estimate = field(default_factory=lambda: Estimate(None, "no teacher"))
+    """Mean recovery of `runs`; its interval contains the spread between runs where any recipe has several,
+    else its method is `one run, documents only`."""
     rank: int | None = None
     """By recovery among students of the same teacher; equal recoveries share a rank."""
     rank_low: int | None = None
-    """Best rank that is not excluded: 1 + the number of students proven better."""
+    """Best rank that is not excluded: 1 + the number of students proven better over documents and runs."""
     rank_high: int | None = None
 
 
@@ -74,6 +102,10 @@ class GapRow:
     drop_loglikelihood: Interval
     drop_generation: Interval
     gap: Interval
+    p: float
+    """Two-sided p-value of the gap."""
+    p_holm: float
+    """With Holm's correction over all rows of benchmarks, or over all rows of averages."""
     right: dict[str, list[float]]
     """teacher, student → documents correct under both, under log-likelihood only, under generation only,
     under neither."""
@@ -83,6 +115,11 @@ class GapRow:
     """Outcome → change of the gap if documents with that outcome are removed for both; None: none left."""
     chance: float | None = None
     """Score of guessing among the choices; None if unknown."""
+
+    @property
+    def kind(self) -> str:
+        """`loss` or `gain` under generation if proven after Holm's correction, else `tie`."""
+        return "tie" if self.p_holm > ALPHA else "loss" if self.gap.point > 0 else "gain"
 
     @property
     def teacher_below_chance(self) -> bool:
@@ -99,19 +136,20 @@ class PairRow:
     protocol: str
     documents: int
     difference: Interval
-    """First − second."""
+    """First − second; between recipes it contains the spread between training runs, if that is known."""
     p: float
     p_holm: float
-    """With Holm's correction over all pairs of the protocol."""
+    """With Holm's correction over all pairs of the protocol; 1 for runs of one recipe."""
     wins: int
     losses: int
-    mcnemar: float | None
     mde: float | None
+    are_replicates: bool
+    """Whether both are training runs of one recipe, which are never proven different."""
 
     @property
     def proven(self) -> bool:
         """Whether the two differ at 5 %, after Holm's correction."""
-        return self.p_holm <= 0.05
+        return self.p_holm <= ALPHA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ import numpy as np
 
 from evalsuite.foundation import content_hash
 from evalsuite.foundation.taxonomy import CATEGORIES
-from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
+from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, ResampledStratum
+from evalsuite.reports.analysis.replicates import Recipes
 from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
-from evalsuite.reports.statistics.bootstrap import DRAWS, Stratum, collapse
+from evalsuite.reports.statistics.bootstrap import Stratum
 
 ALL = "all"
 
@@ -23,35 +24,32 @@ class Scope:
     protocol: str
     cells: tuple[int, ...]
     """Indices into the cells of a `Pool`."""
-    weights: tuple[float, ...]
-    """One per cell, summing to 1: equal per benchmark (or group of benchmarks), then equal per context."""
 
 
 class Pool:
-    """The cells of one protocol whose scores can be averaged, resampled once for all averages.
+    """The cells of one protocol whose scores can be averaged, each resampled once.
 
     Columns are all checkpoints in order, then the chance level.
     """
 
-    def __init__(self, tensor: ResultTensor, protocol: str, draws: int = DRAWS) -> None:
-        """Resample the cells of `protocol` that are not perplexities and have at least two documents."""
+    def __init__(self, tensor: ResultTensor, protocol: str) -> None:
+        """Resample the cells of `protocol` that are not perplexities and have two units or more."""
         self.tensor = tensor
         self.protocol = protocol
+        self.recipes = Recipes(tensor)
         self.cells = [
             cell
             for cell in tensor.cells
-            if cell.protocol == protocol and not cell.is_perplexity and len(cell.documents) > 1
+            if cell.protocol == protocol and not cell.is_perplexity and cell.independent_units > 1
         ]
         self.chance = len(tensor.checkpoints)
-        self.strata = [stratum_of(cell, len(tensor.checkpoints)) for cell in self.cells]
-        self.data: BootstrapSample | None = None
-        if self.cells:
-            seed = int(content_hash([cell.key for cell in self.cells]), 16)
-            rng = np.random.default_rng(seed)
-            self.data = BootstrapSample(self.strata, [1.0] * len(self.strata), rng, draws=draws)
+        self.strata = [ResampledStratum(stratum_of(cell, tensor)) for cell in self.cells]
+        self._samples: dict[tuple[int, ...], BootstrapSample] = {}
 
     def scopes(self) -> list[Scope]:
         """List the scope of all benchmarks, then one scope per category that has benchmarks."""
+        if not self.cells:
+            return []
         found = [self.scope(ALL, range(len(self.cells)))]
         for category in CATEGORIES:
             chosen = [i for i, cell in enumerate(self.cells) if cell.benchmark.category == category]
@@ -60,16 +58,22 @@ class Pool:
 
     def scope(self, name: str, cells: Sequence[int]) -> Scope:
         """Build the scope of the given cells."""
-        return Scope(name, self.protocol, tuple(cells), tuple(weights_of([self.cells[i] for i in cells])))
+        return Scope(name, self.protocol, tuple(cells))
+
+    def answered(self, scope: Scope, checkpoints: Sequence[int]) -> tuple[int, ...]:
+        """Indices of the cells of `scope` that have all of `checkpoints`."""
+        return tuple(i for i in scope.cells if set(checkpoints) <= set(self.cells[i].present))
 
     def of(self, scope: Scope, checkpoints: Sequence[int]) -> BootstrapSample | None:
         """Return the sample of the cells of `scope` that have all of `checkpoints`; None without cells."""
-        answered = [
-            i for i in scope.cells if all(checkpoint in self.cells[i].present for checkpoint in checkpoints)
-        ]
-        if not answered or self.data is None:
-            return None
-        return self.data.only(answered, weights_of([self.cells[i] for i in answered]))
+        return self.sample(self.answered(scope, checkpoints))
+
+    def sample(self, cells: tuple[int, ...]) -> BootstrapSample | None:
+        """Return the sample of these cells, weighted as in every average; None without cells."""
+        if cells and cells not in self._samples:
+            weights = weights_of([self.cells[i] for i in cells])
+            self._samples[cells] = BootstrapSample([self.strata[i] for i in cells], weights)
+        return self._samples.get(cells)
 
 
 def weights_of(cells: Sequence[Cell]) -> list[float]:
@@ -85,13 +89,20 @@ def weights_of(cells: Sequence[Cell]) -> list[float]:
     return weights
 
 
-def stratum_of(cell: Cell, checkpoints: int) -> Stratum:
+def stratum_of(cell: Cell, tensor: ResultTensor) -> Stratum:
     """Stratum of a cell: all checkpoints (NaN if absent), then the chance level (NaN if unknown)."""
-    rows = np.full((checkpoints + 1, len(cell.documents)), np.nan)
+    count = len(tensor.checkpoints)
+    rows = np.full((count + 1, len(cell.documents)), np.nan)
     rows[list(cell.present)] = cell.scores()
     if cell.chance is not None:
-        rows[checkpoints] = cell.chance
-    variance = np.zeros(checkpoints + 1)
-    if len(cell.seeds) > 1:
-        variance[list(cell.present)] = cell.seed_variance()
-    return collapse(rows.T, variance)
+        rows[count] = cell.chance
+    variance = np.zeros(count + 1)
+    variance[list(cell.present)] = cell.seed_variance()
+    return Stratum(
+        rows.T,
+        (*(checkpoint.plan.weights_id for checkpoint in tensor.checkpoints), "chance"),
+        content_hash([cell.key, cell.documents.tolist()]),
+        cell.clusters,
+        variance,
+        np.full(count + 1, max(1, len(cell.seeds) - 1)),
+    )

@@ -37,6 +37,8 @@ class Variant:
     """Reference student: that of the longest variant name that is a prefix of this one, else the base."""
     differences: dict[str, Interval]
     """Protocol → this − partner, macro average over their common benchmarks."""
+    proven: dict[str, bool]
+    """Protocol → whether the difference is proven, after Holm's correction over all pairs."""
     repeats: dict[str, Repeats]
     """Protocol → the same for all common seeds; empty with fewer than two."""
 
@@ -98,6 +100,11 @@ def _variation(
                 name=name,
                 partner=partner,
                 differences={} if partner is None else _differences(pairs, checkpoint, partner),
+                proven={
+                    row.protocol: row.proven
+                    for row in pairs
+                    if {row.first, row.second} == {checkpoint, partner}
+                },
                 repeats=_repeats(pairs, runs, others),
             )
         )

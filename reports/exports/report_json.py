@@ -34,6 +34,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "score_rows": report.tensor.score_rows,
         "averages": [to_json(row) for row in report.averages],
         "scores": [to_json(row) for row in report.scores],
+        "drops": [to_json(row) for row in report.drops],
         "incomplete": [to_json(cell) for cell in report.tensor.incomplete],
         "gaps": [to_json(row) for row in report.gaps],
         "pairs": [to_json(row) for row in report.pairs],

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from evalsuite.reports.gate.evaluator import Measurement
 from evalsuite.reports.statistics.hypothesis_tests import documents_to_decide, holm
 from evalsuite.reports.statistics.intervals import normal_quantile
 
-POWER_QUANTILE = normal_quantile(0.8)
+POWER = 0.8
 PASS, REGRESSION, INCONCLUSIVE, UNMEASURED = "pass", "regression", "inconclusive", "unmeasured"
 
 
@@ -48,31 +46,28 @@ def decide(
     """
     alpha = (1 - confidence) / 2
     margins = [
-        (each.draws - threshold) * (1 if floor else -1)
+        each.margin(threshold).scaled(1 if floor else -1)
         for each, threshold, floor in zip(measured, thresholds, at_least, strict=True)
     ]
-    p_values = [(1 + int((margin >= 0).sum())) / (1 + len(margin)) for margin in margins]
+    # The tail beyond zero of a margin; for a positive margin it is above one half.
+    p_values = [margin.scaled(-1).below(0.0) for margin in margins]
     adjusted = holm(p_values)
     decisions = []
-    for each, threshold, floor, margin, p in zip(
-        measured, thresholds, at_least, margins, adjusted, strict=True
-    ):
-        sign = 1 if floor else -1
-        point = (each.point - threshold) * sign
-        low, high = np.quantile(margin, [alpha, 1 - alpha])
-        failing = float(np.quantile(margin, 1 - alpha / len(measured)))
+    for each, margin, p in zip(measured, margins, adjusted, strict=True):
+        low = margin.quantile(alpha)
+        failing = margin.quantile(1 - alpha / len(measured))
         needed = None
-        if p <= alpha and point < 0:
+        if p <= alpha and margin.point < 0:
             outcome = REGRESSION
         elif low >= 0:
             outcome = PASS
         else:
             outcome = INCONCLUSIVE
-            half = point - float(low) if point >= 0 else failing - point
-            needed = documents_to_decide(each.documents, point, half)
-        ends = sorted((threshold + sign * float(low), threshold + sign * float(high)))
+            half = margin.point - low if margin.point >= 0 else failing - margin.point
+            needed = documents_to_decide(each.documents, margin.point, half)
+        interval = each.interval(confidence)
         # The test must overcome the upper tail of the draws, which is longer than a normal one if documents
         # are few; the point must lie beyond it with probability 0.8.
-        mde = failing - point + POWER_QUANTILE * float(margin.std())
-        decisions.append(Decision(outcome, ends[0], ends[1], p, needed, mde))
+        mde = (failing - margin.point + margin.deviation * normal_quantile(POWER)) / each.unit
+        decisions.append(Decision(outcome, interval.low, interval.high, p, needed, mde))
     return decisions

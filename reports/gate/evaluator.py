@@ -1,4 +1,4 @@
-"""Measure one rule of a policy on one checkpoint: a point with bootstrap draws, or why there are none."""
+"""Measure one rule of a policy on one checkpoint: an estimate with its draws, or why there is none."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -8,29 +8,53 @@ import numpy as np
 
 from evalsuite.foundation import EvalsuiteError, content_hash, nearest
 from evalsuite.foundation.taxonomy import PROTOCOLS
-from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
+from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, ResampledStratum
 from evalsuite.reports.analysis.gaps import GapPool
+from evalsuite.reports.analysis.recovery import ratio_of
 from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor, load_result_tensor
 from evalsuite.reports.analysis.scopes import Pool, weights_of
 from evalsuite.reports.gate.policy import Rule
 from evalsuite.reports.records.merging import CellKey
-from evalsuite.reports.statistics.bootstrap import collapse
+from evalsuite.reports.statistics.bootstrap import Stratum
+from evalsuite.reports.statistics.contrasts import Contrast, ratio_interval
+from evalsuite.reports.statistics.intervals import Interval
 
-DRAWS = 20_000
-"""Enough for the tail of one rule among fifty."""
 SHOWN = 10
 """Maximum number of documents named for a rule that fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A quantity with its bootstrap draws: fractions for a `min`, points for a `max`."""
+    """A quantity with its draws: fractions for a `min`, points for a `max`."""
 
-    point: float
-    draws: np.ndarray
+    contrast: Contrast
+    """The quantity, or the numerator of a ratio."""
     documents: int
     look_at: tuple[str, ...]
     """`benchmark/document`: documents on which the checkpoint is worse."""
+    denominator: Contrast | None = None
+
+    @property
+    def point(self) -> float:
+        """The point estimate."""
+        return self.contrast.point / (1.0 if self.denominator is None else self.denominator.point)
+
+    @property
+    def unit(self) -> float:
+        """How much the margin changes if the threshold changes by one."""
+        return 1.0 if self.denominator is None else self.denominator.point
+
+    def margin(self, threshold: float) -> Contrast:
+        """The quantity − threshold; for a ratio, numerator − threshold · denominator, with the same sign."""
+        if self.denominator is None:
+            return self.contrast.shifted(-threshold)
+        return self.contrast.minus(self.denominator, threshold)
+
+    def interval(self, level: float) -> Interval:
+        """The interval of the quantity."""
+        if self.denominator is None:
+            return self.contrast.interval(level)
+        return ratio_interval(self.contrast, self.denominator, level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +85,7 @@ class Evaluator:
 
     def _pool(self, protocol: str) -> Pool:
         if protocol not in self._pools:
-            self._pools[protocol] = Pool(self.tensor, protocol, DRAWS)
+            self._pools[protocol] = Pool(self.tensor, protocol)
         return self._pools[protocol]
 
     def _against_teacher(self, rule: Rule, protocol: str, checkpoint: int) -> Measurement | NotMeasured:
@@ -74,37 +98,31 @@ class Evaluator:
             if _matches(rule, cell) and set(needed) <= set(cell.present)
         ]
         missing = _missing(rule, self.tensor, protocol, needed, {pool.cells[i].key for i in chosen})
-        if missing or not chosen or pool.data is None:
+        data = pool.sample(tuple(chosen))
+        if missing or data is None:
             return NotMeasured(missing or _nothing(rule, self.tensor, protocol))
         if rule.metric != "score" and teacher is None:
             return NotMeasured("the run has no teacher to compare with")
-        data = pool.data.only(chosen, weights_of([pool.cells[i] for i in chosen]))
         cells = [pool.cells[i] for i in chosen]
         if rule.metric == "score":
-            return Measurement(
-                data.level(checkpoint), data.level_draws_bounded(checkpoint), data.documents, ()
-            )
+            return Measurement(data.level_contrast(checkpoint), data.documents, ())
         assert teacher is not None
         look_at = _lost(cells, checkpoint, teacher)
         if rule.metric == "drop":
-            points = 100 * data.difference(teacher, checkpoint)
-            return Measurement(
-                points, 100 * data.difference_draws(teacher, checkpoint), data.documents, look_at
-            )
-        centre = None
+            return Measurement(data.difference(teacher, checkpoint).scaled(100), data.documents, look_at)
+        chance = None
         if rule.metric == "chance_normalized_recovery":
             if any(cell.chance is None for cell in cells):
                 return NotMeasured("the chance level of a benchmark is not known")
-            centre = pool.chance
-        draws = data.ratio_draws(checkpoint, teacher, centre)
-        if draws is None:
-            above = "zero" if centre is None else "chance"
-            return NotMeasured(f"recovery is undefined: the teacher's score is not above {above}")
-        return Measurement(data.ratio(checkpoint, teacher, centre), draws, data.documents, look_at)
+            chance = pool.chance
+        ratio = ratio_of(data, [checkpoint], teacher, chance)
+        if isinstance(ratio, str):
+            return NotMeasured(f"recovery is undefined: {ratio}")
+        return Measurement(ratio.numerator, data.documents, look_at, ratio.denominator)
 
     def _gap(self, rule: Rule, checkpoint: int) -> Measurement | NotMeasured:
         if self._gaps is None:
-            self._gaps = GapPool(self.tensor, DRAWS)
+            self._gaps = GapPool(self.tensor)
         pool = self._gaps
         teacher = self.tensor.checkpoints[checkpoint].teacher
         if teacher is None:
@@ -120,7 +138,6 @@ class Evaluator:
             what = rule.benchmark or rule.category or "nothing"
             return NotMeasured(f"{what}: not evaluated under both protocols on the same documents")
         data = pool.of(chosen)
-        columns = pool.columns(checkpoint), pool.columns(teacher)
         look_at = []
         for i in chosen:
             pair = pool.protocol_pairs[i]
@@ -128,9 +145,8 @@ class Evaluator:
             for position in np.flatnonzero((loglikelihood >= 0.5) & (generation < 0.5)):
                 document = pair.loglikelihood.documents[pair.in_loglikelihood[position]]
                 look_at.append(f"{pair.loglikelihood.benchmark.name}/{document}")
-        return Measurement(
-            100 * data.gap(*columns), 100 * data.gap_draws(*columns), data.documents, tuple(look_at[:SHOWN])
-        )
+        gap = data.contrast(pool.gap(checkpoint, teacher)).scaled(100)
+        return Measurement(gap, data.documents, tuple(look_at[:SHOWN]))
 
     def _regression(self, rule: Rule, protocol: str, checkpoint: int) -> Measurement | NotMeasured:
         baseline = self._baseline(str(rule.baseline))
@@ -170,17 +186,11 @@ class Evaluator:
                     f"{_name_of(cell.key)}: only {len(rows):,} of {len(cell.documents):,} documents have the "
                     "same prompt in the baseline"
                 )
-            strata.append(collapse(rows))
+            strata.append(ResampledStratum(_stratum(rows, documents, old, before, cell, checkpoint)))
             lost = documents[rows[:, 1] < rows[:, 0]]
             look_at += [f"{cell.benchmark.name}/{document}" for document in lost]
-        rng = np.random.default_rng(int(content_hash(["regression", *(cell.key for cell in cells)]), 16))
-        data = BootstrapSample(strata, weights_of(cells), rng, draws=DRAWS)
-        return Measurement(
-            100 * data.difference(0, 1),
-            100 * data.difference_draws(0, 1),
-            data.documents,
-            tuple(look_at[:SHOWN]),
-        )
+        data = BootstrapSample(strata, weights_of(cells))
+        return Measurement(data.difference(0, 1).scaled(100), data.documents, tuple(look_at[:SHOWN]))
 
     def _baseline(self, path: str) -> ResultTensor | str:
         """Load a stored run; returns the reason if it cannot be read."""
@@ -285,3 +295,19 @@ def _paired(old: Cell, before: int, new: Cell, after: int) -> tuple[np.ndarray, 
         for cell, checkpoint, at in ((old, before, a), (new, after, b))
     ]
     return np.column_stack(scores), documents[same_prompt]
+
+
+def _stratum(
+    rows: np.ndarray, documents: np.ndarray, old: Cell, before: int, new: Cell, after: int
+) -> Stratum:
+    """Stratum of the scores [documents, 2] before and after, with the clusters and seeds of their cells."""
+    cells = ((old, before, "before"), (new, after, "after"))
+    at = np.searchsorted(new.documents, documents)
+    return Stratum(
+        rows,
+        tuple(name for _, _, name in cells),
+        content_hash([new.key, documents.tolist()]),
+        None if new.clusters is None else np.unique(new.clusters[at], return_inverse=True)[1],
+        np.array([cell.seed_variance()[cell.present.index(who)] for cell, who, _ in cells]),
+        np.array([max(1, len(cell.seeds) - 1) for cell, _, _ in cells]),
+    )

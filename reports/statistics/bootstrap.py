@@ -1,106 +1,110 @@
-"""The paired bootstrap over documents, stratified by benchmark.
+"""Bootstrap draws of means: documents, or clusters of documents, resampled with replacement.
 
-Documents with equal values form one pattern, and drawing documents with replacement means drawing the counts
-of patterns from a multinomial distribution. Binary scores have few patterns, so that ten thousand documents
-cost no more than sixteen.
+Documents of one cluster (a passage, a subject, a relation) are resampled together. The deviations of a draw
+are scaled by √(G/(G−1)), which makes their variance unbiased, and by √(df/χ²) with df = G−1, which gives them
+the tails of Student's t at every level; G is the number of clusters, or of documents where there are none.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.foundation import content_hash
 
 DRAWS = 4000
-_CHUNK = 4_000_000
+_CHUNK = 2_000_000
+_GRID = 2.0**30
+"""Values are rounded to a binary grid on which sums are exact, whatever the order of summation."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stratum:
-    """The documents of one benchmark: distinct rows of values, and the count of each.
-
-    Columns are the quantities compared on the same documents: checkpoints, protocols, a chance level.
-    """
+    """The documents of one cell, and the quantities compared on them."""
 
     values: np.ndarray
-    """[patterns, columns]"""
-    counts: np.ndarray
-    """[patterns], integers"""
+    """[documents, columns]; a column is finite, or NaN throughout (an absent checkpoint)"""
+    columns: tuple[str, ...]
+    """Name of each column; the noise of its sampling seeds depends on it."""
+    key: str
+    """Name of the documents; the resamples depend on it and on nothing else."""
+    clusters: np.ndarray | None = None
+    """[documents] cluster codes from 0; None for independent documents"""
     seed_variance: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    """[columns]: variance of each column's mean due to sampling seeds; empty for none."""
+    """[columns] variance of each column's mean due to sampling seeds; empty for none"""
+    seed_degrees: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    """[columns] its degrees of freedom: seeds − 1"""
+
+    def __post_init__(self) -> None:
+        """Round the values to the grid. Raises ValueError for no documents or partly finite columns."""
+        values = np.asarray(self.values, dtype=float)
+        if values.ndim != 2 or len(values) == 0:
+            raise ValueError(f"expected [documents, columns], got shape {values.shape}")
+        if not (np.isfinite(values).all(axis=0) | np.isnan(values).all(axis=0)).all():
+            raise ValueError("values must be finite")
+        object.__setattr__(self, "values", np.round(values * _GRID) / _GRID)
 
     @property
     def documents(self) -> int:
         """Number of documents."""
-        return int(self.counts.sum())
+        return len(self.values)
 
+    @cached_property
+    def totals(self) -> np.ndarray:
+        """[units, columns] sum of each column over the documents of a cluster (or the document itself)."""
+        if self.clusters is None:
+            return self.values
+        totals = np.zeros((int(self.clusters.max()) + 1, self.values.shape[1]))
+        np.add.at(totals, self.clusters, self.values)
+        return totals
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """[units] number of documents of each cluster."""
+        if self.clusters is None:
+            return np.ones(len(self.values))
+        return np.bincount(self.clusters).astype(float)
+
+    @property
+    def units(self) -> int:
+        """Number of clusters, or of documents where there are none."""
+        return len(self.sizes)
+
+    @cached_property
     def means(self) -> np.ndarray:
-        """Mean of each column over the documents. [columns]"""
-        return self.counts @ self.values / self.counts.sum()
+        """[columns] mean over the documents."""
+        return self.values.sum(axis=0) / len(self.values)
 
-    def columns(self, *indices: int) -> "Stratum":
-        """Return the same documents with only these columns."""
-        seeds = self.seed_variance[list(indices)] if self.seed_variance.size else self.seed_variance
-        return Stratum(self.values[:, indices], self.counts, seeds)
+    @cached_property
+    def is_binary(self) -> np.ndarray:
+        """[columns] whether all values of a column are 0 or 1."""
+        return np.isin(self.values, (0.0, 1.0)).all(axis=0)
+
+    def rng(self, *purpose: str) -> np.random.Generator:
+        """Generator that depends on the documents and the purpose alone."""
+        return np.random.default_rng(int(content_hash([self.key, *purpose]), 16))
 
 
-def collapse(rows: np.ndarray, seed_variance: np.ndarray | None = None) -> Stratum:
-    """Collapse equal rows into patterns with counts.
-
-    Args:
-        rows: [documents, columns]; a column is finite, or NaN throughout (for an absent checkpoint).
-        seed_variance: see `Stratum`.
+def resample(stratum: Stratum, draws: int = DRAWS) -> np.ndarray:
+    """Draw means of bootstrap resamples. [columns, draws]
 
     Raises:
-        ValueError: no documents, or a column in which only some values are finite.
+        ValueError: fewer than two units.
     """
-    rows = np.asarray(rows, dtype=float)
-    if rows.ndim != 2 or len(rows) == 0:
-        raise ValueError(f"expected [documents, columns], got shape {rows.shape}")
-    if not (np.isfinite(rows).all(axis=0) | np.isnan(rows).all(axis=0)).all():
-        raise ValueError("values must be finite")
-    # Sorting one integer code per row is much faster than sorting rows of floats.
-    codes = np.zeros(len(rows), dtype=np.int64)
-    for column in rows.T:
-        _, inverse = np.unique(column, return_inverse=True)
-        _, codes = np.unique(codes * (inverse.max() + 1) + inverse, return_inverse=True)
-    _, first, counts = np.unique(codes, return_index=True, return_counts=True)
-    return Stratum(rows[first], counts, np.zeros(0) if seed_variance is None else seed_variance)
-
-
-def resample(strata: Sequence[Stratum], rng: np.random.Generator, draws: int = DRAWS) -> np.ndarray:
-    """Draw means of bootstrap resamples.
-
-    Deviations from the sample mean are scaled by √(n/(n−1)), which makes their variance unbiased (one per
-    cent of width at fifty documents). Seeds add a normal term of their variance.
-
-    Returns:
-        [draws, strata, columns]
-    """
-    columns = strata[0].values.shape[1]
-    means = np.empty((draws, len(strata), columns))
-    for index, stratum in enumerate(strata):
-        n = stratum.documents
-        if n < 2:
-            raise ValueError("a bootstrap needs two documents")
-        centre = stratum.means()
-        step = max(1, _CHUNK // len(stratum.counts))
-        for start in range(0, draws, step):
-            size = min(step, draws - start)
-            counts = rng.multinomial(n, stratum.counts / n, size=size)
-            means[start : start + size, index] = counts @ stratum.values / n
-        means[:, index] = centre + (means[:, index] - centre) * np.sqrt(n / (n - 1))
-        if stratum.seed_variance.any():
-            means[:, index] += rng.standard_normal((draws, columns)) * np.sqrt(stratum.seed_variance)
-    return means
-
-
-def percentile_interval(
-    point: float, draws: np.ndarray, level: float = 0.95, method: str = ""
-) -> Interval | None:
-    """Percentile interval of `draws` [draws] around `point`; None if a draw is not finite."""
-    if not np.isfinite(draws).all():
-        return None
-    low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2])
-    return Interval(point, min(float(low), point), max(float(high), point), method)
+    units = stratum.units
+    if units < 2:
+        raise ValueError("a bootstrap needs two documents of different clusters")
+    rng = stratum.rng("resample")
+    totals, sizes = np.nan_to_num(stratum.totals), stratum.sizes
+    means = np.empty((totals.shape[1], draws))
+    step = max(1, _CHUNK // units)
+    for start in range(0, draws, step):
+        size = min(step, draws - start)
+        drawn = rng.integers(0, units, (size, units), dtype=np.int64)
+        drawn += np.arange(size)[:, None] * units
+        counts = np.bincount(drawn.ravel(), minlength=size * units).reshape(size, units).astype(float)
+        means[:, start : start + size] = ((counts @ totals) / (counts @ sizes)[:, None]).T
+    degrees = units - 1
+    factor = np.sqrt(units / degrees * degrees / rng.chisquare(degrees, draws))
+    centre = stratum.means[:, None]
+    return centre + (means - centre) * factor

@@ -1,11 +1,8 @@
-"""Confidence intervals: the `Interval` type, Wilson's score interval, and the interval of a mean (MOVER)."""
+"""Confidence intervals: the `Interval` type, quantiles, and Wilson's score interval."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
-
-import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +26,20 @@ class Interval:
         return Interval(self.point * factor, ends[0], ends[1], self.method)
 
 
-def mean_of(intervals: Sequence[Interval]) -> Interval:
-    """Interval of the mean of independent quantities, from their intervals (MOVER: Zou and Donner, 2008).
-
-    The distance from the point to each end is the root of the sum of the squared distances of the parts,
-    divided by their number; asymmetric parts give an asymmetric interval.
-    """
-    n = len(intervals)
-    point = sum(interval.point for interval in intervals) / n
-    below = sqrt(sum((interval.point - interval.low) ** 2 for interval in intervals)) / n
-    above = sqrt(sum((interval.high - interval.point) ** 2 for interval in intervals)) / n
-    return Interval(point, point - below, point + above, "MOVER" if n > 1 else intervals[0].method)
-
-
 @lru_cache
 def normal_quantile(probability: float) -> float:
     """Quantile of the standard normal distribution."""
     from scipy.special import ndtri  # takes 0.1 s to import
 
     return float(ndtri(probability))
+
+
+@lru_cache
+def student_quantile(degrees: float, probability: float) -> float:
+    """Quantile of Student's t distribution."""
+    from scipy.special import stdtrit  # scipy.stats takes a second to import
+
+    return float(stdtrit(min(degrees, 1e9), probability))
 
 
 def wilson(successes: float, trials: int, level: float = 0.95) -> Interval | None:
@@ -76,16 +68,3 @@ def wilson(successes: float, trials: int, level: float = 0.95) -> Interval | Non
     low = 0.0 if successes == 0 else max(0.0, centre - half)
     high = 1.0 if successes == trials else min(1.0, centre + half)
     return Interval(share, low, high, "Wilson score")
-
-
-def wilson_draws(share: float, trials: int, normals: np.ndarray) -> np.ndarray:
-    """Draws whose quantiles are the ends of Wilson's interval at every level.
-
-    Args:
-        share: observed proportion.
-        trials: number of documents.
-        normals: standard normal draws. [draws]
-    """
-    square = normals * normals / trials
-    spread = normals * np.sqrt(share * (1 - share) / trials + square / (4 * trials))
-    return (share + square / 2 + spread) / (1 + square)

@@ -2,305 +2,208 @@
 
     python -m tests.parity.interval_coverage --out reports/results/statistics
 
-Each case draws binary scores of a teacher and a student with known true scores and correlation, computes the
-intervals with the code of the reports, and counts how often the truth lies inside. The gate is applied to
-students exactly on its threshold (false alarms) and at its minimum detectable effect (power). One run writes
-coverage.csv, gate.csv and summary.md. With 4,000 simulations per case it takes half an hour on one core.
-Exit code: 0 if every row holds, 1 if not, 64 or more if the study could not be run.
+Every setting draws scores with known true means and computes intervals and gate decisions with the code of
+the reports. False alarms: a student exactly on the threshold. Power: a student that misses it by the minimum
+detectable effect which the gate states. One run writes coverage.csv and summary.md; it takes ten minutes on
+one core. Exit code: 0 if every row holds, 1 if not, 64 or more if the study could not be run.
 """
 
 import argparse
 import csv
 import io
-import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
 
 import numpy as np
 
 from evalsuite.foundation import progress, write_text
-from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
-from evalsuite.reports.analysis.recovery import chance_normalized_recovery, recovery
-from evalsuite.reports.gate.decide import REGRESSION, Decision, decide
+from evalsuite.reports.analysis.recovery import ratio_of
+from evalsuite.reports.gate.decide import REGRESSION, decide
 from evalsuite.reports.gate.evaluator import Measurement
-from evalsuite.reports.statistics.bootstrap import Stratum, percentile_interval
 from evalsuite.reports.statistics.intervals import Interval
-from evalsuite.reports.statistics.paired import FEW
 from tests.parity.exit_codes import exit_with
-from tests.parity.simulation import count_discordant, draw_scores
+from tests.parity.simulation import LONGBENCH, Setting, Simulated, draw, points, truths
 
-SIMULATIONS = 4000
+SIMULATIONS = 1000
 DRAWS = 1000
-GATE_DRAWS = 8000
-"""The gate needs the far tail: a thousand draws would cost power."""
-CHANCE = 0.25
-SEED = 20_250_414
+SEED = 20_261_122
+INDEPENDENT = (0.93, 0.97)
+WIDEST = 1.5
+"""Mean width of an interval, at most, relative to the central 95 % of the simulated estimates."""
 
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One point of the grid."""
-
-    documents: int
-    accuracy: float
-    """Of the teacher."""
-    true_recovery: float
-    """True accuracy of the student ÷ that of the teacher."""
-    correlation: float
-    """Correlation of the Gaussian latents of two checkpoints on one document."""
-
-
-GRID = (
-    *itertools.starmap(
-        Case, itertools.product((200, 1000, 10_000), (0.3, 0.6, 0.9), (0.9, 1.0), (0.0, 0.5, 0.9))
+SETTINGS = (
+    *(
+        Setting(
+            name=f"independent, n {n}, teacher {100 * p:.0f} %",
+            sizes=(n,),
+            teacher=p,
+            student=0.9 * p,
+            required=INDEPENDENT,
+        )
+        for n, p in ((200, 0.3), (200, 0.6), (200, 0.9), (500, 0.3), (500, 0.6), (500, 0.9))
     ),
-    # Students close to their teacher, with few discordant documents.
-    Case(200, 0.6, 0.99, 0.99),
-    Case(200, 0.9, 0.99, 0.99),
-    Case(1000, 0.9, 0.998, 0.999),
+    Setting(name="independent, three of 200", sizes=(200,) * 3, required=INDEPENDENT),
+    *(
+        Setting(
+            name=f"clusters {count} × {size}, ICC {icc}",
+            sizes=(count * size,),
+            cluster_size=size,
+            icc=icc,
+            correlation=0.3,
+        )
+        for count, size, icc in ((20, 10, 0.1), (20, 10, 0.2), (50, 4, 0.2), (27, 37, 0.1), (60, 129, 0.03))
+    ),
+    *(
+        Setting(
+            name=f"3 sampling seeds, deviation {100 * deviation:g} points, n {n}",
+            sizes=(n,),
+            seeds=3,
+            seed_deviation=deviation,
+            power=False,
+        )
+        for deviation, n in ((0.0, 500), (0.012, 1000), (0.04, 200), (0.04, 500))
+    ),
+    *(
+        Setting(
+            name=f"recipe of {runs} runs, deviation 1.2 points, n {n}",
+            sizes=(n,),
+            runs=runs,
+            run_deviation=0.012,
+            power=False,
+        )
+        for runs, n in ((2, 500), (3, 500), (3, 2000))
+    ),
+    *(
+        Setting(
+            name=f"fractions, n {n}, {100 * zeros:.0f} % zeros",
+            sizes=(n,),
+            teacher=first,
+            student=0.8 * first,
+            zeros=zeros,
+            power=False,
+        )
+        for n in (4, 6, 8, 12, 26)
+        for first, zeros in ((0.5, 0.3), (1.0, 0.6), (2.0, 0.0))
+    ),
+    Setting(
+        name="fractions, 21 sets of 4 to 26",
+        sizes=LONGBENCH,
+        teacher=0.5,
+        student=0.4,
+        zeros=0.3,
+        power=False,
+    ),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """Coverage of the interval of one quantity in one case."""
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """Results of one setting."""
 
-    quantity: str
-    documents: int
-    accuracy: float
-    true_recovery: float
-    correlation: float
+    setting: str
     simulations: int
+    difference: float
+    """Share of the intervals of teacher − student that cover the truth."""
+    recovery: float | None
+    """The same for recovery, where it is defined in half of the simulations."""
     defined: float
-    """Share of simulations in which the quantity was defined."""
-    coverage: float | None
-    """Share of the defined intervals that cover the truth; None if fewer than half are defined."""
-    few: float
-    """Share of simulations with fewer than ten discordant documents in a benchmark."""
-    narrowest: float | None
-    """Smallest interval width."""
-    holds: bool | None
-    """Whether coverage is 93 to 97 % (or more, if mostly few documents are discordant) with positive widths;
-    None if coverage is None."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """Counts of one quantity."""
-
-    defined: int = 0
-    inside: int = 0
-    few: int = 0
-    narrowest: float = float("inf")
-
-    def add(self, interval: Interval | None, truth: float, count_discordant: int) -> None:
-        """Count one simulation."""
-        self.few += count_discordant < FEW
-        if interval is not None:
-            self.defined += 1
-            self.inside += interval.low <= truth <= interval.high
-            self.narrowest = min(self.narrowest, interval.width)
-
-
-def simulate(case: Case, simulations: int = SIMULATIONS, seed: int = SEED) -> list[Coverage]:
-    """Coverage of every quantity in one case."""
-    key = [
-        seed,
-        case.documents,
-        *(round(1000 * x) for x in (case.accuracy, case.true_recovery, case.correlation)),
-    ]
-    rng = np.random.default_rng(key)
-    tallies: dict[str, Tally] = {}
-    for _ in range(simulations):
-        for quantity, interval, truth, differing in (*_pair(case, rng), _average(case, rng), _gap(case, rng)):
-            tallies.setdefault(quantity, Tally()).add(interval, truth, differing)
-    return [_row(quantity, case, tally, simulations) for quantity, tally in tallies.items()]
-
-
-Found = tuple[str, Interval | None, float, int]
-"""Quantity, its interval, the truth, and the number of discordant documents."""
-
-
-def _pair(case: Case, rng: np.random.Generator) -> list[Found]:
-    """One benchmark: columns teacher, student and the chance level."""
-    teacher, student = case.accuracy, case.accuracy * case.true_recovery
-    plain = draw_scores(rng, case.documents, (teacher, student), case.correlation)
-    chance = np.full((len(plain.counts), 1), CHANCE)
-    data = BootstrapSample(
-        [Stratum(np.hstack([plain.values, chance]), plain.counts)], [1.0], rng, draws=DRAWS
-    )
-    differing = count_discordant(plain)
-    above = (student - CHANCE) / (teacher - CHANCE)
-    return [
-        ("difference", data.difference_interval(0, 1), teacher - student, differing),
-        ("recovery", recovery(data, 1, 0).interval, case.true_recovery, differing),
-        ("chance-normalized recovery", chance_normalized_recovery(data, 1, 0, 2).interval, above, differing),
-    ]
-
-
-def _average(case: Case, rng: np.random.Generator) -> Found:
-    """Recovery over three benchmarks of different difficulty."""
-    teachers = [case.accuracy, case.accuracy * 0.8, (1 + case.accuracy) / 2]
-    strata = [
-        draw_scores(rng, case.documents, (t, t * case.true_recovery), case.correlation) for t in teachers
-    ]
-    data = BootstrapSample(strata, [1.0] * 3, rng, draws=DRAWS)
-    return (
-        "average of three",
-        recovery(data, 1, 0).interval,
-        case.true_recovery,
-        min(map(count_discordant, strata)),
-    )
-
-
-def _gap(case: Case, rng: np.random.Generator) -> Found:
-    """Equal scores under log-likelihood; under generation both are worse, and the student drops."""
-    teacher, generation = case.accuracy, case.accuracy * 0.95
-    truths = (teacher, teacher, generation, generation * case.true_recovery)
-    stratum = draw_scores(rng, case.documents, truths, case.correlation)
-    data = BootstrapSample([stratum], [1.0], rng, draws=DRAWS)
-    gap = percentile_interval(data.gap((1, 3), (0, 2)), data.gap_draws((1, 3), (0, 2)))
-    values = stratum.values
-    differs = (values[:, 2] - values[:, 3]) - (values[:, 0] - values[:, 1]) != 0
-    return "gap", gap, generation * (1 - case.true_recovery), int(stratum.counts[differs].sum())
-
-
-def _row(quantity: str, case: Case, tally: Tally, simulations: int) -> Coverage:
-    coverage = tally.inside / tally.defined if tally.defined >= simulations / 2 else None
-    few = tally.few / simulations
-    narrowest = tally.narrowest if tally.defined else None
-    holds = None
-    if coverage is not None:
-        holds = coverage >= 0.93 and (coverage <= 0.97 or few >= 0.5) and tally.narrowest > 0
-    return Coverage(
-        quantity,
-        **asdict(case),
-        simulations=simulations,
-        defined=tally.defined / simulations,
-        coverage=coverage,
-        few=few,
-        narrowest=narrowest,
-        holds=holds,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class GateCase:
-    """A policy of rules on separate benchmarks."""
-
-    metric: Literal["recovery", "gap"]
-    rules: int
-    documents: int
-    """Documents of each benchmark."""
-    accuracy: float
-    """Of the teacher."""
-
-
-GATES = (
-    *(GateCase("recovery", 1, documents, 0.7) for documents in (200, 1000, 10_000)),
-    *(GateCase("recovery", 5, documents, 0.7) for documents in (1000, 200)),
-)
-GATE_KEPT = 0.9
-"""The recovery that gates demand, and (of what is written) that students on a gap's threshold have."""
-GATE_CORRELATION = 0.6
-
-
-@dataclass(frozen=True, slots=True)
-class GateRow:
-    """How often the gate failed a policy of several lines."""
-
-    what: str
-    metric: Literal["recovery", "gap"]
-    rules: int
-    documents: int
-    accuracy: float
-    simulations: int
-    failed: float
+    """Share of simulations in which recovery is defined."""
+    width: float
+    """Mean width of the interval of the difference ÷ width of the central 95 % of the estimates."""
+    false_alarms: float
+    """Share of gates that fail a student on the threshold of its drop or recovery, the larger of both."""
+    power: float | None
+    """Share of gates that fail a student which is worse by the stated effect; None: not simulated."""
     required: str
     holds: bool
 
 
-def simulate_gate(case: GateCase, simulations: int = SIMULATIONS, seed: int = SEED) -> list[GateRow]:
-    """False alarms for a student on every threshold, and power if one rule is at its MDE.
-
-    Args:
-        case: the policy.
-        simulations: number of gates.
-        seed: seed of the simulation.
-    """
-    key = [seed, len(case.metric), case.rules, case.documents, int(100 * case.accuracy)]
-    rng = np.random.default_rng(key)
-    alarms = sum(_fails(rng, case, [0.0] * case.rules) for _ in range(simulations))
-    rng = np.random.default_rng([*key, 1])
-    worse = [_detectable(rng, case), *[0.0] * (case.rules - 1)]
-    caught = sum(_fails(rng, case, worse) for _ in range(simulations))
-    false, power = alarms / simulations, caught / simulations
-    return [
-        GateRow(
-            "false alarms",
-            **asdict(case),
-            simulations=simulations,
-            failed=false,
-            required="at most 5 %",
-            holds=false <= 0.05,
-        ),
-        GateRow(
-            "power",
-            **asdict(case),
-            simulations=simulations,
-            failed=power,
-            required="80 ± 5 %",
-            holds=0.75 <= power <= 0.85,
-        ),
-    ]
-
-
-def _measure(rng: np.random.Generator, case: GateCase, worse: float) -> Measurement:
-    """Measure one rule for a student that is `worse` beyond the threshold, in the unit of the rule."""
-    teacher = case.accuracy
-    if case.metric == "recovery":
-        truths = (teacher, teacher * (GATE_KEPT - worse))
-        data = BootstrapSample(
-            [draw_scores(rng, case.documents, truths, GATE_CORRELATION)], [1.0], rng, draws=GATE_DRAWS
-        )
-        draws = data.ratio_draws(1, 0)
-        assert draws is not None  # the teacher is far above zero
-        return Measurement(data.ratio(1, 0), draws, case.documents, ())
-    both = (teacher, teacher, teacher, teacher * GATE_KEPT - worse / 100)
-    data = BootstrapSample(
-        [draw_scores(rng, case.documents, both, GATE_CORRELATION)], [1.0], rng, draws=GATE_DRAWS
+def simulate(setting: Setting, simulations: int = SIMULATIONS) -> Row:
+    """Coverage and error rates in one setting."""
+    rng = np.random.default_rng([SEED, *setting.name.encode()])
+    teacher, student = truths(setting)
+    inside: dict[str, list[bool]] = {"difference": [], "recovery": []}
+    alarms: dict[str, int] = {"difference": 0, "recovery": 0}
+    widths = []
+    for _ in range(simulations):
+        measured = measure(draw(setting, rng, DRAWS))
+        for what, truth in (("difference", teacher - student), ("recovery", student / teacher)):
+            if what in measured:
+                interval = measured[what].interval(0.95)
+                inside[what].append(covers(interval, truth))
+                alarms[what] += fails(measured[what], truth, what == "recovery")
+                widths += [interval.width] if what == "difference" else []
+    low, high = np.quantile(points(setting, rng, max(1000, simulations)), [0.025, 0.975])
+    defined = len(inside["recovery"]) / simulations
+    row = Row(
+        setting=setting.name,
+        simulations=simulations,
+        difference=float(np.mean(inside["difference"])),
+        recovery=float(np.mean(inside["recovery"])) if defined >= 0.5 else None,
+        defined=defined,
+        width=float(np.mean(widths)) / float(high - low),
+        false_alarms=max(alarms.values()) / simulations,
+        power=_power(setting, rng, simulations) if setting.power else None,
+        required=f"{100 * setting.required[0]:.0f} to {100 * setting.required[1]:.0f} %",
+        holds=False,
     )
-    columns = (1, 3), (0, 2)
-    return Measurement(100 * data.gap(*columns), 100 * data.gap_draws(*columns), case.documents, ())
+    row.holds = holds(row, setting)
+    return row
 
 
-def _decisions(rng: np.random.Generator, case: GateCase, worse: Sequence[float]) -> list[Decision]:
-    """Decide the rules for a student that is `worse` beyond each threshold."""
-    measured = [_measure(rng, case, each) for each in worse]
-    is_floor = case.metric == "recovery"
-    threshold = GATE_KEPT if is_floor else 100 * case.accuracy * (1 - GATE_KEPT)
-    return decide(measured, [threshold] * len(measured), [is_floor] * len(measured))
+def measure(simulated: Simulated) -> dict[str, Measurement]:
+    """Measure the drop and, where it is defined, the recovery, as the gate does."""
+    data, students = simulated.data, simulated.students
+    terms = {0: 1.0, **{student: -1.0 / len(students) for student in students}}
+    drop, spread = data.contrast(terms), simulated.spread
+    if spread is not None:
+        rng = data.rng("runs", *students)
+        drop = drop.with_noise(spread.variance / len(students), spread.degrees, rng)
+    found = {"difference": Measurement(drop, data.documents, ())}
+    ratio = ratio_of(data, students, 0, spread=spread)
+    if not isinstance(ratio, str):
+        found["recovery"] = Measurement(ratio.numerator, data.documents, (), ratio.denominator)
+    return found
 
 
-def _fails(rng: np.random.Generator, case: GateCase, worse: Sequence[float]) -> bool:
-    """Whether a gate proves a regression."""
-    return any(decision.outcome == REGRESSION for decision in _decisions(rng, case, worse))
+def covers(interval: Interval, truth: float) -> bool:
+    """Whether an interval contains the truth."""
+    return interval.low <= truth <= interval.high
 
 
-def _detectable(rng: np.random.Generator, case: GateCase) -> float:
-    """The minimum detectable effect reported by the gate for students that are worse by exactly that."""
-    effect = 0.0
+def fails(measured: Measurement, threshold: float, at_least: bool) -> bool:
+    """Whether the gate proves that a quantity misses its threshold."""
+    return decide([measured], [threshold], [at_least])[0].outcome == REGRESSION
+
+
+def _power(setting: Setting, rng: np.random.Generator, simulations: int) -> float:
+    """Power for a student whose recovery misses its threshold by the effect that the gate states for it."""
+    teacher, student = truths(setting)
+    threshold, effect = student / teacher, 0.0
     for _ in range(3):
         stated = [
-            decision.mde for _ in range(40) for decision in _decisions(rng, case, [effect] * case.rules)
+            decide([measure(draw(setting, rng, DRAWS, teacher * effect))["recovery"]], [threshold], [True])
+            for _ in range(40)
         ]
-        effect = float(np.mean(stated))
-    return effect
+        effect = float(np.mean([decisions[0].mde for decisions in stated]))
+    caught = [
+        fails(measure(draw(setting, rng, DRAWS, teacher * effect))["recovery"], threshold, True)
+        for _ in range(simulations)
+    ]
+    return float(np.mean(caught))
 
 
-def table(rows: Sequence[Coverage] | Sequence[GateRow]) -> str:
+def holds(row: Row, setting: Setting) -> bool:
+    """Whether a row meets every requirement."""
+    low, high = setting.required
+    covered = [share for share in (row.difference, row.recovery) if share is not None]
+    narrow = row.width <= WIDEST or len(setting.sizes) < len(LONGBENCH)
+    powerful = row.power is None or 0.75 <= row.power <= 0.85
+    return all(low <= share <= high for share in covered) and narrow and powerful and row.false_alarms <= 0.05
+
+
+def table(rows: Sequence[Row]) -> str:
     """Format rows as CSV."""
     buffer = io.StringIO()
     flat = [asdict(row) for row in rows]
@@ -310,77 +213,42 @@ def table(rows: Sequence[Coverage] | Sequence[GateRow]) -> str:
     return buffer.getvalue()
 
 
-Row = TypeVar("Row", Coverage, GateRow)
+def summary(rows: Sequence[Row]) -> str:
+    """Summarize the rows as a Markdown table."""
 
+    def share(value: float | None) -> str:
+        return "–" if value is None else f"{100 * value:.1f}"
 
-def finished_rows(path: Path, kind: type[Row], simulations: int) -> list[Row]:
-    """Rows of an interrupted run; each has its own seed and is reproducible, so it need not be repeated."""
-    if not path.is_file():
-        return []
-    hints = get_type_hints(kind)
-    rows = [
-        kind(**{name: _read(text, hints[name]) for name, text in row.items()})
-        for row in csv.DictReader(io.StringIO(path.read_text()))
+    lines = [
+        "| setting | difference | recovery | required | width | false alarms | power |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+        *(
+            f"| {row.setting} | {share(row.difference)} | {share(row.recovery)} | {row.required} | "
+            f"{row.width:.2f} | {share(row.false_alarms)} | {share(row.power)} |"
+            for row in rows
+        ),
+        "",
+        f"{sum(row.holds for row in rows)} of {len(rows)} settings hold; {rows[0].simulations:,} simulations "
+        f"each, {DRAWS:,} draws; NumPy {np.__version__}.",
     ]
-    return [row for row in rows if row.simulations == simulations]
-
-
-def _read(text: str, hint: Any) -> Any:
-    if text == "":
-        return None
-    if text in ("True", "False"):
-        return text == "True"
-    return int(text) if hint is int else float(text) if hint in (float, float | None) else text
-
-
-def summary(rows: Sequence[Coverage], gates: Sequence[GateRow]) -> str:
-    """Summarize both tables in Markdown."""
-    known = [row.coverage for row in rows if row.coverage is not None]
-    widths = [row.narrowest for row in rows if row.coverage is not None and row.narrowest is not None]
-    both: list[Coverage | GateRow] = [*rows, *gates]
-    every = [row.holds for row in both if row.holds is not None]
-    rules = [
-        f"{sum(every)} of {len(every)} rows hold; {len(rows) - len(known)} more are undefined.",
-        f"Coverage of 95 % intervals: {100 * min(known):.1f} to {100 * max(known):.1f} % over {len(known)} "
-        f"rows; the narrowest interval is {100 * min(widths):.2f} points wide.",
-    ]
-    for what in ("false alarms", "power"):
-        shares = [100 * row.failed for row in gates if row.what == what]
-        required = next(row.required for row in gates if row.what == what)
-        rules.append(f"Gate, {what}: {min(shares):.1f} to {max(shares):.1f} % ({required}).")
-    rules.append(f"{rows[0].simulations:,} simulations a row; NumPy {np.__version__}.")
-    return "".join(f"- {line}\n" for line in rules)
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the grid and write coverage.csv, gate.csv and summary.md; 0 if every row holds, else 1.
-
-    Called again with the same folder, it resumes.
-    """
+    """Simulate every setting and write coverage.csv and summary.md; 0 if every row holds, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.parity.interval_coverage", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the three files")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the two files")
     parser.add_argument(
-        "--simulations", type=int, default=SIMULATIONS, help="per case (default: %(default)s)"
+        "--simulations", type=int, default=SIMULATIONS, help="per setting (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
-    rows = finished_rows(options.out / "coverage.csv", Coverage, options.simulations)
-    there = {Case(row.documents, row.accuracy, row.true_recovery, row.correlation) for row in rows}
-    for case in progress([case for case in GRID if case not in there], what="coverage"):
-        rows += simulate(case, options.simulations)
+    rows = []
+    for setting in progress(SETTINGS, what="settings"):
+        rows.append(simulate(setting, options.simulations))
         write_text(options.out / "coverage.csv", table(rows))
-    gates = finished_rows(options.out / "gate.csv", GateRow, options.simulations)
-    decided = {GateCase(row.metric, row.rules, row.documents, row.accuracy) for row in gates}
-    for gate in progress([gate for gate in GATES if gate not in decided], what="gate"):
-        gates += simulate_gate(gate, options.simulations)
-        write_text(options.out / "gate.csv", table(gates))
-    text = summary(rows, gates)
-    write_text(options.out / "summary.md", text)
-    both: list[Coverage | GateRow] = [*rows, *gates]
-    failing = [row for row in both if row.holds is False]
-    for row in failing:
-        print(row)
-    print(text, end="")
-    return 1 if failing else 0
+    write_text(options.out / "summary.md", summary(rows))
+    print(summary(rows))
+    return 0 if all(row.holds for row in rows) else 1
 
 
 if __name__ == "__main__":

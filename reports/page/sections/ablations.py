@@ -67,7 +67,9 @@ def _cell(
     rank = _rank(report, ablation, row) if complete else ""
     if difference is None:
         return recovery, rank, "", "", "none"
-    kind = "gain" if difference.low > 0 else "loss" if difference.high < 0 else "tie"
+    kind = "tie"
+    if member.proven[protocol]:
+        kind = "gain" if difference.point > 0 else "loss"
     return (
         recovery,
         rank,

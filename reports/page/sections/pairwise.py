@@ -16,7 +16,6 @@ class PairLine:
     difference: str
     interval: str
     wins_losses: str
-    mcnemar: str
     holm: str
     mde: str
     kind: str
@@ -34,8 +33,7 @@ def pair_lines(report: Report) -> list[PairLine]:
             difference=formatting.signed(100 * row.difference.point),
             interval=formatting.span(row.difference),
             wins_losses=f"{formatting.count(row.wins)} : {formatting.count(row.losses)}",
-            mcnemar=formatting.NOTHING if row.mcnemar is None else p_value(row.mcnemar),
-            holm=p_value(row.p_holm),
+            holm="runs of one recipe" if row.are_replicates else p_value(row.p_holm),
             mde=formatting.NOTHING if row.mde is None else f"{100 * row.mde:.1f}",
             kind="tie" if not row.proven else "gain" if row.difference.point > 0 else "loss",
             sort=row.difference.point,

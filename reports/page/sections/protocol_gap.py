@@ -14,7 +14,6 @@ from evalsuite.reports.page.axes import Axis, nice_axis
 from evalsuite.reports.page.charts import rank_lines
 from evalsuite.reports.page.row_charts import Dumbbell, Share, axis_mark, dumbbells, stack
 from evalsuite.reports.report import Report
-from evalsuite.reports.statistics.intervals import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +139,13 @@ def _line(report: Report, row: GapRow, axis: Axis) -> GapLine:
         drop_generation=formatting.signed(-100 * row.drop_generation.point),
         gap=formatting.signed(100 * row.gap.point),
         interval=formatting.span(row.gap),
-        kind=_kind(row.gap),
+        kind=row.kind,
         key="" if row.benchmark == ALL else f"gap|{row.checkpoint}|{row.benchmark}|{row.context or ''}",
         counts=tuple(
             (who, tuple(formatting.count(round(number)) for number in row.right[who]))
             for who in ("teacher", "student")
         ),
     )
-
-
-def _kind(gap: Interval) -> str:
-    return "loss" if gap.low > 0 else "gain" if gap.high < 0 else "tie"
 
 
 def _failures(report: Report, totals: Sequence[GapRow]) -> list[FailureLine]:

@@ -1,5 +1,6 @@
 """Recovery tables: one view per protocol and scope."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -8,13 +9,12 @@ from evalsuite.foundation.taxonomy import CATEGORIES
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.analysis.rows import AverageRow, BenchmarkRow
+from evalsuite.reports.analysis.rows import AverageRow, BenchmarkRow, DropRow
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.page.axes import Axis, nice_axis
 from evalsuite.reports.page.row_charts import axis_mark, interval_mark
 from evalsuite.reports.records.run_folder import BenchmarkPlan
 from evalsuite.reports.report import Report
-from evalsuite.reports.statistics.intervals import mean_of
 
 SHORT = 60
 """Recovery axes that would span more points than this start at 0."""
@@ -103,16 +103,11 @@ def _view(report: Report, protocol: str, scope: str) -> RecoveryView | None:
         for benchmark in report.benchmarks
         if protocol in benchmark.protocols and scope in (ALL, benchmark.category)
     ]
-    scores = {
-        (row.checkpoint, row.benchmark): [
-            each
-            for each in report.scores
-            if (each.checkpoint, each.benchmark) == (row.checkpoint, row.benchmark)
-            and each.protocol == protocol
-        ]
-        for row in report.scores
-        if row.protocol == protocol
-    }
+    scores: dict[tuple[int, str], list[BenchmarkRow]] = {}
+    for each in report.scores:
+        if each.protocol == protocol:
+            scores.setdefault((each.checkpoint, each.benchmark), []).append(each)
+    drops = {(r.checkpoint, r.benchmark): r for r in report.drops if r.protocol == protocol}
     started = report.started(protocol)
     benchmarks = [b for b in benchmarks if b.name in started]
     if not benchmarks:
@@ -124,7 +119,8 @@ def _view(report: Report, protocol: str, scope: str) -> RecoveryView | None:
 
     def row(checkpoint: int) -> RowView:
         cells = tuple(
-            _cell(report, checkpoint, b, protocol, scores.get((checkpoint, b.name), [])) for b in benchmarks
+            _cell(report, checkpoint, b, protocol, scores.get((checkpoint, b.name), []), drops)
+            for b in benchmarks
         )
         return _row(report, checkpoint, averages.get(checkpoint), axis, cells)
 
@@ -214,7 +210,12 @@ def _chance_normalized_hint(average: AverageRow) -> str:
 
 
 def _cell(
-    report: Report, checkpoint: int, benchmark: BenchmarkPlan, protocol: str, rows: list[BenchmarkRow]
+    report: Report,
+    checkpoint: int,
+    benchmark: BenchmarkPlan,
+    protocol: str,
+    rows: list[BenchmarkRow],
+    drops: Mapping[tuple[int, str], DropRow],
 ) -> CellView:
     if incomplete := report.incomplete(checkpoint, benchmark.name, protocol):
         text = formatting.coverage(*incomplete)
@@ -222,33 +223,31 @@ def _cell(
         return CellView(text, "", "incomplete", "", hint, None)
     if not rows:
         return CellView(formatting.NOTHING, "", "none", "", "no scores", None)
+    found = drops.get((checkpoint, benchmark.name))
     how = benchmark.protocols[protocol]  # type: ignore[index]  # the keys are the protocol names
     context = "*" if any(row.context is not None for row in rows) else ""
     key = f"{checkpoint}|{benchmark.name}|{protocol}|{context}"
     label = report.checkpoints[checkpoint].label
     if how.direction == "lower":
-        return _perplexity_cell(rows[0], key, label, benchmark.title)
+        return _perplexity_cell(rows[0], found, key, label, benchmark.title)
     score = sum(row.score.point for row in rows) / len(rows)
-    drops = [row.drop for row in rows if row.drop is not None]
-    if len(drops) < len(rows):
+    if found is None or any(row.drop is None for row in rows):
         hint = f"{label}, {benchmark.title}: {formatting.percent(score)}"
         return CellView(formatting.percent(score), "", "none", key, hint, score)
-    drop = mean_of(drops)
-    kind = "loss" if drop.low > 0 else "gain" if drop.high < 0 else "tie"
-    change = formatting.signed(-100 * drop.point)
+    change = formatting.signed(-100 * found.drop.point)
     hint = f"{label}, {benchmark.title}: {formatting.percent(score)}, {change} vs. the teacher"
-    hint += f" (95 % interval {formatting.span(drop.scaled(-1))})"
-    return CellView(formatting.percent(score), change, kind, key, hint, score)
+    hint += f" (95 % interval {formatting.span(found.drop.scaled(-1))})"
+    return CellView(formatting.percent(score), change, found.kind, key, hint, score)
 
 
-def _perplexity_cell(row: BenchmarkRow, key: str, label: str, title: str) -> CellView:
+def _perplexity_cell(row: BenchmarkRow, found: DropRow | None, key: str, label: str, title: str) -> CellView:
     level = f"{row.score.point:.3f}"
-    if row.drop is None:
+    if found is None:
         return CellView(level, "", "none", key, f"{label}, {title}: log-perplexity {level}", row.score.point)
-    change = formatting.signed(row.drop.point, 3)
-    kind = "loss" if row.drop.low > 0 else "gain" if row.drop.high < 0 else "tie"
-    hint = f"{label}, {title}: log-perplexity {level}, {change} nats (95 % {formatting.span(row.drop, 1, 3)})"
-    return CellView(level, change, kind, key, hint, row.score.point)
+    change = formatting.signed(found.drop.point, 3)
+    span = formatting.span(found.drop, 1, 3)
+    hint = f"{label}, {title}: log-perplexity {level}, {change} nats (95 % {span})"
+    return CellView(level, change, found.kind, key, hint, row.score.point)
 
 
 def _column(benchmark: BenchmarkPlan, protocol: str) -> Column:
@@ -289,6 +288,7 @@ def _caption(
     return (
         f"Student score ÷ teacher score under {formatting.PROTOCOL_TITLES[protocol]}, on the same "
         f"{formatting.count(documents)} documents of {what}{weights}. Bars are 95 % intervals from a paired "
-        "bootstrap over documents."
+        "bootstrap over documents (or their clusters). Changes are coloured if they are proven after Holm's "
+        "correction over all students and benchmarks."
         + (f" Compared on a part of the planned documents: {', '.join(partial)}." if partial else "")
     )
