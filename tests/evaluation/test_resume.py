@@ -129,7 +129,7 @@ def ask_again(suite: str, checkpoint: str, out: str) -> None:
         try:
             return ask(suite, checkpoint, out)
         except RunFolderError as error:
-            if "in use" not in str(error):
+            if "is using this folder" not in str(error):
                 raise
             time.sleep(0.05)
 
