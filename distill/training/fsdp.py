@@ -24,7 +24,8 @@ from evalsuite.distill.training.parameter_groups import (
 )
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.distill.types import CausalLM
-from evalsuite.models.mixers import no_weight_decay
+from evalsuite.foundation import ConfigError
+from evalsuite.models.mixers import Mixer, no_weight_decay
 
 PREFIX = "student."
 """Prefix of the student's parameter names in `StudentWithLoss`."""
@@ -58,6 +59,13 @@ class FSDPTrainState(StudentTrainState):
         if stage.is_layerwise:
             super().begin_stage(stage)
             return
+        if spanning := sorted(
+            {m.name for m in self.model.modules() if isinstance(m, Mixer) and m.spans_layers}
+        ):
+            raise ConfigError(
+                f"{', '.join(spanning)} with learned_lower_bounds = True cannot be sharded: a layer reads "
+                "parameters of others; set learned_lower_bounds: false, or train without sharding"
+            )
         self.end_stage()
         model: Any = copy.deepcopy(self.model)
         masters = self.master_weights.params

@@ -2,7 +2,7 @@
 
 Each mixer's own file defines its options, feature map, gates and write rule; the rest is shared:
 
-    x → q, k, v projections → teacher's QK-norm → short convolutions → rotary → heads → L2 norm
+    x → q, k, v projections → teacher's QK-norm → short convolutions, activations → rotary → heads → L2 norm
       → feature map and gates (the mixer) → the recurrence → normaliser → output norm → output gate → o
 """
 

@@ -50,9 +50,9 @@ class MixerLayer(nn.Module, MambaBase):
         self.mixer = local_mixer(mixer, self.tp_size).requires_grad_(False).eval()
         self.load = partial(load_sharded_weights, self.mixer, mixer, get_tensor_model_parallel_rank())
         """Loads the checkpoint's tensors of this layer, given by name inside the mixer."""
-        if rope is not None and rope.rotary_dim != mixer.head_dim:
+        if rope is not None and rope.rotary_dim != mixer.head_k_dim:
             raise ConfigError(
-                f"{prefix}: a rotary embedding of {rope.rotary_dim} of {mixer.head_dim} channels"
+                f"{prefix}: a rotary embedding of {rope.rotary_dim} of {mixer.head_k_dim} channels"
             )
         self.rope = rope
         self.page_bytes = page_bytes

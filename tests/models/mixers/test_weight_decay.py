@@ -6,7 +6,9 @@ import pytest
 from transformers import PreTrainedModel
 
 from evalsuite.distill.recipe import Stage
+from evalsuite.distill.training.fsdp import FSDPTrainState
 from evalsuite.distill.training.train_step import StudentTrainState
+from evalsuite.foundation import ConfigError
 from evalsuite.models import MIXERS, build_student
 
 MATRICES = {
@@ -43,6 +45,13 @@ def groups_of(student: PreTrainedModel, kind: str) -> dict[str, tuple[str, float
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
+
+
+def test_sharding_refuses_mixers_that_read_other_layers(make_teacher: Callable[..., PreTrainedModel]) -> None:
+    student = build_student(make_teacher(), "hgrn2", options={"hgrn2": {"preset": "native"}})
+    stage = Stage(name="s", objective="kd", data="d", tokens=100, seq_len=10, batch_size=1, lr=1e-3)
+    with pytest.raises(ConfigError, match="hgrn2 with learned_lower_bounds = True cannot be sharded"):
+        FSDPTrainState("s", student).begin_stage(stage)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
