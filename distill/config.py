@@ -60,6 +60,8 @@ class DataSourceConfig(Strict):
     """Column with completions."""
     chat_template: str | None = None
     """Name of a shipped chat template, or a Jinja template; default: the tokenizer's own."""
+    chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Arguments of the chat template, such as `enable_thinking: false` for Qwen3."""
     where: dict[str, str | int | float | list[str]] = Field(default_factory=dict)
     """Row filter: column → a value, a list of allowed values, or a number as the minimum."""
     min_characters: int = Field(default=1, ge=1)
@@ -117,6 +119,8 @@ class DataSourceConfig(Strict):
             raise ValueError("a hub source needs 'dataset'")
         if self.kind == "responses" and not self.prompt_source:
             raise ValueError("a responses source needs 'prompt_source'")
+        if self.chat_template_kwargs and self.messages is None:
+            raise ValueError("'chat_template_kwargs' needs 'messages', which the template renders")
         if (self.prompt is None) != (self.completion is None):
             raise ValueError("'prompt' and 'completion' must be given together")
         if self.repeat_span_tokens is not None and self.repeat_chunk_tokens is None:

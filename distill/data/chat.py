@@ -5,13 +5,18 @@ the generation prompt. Some templates rewrite earlier turns (move the system pro
 that only their final form is rendered; such turns are excluded from the loss.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
+from jinja2 import Environment, TemplateError
+from jinja2.meta import find_undeclared_variables
 
+from evalsuite.distill.config import DataSourceConfig
 from evalsuite.foundation import ConfigError, DataError, nearest
 
 TEMPLATES = Path(__file__).with_name("chat_templates.yaml")
@@ -27,12 +32,25 @@ def shipped_templates() -> dict[str, str]:
     return templates
 
 
-def chat_renderer(tokenizer: Any, template: str | None) -> Render:
+def source_renderer(tokenizer: Any, source: DataSourceConfig) -> Render | None:
+    """The renderer of a source's conversations; None for plain text. Raises as `chat_renderer` does."""
+    if source.messages is None:
+        return None
+    return chat_renderer(tokenizer, source.chat_template, source.chat_template_kwargs)
+
+
+def chat_renderer(
+    tokenizer: Any, template: str | None, arguments: Mapping[str, Any] = MappingProxyType({})
+) -> Render:
     """A function that renders conversations with a shipped template, a Jinja template, or the tokenizer's
     own.
 
+    Args:
+        arguments: further variables of the template.
+
     Raises:
-        ConfigError: unknown name, or no template given and the tokenizer has none.
+        ConfigError: unknown name, no template given and the tokenizer has none, or an argument that the
+            template does not read.
     """
     if template is not None and "{" not in template:
         if template not in shipped_templates():
@@ -44,16 +62,41 @@ def chat_renderer(tokenizer: Any, template: str | None) -> Render:
             + ", ".join(shipped_templates())
         )
 
+    _check_arguments(tokenizer.chat_template if template is None else template, arguments)
+
     def render(messages: Sequence[dict[str, str]], add_generation_prompt: bool) -> str:
-        text: str = tokenizer.apply_chat_template(
-            list(messages),
-            chat_template=template,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=False,
-        )
+        try:
+            text: str = tokenizer.apply_chat_template(
+                list(messages),
+                chat_template=template,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **arguments,
+            )
+        except TemplateError as error:
+            raise DataError(f"the chat template refuses a conversation or its arguments ({error})") from None
         return text
 
     return render
+
+
+def _check_arguments(template: Any, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that the template does not read, which Jinja would ignore."""
+    if not arguments:
+        return
+    texts = template.values() if isinstance(template, dict) else [template]
+    # transformers marks assistant turns with a tag of its own.
+    sources = [re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text) for text in texts]
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    names = set().union(*(find_undeclared_variables(environment.parse(source)) for source in sources))
+    for name in arguments:
+        if name in ("messages", "add_generation_prompt"):
+            raise ConfigError(f"chat_template_kwargs: '{name}' is set by evalsuite")
+        if name not in names:
+            known = sorted(names - {"messages", "add_generation_prompt", "raise_exception"})
+            raise ConfigError(
+                f"chat_template_kwargs: the chat template reads no argument '{name}'{nearest(name, known)}"
+            )
 
 
 def render_conversation(messages: Sequence[dict[str, str]], render: Render) -> tuple[tuple[str, bool], ...]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalsuite.distill.data.chat import chat_renderer
+from evalsuite.distill.data.chat import source_renderer
 from evalsuite.distill.data.sources import Reader, document_hash, open_reader
 from evalsuite.distill.recipe import load_recipe
 from evalsuite.foundation import progress, write_text
@@ -174,7 +174,7 @@ def main() -> None:
     for name, source in recipe.data.items():
         documents = overlapping = 0
         source = source.model_copy(update={"shuffle_buffer_size": BATCH_SIZE})
-        render = chat_renderer(tokenizer, source.chat_template) if source.messages is not None else None
+        render = source_renderer(tokenizer, source)
         for texts in progress(text_batches(open_reader(source, name, render)), what=name):
             hit = index.match(texts)
             excluded.update(

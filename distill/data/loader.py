@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evalsuite.distill.data.chat import chat_renderer
+from evalsuite.distill.data.chat import source_renderer
 from evalsuite.distill.data.documents import DocumentSource, PocketDocumentSource, SerialDocumentSource
 from evalsuite.distill.data.mixture import interleave, pack_source, start_of_stage
 from evalsuite.distill.data.packing import Document, PackedSequence, repeat_spans, tokenize
@@ -148,7 +148,7 @@ class StageDataLoader:
         backend = tokenizer.backend_tokenizer
         if source.kind == "pocket" and source.num_workers:
             return PocketDocumentSource(source, POCKET_SHARD_SIZE, backend, eos_id, mask_prompt=mask_prompt)
-        render = chat_renderer(tokenizer, source.chat_template) if source.messages is not None else None
+        render = source_renderer(tokenizer, source)
         reader = self._readers.get(name) or open_reader(source, name, render)
         if source.kind == "local":
             self._readers[name] = reader

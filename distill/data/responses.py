@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from evalsuite.distill.config import DataSourceConfig
-from evalsuite.distill.data.chat import chat_renderer
+from evalsuite.distill.data.chat import source_renderer
 from evalsuite.distill.data.loader import eos_token_id
 from evalsuite.distill.data.sources import Example, open_reader
 from evalsuite.distill.recipe import Recipe
@@ -94,7 +94,7 @@ def _prompts(name: str, source: DataSourceConfig, recipe: Recipe, tokenizer: Any
             f"data source '{name}': 'prompt_source' = '{source.prompt_source}' is not a source of prompts"
         )
     eos_token_id(tokenizer)
-    render = chat_renderer(tokenizer, origin.chat_template) if origin.messages is not None else None
+    render = source_renderer(tokenizer, origin)
     reader = open_reader(origin, str(source.prompt_source), render)
     found: dict[str, None] = {}
     position: dict[str, Any] | None = {}

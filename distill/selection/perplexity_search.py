@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from evalsuite.distill.data.chat import chat_renderer
+from evalsuite.distill.data.chat import source_renderer
 from evalsuite.distill.data.sources import open_reader
 from evalsuite.distill.selection.context import ProgressLog, SelectionContext
 from evalsuite.distill.selection.tasks import Question, QuestionSet, draw_questions
@@ -135,7 +135,7 @@ def _is_pocket(tokenizer: Any) -> bool:
 
 def _questions_of_source(context: SelectionContext, name: str) -> list[Question]:
     source = context.training_recipe.data[name].model_copy(update={"subset": "all"})
-    render = chat_renderer(context.tokenizer, source.chat_template) if source.messages is not None else None
+    render = source_renderer(context.tokenizer, source)
     examples, _ = open_reader(source, name, render).read_shard({})
     found = []
     for example in examples:

@@ -2,7 +2,13 @@
 
 import pytest
 
-from evalsuite.distill.data.chat import chat_renderer, render_conversation, shipped_templates
+from evalsuite.distill.config import DataSourceConfig
+from evalsuite.distill.data.chat import (
+    chat_renderer,
+    render_conversation,
+    shipped_templates,
+    source_renderer,
+)
 from evalsuite.distill.data.packing import tokenize
 from evalsuite.distill.data.sources import Example
 from evalsuite.foundation import ConfigError, DataError
@@ -75,3 +81,54 @@ def test_unknown_templates_suggest_the_nearest(tokenizer):
 def test_a_tokenizer_without_template_is_refused(tokenizer):
     with pytest.raises(ConfigError, match="no chat template"):
         chat_renderer(tokenizer, None)
+
+
+THINKING = """
+{%- for message in messages -%}{{- '[' + message.role + ']' -}}
+{%- if message.role == 'assistant' and loop.last -%}{{- '<think></think>' -}}{%- endif -%}
+{{- message.content + ';' -}}{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '[assistant]' -}}
+{%- if enable_thinking is defined and enable_thinking is false -%}{{- '<think></think>' -}}{%- endif -%}
+{%- endif -%}"""
+"""As in Qwen3's template: thoughts of earlier turns are dropped, and an empty thought begins each answer."""
+
+
+def source(**changes) -> DataSourceConfig:
+    value = {
+        "kind": "hub",
+        "dataset": "org/chat",
+        "messages": "messages",
+        "chat_template": THINKING,
+        **changes,
+    }
+    return DataSourceConfig.model_validate(value)
+
+
+def test_template_arguments_move_the_empty_thought_into_the_prompt(tokenizer):
+    def loss_text(**changes) -> list[str]:
+        segments = render_conversation(CONVERSATION[1:3], source_renderer(tokenizer, source(**changes)))
+        return [text for text, marked in segments if marked]
+
+    assert loss_text() == ["<think></think>Penhall;"]
+    assert loss_text(chat_template_kwargs={"enable_thinking": True}) == ["<think></think>Penhall;"]
+    assert loss_text(chat_template_kwargs={"enable_thinking": False}) == ["Penhall;"]
+
+
+def test_arguments_that_a_template_does_not_read_are_refused(tokenizer):
+    with pytest.raises(
+        ConfigError, match=r"reads no argument 'enable_thinkin'; did you mean 'enable_thinking'"
+    ):
+        source_renderer(tokenizer, source(chat_template_kwargs={"enable_thinkin": False}))
+    with pytest.raises(ConfigError, match="'messages' is set by evalsuite"):
+        source_renderer(tokenizer, source(chat_template_kwargs={"messages": 1}))
+
+
+def test_a_template_that_rejects_its_arguments_is_named(tokenizer):
+    strict = "{%- if level > 3 -%}{{- raise_exception('level must be at most 3') -}}{%- endif -%}" + THINKING
+    render = source_renderer(tokenizer, source(chat_template=strict, chat_template_kwargs={"level": 4}))
+    with pytest.raises(DataError, match="level must be at most 3"):
+        render(CONVERSATION, False)
+
+
+def test_plain_text_has_no_renderer(tokenizer):
+    assert source_renderer(tokenizer, DataSourceConfig(kind="hub", dataset="org/text")) is None
