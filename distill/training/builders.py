@@ -98,8 +98,9 @@ def build_models(recipe: Recipe, device: torch.device) -> TrainingModels:
         tokenizer = load_architecture_tokenizer(recipe.architecture)
         random = build_random_model(recipe.architecture, len(tokenizer), tokenizer, recipe.seed)
         apply_fused_kernels(random)
-        students = {recipe.labels[0]: random.to(device).train()}
-        return TrainingModels(None, None, students, tokenizer, {recipe.labels[0]: []}, [], precision)
+        label = recipe.labels[0]
+        model: Any = random.to(device).train()
+        return TrainingModels(None, None, {label: model}, tokenizer, {label: []}, [], precision)
     from evalsuite.models import load_checkpoint
 
     loaded = None if recipe.teacher is None else load_checkpoint(recipe.teacher, dtype="float32")
@@ -114,7 +115,7 @@ def build_models(recipe: Recipe, device: torch.device) -> TrainingModels:
         if path is not None:
             checkpoint = load_checkpoint(path, dtype="float32")
             ancestors[label] = chain(path, checkpoint.weights_id, checkpoint.lineage)
-            model: Any = checkpoint.model
+            model = checkpoint.model
             tokenizer = tokenizer or checkpoint.tokenizer
         else:
             assert loaded is not None
@@ -128,8 +129,9 @@ def build_models(recipe: Recipe, device: torch.device) -> TrainingModels:
         students[label] = model.to(device).train()
     teacher = None if loaded is None else _prepare_teacher(loaded.model, device, precision)
     weights_id = None if loaded is None else loaded.weights_id
-    distilled = loaded is not None and bool(loaded.lineage)
-    teacher_ancestors = chain(loaded.path, loaded.weights_id, loaded.lineage) if distilled else []
+    teacher_ancestors = []
+    if loaded is not None and loaded.lineage:
+        teacher_ancestors = chain(loaded.path, loaded.weights_id, loaded.lineage)
     return TrainingModels(teacher, weights_id, students, tokenizer, ancestors, teacher_ancestors, precision)
 
 

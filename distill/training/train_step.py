@@ -57,7 +57,7 @@ class StudentTrainState:
         self.flat_grads: FlatGrads | None = None
         self.student_with_loss = StudentWithLoss(model)
         self._model_params: list[nn.Parameter] = []
-        self._trained_layers: list[int] = []
+        self._trained_layers = torch.empty(0, dtype=torch.int64)
 
     @property
     def sharded(self) -> bool:
@@ -79,7 +79,8 @@ class StudentTrainState:
             groups.setdefault(".".join(name.split(".")[:3]) if stage.is_layerwise else "", []).append(name)
         self.flat_grads = FlatGrads([[masters[name] for name in group] for group in groups.values()])
         if stage.is_layerwise:
-            self._trained_layers = [int(name.rpartition(".")[2]) for name in groups]
+            layers = [int(name.rpartition(".")[2]) for name in groups]
+            self._trained_layers = torch.tensor(layers, device=self.flat_grads.buffer.device)
         self._model_params = [self.parameters[name] for group in groups.values() for name in group]
 
     def zero_grad(self) -> None:

@@ -37,8 +37,9 @@ def test_replayed_micro_batches_train_as_eager_ones(tokenizer, stage):
     teacher = teacher.cuda().eval().requires_grad_(False)
     for parameter in teacher.parameters():
         parameter.data = parameter.data.bfloat16()
-    for objective in ("attention_output", "kd"):
-        chosen = Stage.model_validate(stage("s", objective, tokens=12800))
+    normalized = {"alignment_loss": {"normalize_by_teacher": True}}
+    for objective, options in (("attention_output", {}), ("attention_output", normalized), ("kd", {})):
+        chosen = Stage.model_validate(stage("s", objective, tokens=12800, **options))
         curves = []
         for cuda_graphs in (False, True):
             train_states = [
