@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.distill.data.loader import MicroBatch
-from evalsuite.distill.objectives.fused_linear_distillation import (
+from evalsuite.distill.objectives.kl_and_cross_entropy import (
     DistillLossConfig,
     fused_linear_distillation,
 )

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.distill.data.loader import MicroBatch
-from evalsuite.distill.objectives.distances import l2_distance, l2_norm, matrix_mixing
 from evalsuite.distill.objectives.end_to_end import teacher_hidden_states
+from evalsuite.distill.objectives.hidden_states import l2_distance, l2_norm, matrix_mixing
 from evalsuite.distill.objectives.layer_losses import LayerLosses
 from evalsuite.distill.recipe import Stage
 from evalsuite.distill.training.cuda_streams import SideStreams

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evalsuite.distill.data.loader import MicroBatch, StageDataLoader
 from evalsuite.distill.objectives.end_to_end import lm_head_weight, select_loss_tokens, student_hidden_states
-from evalsuite.distill.objectives.fused_linear_distillation import (
+from evalsuite.distill.objectives.kl_and_cross_entropy import (
     DistillLossConfig,
     fused_linear_distillation,
 )

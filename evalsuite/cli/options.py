@@ -84,7 +84,7 @@ def add_selection_options(parser: argparse.ArgumentParser) -> None:
         type=fraction,
         metavar="X",
         help="admit partial cells with at least this fraction of the planned documents, e.g. 0.9; the first "
-        "responses of an interrupted run are no random sample (default: 1, incomplete cells are not measured)",
+        "responses of an interrupted run are no random sample (default: 1, incomplete cells are unmeasured)",
     )
     parser.add_argument(
         "--errors",

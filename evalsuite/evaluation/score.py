@@ -30,13 +30,13 @@ from evalsuite.evaluation.run_paths import (
     requests_path,
     responses_folder,
 )
+from evalsuite.evaluation.scorer_versions import scorer_version
 from evalsuite.foundation import DataError, RunFolderError, canonical_json, file_hash, progress
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.models.inference.response_cache import Key, ResponseCache
 from evalsuite.protocols.compat_evalscope import cached_formula_parsing
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.request_set import RequestSet, Score
-from evalsuite.protocols.scorer_versions import scorer_version
 from evalsuite.reports.records.schema import SCHEMA, ScoreRow
 from evalsuite.reports.records.score_files import (
     ScoreFileInfo,

@@ -1,4 +1,4 @@
-"""Scores are derived data: `--score-only` repairs whatever a mended scorer or a better response changes."""
+"""Scores are derived data: `--score-only` repairs whatever a fixed scorer or a better response changes."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ def test_missing_dependency_is_repaired_by_score_only(
     pd.testing.assert_frame_equal(scores(run), scores(expected))
 
 
-def test_mended_scorer_repairs_run(
+def test_fixed_scorer_repairs_run(
     suite: Path, expected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(row: Mapping[str, Any], response: str) -> ScorerOutput:

@@ -9,7 +9,7 @@ from torch import Tensor
 from evalsuite.distill.config import LossConfig
 from evalsuite.distill.data.loader import MicroBatch
 from evalsuite.distill.objectives.end_to_end import end_to_end_backward
-from evalsuite.distill.objectives.fused_linear_distillation import (
+from evalsuite.distill.objectives.kl_and_cross_entropy import (
     DistillLossConfig,
     fused_linear_distillation,
 )

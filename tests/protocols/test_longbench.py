@@ -139,7 +139,7 @@ def test_longbench_classes_from_list_or_text() -> None:
     # As published: of two names in a row within the right one, the second is not removed.
     assert classification("River bank", "River bank", ["River", "River bank"]) == 1.0
     assert classification("River bank, Other", "River bank", ["River", "River bank", "Other"]) == 0.5
-    with pytest.raises(DataError, match="names no 'all_classes'"):
+    with pytest.raises(DataError, match="has no 'all_classes'"):
         classes_of(ROW | {"all_classes": None})
 
 

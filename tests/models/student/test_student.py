@@ -266,9 +266,9 @@ def test_hgrn2_layers_of_a_student_share_their_lower_bounds(make_teacher: Make, 
     student.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert torch.equal(loaded(ids()).logits, changed)
-    twin = copy.deepcopy(student)
+    copied = copy.deepcopy(student)
     linear[2].lower_bounds -= 3.0
-    assert torch.equal(twin(ids()).logits, changed)
+    assert torch.equal(copied(ids()).logits, changed)
 
 
 def test_projections_of_another_width_are_not_copied(make_teacher: Make) -> None:

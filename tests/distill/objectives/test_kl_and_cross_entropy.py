@@ -7,7 +7,7 @@ import torch
 from scipy.special import log_softmax, logsumexp
 from torch.autograd import gradcheck
 
-from evalsuite.distill.objectives.fused_linear_distillation import (
+from evalsuite.distill.objectives.kl_and_cross_entropy import (
     DistillLossConfig,
     fused_linear_distillation,
     kd_per_token,

@@ -15,7 +15,7 @@ from evalsuite.reports.records.score_files import ScorerVersion
 from evalsuite.tasks.benchmark import Benchmark
 from evalsuite.tasks.synthetic import pocket
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(scorers.__file__).parent
 _LOGLIKELIHOOD = ("loglikelihood.py", "compat_lm_eval.py")
 _GENERATION = ("generation.py", "outcomes.py", "compat_evalscope.py")
 _OWN_SCORERS = ("evalscope_adapter.py", "scorers.py", "longbench.py")
