@@ -6,7 +6,7 @@ single layers, of which only the mixers have gradients and optimizer states.
 
 import copy
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -96,7 +96,7 @@ class FSDPTrainState(StudentTrainState):
             self.parameters,
             stage,
             lambda name: is_mixer_parameter(name, softmax),
-            no_weight_decay(self.model),
+            no_weight_decay(cast(nn.Module, self.model)),
         )
 
     def zero_grad(self) -> None:

@@ -7,6 +7,7 @@ gradients) is therefore captured once as a CUDA graph and replayed.
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +72,10 @@ class StudentTrainState:
         softmax = softmax_layer_indices(self.model)
         masters = self.optimizer_params = {name: self.master_weights.params[name] for name in self.parameters}
         self.optimizers = build_optimizers(
-            masters, stage, lambda name: is_mixer_parameter(name, softmax), no_weight_decay(self.model)
+            masters,
+            stage,
+            lambda name: is_mixer_parameter(name, softmax),
+            no_weight_decay(cast(nn.Module, self.model)),
         )
         groups: dict[str, list[str]] = {}
         for name in masters:
@@ -195,8 +199,9 @@ class TrainStep:
         losses = self._losses.clone()
         if self._layer_losses is not None:
             losses[:, 0], factors = self._layer_losses.reduce(self._process_group)
-            for train_state in self._train_states if factors is not None else ():
-                train_state.scale_layer_grads(factors)
+            if factors is not None:
+                for train_state in self._train_states:
+                    train_state.scale_layer_grads(factors)
         self._process_group.all_reduce(losses)
         norms = []
         factor = 1.0

@@ -120,8 +120,8 @@ def evaluate(
         engine_arguments: keyword arguments of `vllm.LLM`, for that engine.
         device, dtype, trust_remote_code: as `evalsuite.models.checkpoints.load_checkpoint`.
         phases: some of ``build``, ``infer``, ``score``. ``infer`` alone needs the run folder, the checkpoints
-            and `evalsuite.models`, and accepts checkpoints that are new to the run if requests exist for their
-            tokenizer; ``score`` alone needs the run folder, and refuses the suite of another run.
+            and `evalsuite.models`, and accepts checkpoints that are new to the run if requests exist for
+            their tokenizer; ``score`` alone needs the run folder, and refuses the suite of another run.
         dry_run: count requests and tokens, and write nothing.
         skip_missing: leave out benchmarks without data and contexts longer than any checkpoint supports,
             instead of raising; the summary names them.

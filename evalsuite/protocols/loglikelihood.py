@@ -189,8 +189,9 @@ class LogLikelihoodBenchmark:
             total = math.fsum(logprob for logprob, _ in results)
             return Score(_values(task.process_results(doc, (total,))), chance, detail={"logprobs": [total]})
         values = _values(task.process_results(doc, results))
+        logprobs = [logprob for logprob, _ in results]
         detail = {
-            "logprobs": [logprob for logprob, _ in results],
+            "logprobs": logprobs,
             "greedy": [greedy for _, greedy in results],
             "tokens": [responses[request].lengths[k] for request, k in request_set.choices],
         }
@@ -199,7 +200,7 @@ class LogLikelihoodBenchmark:
             values,
             chance,
             detail=detail if gold is None else detail | {"gold": gold},
-            choices=_choices(task, choices, detail["logprobs"], values),
+            choices=_choices(task, choices, logprobs, values),
         )
 
     def _chance(self, choices: Sequence[Any]) -> float | None:

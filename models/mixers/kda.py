@@ -66,6 +66,7 @@ class KDA(Mixer):
         super().reset_parameters()
         if self.options.decay_init == "native":
             last = self.f_proj[1] if isinstance(self.f_proj, LowRankLinear) else self.f_proj
+            assert isinstance(last.bias, torch.Tensor)
             mamba_decay_(self.A_log, last.bias, smallest=1)
             return
         init.zeros_(self.A_log)

@@ -99,7 +99,9 @@ def copy_teacher(
             copy_attention(mine.self_attn, attention, init, kv_expansion)
         else:
             name = student.config.mixers[layer]
-            options = parse_options(MIXERS[name].Options, student.config.mixer_options.get(name, {}), name)
+            options: Any = parse_options(
+                MIXERS[name].Options, student.config.mixer_options.get(name, {}), name
+            )
             copy_softmax(mine.self_attn, attention, SOFTMAX_INITS[options.init])
 
 

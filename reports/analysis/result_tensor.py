@@ -205,8 +205,8 @@ def _cells(
 
     there = grid(True, False, bool)
     refuse_more_than_planned(there, journal, context, checkpoints)
-    failed = grid(frame["failed"], False, bool).any(axis=1)
-    scored = there.all(axis=1)
+    failed = np.asarray(grid(frame["failed"], False, bool).any(axis=1))
+    scored = np.asarray(there.all(axis=1))
     if journal.plan.direction == "lower" and not selection.excludes_errors:
         scored &= ~failed
     prompt_codes, hashes = pd.factorize(frame["prompt_hash"])
@@ -225,7 +225,7 @@ def _cells(
     clusters = _clusters(frame, codes, len(documents), journal)
     cells = []
     for rows, selected in groups:
-        pick = np.ix_(rows, np.arange(len(seeds)), selected)
+        pick = np.ix_(np.asarray(rows), np.arange(len(seeds)), selected)
         cells.append(
             Cell(
                 benchmark=journal.benchmark,
@@ -241,9 +241,7 @@ def _cells(
                 chance=None if chance is None else chance[selected],
                 units=units[pick],
                 prompt_hashes=np.asarray(hashes, dtype=str)[prompts[pick][0, 0]],
-                clusters=None
-                if clusters is None
-                else np.unique(clusters[selected], return_inverse=True)[1],
+                clusters=None if clusters is None else np.unique(clusters[selected], return_inverse=True)[1],
             )
         )
     return cells, lacking

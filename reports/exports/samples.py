@@ -44,7 +44,13 @@ def export_samples(runs: Sequence[Path], out: Path, max_characters: int = MAX_CH
 def _rows(run: Path, plan: Plan, cell: tuple[str, str], max_characters: int) -> Iterator[dict[str, Any]]:
     labels = {checkpoint.weights_id: checkpoint.label for checkpoint in plan.checkpoints}
     metric = next(
-        (dict(each.protocols)[name].metric for each, name in plan.cells() if (each.name, name) == cell), None
+        (
+            how.metric
+            for each in plan.benchmarks
+            for name, how in each.protocols.items()
+            if (each.name, name) == cell
+        ),
+        None,
     )
     if metric is None:
         return

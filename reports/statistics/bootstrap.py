@@ -78,7 +78,7 @@ class Stratum:
     @cached_property
     def is_binary(self) -> np.ndarray:
         """[columns] whether all values of a column are 0 or 1."""
-        return np.isin(self.values, (0.0, 1.0)).all(axis=0)
+        return np.asarray(np.isin(self.values, (0.0, 1.0)).all(axis=0))
 
     def rng(self, *purpose: str) -> np.random.Generator:
         """Generator that depends on the documents and the purpose alone."""
