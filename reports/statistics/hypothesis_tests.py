@@ -41,15 +41,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def minimum_detectable_effect(standard_error: float, *, level: float = 0.95, power: float = 0.8) -> float:
-    """Smallest true effect that a two-sided test at `level` detects with probability `power`.
-
-    (z₁₋α⁄₂ + z_power) · standard error, in the unit of the standard error; rejections in the opposite
-    direction are neglected.
-    """
-    return (normal_quantile(0.5 + level / 2) + normal_quantile(power)) * standard_error
-
-
 def paired_minimum_detectable_effect(
     discordant: float, documents: int, *, level: float = 0.95, power: float = 0.8
 ) -> float | None:
@@ -59,7 +50,7 @@ def paired_minimum_detectable_effect(
     ψ − δ². Solves δ√n = z₁₋α⁄₂·√ψ + z_power·√(ψ − δ²).
 
     Args:
-        contested: number of discordant documents, observed or planned.
+        discordant: number of discordant documents, observed or planned.
         documents: number of documents.
 
     Returns:

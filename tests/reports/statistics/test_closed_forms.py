@@ -11,22 +11,23 @@ from scipy.optimize import minimize_scalar
 from scipy.special import xlogy
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.power import NormalIndPower
 from statsmodels.stats.proportion import proportion_confint
 
 from evalsuite.reports.statistics.agreement import rank_agreement
-from evalsuite.reports.statistics.bootstrap import Stratum, collapse, percentile_interval, resample
+from evalsuite.reports.statistics.bootstrap import Stratum, resample
+from evalsuite.reports.statistics.contrasts import Contrast, is_positive, ratio_interval, satterthwaite
 from evalsuite.reports.statistics.hypothesis_tests import (
     documents_to_decide,
     holm,
     mcnemar_exact,
-    minimum_detectable_effect,
     paired_minimum_detectable_effect,
 )
-from evalsuite.reports.statistics.intervals import wilson, wilson_draws
+from evalsuite.reports.statistics.intervals import wilson
 from evalsuite.reports.statistics.paired import (
-    PairedCounts,
+    few_discordant,
+    level_bounds,
     paired_counts,
+    scale_of,
     score_draws,
     score_interval,
     score_statistic,
@@ -52,13 +53,12 @@ def test_wilson_at_the_ends_and_beyond() -> None:
         wilson(11, 10)
 
 
-def test_wilson_draws_have_wilson_quantiles() -> None:
-    normals = stats.norm.ppf((np.arange(20001) + 0.5) / 20001)
-    for share in (0.0, 0.05, 1.0):
-        interval = wilson(share * 40, 40)
-        low, high = np.quantile(wilson_draws(share, 40, normals), [0.025, 0.975])
-        # At 0 % one end is pinned to 0, and the draws reach a hair past it.
-        assert (low, high) == pytest.approx((interval.low, interval.high), abs=1e-3)
+@pytest.mark.parametrize("share", [0.0, 0.05, 1.0])
+def test_level_bounds_are_wilsons_for_right_and_wrong_answers(share: float) -> None:
+    z = stats.norm.ppf(0.975)
+    low, high = level_bounds(share, 40, 1.0, np.array([-z, z]))
+    interval = wilson(share * 40, 40)
+    assert (low, high) == pytest.approx((interval.low, interval.high), abs=1e-12)
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
@@ -136,81 +136,130 @@ def test_tango_statistic_at_no_difference_is_mcnemars() -> None:
 
 def test_score_draws_have_tango_quantiles() -> None:
     normals = stats.norm.ppf((np.arange(20001) + 0.5) / 20001)
-    draws = score_draws(PairedCounts(120, 1, 6), normals)
+    values = np.array([1.0] + [-1.0] * 6 + [0.0] * 113)
+    draws = score_draws(values, 1.0, normals)
     for level in (0.8, 0.95, 0.99):
         interval = score_interval(1, 6, 120, level)
         ends = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2])
-        assert ends == pytest.approx([interval.low, interval.high], abs=2e-4)
+        assert ends == pytest.approx([interval.low, interval.high], abs=1e-3)
+
+
+def test_scaled_counts_have_the_mean_and_the_units_of_the_scores() -> None:
+    """Scores ten times smaller have an interval ten times smaller, around their own mean."""
+    values = np.array([0.4, 0.2, -0.1] + [0.0] * 17)
+    scale = scale_of(values, 1.0)
+    assert scale == pytest.approx((values @ values + 0.01) / (np.abs(values).sum() + 0.01))
+    draws = score_draws(values, scale, np.array([-1.96, 0.0, 1.96]))
+    assert draws[1] == pytest.approx(values.mean(), abs=1e-3)
+    small = score_draws(values / 10, scale / 10, np.array([-1.96, 0.0, 1.96]))
+    assert small == pytest.approx(draws / 10, rel=1e-6)
+    assert scale_of(np.zeros(20), 0.3) == pytest.approx(0.3)
+
+
+def test_few_discordant_documents_are_told_by_the_most_common_value() -> None:
+    assert few_discordant(np.array([0.0] * 20 + [0.3] * 9)) == 0.0
+    assert few_discordant(np.array([0.0] * 20 + [0.3] * 10)) is None
+    assert few_discordant(np.ones(30)) == 1.0
+    assert few_discordant(np.array([0.1, 0.2, 0.3, 0.4])) is None  # continuous: nothing is a tie
 
 
 def test_paired_counts() -> None:
-    stratum = collapse(np.array([[1, 0], [1, 0], [0, 1], [1, 1], [0, 0]]))
-    contest = paired_counts(stratum, 0, 1)
-    assert (contest.wins, contest.losses, contest.ties, contest.discordant) == (2, 1, 2, 3)
+    counts = paired_counts(np.array([1.0, 1, 0, 1, 0.3]), np.array([0.0, 0, 1, 1, 0.1 + 0.2]))
+    assert (counts.wins, counts.losses, counts.ties, counts.discordant) == (2, 1, 2, 3)
 
 
-@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 1.0])), min_size=1))
-def test_collapse_keeps_every_document(rows: list[tuple[float, float]]) -> None:
-    stratum = collapse(np.array(rows))
-    assert stratum.documents == len(rows)
-    assert stratum.means() == pytest.approx(np.mean(rows, axis=0))
-    assert sorted(np.repeat(stratum.values, stratum.counts, axis=0).tolist()) == sorted(map(list, rows))
+def stratum(rows: np.ndarray, **more: object) -> Stratum:
+    """A stratum of these rows."""
+    return Stratum(rows, tuple(f"c{i}" for i in range(rows.shape[1])), "documents", **more)
 
 
-def test_collapse_refuses_nothing_and_not_a_number() -> None:
+def test_stratum_refuses_nothing_and_not_a_number() -> None:
     with pytest.raises(ValueError, match="shape"):
-        collapse(np.zeros((0, 2)))
+        stratum(np.zeros((0, 2)))
     with pytest.raises(ValueError, match="finite"):
-        collapse(np.array([[1.0, np.nan], [0.0, 1.0]]))
-    assert np.isnan(collapse(np.array([[1.0, np.nan], [0.0, np.nan]])).means()[1])
+        stratum(np.array([[1.0, np.nan], [0.0, 1.0]]))
+    assert np.isnan(stratum(np.array([[1.0, np.nan], [0.0, np.nan]])).means[1])
+    with pytest.raises(ValueError, match="two documents"):
+        resample(stratum(np.ones((1, 1))))
 
 
 def test_bootstrap_has_the_closed_form_of_its_first_two_moments() -> None:
-    rng = np.random.default_rng(0)
-    rows = rng.random((300, 3)) @ np.array([[1, 0.5, 0], [0, 1, 0.2], [0, 0, 1]])
-    draws = resample([collapse(rows)], rng, 40_000)[:, 0]
-    assert draws.mean(axis=0) == pytest.approx(rows.mean(axis=0), abs=1e-3)
-    # The scaling makes it the unbiased covariance over n, pairing included.
-    assert np.cov(draws.T) == pytest.approx(np.cov(rows.T) / 300, rel=0.05, abs=1e-6)
+    rows = np.random.default_rng(0).random((300, 3)) @ np.array([[1, 0.5, 0], [0, 1, 0.2], [0, 0, 1]])
+    draws = resample(stratum(rows), 40_000)
+    assert draws.mean(axis=1) == pytest.approx(rows.mean(axis=0), abs=1e-3)
+    # The unbiased covariance over n, pairing included, times the variance 299/297 of the t tails.
+    assert np.cov(draws) == pytest.approx(np.cov(rows.T) / 300, rel=0.05, abs=4e-6)
 
 
-def test_bootstrap_agrees_with_scipy() -> None:
+def test_clusters_are_resampled_together() -> None:
+    """The variance is that of the ratio of cluster totals (Cochran 1977, equation 6.13)."""
     rng = np.random.default_rng(1)
-    rows = (rng.random((400, 2)) < [0.7, 0.6]).astype(float)
-    draws = resample([collapse(rows)], rng, 20_000)[:, 0]
-    mine = percentile_interval(float(rows[:, 1].mean() / rows[:, 0].mean()), draws[:, 1] / draws[:, 0])
-    theirs = stats.bootstrap(
-        (rows[:, 0], rows[:, 1]),
-        lambda t, s, axis: s.mean(axis=axis) / t.mean(axis=axis),
-        paired=True,
-        vectorized=True,
-        n_resamples=20_000,
-        method="percentile",
-        rng=rng,
-    ).confidence_interval
-    assert (mine.low, mine.high) == pytest.approx((theirs.low, theirs.high), abs=4e-3)
+    clusters = np.repeat(np.arange(60), rng.integers(1, 9, 60))
+    values = (rng.standard_normal(60)[clusters] + rng.standard_normal(len(clusters)))[:, None]
+    draws = resample(stratum(values, clusters=clusters), 20_000)[0]
+    sizes = np.bincount(clusters)
+    residual = np.bincount(clusters, values[:, 0]) - values.mean() * sizes
+    variance = (residual**2).sum() / (60 * 59) / sizes.mean() ** 2
+    assert draws.var() == pytest.approx(variance * 59 / 57, rel=0.1)
+    assert draws.var() > 1.5 * values.var() / len(values)
 
 
-def test_bootstrap_needs_two_documents_and_adds_seed_variance() -> None:
-    rng = np.random.default_rng(2)
-    with pytest.raises(ValueError, match="two documents"):
-        resample([Stratum(np.ones((1, 1)), np.array([1]))], rng)
-    stratum = collapse(np.ones((50, 2)), np.array([0.0, 0.01]))
-    draws = resample([stratum], rng, 20_000)[:, 0]
-    assert draws[:, 0].std() == 0
-    assert draws[:, 1].std() == pytest.approx(0.1, rel=0.05)
+def test_draws_of_a_column_do_not_depend_on_the_others() -> None:
+    rows = np.random.default_rng(2).random((150, 5))
+    few, many = resample(stratum(rows[:, :2])), resample(stratum(rows))
+    assert (few == many[:2]).all()
 
 
-def test_undefined_draw_gives_no_interval() -> None:
-    assert percentile_interval(1.0, np.array([1.0, np.inf, 1.0])) is None
+def test_few_units_have_the_tails_of_student() -> None:
+    rows = np.random.default_rng(3).standard_normal((8, 1))
+    draws = resample(stratum(rows), 100_000)[0]
+    half = stats.t.ppf(0.975, 7) * rows.std(ddof=1) / sqrt(8)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    assert (high - low) / 2 == pytest.approx(half, rel=0.1)
 
 
-def test_minimum_detectable_effect_is_statsmodels() -> None:
-    n, deviation = 400, 0.45
-    effect = minimum_detectable_effect(deviation / sqrt(n))
-    # A one-sample test of the differences; statsmodels adds the far side's negligible power.
-    power = NormalIndPower(ddof=0).power(effect / deviation, n, 0.05, ratio=0, alternative="two-sided")
-    assert power == pytest.approx(0.8, abs=1e-4)
+def normal_contrast(point: float, deviation: float, degrees: float = 1e9) -> Contrast:
+    """A contrast with exact draws of a t distribution."""
+    quantiles = stats.t.ppf((np.arange(4000) + 0.5) / 4000, degrees)
+    return Contrast(point, point + deviation * quantiles, degrees, deviation**2)
+
+
+@pytest.mark.parametrize("degrees", [4, 30, 1e9])
+@pytest.mark.parametrize("probability", [1e-9, 1e-5, 0.02, 0.6, 0.9999])
+def test_tails_go_on_beyond_the_draws(degrees: float, probability: float) -> None:
+    contrast = normal_contrast(1.0, 0.5, degrees)
+    expected = 1.0 + 0.5 * stats.t.ppf(probability, degrees)
+    assert contrast.quantile(probability) == pytest.approx(expected, rel=0.02, abs=0.01)
+    assert contrast.below(expected) == pytest.approx(probability, rel=0.3)
+
+
+def test_p_value_is_two_sided() -> None:
+    assert normal_contrast(1.0, 0.5).p_value() == pytest.approx(2 * stats.norm.sf(2), rel=0.05)
+    assert normal_contrast(-1.0, 0.5).p_value() == pytest.approx(2 * stats.norm.sf(2), rel=0.05)
+    assert normal_contrast(0.0, 0.5).p_value() == 1.0
+
+
+def test_ratio_interval_is_fiellers() -> None:
+    rng = np.random.default_rng(4)
+    first, second = rng.multivariate_normal([0.9, 1.0], [[0.01, 0.004], [0.004, 0.02]], 400_000).T
+    found = ratio_interval(Contrast(0.9, first, 1e9, 0.01), Contrast(1.0, second, 1e9, 0.02))
+    z = stats.norm.ppf(0.975) ** 2
+    # The roots of (0.9 − θ)² = z²·(0.01 − 2·0.004·θ + 0.02·θ²).
+    roots = np.roots([1 - z * 0.02, -1.8 + 2 * z * 0.004, 0.81 - z * 0.01])
+    assert (found.low, found.high) == pytest.approx(sorted(roots), rel=0.01)
+    assert is_positive(Contrast(1.0, second, 1e9, 0.02))
+    assert not is_positive(Contrast(0.27, second, 1e9, 0.02))
+
+
+def test_satterthwaite() -> None:
+    assert satterthwaite([(2.0, 5)]) == 5
+    assert satterthwaite([(1.0, 10), (1.0, 10)]) == 20
+    assert satterthwaite([(0.0, 3), (0.0, 9)]) == 3
+
+
+def test_detectable_effect_is_that_of_a_normal_test() -> None:
+    effect = normal_contrast(0.0, 0.02).detectable()
+    assert effect == pytest.approx((stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) * 0.02, rel=0.01)
 
 
 def test_paired_detectable_effect_reaches_its_power() -> None:
@@ -274,14 +323,14 @@ def test_seed_interval_covers_the_truth_though_few_seeds_were_drawn() -> None:
 
 
 def test_log_perplexity_change_of_equal_losses_is_zero() -> None:
-    from evalsuite.reports.analysis.recovery import log_perplexity_change
+    from evalsuite.reports.analysis.recovery import log_perplexity
 
     rng = np.random.default_rng(7)
     losses = rng.gamma(20, 5, (200, 1)) @ np.array([[1.0, 1.1]])
     units = np.full((200, 2), 30.0)
-    change = log_perplexity_change(losses, units, rng)
+    change = log_perplexity(losses, units, [-1.0, 1.0], "documents").interval()
     assert change.point == pytest.approx(0.1 * losses[:, 0].mean() / 30)
     assert change.low < change.point < change.high
-    same = log_perplexity_change(losses[:, [0, 0]], units, rng)
+    same = log_perplexity(losses[:, [0, 0]], units, [-1.0, 1.0], "documents").interval()
     assert (same.low, same.point, same.high) == (0, 0, 0)
-    assert log_perplexity_change(losses[:1], units[:1], rng) is None
+    assert log_perplexity(losses[:1], units[:1], [-1.0, 1.0], "documents") is None
