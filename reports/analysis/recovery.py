@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, Estimate, ResampledStratum
+from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, Estimate, ResampledStratum, Terms
 from evalsuite.reports.analysis.replicates import ONE_RUN, RunSpread
 from evalsuite.reports.statistics.bootstrap import Stratum
 from evalsuite.reports.statistics.contrasts import Contrast, is_positive, ratio_interval
@@ -50,13 +50,24 @@ def ratio_of(
     lead = data.mean({teacher: 1.0} if chance is None else {teacher: 1.0, chance: -1.0})
     if not is_positive(lead):
         return _undefined(lead, "zero" if chance is None else "chance")
-    terms = {teacher: 1.0, **{student: -1.0 / len(students) for student in students}}
-    drop, method = data.contrast(terms), data.method(terms)
+    method = data.method(_drop_terms(students, teacher))
     if spread is not None:
-        rng = data.rng("runs", *students)
-        drop = drop.with_noise(spread.variance / len(students), spread.degrees, rng)
         method = f"{method}; {spread.method}"
-    return Ratio(lead.minus(drop), lead, method)
+    return Ratio(lead.minus(mean_drop(data, students, teacher, spread)), lead, method)
+
+
+def mean_drop(
+    data: BootstrapSample, students: Sequence[int], teacher: int, spread: RunSpread | None = None
+) -> Contrast:
+    """Teacher − mean of `students`; with a spread, the noise of their training runs is added."""
+    drop = data.contrast(_drop_terms(students, teacher))
+    if spread is None:
+        return drop
+    return drop.with_noise(spread.variance / len(students), spread.degrees, data.rng("runs", *students))
+
+
+def _drop_terms(students: Sequence[int], teacher: int) -> Terms:
+    return {teacher: 1.0, **{student: -1.0 / len(students) for student in students}}
 
 
 def _undefined(lead: Contrast, above: str) -> str:

@@ -10,7 +10,7 @@ from evalsuite.foundation import EvalsuiteError, content_hash, nearest
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, ResampledStratum
 from evalsuite.reports.analysis.gaps import GapPool
-from evalsuite.reports.analysis.recovery import ratio_of
+from evalsuite.reports.analysis.recovery import mean_drop, ratio_of
 from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor, load_result_tensor
 from evalsuite.reports.analysis.scopes import Pool, weights_of
 from evalsuite.reports.gate.policy import Rule
@@ -108,14 +108,26 @@ class Evaluator:
             return Measurement(data.level_contrast(checkpoint), data.documents, ())
         assert teacher is not None
         look_at = _lost(cells, checkpoint, teacher)
+        students, spread = [checkpoint], None
+        if rule.over == "runs":
+            students = [i for i in pool.recipes.runs(checkpoint) if all(i in cell.present for cell in cells)]
+            spread = pool.recipes.spread(data, teacher)
+            if len(students) < 2 or spread is None:
+                label = self.tensor.checkpoints[checkpoint].label
+                return NotMeasured(
+                    f"'over: runs' needs two or more training runs that differ only by seed, and '{label}' "
+                    "is the only one of its recipe with these scores: train another seed, or decide over "
+                    "documents"
+                )
         if rule.metric == "drop":
-            return Measurement(data.difference(teacher, checkpoint).scaled(100), data.documents, look_at)
+            drop = mean_drop(data, students, teacher, spread)
+            return Measurement(drop.scaled(100), data.documents, look_at)
         chance = None
         if rule.metric == "chance_normalized_recovery":
             if any(cell.chance is None for cell in cells):
                 return NotMeasured("the chance level of a benchmark is not known")
             chance = pool.chance
-        ratio = ratio_of(data, [checkpoint], teacher, chance)
+        ratio = ratio_of(data, students, teacher, chance, spread)
         if isinstance(ratio, str):
             return NotMeasured(f"recovery is undefined: {ratio}")
         return Measurement(ratio.numerator, data.documents, look_at, ratio.denominator)

@@ -15,6 +15,8 @@ Metric = Literal["recovery", "chance_normalized_recovery", "score", "gap", "drop
 METRICS: tuple[Metric, ...] = get_args(Metric)
 AT_LEAST = ("recovery", "chance_normalized_recovery", "score")
 """Fractions with a `min`; the other metrics are points with a `max`."""
+OVER_RUNS = ("recovery", "chance_normalized_recovery", "drop")
+"""Metrics that can be decided over training runs."""
 RETIRED = {"lines": "rules", "centred_recovery": "chance_normalized_recovery", "deficit": "drop"}
 """Keys and metrics of schema 1, and what they are called now."""
 
@@ -40,6 +42,9 @@ class Rule(Strict):
     """For regression: a stored run folder, relative to the folder of the policy."""
     baseline_checkpoint: str | None = None
     """Label in the baseline; default: the same label, or the only student."""
+    over: Literal["documents", "runs"] = "documents"
+    """`documents`: decide on the checkpoint itself. `runs`: on its recipe, the mean of all training runs that
+    differ only by seed, with the spread between them; needs two runs or more."""
     checkpoints: tuple[str, ...] = ()
     """Labels; default: those of the policy."""
 
@@ -59,6 +64,8 @@ class Rule(Strict):
             raise ValueError("'context' needs a 'benchmark'")
         if (self.baseline is not None) != (self.metric == "regression"):
             raise ValueError("'baseline' belongs to regression, and regression needs it")
+        if self.over == "runs" and self.metric not in OVER_RUNS:
+            raise ValueError(f"'over: runs' belongs to {', '.join(OVER_RUNS)}")
         if self.metric == "gap" and self.protocol is not None:
             raise ValueError("a gap is between the protocols: leave 'protocol' out")
         return self

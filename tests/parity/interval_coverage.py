@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from evalsuite.foundation import progress, write_text
-from evalsuite.reports.analysis.recovery import ratio_of
+from evalsuite.reports.analysis.recovery import mean_drop, ratio_of
 from evalsuite.reports.gate.decide import REGRESSION, decide
 from evalsuite.reports.gate.evaluator import Measurement
 from evalsuite.reports.statistics.intervals import Interval
@@ -154,12 +154,8 @@ def simulate(setting: Setting, simulations: int = SIMULATIONS) -> Row:
 
 def measure(simulated: Simulated) -> dict[str, Measurement]:
     """Measure the drop and, where it is defined, the recovery, as the gate does."""
-    data, students = simulated.data, simulated.students
-    terms = {0: 1.0, **{student: -1.0 / len(students) for student in students}}
-    drop, spread = data.contrast(terms), simulated.spread
-    if spread is not None:
-        rng = data.rng("runs", *students)
-        drop = drop.with_noise(spread.variance / len(students), spread.degrees, rng)
+    data, students, spread = simulated.data, simulated.students, simulated.spread
+    drop = mean_drop(data, students, 0, spread)
     found = {"difference": Measurement(drop, data.documents, ())}
     ratio = ratio_of(data, students, 0, spread=spread)
     if not isinstance(ratio, str):
