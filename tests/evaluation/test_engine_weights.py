@@ -66,7 +66,7 @@ def test_vllm_runs_the_checkpoint_of_the_run(vllm: None, student: Path, suite: P
     evaluate(suite, [str(student)], run, phases=("build",), quiet=True)
     evaluate("", [str(student)], run, phases=("infer",), engine="vllm", device="cpu", quiet=True)
     assert len(responses(run)) == 20
-    assert evaluate("", [], run, phases=("score",), quiet=True).missing == 0
+    assert evaluate(suite, [], run, phases=("score",), quiet=True).missing == 0
 
 
 @pytest.mark.parametrize("engine", ["vllm", "torch"])

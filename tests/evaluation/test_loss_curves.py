@@ -99,7 +99,8 @@ def test_loss_curve_travels_with_a_shard(crew: Any, suite: Path, tmp_path: Path)
     assert curves(host) == {"x%2Fb.jsonl": generated, "c.jsonl": crew.training["c"].read_bytes()}
     crew.training = {}
     assert (
-        main(["run", "s", "--out", str(home), "--quiet", "--score-only", "--merge-shards", str(shard)]) == 0
+        main(["run", str(suite), "--out", str(home), "--quiet", "--score-only", "--merge-shards", str(shard)])
+        == 0
     )
     assert curves(home) == {"x%2Fb.jsonl": generated}
     assert [each.label for each in compare([home], tmp_path / "out").report.loss_curves] == ["x/b", "x/b"]

@@ -55,7 +55,7 @@ def test_late_checkpoint_needs_no_documents_or_suite(host: Path, suite: Path, tm
         evaluate("no such suite", ["t", "b"], host, phases=("infer",), protocols=(protocol,), quiet=True)
     assert [each.label for each in read_index(host).checkpoints] == ["t", "b"]
     export_shard(host, shard)
-    summary = evaluate("no such suite", [], home, phases=("score",), shards=[shard], quiet=True)
+    summary = evaluate(suite, [], home, phases=("score",), shards=[shard], quiet=True)
     assert (summary.merged, summary.missing) == ({"t": 20, "b": 20}, 0)
     assert [(each.label, each.role) for each in read_plan(home).checkpoints] == [
         ("t", "teacher"),
@@ -66,7 +66,7 @@ def test_late_checkpoint_needs_no_documents_or_suite(host: Path, suite: Path, tm
     assert keyed(home) == keyed(whole)
     # Again, and as a folder: nothing is new, nothing changes.
     before = records(home)
-    summary = evaluate("no such suite", [], home, phases=("score",), shards=[shard, host], quiet=True)
+    summary = evaluate(suite, [], home, phases=("score",), shards=[shard, host], quiet=True)
     assert summary.merged == {"t": 0, "b": 0}
     assert records(home) == before
     environment = json.loads((home / "environment.json").read_text())
@@ -150,13 +150,14 @@ def test_shard_of_responses_and_environment_only(host: Path, tmp_path: Path) -> 
 
 
 def test_cli_shard_options_require_their_phase(
-    host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    host: Path, suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home, shard = tmp_path / "home", tmp_path / "p.tar.xz"
     answer = ["run", "s", "--checkpoint", "t", "--out", str(host), "--quiet", "--infer-only"]
     assert main([*answer, "--protocol", "generation", "--export-shard", str(shard)]) == 0
     assert (
-        main(["run", "s", "--out", str(home), "--quiet", "--score-only", "--merge-shards", str(shard)]) == 0
+        main(["run", str(suite), "--out", str(home), "--quiet", "--score-only", "--merge-shards", str(shard)])
+        == 0
     )
     assert "merged responses: t 12" in capsys.readouterr().out
     assert main(["run", "s", "--out", str(home), "--quiet", "--merge-shards", str(shard)]) >= 64
@@ -191,7 +192,7 @@ def test_limit_per_protocol(crew: Any, tmp_path: Path) -> None:
 
 
 def test_interrupted_inference_exports_its_shard(
-    host: Path, tmp_path: Path, crew: Any, monkeypatch: pytest.MonkeyPatch
+    host: Path, suite: Path, tmp_path: Path, crew: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = crew.engine_factory()
 
@@ -214,7 +215,7 @@ def test_interrupted_inference_exports_its_shard(
     assert main([*answer, "--protocol", "generation", "--export-shard", str(shard)]) != 0
     environment = json.loads((host / "environment.json").read_text())
     assert [(each["label"], each["responses"]) for each in environment["inference"]] == [("t", 3)]
-    summary = evaluate("", [], tmp_path / "home", phases=("score",), shards=[shard], quiet=True)
+    summary = evaluate(suite, [], tmp_path / "home", phases=("score",), shards=[shard], quiet=True)
     assert (summary.merged, summary.missing) == ({"t": 3}, 17)
 
 

@@ -254,7 +254,7 @@ def test_full_page_is_small_and_has_no_external_links(rich_run: Path, tmp_path: 
         ({"layers": [3, 3]}, "must be unique and at least 0"),
         ({"layers": [-1]}, "must be unique and at least 0"),
         ({"scores": [0.1, 0.2]}, "there are scores for 2 layers"),
-        ({"scores": [float("nan")] * 8}, "'scores.0' = nan"),
+        ({"scores": ["high"] * 8}, "'scores.0' = 'high'"),
         (
             {"history": [{"tokens": 9, "layers": [1]}, {"tokens": 3, "layers": [3]}]},
             "its tokens never decrease",
