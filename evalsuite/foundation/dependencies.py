@@ -3,7 +3,16 @@
 from evalsuite.foundation.errors import MissingDependencyError
 
 _EVAL = {"evalscope", "langdetect", "lm_eval", "rouge", "wonderwords"}
-_MODELS = {"accelerate", "datasets", "gguf", "safetensors", "tokenizers", "torch", "transformers", "zstandard"}
+_MODELS = {
+    "accelerate",
+    "datasets",
+    "gguf",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "zstandard",
+}
 _EXTRAS = {"fla": "gpu", "ray": "ray", "triton": "gpu", "vllm": "vllm"}
 
 
