@@ -13,8 +13,6 @@ from evalscope.api.metric import Score
 from evalscope.api.model import GenerateConfig, Model, ModelAPI, ModelOutput
 from evalscope.api.registry import register_benchmark
 
-from evalsuite.foundation import ConfigError, nearest
-from evalsuite.protocols import longbench
 from evalsuite.protocols.scorers import SCORERS
 
 NAME = "evalsuite_prompt"
@@ -55,7 +53,7 @@ class ReplayModel(ModelAPI):
         dataset_id=NAME,
         metric_list=["accuracy"],
         eval_split="test",
-        extra_params={"scorer": {"type": "str", "description": "Key of evalsuite's SCORERS.", "value": ""}},
+        extra_params={"scorer": {"type": "str", "description": "A name in SCORERS.", "value": ""}},
     )
 )
 class PromptAdapter(DefaultDataAdapter):
@@ -64,11 +62,9 @@ class PromptAdapter(DefaultDataAdapter):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         name = str(self.extra_params["scorer"])
-        if name not in SCORERS:
-            raise ConfigError(f"unknown scorer '{name}'{nearest(name, SCORERS)}")
+        self._scorer = SCORERS.get_or_raise(name)
         # Fail before inference, not after hours of it, if the scorer's package is missing.
-        longbench.require(name)
-        self._scorer = SCORERS[name]
+        self._scorer.check_packages(f"scorer '{name}'")
 
     def record_to_sample(self, record: dict[str, Any]) -> Sample:
         """Return a sample whose metadata is the row."""

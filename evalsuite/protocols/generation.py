@@ -92,7 +92,7 @@ class GenerationBenchmark:
             adapter = get_benchmark(name, config)
         except ImportError as error:
             raise MissingDependencyError(f"{self._benchmark.name}: {str(error).strip()}") from error
-        except ValueError as error:
+        except (ValueError, ConfigError) as error:
             raise ConfigError(f"{self._benchmark.name}: {error}") from error
         if name in sandbox.IN_SANDBOX:
             compat_evalscope.replace_sandbox(adapter, _run_sandboxed)

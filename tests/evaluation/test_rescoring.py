@@ -12,9 +12,8 @@ import pytest
 
 from evalsuite.evaluation import evaluate
 from evalsuite.foundation import EvalsuiteError
-from evalsuite.protocols import scorers
 from evalsuite.protocols.generation import GenerationBenchmark
-from evalsuite.protocols.scorers import ScorerOutput
+from evalsuite.protocols.scorers import SCORERS, Scorer, ScorerOutput
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.records.score_files import open_score_file
 from tests.evaluation.conftest import FakeEngine
@@ -70,7 +69,7 @@ def test_fixed_scorer_repairs_run(
 
     run = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setitem(scorers.SCORERS, "pocket", broken)
+        patched.setitem(SCORERS._items, "pocket", Scorer(broken))
         evaluate(suite, ["a", "b"], run, quiet=True)
     assert not scores(run).equals(scores(expected))
     score_again(suite, run)

@@ -1,6 +1,7 @@
 """LongBench's metrics (Bai et al. 2023, arXiv 2308.14508; github.com/THUDM/LongBench, `metrics.py`).
 
-Each compares a response with one reference and returns a number from 0 to 1; the best reference counts.
+Each compares a response with one reference and returns a number from 0 to 1; the best reference counts. A
+scorer's name that ends in `_line` reads only the first line of the response.
 Their quirks are kept on purpose, so that scores are comparable with published ones.
 """
 
@@ -8,12 +9,13 @@ import ast
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import SequenceMatcher
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from evalsuite.foundation import DataError, MissingDependencyError
+from evalsuite.foundation import DataError
+from evalsuite.protocols.scorers.base import SCORERS, Scorer, ScorerOutput
 
 Metric = Callable[[str, str], float]
 
@@ -145,28 +147,50 @@ def _cut(text: str) -> list[str]:
 
 @cache
 def _jieba() -> Any:
-    try:
-        import jieba
-    except ImportError as error:
-        raise MissingDependencyError("scoring Chinese responses needs jieba; `pip install jieba`") from error
+    import jieba
+
     jieba.setLogLevel("ERROR")
     return jieba
 
 
 @cache
 def _rouge() -> Any:
-    try:
-        from rouge import Rouge
-    except ImportError as error:
-        raise MissingDependencyError(
-            "scoring summaries needs ROUGE-L of the package rouge; `pip install rouge==1.0.1`"
-        ) from error
+    from rouge import Rouge
+
     return Rouge(metrics=["rouge-l"])
 
 
-def require(name: str) -> None:
-    """Raise MissingDependencyError if a package of this scorer is not installed."""
-    if name.startswith("rouge"):
-        _rouge()
-    if name.endswith("_zh") and name != "retrieval_zh":
-        _jieba()
+def _score(
+    name: str, metric: Metric, row: Mapping[str, Any], response: str, *, line: bool = False
+) -> ScorerOutput:
+    read = first_line(response) if line else response
+    # Indentation is part of code.
+    read = read if name == "code_sim" else read.strip()
+    references = [str(answer) for answer in row["answers"]]
+    return ScorerOutput({name: best(metric, read, references)}, read.strip(), " | ".join(references))
+
+
+def _classification(row: Mapping[str, Any], response: str) -> ScorerOutput:
+    metric = partial(classification, classes=classes_of(dict(row)))
+    return _score("classification", metric, row, response, line=True)
+
+
+_ROUGE = {"rouge": "rouge==1.0.1"}
+_JIEBA = {"jieba": "jieba"}
+
+for _metric, _packages in (
+    (qa_f1, {}),
+    (qa_f1_zh, _JIEBA),
+    (rouge, _ROUGE),
+    (rouge_zh, _ROUGE | _JIEBA),
+    (count, {}),
+    (retrieval, {}),
+    (retrieval_zh, {}),
+    (code_sim, {}),
+):
+    _name = _metric.__name__
+    SCORERS.add(_name, Scorer(partial(_score, _name, _metric), packages=_packages))
+for _metric, _packages in ((qa_f1, {}), (rouge, _ROUGE)):
+    _name = _metric.__name__
+    SCORERS.add(f"{_name}_line", Scorer(partial(_score, _name, _metric, line=True), packages=_packages))
+SCORERS.add("classification", Scorer(_classification))
