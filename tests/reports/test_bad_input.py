@@ -77,6 +77,23 @@ def test_invalid_score_rows_are_refused(run: Path, tmp_path: Path, change: Any, 
         run_gate([run], policy_from_options(min_recovery=0.5))
 
 
+@pytest.mark.parametrize("without", [range(121), [7]], ids=["every row", "one row"])
+def test_rows_without_the_planned_cluster_are_refused(run: Path, tmp_path: Path, without: Any) -> None:
+    """They would count as independent, with intervals that are too narrow."""
+    plan(run, lambda p: p | {"benchmarks": [p["benchmarks"][0] | {"cluster_column": "passage"}]})
+    for protocol in ("loglikelihood", "generation"):
+        edit(run, lambda i, row: row | {"cluster": None if i in without else f"c{i % 6}"}, protocol)
+    message = (
+        r"facts\.loglikelihood\.\w+\.parquet, row \d+: 'cluster' is missing.*'facts'.*'passage'.*"
+        r"evalsuite run … --score-only"
+    )
+    with pytest.raises(EvalsuiteError, match=message):
+        compare([run], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(EvalsuiteError, match=message):
+        run_gate([run], policy_from_options(min_recovery=0.5))
+
+
 def test_misnamed_journal_is_refused(run: Path, tmp_path: Path) -> None:
     edit(run, lambda i, row: row | {"benchmark": "piqa"})
     with pytest.raises(EvalsuiteError, match=r"facts\.loglikelihood\.\w+\.parquet: has score rows of piqa"):
