@@ -71,7 +71,7 @@ def test_an_output_of_another_type_is_refused() -> None:
 
 def test_a_function_without_a_file_has_no_version() -> None:
     with pytest.raises(ConfigError, match="define it in a module"):
-        Scorer(len).version  # type: ignore[arg-type]
+        _ = Scorer(len).version  # type: ignore[arg-type]
 
 
 def test_a_plugin_gives_a_scorer_or_its_function() -> None:
