@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from evalsuite.foundation import CheckpointError, printable
 from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint
-from evalsuite.models.mixers import Mixer
+from evalsuite.models.mixers import RecurrentMixer
 from evalsuite.models.student import StudentConfig, StudentForCausalLM
 
 
@@ -78,7 +78,7 @@ def cache_size(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) ->
     student = build_on_meta(config) if isinstance(config, StudentConfig) else None
     for layer in student.model.layers if isinstance(student, StudentForCausalLM) else ():
         mixer = layer.self_attn
-        if isinstance(mixer, Mixer):
+        if isinstance(mixer, RecurrentMixer):
             for name, shape in mixer.state_shapes().items():
                 size = 4 if name == "recurrent" else dtype.itemsize
                 fixed += size * torch.Size(shape).numel()

@@ -25,7 +25,7 @@ from evalsuite.distill.training.parameter_groups import (
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers import Mixer, no_weight_decay
+from evalsuite.models.mixers import RecurrentMixer, no_weight_decay
 
 PREFIX = "student."
 """Prefix of the student's parameter names in `StudentWithLoss`."""
@@ -60,7 +60,7 @@ class FSDPTrainState(StudentTrainState):
             super().begin_stage(stage)
             return
         if spanning := sorted(
-            {m.name for m in self.model.modules() if isinstance(m, Mixer) and m.spans_layers}
+            {m.name for m in self.model.modules() if isinstance(m, RecurrentMixer) and m.spans_layers}
         ):
             raise ConfigError(
                 f"{', '.join(spanning)} with learned_lower_bounds = True cannot be sharded: a layer reads "

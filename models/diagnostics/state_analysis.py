@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers import Mixer
+from evalsuite.models.mixers import RecurrentMixer
 from evalsuite.models.recurrence import recurrent_step
 from evalsuite.models.student import StudentForCausalLM
 
@@ -44,7 +44,9 @@ def analyze_states(student: StudentForCausalLM, input_ids: Tensor) -> StateStati
     Raises:
         ConfigError: the student has no recurrent layer.
     """
-    recurrent = [n for n, layer in enumerate(student.model.layers) if isinstance(layer.self_attn, Mixer)]
+    recurrent = [
+        n for n, layer in enumerate(student.model.layers) if isinstance(layer.self_attn, RecurrentMixer)
+    ]
     if not recurrent:
         raise ConfigError("this model has no recurrent layer, so there is no state to analyze")
     recorded: dict[int, dict[str, Array]] = {}
@@ -52,7 +54,9 @@ def analyze_states(student: StudentForCausalLM, input_ids: Tensor) -> StateStati
     for number in recurrent:
         mixer = student.model.layers[number].self_attn
 
-        def record(module: Mixer, _: object, arguments: dict[str, Any], number: int = number) -> None:
+        def record(
+            module: RecurrentMixer, _: object, arguments: dict[str, Any], number: int = number
+        ) -> None:
             recorded[number] = _layer_statistics(
                 module, arguments["hidden_states"], arguments["position_embeddings"]
             )
@@ -70,7 +74,7 @@ def analyze_states(student: StudentForCausalLM, input_ids: Tensor) -> StateStati
 
 
 def _layer_statistics(
-    mixer: Mixer, x: Tensor, position_embeddings: tuple[Tensor, Tensor]
+    mixer: RecurrentMixer, x: Tensor, position_embeddings: tuple[Tensor, Tensor]
 ) -> dict[str, Array]:
     inputs, _ = mixer.prepare_inputs(x, position_embeddings, None, None, None)
     k, v = inputs.k.float(), inputs.v.float()

@@ -6,7 +6,7 @@ from torch import nn
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.models.mixers.attention_shape import AttentionShape, repeat_kv_weights
-from evalsuite.models.mixers.base import LayerCache, Mixer, MixerState, RecurrenceInputs
+from evalsuite.models.mixers.base import LayerCache, MixerState, RecurrenceInputs, RecurrentMixer
 from evalsuite.models.mixers.deltanet import DeltaNet
 from evalsuite.models.mixers.gated_deltanet import GatedDeltaNet
 from evalsuite.models.mixers.gla import GLA
@@ -28,7 +28,7 @@ from evalsuite.models.mixers.softmax import (
 )
 from evalsuite.models.mixers.weight_decay import no_weight_decay
 
-MIXERS: dict[str, type[Mixer] | type[SoftmaxMixer]] = {
+MIXERS: dict[str, type[RecurrentMixer] | type[SoftmaxMixer]] = {
     kind.name: kind
     for kind in (
         SoftmaxMixer,
@@ -49,7 +49,7 @@ MIXERS: dict[str, type[Mixer] | type[SoftmaxMixer]] = {
 }
 
 
-def mixer_class(name: str, where: str) -> type[Mixer] | type[SoftmaxMixer]:
+def mixer_class(name: str, where: str) -> type[RecurrentMixer] | type[SoftmaxMixer]:
     """Look up a mixer by name. Raises ConfigError with the nearest known name if it is unknown."""
     if name not in MIXERS:
         raise ConfigError(f"{where}: unknown mixer '{name}'{nearest(name, MIXERS)}")
@@ -82,7 +82,7 @@ def make_mixer(
     kind = mixer_class(name, where)
     shape = AttentionShape.from_attention(attention, norm_eps, layer)
     parsed: Any = parse_options(kind.Options, options, where)
-    if issubclass(kind, Mixer):
+    if issubclass(kind, RecurrentMixer):
         return kind(shape, parsed, layer)
     if kind is SlidingWindowMixer:
         return to_sliding_window_mixer(attention, parsed, window)

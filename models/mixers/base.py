@@ -60,7 +60,7 @@ class RecurrenceInputs:
     """Input of projections and output gate if the layer's input was convolved; None otherwise."""
 
 
-class Mixer(nn.Module):
+class RecurrentMixer(nn.Module):
     """Recurrent token mixer that replaces softmax attention, with the same call."""
 
     name: ClassVar[str]

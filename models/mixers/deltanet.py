@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
 from evalsuite.models.mixers.layers import PerHeadLinear
 from evalsuite.models.mixers.options import DELTA_NATIVE, MixerOptions
@@ -20,7 +20,7 @@ class DeltaNetOptions(DeltaOptions):
     }
 
 
-class DeltaNet(Mixer):
+class DeltaNet(RecurrentMixer):
     """Delta rule without decay: each write replaces the value stored under its key."""
 
     name = "deltanet"

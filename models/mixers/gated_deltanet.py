@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
 from evalsuite.models.mixers.layers import PerHeadLinear, upcast_fp32
 from evalsuite.models.mixers.options import DELTA_NATIVE, DecayOptions, MixerOptions
@@ -31,7 +31,7 @@ class GatedDeltaNetOptions(DecayOptions, DeltaOptions):
     """Without it, writes β_t k_t v_tᵀ are added to the decayed state (the gates alone)."""
 
 
-class GatedDeltaNet(Mixer):
+class GatedDeltaNet(RecurrentMixer):
     """Delta rule with one decay per head and token."""
 
     name = "gated_deltanet"

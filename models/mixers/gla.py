@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay
 from evalsuite.models.mixers.layers import (
     expand_decay_groups,
@@ -41,7 +41,7 @@ class GLAOptions(DecayOptions):
     (arXiv 2303.06349). The paper writes k and relies on the output norm, which distilled students omit."""
 
 
-class GLA(Mixer):
+class GLA(RecurrentMixer):
     """Additive rule with one decay per key channel and token."""
 
     name = "gla"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
 from evalsuite.models.mixers.feature_maps import make_feature_map
 from evalsuite.models.mixers.options import MixerOptions
 
@@ -29,7 +29,7 @@ class HedgehogOptions(MixerOptions):
     qk_norm: Literal["l2", "none"] = "none"
 
 
-class Hedgehog(Mixer):
+class Hedgehog(RecurrentMixer):
     """No decay; peaked features let a query single out a key."""
 
     name = "hedgehog"

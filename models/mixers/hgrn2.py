@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
 from evalsuite.models.mixers.init import initial_decay
 from evalsuite.models.mixers.layers import upcast_fp32
 from evalsuite.models.mixers.options import DecayOptions, MixerOptions
@@ -51,7 +51,7 @@ class HGRN2Options(DecayOptions):
             raise ConfigError(f"decay_temperature = {self.decay_temperature}: must be above 0")
 
 
-class HGRN2(Mixer):
+class HGRN2(RecurrentMixer):
     """One decay α per channel and token; each write is weighted by 1 − α."""
 
     name = "hgrn2"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
 from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
 from evalsuite.models.mixers.layers import (
@@ -46,7 +46,7 @@ class KDAOptions(DecayOptions, DeltaOptions):
     """Rank of the decay's projection; −1 is head_dim as in the paper, 0 is full rank."""
 
 
-class KDA(Mixer):
+class KDA(RecurrentMixer):
     """Delta rule with one decay per key channel and token."""
 
     name = "kda"

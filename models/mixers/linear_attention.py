@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
 from evalsuite.models.mixers.feature_maps import FEATURE_MAPS, FeatureMapName, make_feature_map
 from evalsuite.models.mixers.options import MixerOptions
 
@@ -47,7 +47,7 @@ class LinearAttentionOptions(MixerOptions):
             )
 
 
-class LinearAttention(Mixer):
+class LinearAttention(RecurrentMixer):
     """Additive rule without decay: all past tokens keep their weight."""
 
     name = "linear_attention"

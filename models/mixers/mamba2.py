@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
 from evalsuite.models.mixers.layers import PerHeadLinear, upcast_fp32
 from evalsuite.models.mixers.options import DecayOptions, MixerOptions
@@ -41,7 +41,7 @@ class Mamba2Options(DecayOptions):
     """D: weight with which each token adds its own value, one number per head."""
 
 
-class Mamba2(Mixer):
+class Mamba2(RecurrentMixer):
     """Additive rule in which one step size per head and token sets both decay and write strength."""
 
     name = "mamba2"

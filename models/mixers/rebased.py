@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
 from evalsuite.models.mixers.options import MixerOptions
 
 
@@ -54,7 +54,7 @@ class ReBasedOptions(MixerOptions):
             raise ConfigError(f"feature_dim = {self.feature_dim}: must be 1 to 22 (a state of 253 rows)")
 
 
-class ReBased(Mixer):
+class ReBased(RecurrentMixer):
     """No decay; weights are squares, so a query ignores the keys orthogonal to it."""
 
     name = "rebased"

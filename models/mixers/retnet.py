@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import Mixer, RecurrenceInputs
+from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
 from evalsuite.models.mixers.init import initial_decay
 from evalsuite.models.mixers.layers import input_scale, upcast_fp32
 from evalsuite.models.mixers.options import ADDITIVE_NATIVE, DecayOptions, MixerOptions
@@ -32,7 +32,7 @@ class RetNetOptions(DecayOptions):
     norm would undo the scale; a student without that norm needs it."""
 
 
-class RetNet(Mixer):
+class RetNet(RecurrentMixer):
     """Additive rule with a fixed decay per head; γ = 1 − 2^(−5−h) of head h, a memory of 32 · 2^h tokens."""
 
     name = "retnet"

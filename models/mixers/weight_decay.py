@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from evalsuite.models.mixers.base import Mixer
+from evalsuite.models.mixers.base import RecurrentMixer
 
 
 def no_weight_decay(model: nn.Module) -> frozenset[str]:
@@ -17,6 +17,6 @@ def no_weight_decay(model: nn.Module) -> frozenset[str]:
         path = f"{prefix}." if prefix else ""
         if isinstance(module, nn.Linear) and not path.endswith("lm_head."):
             decayed.add(f"{path}weight")
-        elif isinstance(module, Mixer):
+        elif isinstance(module, RecurrentMixer):
             decayed.update(f"{path}{name}" for name in module.matrix_parameters)
     return frozenset(name for name, _ in model.named_parameters() if name not in decayed)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from evalsuite.foundation import ConfigError, nearest
-from evalsuite.models.mixers import MIXERS, Mixer, parse_options, repeat_kv_weights
+from evalsuite.models.mixers import MIXERS, RecurrentMixer, parse_options, repeat_kv_weights
 from evalsuite.models.student.config import StudentConfig
 from evalsuite.models.student.model import StudentForCausalLM
 
@@ -47,7 +47,9 @@ def build_student(
     if init not in INITS:
         raise ConfigError(f"init = '{init}'{nearest(init, INITS)}")
     names = [mixers] * teacher.config.num_hidden_layers if isinstance(mixers, str) else list(mixers)
-    if init != "qkvo" and not any(issubclass(MIXERS[name], Mixer) for name in names if name in MIXERS):
+    if init != "qkvo" and not any(
+        issubclass(MIXERS[name], RecurrentMixer) for name in names if name in MIXERS
+    ):
         raise ConfigError(
             f"init = '{init}' concerns mixers that replace attention, and this student has none; for softmax "
             f"layers set the option init, as in softmax: {{init: {init}}}"
@@ -95,7 +97,7 @@ def copy_teacher(
         raise ConfigError(f"teacher and student have different parameters: {[*absent, *unexpected][:4]}")
     for layer, (mine, original) in enumerate(zip(student.model.layers, teacher.model.layers, strict=True)):
         attention = original.self_attn
-        if isinstance(mine.self_attn, Mixer):
+        if isinstance(mine.self_attn, RecurrentMixer):
             copy_attention(mine.self_attn, attention, init, kv_expansion)
         else:
             name = student.config.mixers[layer]
@@ -123,7 +125,9 @@ def normalize_key_proj_as_gate(keys: nn.Linear, name: str) -> Tensor:
     return keys.weight / length.unsqueeze(1) if name == "weight" else keys.bias / length
 
 
-def copy_attention(mixer: Mixer, attention: nn.Module, init: str, kv_expansion: str = "heads") -> None:
+def copy_attention(
+    mixer: RecurrentMixer, attention: nn.Module, init: str, kv_expansion: str = "heads"
+) -> None:
     """Copy the projections in `init`; QK-norms are copied along with q and k."""
     letters = INITS[init]
     for letter in letters:

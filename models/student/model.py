@@ -10,7 +10,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers import Mixer, SlidingWindowMixer, link_lower_bounds, make_mixer
+from evalsuite.models.mixers import RecurrentMixer, SlidingWindowMixer, link_lower_bounds, make_mixer
 from evalsuite.models.mixers.convolution import packed_position_ids
 from evalsuite.models.student.cache import StudentCache
 from evalsuite.models.student.config import StudentConfig
@@ -35,7 +35,7 @@ class StudentPreTrainedModel(PreTrainedModel):
         super().initialize_weights()
         # Not in `_init_weights`, because transformers skips modules without parameters of their own.
         for module in self.modules():
-            if isinstance(module, Mixer) and not module.weights_initialized:
+            if isinstance(module, RecurrentMixer) and not module.weights_initialized:
                 module.reset_parameters()
                 module.weights_initialized = True
 
@@ -68,7 +68,7 @@ class StudentModel(StudentPreTrainedModel):
         """An empty cache for this model's layers."""
         return StudentCache(
             [
-                "state" if isinstance(layer.self_attn, Mixer) else layer.self_attn.window
+                "state" if isinstance(layer.self_attn, RecurrentMixer) else layer.self_attn.window
                 for layer in self.layers
             ]
         )
@@ -160,7 +160,7 @@ class StudentModel(StudentPreTrainedModel):
         """Attention masks of the softmax layers, by window."""
         masks: dict[int | None, Any] = {}
         for index, layer in enumerate(self.layers):
-            if isinstance(layer.self_attn, Mixer) or layer.self_attn.window in masks:
+            if isinstance(layer.self_attn, RecurrentMixer) or layer.self_attn.window in masks:
                 continue
             window = layer.self_attn.window
             if cu_seqlens is not None:

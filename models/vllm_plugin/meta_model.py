@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers import AttentionShape, Mixer
+from evalsuite.models.mixers import AttentionShape, RecurrentMixer
 from evalsuite.models.student import StudentConfig, StudentModel
 from evalsuite.models.vllm_plugin.sharding import local_mixer
 from evalsuite.models.vllm_plugin.state import state_bytes
@@ -25,10 +25,12 @@ def build_meta_mixers(config: StudentConfig) -> list[nn.Module]:
     with torch.device("meta"):
         layers = [layer.self_attn for layer in StudentModel(copy.deepcopy(config)).layers]
     for layer, mixer in enumerate(layers):
-        if not isinstance(mixer, Mixer):
+        if not isinstance(mixer, RecurrentMixer):
             continue
         overridden = [
-            method for method in NOT_OVERRIDABLE if getattr(type(mixer), method) is not getattr(Mixer, method)
+            method
+            for method in NOT_OVERRIDABLE
+            if getattr(type(mixer), method) is not getattr(RecurrentMixer, method)
         ]
         unknown = sorted(mixer.state_shapes().keys() - {"recurrent", "convolution"})
         if mixer.spans_layers:
@@ -48,7 +50,7 @@ def attention_shapes(config: StudentConfig, layers: list[nn.Module]) -> list[Att
     """Shape of each softmax or sliding-window layer; None for recurrent layers."""
     eps = config.base.rms_norm_eps
     return [
-        None if isinstance(mixer, Mixer) else AttentionShape.from_attention(mixer, eps, layer)
+        None if isinstance(mixer, RecurrentMixer) else AttentionShape.from_attention(mixer, eps, layer)
         for layer, mixer in enumerate(layers)
     ]
 
@@ -56,5 +58,5 @@ def attention_shapes(config: StudentConfig, layers: list[nn.Module]) -> list[Att
 def max_state_bytes(layers: list[nn.Module], tp_size: int, dtype: torch.dtype) -> int:
     """Bytes of the largest state of one rank per layer and sequence; 0 without recurrent layers."""
     with torch.device("meta"):
-        mixers = [local_mixer(mixer, tp_size) for mixer in layers if isinstance(mixer, Mixer)]
+        mixers = [local_mixer(mixer, tp_size) for mixer in layers if isinstance(mixer, RecurrentMixer)]
     return max((state_bytes(mixer, dtype) for mixer in mixers), default=0)

@@ -25,7 +25,7 @@ from vllm.v1.attention.backends.mamba_attn import (
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers import Mixer
+from evalsuite.models.mixers import RecurrentMixer
 from evalsuite.models.vllm_plugin import MIXER_OP
 from evalsuite.models.vllm_plugin.sharding import load_sharded_weights, local_mixer
 from evalsuite.models.vllm_plugin.state import PagedLayerCache, state_views
@@ -43,7 +43,12 @@ class MixerLayer(nn.Module, MambaBase):
     """
 
     def __init__(
-        self, mixer: Mixer, rope: nn.Module | None, page_bytes: int, vllm_config: VllmConfig, prefix: str
+        self,
+        mixer: RecurrentMixer,
+        rope: nn.Module | None,
+        page_bytes: int,
+        vllm_config: VllmConfig,
+        prefix: str,
     ) -> None:
         super().__init__()
         self.tp_size = get_tensor_model_parallel_world_size()

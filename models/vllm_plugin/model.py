@@ -14,7 +14,7 @@ from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid
 from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 from vllm.model_executor.models.utils import extract_layer_index
 
-from evalsuite.models.mixers import AttentionShape, Mixer
+from evalsuite.models.mixers import AttentionShape, RecurrentMixer
 from evalsuite.models.vllm_plugin.cpu_fp32_linear import use_blocked_fp32_linear
 from evalsuite.models.vllm_plugin.meta_model import build_meta_mixers, max_state_bytes
 from evalsuite.models.vllm_plugin.mixer_layer import MixerLayer
@@ -95,7 +95,7 @@ def _make_attention(
         max_position=base.max_position_embeddings,
         rope_parameters=base.rope_parameters,
     )
-    if isinstance(original, Mixer):
+    if isinstance(original, RecurrentMixer):
         mixer_rope = rope if original.options.rotary else None
         return MixerLayer(original, mixer_rope, page_bytes, vllm_config, prefix)
     shape = AttentionShape.from_attention(original, base.rms_norm_eps, layer)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from evalsuite.foundation import CheckpointError, ConfigError
-from evalsuite.models.mixers import AttentionShape, Mixer
+from evalsuite.models.mixers import AttentionShape, RecurrentMixer
 
 
-def local_mixer(mixer: Mixer, tp_size: int) -> Mixer:
+def local_mixer(mixer: RecurrentMixer, tp_size: int) -> RecurrentMixer:
     """Build the mixer of one rank, without loading its parameters.
 
     Raises:
@@ -45,7 +45,7 @@ def validate_heads(name: str, shape: AttentionShape, num_kv_heads: int, tp_size:
             )
 
 
-def validate_options(mixer: Mixer, tp_size: int) -> None:
+def validate_options(mixer: RecurrentMixer, tp_size: int) -> None:
     """Raise ConfigError if an option makes the heads depend on each other and there are several ranks."""
     if tp_size > 1 and (across := mixer.options_across_heads):
         named = ", ".join(f"{name} = {value}" for name, value in across.items())
@@ -55,7 +55,9 @@ def validate_options(mixer: Mixer, tp_size: int) -> None:
         )
 
 
-def shard_weight(name: str, tensor: Tensor, mixer: Mixer, local: Mixer, rank: int) -> Tensor:
+def shard_weight(
+    name: str, tensor: Tensor, mixer: RecurrentMixer, local: RecurrentMixer, rank: int
+) -> Tensor:
     """Return the part of a checkpoint's tensor that belongs to `rank`.
 
     Args:
@@ -80,7 +82,9 @@ def shard_weight(name: str, tensor: Tensor, mixer: Mixer, local: Mixer, rank: in
     return torch.zeros_like(tensor) if name == "o_proj.bias" and rank else tensor
 
 
-def load_sharded_weights(local: Mixer, mixer: Mixer, rank: int, tensors: Mapping[str, Tensor]) -> None:
+def load_sharded_weights(
+    local: RecurrentMixer, mixer: RecurrentMixer, rank: int, tensors: Mapping[str, Tensor]
+) -> None:
     """Load one rank's shards of a layer.
 
     Args:

@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from evalsuite.models.mixers import Mixer, MixerState
+from evalsuite.models.mixers import MixerState, RecurrentMixer
 
 PAGE_ALIGNMENT = 16
 """Page sizes are multiples of this, so that copies move full words and float32 views are possible."""
@@ -25,14 +25,14 @@ def state_dtypes(dtype: torch.dtype) -> dict[str, torch.dtype]:
     return {"recurrent": torch.float32, "convolution": dtype}
 
 
-def state_bytes(mixer: Mixer, dtype: torch.dtype) -> int:
+def state_bytes(mixer: RecurrentMixer, dtype: torch.dtype) -> int:
     """Bytes of one sequence's state in one layer, rounded up to `PAGE_ALIGNMENT`."""
     dtypes, shapes = state_dtypes(dtype), mixer.state_shapes()
     total = sum(prod(shape) * dtypes[name].itemsize for name, shape in shapes.items())
     return -(-total // PAGE_ALIGNMENT) * PAGE_ALIGNMENT
 
 
-def state_views(pages: Tensor, mixer: Mixer, dtype: torch.dtype) -> MixerState:
+def state_views(pages: Tensor, mixer: RecurrentMixer, dtype: torch.dtype) -> MixerState:
     """View pages [slots, bytes] of int8 as states by name, [slots, …], without copying."""
     dtypes, shapes = state_dtypes(dtype), mixer.state_shapes()
     views: MixerState = {}

@@ -26,7 +26,7 @@ from transformers import AutoModel, LlamaConfig
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.foundation import write_text
-from evalsuite.models.mixers import MIXERS, Mixer, make_mixer
+from evalsuite.models.mixers import MIXERS, RecurrentMixer, make_mixer
 from evalsuite.models.recurrence import fla_backend, naive_recurrent, recurrence, set_backend
 from evalsuite.models.recurrence.shapes import decay_shape_of
 from tests.parity.exit_codes import exit_with
@@ -34,7 +34,7 @@ from tests.parity.kernel_accuracy import relative_error, relative_errors
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 576, 9, 3, 64
 LENGTHS = (512, 1024, 2048, 4096, 8192)
-RECURRENT = [name for name, kind in MIXERS.items() if issubclass(kind, Mixer)]
+RECURRENT = [name for name, kind in MIXERS.items() if issubclass(kind, RecurrentMixer)]
 
 Row = dict[str, str]
 
@@ -52,7 +52,7 @@ def make_layer(name: str, device: str, dtype: torch.dtype) -> nn.Module:
     )
     attention = AutoModel.from_config(config, attn_implementation="sdpa").layers[0].self_attn
     mixer = make_mixer(name, attention, {}, layer=0, norm_eps=1e-5, window=None)
-    if isinstance(mixer, Mixer):
+    if isinstance(mixer, RecurrentMixer):
         mixer.reset_parameters()
         with torch.no_grad():
             for parameter in mixer.parameters():
@@ -115,7 +115,7 @@ def on_cuda(name: str) -> Row:
     x = torch.randn(8, 2048, HIDDEN, device="cuda", dtype=torch.bfloat16)
     row = {"mixer": name, "kernel": "scaled_dot_product_attention"}
     torch_ms = ""
-    if isinstance(layer, Mixer):
+    if isinstance(layer, RecurrentMixer):
         row |= kernel_errors(layer, x[:2]) | layer_errors(layer, x[:2])
         set_backend("torch")
         torch_ms = f"{1000 * seconds(partial(forward_backward, layer, x), 3, cuda=True):.2f}"
@@ -132,7 +132,7 @@ def on_cuda(name: str) -> Row:
     return row
 
 
-def kernel_errors(layer: Mixer, x: Tensor) -> Row:
+def kernel_errors(layer: RecurrentMixer, x: Tensor) -> Row:
     """Errors of a mixer's kernel against the torch backend, on the mixer's own recurrence inputs."""
     with torch.no_grad():
         inputs, _ = layer.prepare_inputs(x, rotary(x.shape[1], str(x.device), x.dtype), None, None, None)
@@ -163,7 +163,7 @@ def kernel_errors(layer: Mixer, x: Tensor) -> Row:
     }
 
 
-def layer_errors(layer: Mixer, x: Tensor) -> Row:
+def layer_errors(layer: RecurrentMixer, x: Tensor) -> Row:
     """Errors of the layer in bfloat16 on both backends, against the layer in float32."""
     set_backend("torch")
     exact = copy.deepcopy(layer).float()

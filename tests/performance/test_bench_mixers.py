@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.foundation import MissingDependencyError
-from evalsuite.models.mixers import Mixer
+from evalsuite.models.mixers import RecurrentMixer
 from evalsuite.models.recurrence import fla_backend
 from evalsuite.models.recurrence.chunked import chunked
 from tests.performance import bench_mixers
@@ -50,7 +50,7 @@ def test_errors_of_a_kernel_and_of_a_layer(monkeypatch: pytest.MonkeyPatch, name
     monkeypatch.setattr(fla_backend, "run", kernel)
     monkeypatch.setattr(bench_mixers, "set_backend", lambda backend: None)
     layer = bench_mixers.make_layer(name, "cpu", torch.bfloat16)
-    assert isinstance(layer, Mixer)
+    assert isinstance(layer, RecurrentMixer)
     x = torch.randn(1, 20, bench_mixers.HIDDEN).bfloat16()
     found = bench_mixers.kernel_errors(layer, x)
     assert found["kernel_output_error"] == "0.0e+00"

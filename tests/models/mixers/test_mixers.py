@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers import MIXERS, Mixer, make_mixer
+from evalsuite.models.mixers import MIXERS, RecurrentMixer, make_mixer
 from evalsuite.models.mixers.convolution import apply_short_convolutions
 from evalsuite.models.recurrence import recurrence
 from evalsuite.models.student.cache import RecurrentLayerCache
 
-RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, Mixer))
+RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, RecurrentMixer))
 PRESETS = [
     f"{name}:{preset}" for name in RECURRENT for preset in MIXERS[name].Options.presets if preset != "house"
 ]
@@ -38,13 +38,13 @@ class Attention(nn.Module):
         self.q_norm = self.k_norm = nn.Identity()
 
 
-def make(name: str, head_dim: int = 64, **options: Any) -> Mixer:
+def make(name: str, head_dim: int = 64, **options: Any) -> RecurrentMixer:
     """A mixer with all parameters perturbed, so that all gates are active."""
     torch.manual_seed(1)
     name, _, preset = name.partition(":")
     options = {**options, **({"preset": preset} if preset else {})}
     mixer = make_mixer(name, Attention(head_dim), options, layer=0, norm_eps=1e-6, window=None)
-    assert isinstance(mixer, Mixer)
+    assert isinstance(mixer, RecurrentMixer)
     mixer = mixer.double()
     mixer.reset_parameters()
     with torch.no_grad():
@@ -65,7 +65,7 @@ def rotary(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-def run(mixer: Mixer, x: Tensor, first: int = 0, cache: Any = None, **more: Any) -> Tensor:
+def run(mixer: RecurrentMixer, x: Tensor, first: int = 0, cache: Any = None, **more: Any) -> Tensor:
     positions = more.pop("positions", None)
     if positions is None:
         positions = torch.arange(first, first + x.shape[1]).expand(x.shape[0], -1)
@@ -231,7 +231,7 @@ def test_split_equals_unsplit_with_options(options: dict[str, Any]) -> None:
 def test_convolution_and_gate_start_as_identity(name: str) -> None:
     """A sigmoid gate cannot be the identity and starts nearly open."""
     mixer = make_mixer(name, Attention(8), {}, layer=0, norm_eps=1e-6, window=None)
-    assert isinstance(mixer, Mixer)
+    assert isinstance(mixer, RecurrentMixer)
     mixer.reset_parameters()
     convolutions = (mixer.q_conv1d, mixer.k_conv1d, mixer.v_conv1d)
     parts = [torch.randn(1, 5, width) for width in mixer.qkv_dims]
@@ -247,7 +247,7 @@ def test_convolution_and_gate_start_as_identity(name: str) -> None:
 def test_initial_decay_is_between_088_and_0999() -> None:
     for name in ("gla", "gated_deltanet", "kda", "mamba2", "mlstm"):
         mixer = make_mixer(name, Attention(8), {}, layer=0, norm_eps=1e-6, window=None)
-        assert isinstance(mixer, Mixer)
+        assert isinstance(mixer, RecurrentMixer)
         mixer.reset_parameters()
         x = torch.randn(1, 3, 24)
         inputs, _ = mixer.prepare_inputs(x, None, None, None, None)

@@ -7,7 +7,7 @@ from transformers import Mamba2Config, xLSTMConfig
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
 
-from evalsuite.models.mixers import MIXERS, Mixer, link_lower_bounds, make_mixer
+from evalsuite.models.mixers import MIXERS, RecurrentMixer, link_lower_bounds, make_mixer
 from tests.models.mixers.native_references import REFERENCES
 
 HIDDEN, HEADS, WIDTH = 24, 3, 8
@@ -24,12 +24,12 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(HEADS * WIDTH, HIDDEN, bias=False)
 
 
-def make(name: str, layer: int = 0, scale: float = 0.3, **options: object) -> Mixer:
+def make(name: str, layer: int = 0, scale: float = 0.3, **options: object) -> RecurrentMixer:
     torch.manual_seed(layer + 1)
     mixer = make_mixer(
         name, Attention(), {"preset": "native", **options}, layer=layer, norm_eps=1e-5, window=None
     )
-    assert isinstance(mixer, Mixer)
+    assert isinstance(mixer, RecurrentMixer)
     mixer.reset_parameters()
     for parameter in mixer.parameters():
         parameter.data += scale * torch.randn_like(parameter)
@@ -43,13 +43,13 @@ def angles(length: int, base: float | None) -> tuple[Tensor, Tensor]:
     return angle.cos(), angle.sin()
 
 
-def output(mixer: Mixer, x: Tensor, base: float | None = None) -> Tensor:
+def output(mixer: RecurrentMixer, x: Tensor, base: float | None = None) -> Tensor:
     return mixer(x.unsqueeze(0), position_embeddings=angles(x.shape[0], base))[0][0]
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
 def test_native_mixers_equal_their_references(name: str) -> None:
-    assert set(REFERENCES) == {n for n, kind in MIXERS.items() if issubclass(kind, Mixer)}
+    assert set(REFERENCES) == {n for n, kind in MIXERS.items() if issubclass(kind, RecurrentMixer)}
     mixer, x = make(name), torch.randn(21, HIDDEN, generator=torch.Generator().manual_seed(0))
     found = output(mixer, x, 10000.0 if name == "retnet" else None)
     wanted = REFERENCES[name](mixer.state_dict(), HEADS, x)

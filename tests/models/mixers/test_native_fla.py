@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evalsuite.models.mixers import Mixer, make_mixer
+from evalsuite.models.mixers import RecurrentMixer, make_mixer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200)]
 if not torch.cuda.is_available():
@@ -68,7 +68,7 @@ def test_native_mixers_equal_flas_layers(name: str) -> None:
     layer = layer.cuda().float().eval()
     # One layer alone has no lower bounds: they are zero in the first layer.
     mixer = make_mixer(name, Attention(), {"preset": "native"}, layer=0, norm_eps=1e-5, window=None)
-    assert isinstance(mixer, Mixer)
+    assert isinstance(mixer, RecurrentMixer)
     mixer.reset_parameters()
     mixer = mixer.cuda().eval()
     theirs = layer.state_dict()

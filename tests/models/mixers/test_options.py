@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers import Mixer, make_mixer
+from evalsuite.models.mixers import RecurrentMixer, make_mixer
 from evalsuite.models.mixers.feature_maps import FEATURE_MAPS
 from evalsuite.models.recurrence import recurrence
 from tests.models.mixers.test_mixers import Attention, close, make, new_cache, run, tokens
@@ -75,7 +75,7 @@ def test_split_state_packing_padding_and_matrix(name: str, options: dict[str, An
     close(torch.einsum("bhts,bshv->bthv", weights, values), mixer.apply_normalizer(o, inputs))
 
 
-def gates(mixer: Mixer, x: Tensor) -> Any:
+def gates(mixer: RecurrentMixer, x: Tensor) -> Any:
     return mixer.prepare_inputs(x, None, None, None, None)[0]
 
 
@@ -128,7 +128,7 @@ def test_mlstm_without_input_gate_or_normalizer() -> None:
 def test_the_retention_range_is_an_option(name: str) -> None:
     options = {"min_decay": 0.5, "max_decay": 0.9, "short_conv": 0}
     mixer = make_mixer(name, Attention(8), options, layer=0, norm_eps=1e-6, window=None)
-    assert isinstance(mixer, Mixer)
+    assert isinstance(mixer, RecurrentMixer)
     mixer.reset_parameters()
     decay = gates(mixer, torch.zeros(1, 2, 24)).log_decay.exp()
     decay = decay.mean(-1) if decay.dim() == 4 else decay
@@ -142,7 +142,7 @@ def test_retnet_can_have_the_decays_of_its_public_variants() -> None:
     """1 − exp(linspace(ln 1/32, ln 1/512)), the other schedule of public re-implementations."""
     options = {"decay_init": "range", "min_decay": 1 - 1 / 32, "max_decay": 1 - 1 / 512}
     mixer = make_mixer("retnet", Attention(8), options, layer=0, norm_eps=1e-6, window=None)
-    assert isinstance(mixer, Mixer)
+    assert isinstance(mixer, RecurrentMixer)
     mixer.reset_parameters()
     wanted = 1 - torch.linspace(torch.tensor(1 / 32).log(), torch.tensor(1 / 512).log(), 2).exp()
     torch.testing.assert_close(mixer.log_decay.exp(), wanted)
@@ -152,7 +152,7 @@ def test_retnet_can_have_the_decays_of_its_public_variants() -> None:
 def test_native_decays_are_drawn_as_in_the_authors_code(name: str) -> None:
     torch.manual_seed(0)
     mixer = make_mixer(name, Attention(64), {"preset": "native"}, layer=0, norm_eps=1e-6, window=None)
-    assert isinstance(mixer, Mixer)
+    assert isinstance(mixer, RecurrentMixer)
     mixer.reset_parameters()
     rate = mixer.A_log.exp()
     assert (rate >= (1 if name == "kda" else 1e-4)).all()

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers import Mixer, make_mixer
+from evalsuite.models.mixers import RecurrentMixer, make_mixer
 
 
 class Attention(nn.Module):
@@ -21,10 +21,10 @@ class Attention(nn.Module):
             setattr(self, f"{letter}_proj", nn.Linear(4 * heads, 4 * heads, bias=False))
 
 
-def make(name: str, heads: int = 2, **options: Any) -> Mixer:
+def make(name: str, heads: int = 2, **options: Any) -> RecurrentMixer:
     torch.manual_seed(0)
     mixer = make_mixer(name, Attention(heads), options, layer=0, norm_eps=1e-6, window=None)
-    assert isinstance(mixer, Mixer)
+    assert isinstance(mixer, RecurrentMixer)
     mixer = mixer.double()
     mixer.reset_parameters()
     return mixer.requires_grad_(False)

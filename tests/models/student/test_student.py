@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from evalsuite.foundation import CheckpointError, ConfigError, EvalsuiteError
 from evalsuite.models import MIXERS, StudentConfig, StudentForCausalLM, build_student
-from evalsuite.models.mixers import Mixer
+from evalsuite.models.mixers import RecurrentMixer
 
 Make = Callable[..., PreTrainedModel]
 both_widths = pytest.mark.parametrize("head_dim", [64, 128])
@@ -293,4 +293,4 @@ def test_misuse_is_refused(make_teacher: Make) -> None:
     cache = student(ids(), use_cache=True).past_key_values
     with pytest.raises(ConfigError, match="cannot be cropped"):
         cache.crop(-1)
-    assert all(isinstance(layer.self_attn, Mixer) for layer in student.model.layers)
+    assert all(isinstance(layer.self_attn, RecurrentMixer) for layer in student.model.layers)

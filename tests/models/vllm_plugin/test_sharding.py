@@ -8,13 +8,13 @@ import torch
 
 from evalsuite.foundation import CheckpointError, ConfigError
 from evalsuite.models import MIXERS, StudentForCausalLM
-from evalsuite.models.mixers import Mixer
+from evalsuite.models.mixers import RecurrentMixer
 from evalsuite.models.vllm_plugin.sharding import load_sharded_weights, local_mixer
 
-RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, Mixer))
+RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, RecurrentMixer))
 
 
-def angles(mixer: Mixer, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def angles(mixer: RecurrentMixer, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     rates = 100.0 ** -(torch.arange(0, mixer.head_dim, 2) / mixer.head_dim)
     both = torch.cat([torch.arange(length)[:, None] * rates] * 2, -1)[None]
     return both.cos(), both.sin()

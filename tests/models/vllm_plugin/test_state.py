@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from evalsuite.models import MIXERS, StudentForCausalLM
-from evalsuite.models.mixers import Mixer
+from evalsuite.models.mixers import RecurrentMixer
 from evalsuite.models.student.cache import RecurrentLayerCache
 from evalsuite.models.vllm_plugin.meta_model import build_meta_mixers, max_state_bytes
 from evalsuite.models.vllm_plugin.state import PAGE_ALIGNMENT, PagedLayerCache, state_bytes, state_views
 
-RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, Mixer))
+RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, RecurrentMixer))
 SLOTS = 5
 
 
@@ -23,7 +23,9 @@ def pages_for(size: int) -> Tensor:
     return torch.full((SLOTS, size + 64), -1, dtype=torch.int8)[:, 32 : 32 + size]
 
 
-def run(mixer: Mixer, x: Tensor, first: Tensor, cache: object, cu_seqlens: Tensor | None = None) -> Tensor:
+def run(
+    mixer: RecurrentMixer, x: Tensor, first: Tensor, cache: object, cu_seqlens: Tensor | None = None
+) -> Tensor:
     rates = 100.0 ** -(torch.arange(0, mixer.head_dim, 2) / mixer.head_dim)
     angles = torch.cat([first[..., None] * rates] * 2, -1)
     out: Tensor = mixer(
@@ -95,7 +97,7 @@ def test_all_layers_share_one_size_that_ranks_divide(
 ) -> None:
     student = make_student(["rebased", "gated_deltanet", "softmax", "hgrn2"])
     layers = build_meta_mixers(student.config)
-    sizes = [state_bytes(layer, torch.float32) for layer in layers if isinstance(layer, Mixer)]
+    sizes = [state_bytes(layer, torch.float32) for layer in layers if isinstance(layer, RecurrentMixer)]
     assert max_state_bytes(layers, 1, torch.float32) == max(sizes) > min(sizes)
     assert max_state_bytes(layers, 2, torch.float32) == max(sizes) // 2
     assert max_state_bytes(build_meta_mixers(make_student("softmax").config), 1, torch.float32) == 0
