@@ -14,7 +14,7 @@ export TOKENIZERS_PARALLELISM := false
 
 TRITON ?= .venv-triton
 
-.PHONY: help install demo gate-demo test test-all test-kernels test-vllm bench-engine bench-mixers bench-distill lint types unit fix clean
+.PHONY: help install demo gate-demo docs test test-all test-kernels test-vllm bench-engine bench-mixers bench-distill lint types unit fix clean
 
 help:
 	@echo "make demo   distil three students from the pocket teacher, evaluate, write $(DEMO)/report/index.html"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-kernels   Triton kernels on a CPU, through Triton's interpreter (.venv-triton)"
 	@echo "make test-vllm   students in vLLM for CPUs, in an environment of its own (.venv-vllm)"
 	@echo "make gate-demo   the gate on the demo's run, as CI runs it"
+	@echo "make docs   the documentation, build/site/index.html"
 	@echo "make bench-engine, bench-mixers, bench-distill   performance of engine, mixers and training (options: ARGS=...)"
 	@echo "make fix    let ruff fix what it can"
 
@@ -45,6 +46,10 @@ demo: $(STAMP)
 
 gate-demo: $(STAMP)
 	$(BIN)/python -m evalsuite gate $(DEMO) --policy reports/examples/demo.yaml --out $(DEMO)/gate
+
+# Broken links and unknown names in the documentation are errors.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 test: lint types unit
 

@@ -41,10 +41,12 @@ FOLDERS = {
         "results",
         "examples",
     },
+    "docs": {"extend", "how-to", "reference"},
     "tests": {
         "api",
         "cli",
         "distill",
+        "docs",
         "evaluation",
         "foundation",
         "models",

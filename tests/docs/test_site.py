@@ -1,0 +1,115 @@
+"""The built documentation: complete reference, no requests to other hosts, readable formulas."""
+
+import ast
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from evalsuite.cli.entry import build_parser
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("evalsuite", "tasks", "models", "distill", "reports")
+
+
+class Loads(HTMLParser):
+    """Addresses that a browser loads while it shows a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag in ("script", "img", "iframe", "source", "video"):
+            self.found.append(values.get("src") or "")
+        elif tag == "link" and values.get("rel") != "canonical":
+            self.found.append(values.get("href") or "")
+
+
+def config_classes() -> dict[str, list[str]]:
+    """Public subclasses of Strict in the sources: name → the fields that they define."""
+    trees = [ast.parse(path.read_text()) for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    definitions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    known = {"Strict"}
+    while True:
+        more = {
+            node.name
+            for node in definitions
+            if any(isinstance(base, ast.Name) and base.id in known for base in node.bases)
+        }
+        if more <= known:
+            break
+        known |= more
+    return {
+        node.name: fields
+        for node in definitions
+        if node.name in known - {"Strict"} and node.name[0] != "_" and (fields := public_fields(node))
+    }
+
+
+def public_fields(node: ast.ClassDef) -> list[str]:
+    """Fields as YAML names them."""
+    return [
+        each.target.id.rstrip("_")
+        for each in node.body
+        if isinstance(each, ast.AnnAssign)
+        and isinstance(each.target, ast.Name)
+        and each.target.id[0] != "_"
+        and "ClassVar" not in ast.unparse(each.annotation)
+    ]
+
+
+@pytest.fixture(scope="module")
+def reference(site: Path) -> str:
+    return "".join(path.read_text() for path in sorted((site / "reference").glob("*.html")))
+
+
+def test_every_field_of_every_configuration_class_is_documented(reference: str) -> None:
+    sections = dict(re.findall(r'<h3 id="[^"]*">(\w+)<a.*?</h3>(.*?)(?=<h[123] |$)', reference, re.DOTALL))
+    classes = config_classes()
+    assert {"Recipe", "Suite", "Benchmark", "Policy", "Plan"} <= set(classes)
+    missing = [
+        f"{name}.{field}"
+        for name, fields in classes.items()
+        for field in fields
+        if f"<code>{field}</code>" not in sections.get(name, "")
+    ]
+    assert not missing
+
+
+def test_every_option_of_every_command_is_documented(site: Path) -> None:
+    text = (site / "reference" / "command-line.html").read_text()
+    verbs = next(action for action in build_parser()._actions if action.dest == "verb")
+    assert verbs.choices
+    for verb, parser in dict(verbs.choices).items():  # type: ignore[call-overload]
+        chapter = text.partition(f'<h2 id="{verb}">')[2].partition("<h2 ")[0]
+        assert chapter, verb
+        for option in (name for action in parser._actions for name in action.option_strings):
+            assert option in ("-h", "--help") or option in chapter, f"{verb} {option}"
+
+
+def test_no_page_loads_anything_from_another_host(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        loads = Loads()
+        loads.feed(page.read_text())
+        assert not [url for url in loads.found if "//" in url], page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(https?:)?//", sheet.read_text()), sheet
+
+
+def test_formulas_are_mathml(site: Path) -> None:
+    page = (site / "method.html").read_text()
+    assert "<math" in page
+    assert "arithmatex" not in page
+
+
+def test_results_are_pages_and_their_files_are_copied(site: Path) -> None:
+    page = (site / "results" / "smollm2-135m-instruct.html").read_text()
+    assert 'src="smollm2-135m-instruct/leaderboard.png"' in page
+    folder = site / "results" / "smollm2-135m-instruct"
+    assert (folder / "leaderboard.png").is_file()
+    assert "<h1" in (folder / "leaderboard.html").read_text()
