@@ -4,7 +4,7 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,10 @@ from markupsafe import Markup
 
 import evalsuite
 from evalsuite.reports import formatting
-from evalsuite.reports.analysis import findings
 from evalsuite.reports.gate.verdict import Verdict
-from evalsuite.reports.page import drill_down
-from evalsuite.reports.page.sections import (
-    ablations,
-    cost,
-    gate,
-    heatmaps,
-    layers,
-    overview,
-    pairwise,
-    paper_comparison,
-    paper_tables,
-    protocol_gap,
-    provenance,
-    recovery,
-    scaling,
-    training_curves,
-)
+from evalsuite.reports.page import drill_down, gate, overview
+from evalsuite.reports.page.section import TEMPLATES, Section
+from evalsuite.reports.page.sections import ordered_sections
 from evalsuite.reports.report import Report
 
 FOLDER = Path(__file__).parent
@@ -54,15 +39,11 @@ def render_page(
         verdict: a gate verdict, shown first.
         redacted: whether the page states that it is redacted.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER / "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["breakable"] = breakable
     documents, per_cell = packed_drill_down(report, questions)
+    environment = _environment(
+        report,
+        {"per_cell": per_cell, "has_questions": questions is not None, "is_redacted": redacted},
+    )
     return environment.get_template("index.html.j2").render(
         version=evalsuite.__version__,
         tables=", ".join(
@@ -74,52 +55,46 @@ def render_page(
         meta=overview.meta(report),
         tiles=overview.tiles(report),
         verdict=verdict,
-        gate=gate.gate_lines(verdict),
+        lines=gate.gate_lines(verdict),
         warnings=report.warnings,
-        protocols=report.protocols,
-        protocol_titles=formatting.PROTOCOL_TITLES,
-        views=recovery.recovery_views(report),
-        scopes=_scopes(report),
-        gap=protocol_gap.gap_view(report),
-        needles=heatmaps.needle_views(report),
-        longbench=heatmaps.longbench_view(report),
-        paper=paper_comparison.paper_view(report),
-        paper_tables=paper_tables.paper_tables(report),
-        paper_gap=paper_tables.paper_gap_sentence(report),
-        scaling=scaling.scaling_views(report),
-        ablations=ablations.ablation_views(report),
-        training=training_curves.training_views(report),
-        layers=layers.layer_rows(report),
-        layer_charts=layers.layer_charts(report),
-        selectors=layers.selector_views(report),
-        costs=cost.cost_rows(report),
-        cost_charts=cost.cost_charts(report),
-        pairs=pairwise.pair_lines(report),
-        replicates={
-            protocol: findings.replicate_sentences(report, protocol) for protocol in report.protocols
-        },
-        lineages=provenance.lineages(report),
-        benchmarks=report.benchmarks,
-        categories=formatting.CATEGORY_TITLES,
-        environments=[
-            (str(run), provenance.environment_facts(facts))
-            for run, facts in zip(
-                (run.name for run in report.tensor.merged.runs), report.environments, strict=True
-            )
+        sections=[
+            {"id": each.id, "title": each.title, "nav": each.nav, "body": _body(environment, each, view)}
+            for each in ordered_sections()
+            if (view := each.view(report)) is not None
         ],
-        doctor=report.doctor,
         documents=documents,
-        per_cell=per_cell,
         labels=_json([checkpoint.label for checkpoint in report.checkpoints]),
         teachers=_json(
             [None if s.teacher is None else report.checkpoints[s.teacher].label for s in report.checkpoints]
         ),
         titles=_json({benchmark.name: benchmark.title for benchmark in report.benchmarks}),
-        has_questions=questions is not None,
-        is_redacted=redacted,
         style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
         script=Markup((FOLDER / "script.js").read_text(encoding="utf-8")),
     )
+
+
+def _environment(report: Report, facts: Mapping[str, Any]) -> jinja2.Environment:
+    """Jinja with the filters and names that every template may use."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["breakable"] = breakable
+    environment.globals |= {
+        "protocol_titles": formatting.PROTOCOL_TITLES,
+        "categories": formatting.CATEGORY_TITLES,
+        **facts,
+    }
+    return environment
+
+
+def _body(environment: jinja2.Environment, section: Section, view: Any) -> Markup:
+    """The HTML of a section, without its heading."""
+    template = environment.from_string(section.template.read_text(encoding="utf-8"))
+    return Markup(template.render(view=view))
 
 
 def breakable(label: str) -> Markup:
@@ -136,16 +111,6 @@ def packed_drill_down(report: Report, questions: drill_down.Questions | None) ->
         if len(packed) <= DRILL_DOWN_BYTES:
             break
     return packed, per_cell
-
-
-def _scopes(report: Report) -> Sequence[tuple[str, str]]:
-    """Categories with benchmarks in the report; empty if there is only one."""
-    found = {benchmark.category for benchmark in report.benchmarks}
-    if len(found) < 2:
-        return []
-    return [
-        (name, title) for name, title in formatting.CATEGORY_TITLES.items() if name == "all" or name in found
-    ]
 
 
 def _json(value: Any) -> Markup:

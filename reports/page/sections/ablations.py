@@ -7,6 +7,7 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.findings import ablation_sentence, answered_all, repeat_sentences
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.variants import Ablation, Variant
+from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 
 
@@ -90,3 +91,9 @@ def _rank(report: Report, ablation: Ablation, row: AverageRow) -> str:
     if row.recovery.point is None or len(points) < 2:
         return ""
     return str(1 + sum(point > row.recovery.point for point in points))
+
+
+@section("ablations", "Ablations", order=80)
+def ablations_section(report: Report) -> list[AblationView] | None:
+    """The section; None without data."""
+    return ablation_views(report) or None

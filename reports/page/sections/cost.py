@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from evalsuite.reports import formatting
 from evalsuite.reports.page.axes import log_axis, nice_axis
 from evalsuite.reports.page.charts import Curve, Plot, Point, curves
+from evalsuite.reports.page.section import section
 from evalsuite.reports.page.sections.scaling import MAX_SERIES, ChartView
 from evalsuite.reports.records.sidecars import EfficiencyRow
 from evalsuite.reports.report import Report
@@ -97,3 +98,18 @@ def _charts(
 
 def _rate(value: float | None) -> str:
     return formatting.NOTHING if value is None else formatting.count(round(value))
+
+
+@dataclass(frozen=True, slots=True)
+class CostView:
+    """The section."""
+
+    rows: list[CostRow]
+    charts: list[ChartView]
+
+
+@section("cost", "Cost", order=70)
+def cost_view(report: Report) -> CostView | None:
+    """Charts and table; None without efficiency records."""
+    rows = cost_rows(report)
+    return CostView(rows, cost_charts(report)) if rows else None

@@ -9,6 +9,7 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import MIXER_TITLES, lineage_of
 from evalsuite.reports.page.axes import Axis, exact_axis, nice_axis
 from evalsuite.reports.page.charts import Curve, Plot, Point, curves, layer_bars, layer_strip
+from evalsuite.reports.page.section import section
 from evalsuite.reports.page.sections.scaling import (
     MAX_SERIES,
     ChartView,
@@ -300,3 +301,19 @@ def _mixer(name: str) -> str:
 
 def _listed(layers: Sequence[int]) -> str:
     return ", ".join(map(str, sorted(layers)))
+
+
+@dataclass(frozen=True, slots=True)
+class LayersView:
+    """The section."""
+
+    rows: list[LayerRow]
+    charts: list[ChartView]
+    selectors: list[SelectorView]
+
+
+@section("layers", "Layer selection", order=60, nav="Layers")
+def layers_view(report: Report) -> LayersView | None:
+    """Layers of hybrids, quality by number of layers, selectors; None without any of them."""
+    view = LayersView(layer_rows(report), layer_charts(report), selector_views(report))
+    return view if view.rows or view.charts or view.selectors else None

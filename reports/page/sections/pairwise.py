@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from evalsuite.reports import formatting
+from evalsuite.reports.analysis import findings
+from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 
 
@@ -46,3 +48,20 @@ def pair_lines(report: Report) -> list[PairLine]:
 def p_value(p: float) -> str:
     """A p-value to two digits, never ``0.00``."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class PairsView:
+    """The section."""
+
+    lines: list[PairLine]
+    replicates: list[str]
+    """Sentences about runs of one recipe."""
+
+
+@section("pairs", "Pairwise comparison", order=85, nav="Pairwise")
+def pairs_view(report: Report) -> PairsView | None:
+    """All pairs of checkpoints; None if there is only one checkpoint."""
+    lines = pair_lines(report)
+    sentences = [s for protocol in report.protocols for s in findings.replicate_sentences(report, protocol)]
+    return PairsView(lines, sentences) if lines else None

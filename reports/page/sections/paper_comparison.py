@@ -9,6 +9,8 @@ from evalsuite.reports.analysis.findings import order_sentences
 from evalsuite.reports.analysis.paper_comparison import PaperRow
 from evalsuite.reports.page.axes import Axis, nice_axis
 from evalsuite.reports.page.row_charts import axis_mark, interval_mark
+from evalsuite.reports.page.section import section
+from evalsuite.reports.page.sections.paper_tables import PaperTable, paper_tables
 from evalsuite.reports.report import Report
 
 
@@ -112,3 +114,18 @@ def _line(report: Report, row: PaperRow, axis: Axis) -> PaperLine:
         sort_paper=row.paper_recovery,
         sort_paper_chance_normalized=row.paper_chance_normalized_recovery,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PapersView:
+    """The section."""
+
+    ours: PaperView | None
+    tables: list[PaperTable]
+
+
+@section("papers", "Comparison with published results", order=88, nav="Papers")
+def papers_view(report: Report) -> PapersView | None:
+    """Our students beside the paper's, and scores as printed; None without a shared benchmark."""
+    view = PapersView(paper_view(report), paper_tables(report))
+    return view if view.ours or view.tables else None

@@ -13,6 +13,8 @@ from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.page.axes import Axis, nice_axis
 from evalsuite.reports.page.charts import rank_lines
 from evalsuite.reports.page.row_charts import Dumbbell, Share, axis_mark, dumbbells, stack
+from evalsuite.reports.page.section import section
+from evalsuite.reports.page.sections.paper_tables import paper_gap_sentence
 from evalsuite.reports.report import Report
 
 
@@ -254,3 +256,19 @@ def _rank_view(
             for i in sorted(agreement.inversions, key=lambda inversion: not inversion.proven)
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class GapSection:
+    """The section."""
+
+    gap: GapView
+    paper: str
+    """The gap of a paper on the same benchmarks, as a sentence."""
+
+
+@section("gap", "Log-likelihood vs. generation", order=30, nav="Gap")
+def gap_section(report: Report) -> GapSection | None:
+    """The gap between the protocols; None if no benchmark has both."""
+    gap = gap_view(report)
+    return None if gap is None else GapSection(gap, paper_gap_sentence(report))

@@ -7,6 +7,9 @@ from typing import Any
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
+from evalsuite.reports.page.section import section
+from evalsuite.reports.records.run_folder import BenchmarkPlan
+from evalsuite.reports.records.sidecars import DoctorResult
 from evalsuite.reports.report import Report
 
 
@@ -58,3 +61,32 @@ def environment_facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
         for key, value in environment.items()
         if value not in ({}, [], None, "")
     ]
+
+
+@section("lineage", "Lineage", order=90)
+def lineage_section(report: Report) -> list[LineageView]:
+    """The lineage of every checkpoint."""
+    return lineages(report)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodView:
+    """Benchmarks, doctor results and environments."""
+
+    benchmarks: tuple[BenchmarkPlan, ...]
+    doctor: tuple[DoctorResult, ...]
+    environments: list[tuple[str, list[tuple[str, str]]]]
+    """Run → its environment."""
+
+
+@section("method", "Method and environment", order=95, nav="Method")
+def method_section(report: Report) -> MethodView:
+    """How the numbers were made."""
+    runs = (run.name for run in report.tensor.merged.runs)
+    return MethodView(
+        benchmarks=report.benchmarks,
+        doctor=report.doctor,
+        environments=[
+            (run, environment_facts(facts)) for run, facts in zip(runs, report.environments, strict=True)
+        ],
+    )

@@ -7,12 +7,14 @@ from markupsafe import Markup
 
 from evalsuite.foundation.taxonomy import CATEGORIES
 from evalsuite.reports import formatting
+from evalsuite.reports.analysis import findings
 from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.rows import AverageRow, BenchmarkRow, DropRow
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.page.axes import Axis, nice_axis
 from evalsuite.reports.page.row_charts import axis_mark, interval_mark
+from evalsuite.reports.page.section import section
 from evalsuite.reports.records.run_folder import BenchmarkPlan
 from evalsuite.reports.report import Report
 
@@ -291,4 +293,31 @@ def _caption(
         "bootstrap over documents (or their clusters). Changes are coloured if they are proven after Holm's "
         "correction over all students and benchmarks."
         + (f" Compared on a part of the planned documents: {', '.join(partial)}." if partial else "")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverySection:
+    """The section."""
+
+    tables: list[RecoveryView]
+    protocols: tuple[str, ...]
+    scopes: list[tuple[str, str]]
+    """Categories with benchmarks and their titles; empty if there is only one."""
+    replicates: dict[str, list[str]]
+    """Protocol → sentences about runs of one recipe."""
+
+
+@section("recovery", "Teacher recovery", order=20, nav="Recovery")
+def recovery_section(report: Report) -> RecoverySection:
+    """Recovery by protocol and category."""
+    found = {benchmark.category for benchmark in report.benchmarks}
+    titles = formatting.CATEGORY_TITLES.items()
+    return RecoverySection(
+        tables=recovery_views(report),
+        protocols=report.protocols,
+        scopes=[(name, title) for name, title in titles if name in (ALL, *found)] if len(found) > 1 else [],
+        replicates={
+            protocol: findings.replicate_sentences(report, protocol) for protocol in report.protocols
+        },
     )

@@ -9,6 +9,7 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.page.axes import exact_axis, log_axis, nice_axis
 from evalsuite.reports.page.charts import Curve, Plot, Point, curves
+from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 
 
@@ -158,3 +159,9 @@ def _point(report: Report, student: int, x: float, protocol: str) -> Point:
     interval = row.recovery.interval.scaled(100)
     label = f"{report.checkpoints[student].label}: {formatting.estimate(row.recovery)} %"
     return Point(x, interval.point, interval.low, interval.high, label)
+
+
+@section("scaling", "Scaling", order=50)
+def scaling_section(report: Report) -> list[ChartView] | None:
+    """The section; None without data."""
+    return scaling_views(report) or None

@@ -8,6 +8,7 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.page.axes import nice_axis
 from evalsuite.reports.page.charts import Curve, Plot, Point, curves
+from evalsuite.reports.page.section import section
 from evalsuite.reports.page.sections.scaling import MAX_SERIES, ChartView
 from evalsuite.reports.records.loss_curves import LossCurve
 from evalsuite.reports.report import Report
@@ -88,3 +89,9 @@ def _means(losses: LossCurve) -> tuple[Point, ...]:
         at = losses.tokens[start : start + size][-1]
         points.append(Point(at, mean, label=f"{losses.label} at {formatting.tokens(at)}: {mean:.4g}"))
     return tuple(points)
+
+
+@section("training", "Training", order=75)
+def training_section(report: Report) -> list[ChartView] | None:
+    """The section; None without data."""
+    return training_views(report) or None

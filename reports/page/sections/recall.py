@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.rows import BenchmarkRow
+from evalsuite.reports.page.section import section
 from evalsuite.reports.records.merging import CellKey
 from evalsuite.reports.report import Report
 
@@ -137,3 +138,18 @@ def longbench_view(report: Report) -> Heatmap | None:
         columns=(*(task.title.removeprefix("LongBench ") for task in tasks), "mean"),
         rows=tuple(lines),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RecallView:
+    """The section."""
+
+    needles: list[Heatmap]
+    longbench: Heatmap | None
+
+
+@section("recall", "Recall", order=40)
+def recall_view(report: Report) -> RecallView | None:
+    """Needles and LongBench; None without either."""
+    view = RecallView(needle_views(report), longbench_view(report))
+    return view if view.needles or view.longbench else None
