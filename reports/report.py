@@ -1,6 +1,6 @@
 """The report: all rows, warnings and sidecar data that outputs are made of, computed once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,13 @@ from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.averages import average_rows
 from evalsuite.reports.analysis.benchmark_rows import benchmark_rows, drop_rows
 from evalsuite.reports.analysis.gaps import GapPool, agreement_of, agreement_over_all, gap_rows
+from evalsuite.reports.analysis.measures.agreement import (
+    AgreementPool,
+    AgreementRow,
+    agreement_rows,
+    benchmark_agreement_rows,
+    ceiling_rows,
+)
 from evalsuite.reports.analysis.pairs import pair_rows
 from evalsuite.reports.analysis.paper_comparison import (
     PaperOrder,
@@ -21,6 +28,7 @@ from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_t
 from evalsuite.reports.analysis.rows import Agreement, AverageRow, BenchmarkRow, DropRow, GapRow, PairRow
 from evalsuite.reports.analysis.scopes import ALL, Pool
 from evalsuite.reports.analysis.variants import Ablation, ablations_of
+from evalsuite.reports.analysis.warnings import report_warnings
 from evalsuite.reports.records.loss_curves import LossCurve, read_loss_curves
 from evalsuite.reports.records.merging import CellKey, CheckpointEntry, MergedPlan
 from evalsuite.reports.records.run_folder import BenchmarkPlan, read_environment
@@ -49,6 +57,12 @@ class Report:
     """Agreement of the protocols on documents evaluated under both."""
     agreement_over_all: Agreement | None
     """Agreement over all benchmarks of each protocol; only if a teacher's generation is below chance."""
+    agreements: tuple[AgreementRow, ...]
+    """Every student compared with its teacher, per protocol and scope: agreement, retained, flips."""
+    agreements_by_benchmark: tuple[AgreementRow, ...]
+    """The same per benchmark and context."""
+    agreement_ceilings: tuple[AgreementRow, ...]
+    """The same between training runs of one recipe, over all benchmarks: what another seed changes."""
     paper_comparison: tuple[PaperRow, ...]
     paper_orders: tuple[PaperOrder, ...]
     replicates: tuple[Replicates, ...]
@@ -130,6 +144,13 @@ class Report:
                 return row
         return None
 
+    def agreement_with_teacher(self, checkpoint: int, protocol: str, scope: str = ALL) -> AgreementRow | None:
+        """The agreement row of a student in a scope."""
+        for row in self.agreements:
+            if (row.checkpoint, row.protocol, row.scope) == (checkpoint, protocol, scope):
+                return row
+        return None
+
     def gap(self, checkpoint: int, benchmark: str = ALL) -> GapRow | None:
         """The gap row of a student."""
         for row in self.gaps:
@@ -157,6 +178,7 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
     doctor = read_doctor(runs)
     papers = paper_rows(pools["loglikelihood"])
     scores, drops = benchmark_rows(tensor, pools), drop_rows(tensor, pools)
+    agreements, by_benchmark, ceilings = _agreements(tensor, pools)
     return Report(
         tensor=tensor,
         scores=tuple(scores),
@@ -168,6 +190,9 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
         agreement_over_all=agreement_over_all(tensor, averages, pairs)
         if any(row.teacher_below_chance for row in gaps)
         else None,
+        agreements=tuple(agreements),
+        agreements_by_benchmark=tuple(by_benchmark),
+        agreement_ceilings=tuple(ceilings),
         paper_comparison=tuple(papers),
         paper_orders=tuple(paper_orders(pools["loglikelihood"], papers)),
         replicates=tuple(replicates_of(tensor, averages)),
@@ -177,173 +202,25 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
         ablations=tuple(ablations_of(tensor, pairs, gaps)),
         loss_curves=tuple(read_loss_curves(runs, _labels(tensor.merged))),
         environments=tuple(read_environment(run) for run in runs),
-        warnings=(
-            *tensor.warnings,
-            *_single_documents(tensor),
-            *_missing_teachers(tensor),
-            *_undefined_recoveries(tensor, averages),
-            *_incomplete_averages(tensor, averages),
-            *_above_teacher(tensor, averages),
-            *_gains_by_benchmark(tensor, drops, gaps),
-            *_teachers_below_chance(tensor, gaps),
-            *_numerical_artefacts(tensor, gaps, doctor),
-        ),
+        warnings=report_warnings(tensor, averages, drops, gaps, doctor),
     )
+
+
+def _agreements(
+    tensor: ResultTensor, pools: Mapping[str, Pool]
+) -> tuple[list[AgreementRow], list[AgreementRow], list[AgreementRow]]:
+    """Rows per scope and per benchmark of the students of every teacher, and between runs of one recipe."""
+    rows, by_benchmark, ceilings = [], [], []
+    for protocol, whole in pools.items():
+        for teacher in (i for i, checkpoint in enumerate(tensor.checkpoints) if checkpoint.is_teacher):
+            pool = AgreementPool(tensor, protocol, teacher)
+            rows += agreement_rows(pool, whole.recipes)
+            by_benchmark += benchmark_agreement_rows(pool)
+        ceilings += ceiling_rows(tensor, protocol, whole.recipes)
+    return rows, by_benchmark, ceilings
 
 
 def _labels(merged: MergedPlan) -> list[dict[str, str]]:
     """Per run, a map from its own labels to those of the report."""
     shown = {checkpoint.plan.weights_id: checkpoint.label for checkpoint in merged.checkpoints}
     return [{each.label: shown[each.weights_id] for each in plan.checkpoints} for plan in merged.plans]
-
-
-def _single_documents(tensor: ResultTensor) -> list[str]:
-    """Cells of one document, for which no interval exists."""
-    return [
-        f"{cell.benchmark.title}: one {'document' if cell.clusters is None else 'cluster of documents'} "
-        f"under {cell.protocol} is too few for an average."
-        for cell in tensor.cells
-        if cell.independent_units < 2
-    ]
-
-
-def _undefined_recoveries(tensor: ResultTensor, averages: Sequence[AverageRow]) -> list[str]:
-    """Averages over all benchmarks whose recovery is undefined."""
-    return [
-        f"'{tensor.checkpoints[row.checkpoint].label}': recovery under {row.protocol} is undefined: "
-        f"{row.recovery.why}."
-        for row in averages
-        if row.scope == ALL and tensor.checkpoints[row.checkpoint].teacher is not None and row.recovery.why
-    ]
-
-
-def _missing_teachers(tensor: ResultTensor) -> list[str]:
-    """Benchmarks with scores of students but not of their teacher."""
-    found = []
-    for cell in tensor.cells:
-        teachers = {tensor.checkpoints[i].teacher for i in cell.present} - {None}
-        for teacher in sorted(index for index in teachers if index is not None):
-            if teacher not in cell.present:
-                place = f"{cell.benchmark.title}{f' at {cell.context:,} tokens' if cell.context else ''}"
-                found.append(
-                    f"{place}: the teacher '{tensor.checkpoints[teacher].label}' has no comparable scores "
-                    f"under {cell.protocol}; it does not count toward recovery."
-                )
-    return found
-
-
-def _incomplete_averages(tensor: ResultTensor, averages: Sequence[AverageRow]) -> list[str]:
-    """Averages over a part of the benchmarks, grouped by that part."""
-    groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
-    for row in averages:
-        if row.scope == ALL and row.missing:
-            key = row.protocol, row.missing, row.benchmarks
-            groups.setdefault(key, []).append(f"'{tensor.checkpoints[row.checkpoint].label}'")
-    found = []
-    for (protocol, missing, there), labels in groups.items():
-        one = len(labels) == 1
-        average = "its average is" if one else "their averages are"
-        without_rank = f"and {'is' if one else 'are'} not ranked."
-        if len(missing) > len(there):
-            text = (
-                f"{'has' if one else 'have'} only {', '.join(there)} under {protocol}: {average} over these "
-                f"{without_rank}"
-            )
-        else:
-            text = (
-                f"{'lacks' if one else 'lack'} {', '.join(missing)} under {protocol}: {average} over the "
-                f"other {len(there)} {without_rank}"
-            )
-        found.append(f"{', '.join(labels)} {text}")
-    return found
-
-
-def _above_teacher(tensor: ResultTensor, averages: Sequence[AverageRow]) -> list[str]:
-    """Students that are proven to score above their teacher."""
-    found = []
-    for protocol in PROTOCOLS:
-        labels = [
-            f"'{tensor.checkpoints[row.checkpoint].label}'"
-            for row in averages
-            if (row.scope, row.protocol) == (ALL, protocol)
-            and row.recovery.interval is not None
-            and row.recovery.interval.low > 1
-        ]
-        if labels:
-            whose = "scores above its" if len(labels) == 1 else "score above their"
-            found.append(
-                f"{', '.join(labels)} {whose} teacher under {protocol}: recovery above 100 % is learned "
-                "during training and may hide losses. The headline names the best other student."
-            )
-    return found
-
-
-def _gains_by_benchmark(tensor: ResultTensor, drops: Sequence[DropRow], gaps: Sequence[GapRow]) -> list[str]:
-    """Every benchmark on which students are proven to exceed their teacher. A perplexity has no recovery."""
-    titles = {benchmark.name: benchmark.title for benchmark in tensor.merged.benchmarks}
-    lower = {(cell.benchmark.name, cell.protocol) for cell in tensor.cells if cell.is_perplexity}
-    below_chance = {row.benchmark for row in gaps if row.teacher_below_chance}
-    found = []
-    for protocol in PROTOCOLS:
-        gained: dict[str, set[int]] = {}
-        for row in drops:
-            if row.protocol == protocol and (row.benchmark, protocol) not in lower and row.kind == "gain":
-                gained.setdefault(row.benchmark, set()).add(row.checkpoint)
-        listed = []
-        for name, checkpoints in sorted(gained.items(), key=lambda item: -len(item[1])):
-            students = f"{len(checkpoints)} student{'s' if len(checkpoints) > 1 else ''} in {titles[name]}"
-            is_below = protocol == "generation" and name in below_chance
-            listed.append(f"{students} (the teacher is below chance)" if is_below else students)
-        if listed:
-            found.append(
-                f"Significantly above their teacher under {protocol}: {', '.join(listed)}. Recovery offsets "
-                "such gains against losses on other benchmarks."
-            )
-    return found
-
-
-def _teachers_below_chance(tensor: ResultTensor, gaps: Sequence[GapRow]) -> list[str]:
-    """Teachers whose generation score on documents of both protocols is below chance."""
-    found: dict[int, str] = {}
-    for row in gaps:
-        teacher = tensor.checkpoints[row.checkpoint].teacher
-        if (
-            row.benchmark == ALL
-            and row.teacher_below_chance
-            and row.chance is not None
-            and teacher is not None
-        ):
-            unnamed = row.outcomes["teacher"]["extraction_failed"]
-            found.setdefault(
-                teacher,
-                f"On benchmarks with both protocols '{tensor.checkpoints[teacher].label}' itself scores "
-                f"{100 * row.generation['teacher']:.1f} % under generation, below the chance level of "
-                f"{100 * row.chance:.1f} % ({100 * unnamed:.0f} % of its responses name no choice): its "
-                "students can lose little there, so a small gap is weak evidence.",
-            )
-    return list(found.values())
-
-
-def _numerical_artefacts(
-    tensor: ResultTensor, gaps: Sequence[GapRow], doctor: Sequence[DoctorResult]
-) -> list[str]:
-    """Failed checks of the doctor, and gaps that its deviations could explain."""
-    changed = {examined.weights_id: examined.changed for examined in doctor}
-    found = [
-        f"Doctor, '{examined.label}': {check.name}: {check.text or check.status}"
-        for examined in doctor
-        for check in examined.checks
-        if check.status != "ok"
-    ]
-    for row in gaps:
-        checkpoint = tensor.checkpoints[row.checkpoint]
-        if row.benchmark != ALL or checkpoint.teacher is None:
-            continue
-        teacher = tensor.checkpoints[checkpoint.teacher]
-        bound = changed.get(checkpoint.plan.weights_id, 0.0) + changed.get(teacher.plan.weights_id, 0.0)
-        if bound > 0 and abs(row.gap.point) <= bound:
-            found.append(
-                f"'{checkpoint.label}': its gap of {100 * row.gap.point:.1f} points is within what "
-                f"numerical deviations could explain ({100 * bound:.1f} points of changed responses)."
-            )
-    return found

@@ -50,6 +50,11 @@ class Recipes:
         self._runs = {member: family for family in self._families for member in family}
         self._spreads: dict[tuple[BootstrapSample, int | None, int], RunSpread | None] = {}
 
+    @property
+    def families(self) -> tuple[tuple[int, ...], ...]:
+        """The recipes with two runs or more."""
+        return tuple(self._families)
+
     def runs(self, checkpoint: int) -> tuple[int, ...]:
         """All runs of a checkpoint's recipe, itself included."""
         return self._runs.get(checkpoint, (checkpoint,))

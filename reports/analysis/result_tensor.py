@@ -7,7 +7,7 @@ selection admits partial cells: these have the documents that all of their check
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from evalsuite.reports.records.coverage import (
 )
 from evalsuite.reports.records.journals import JournalRef, ReadLog, read_journal
 from evalsuite.reports.records.merging import CellKey, CheckpointEntry, MergedPlan, merge_plans
-from evalsuite.reports.records.reading import NO_CONTEXT
+from evalsuite.reports.records.reading import NO_CHOICE, NO_CONTEXT
 from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.statistics.seeds import seed_effect
@@ -58,6 +58,13 @@ class Cell:
     """[D] prompt_hash, equal for all checkpoints"""
     clusters: np.ndarray | None = None
     """[D] cluster codes from 0; None for independent documents"""
+    answers: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0), np.int32))
+    """[C, S, D] under log-likelihood the index of the choice with the highest summed log-probability, under
+    generation a code of the extracted answer; −1 for none"""
+    scored_answers: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0), np.int32))
+    """[C, S, D] index of the choice that the metric picks; −1 where unknown, and under generation"""
+    answer_names: tuple[str, ...] = ()
+    """Under generation, the extracted answer that each code stands for"""
 
     @property
     def independent_units(self) -> int:
@@ -221,6 +228,8 @@ def _cells(
     outcomes = grid(frame["outcome"].map(codes_of), 0, np.int8)
     lines, journals = grid(frame["row"], 0, np.int64), grid(frame["journal"], 0, np.int32)
     units = grid(frame["units"], 1.0, float)
+    answers = grid(frame["answer"], NO_CHOICE, np.int32)
+    scored_answers = grid(frame["scored_answer"], NO_CHOICE, np.int32)
     chance = _chance(frame, codes, len(documents), journal) if _has_chance(frame, journal) else None
     clusters = _clusters(frame, codes, len(documents), journal)
     cells = []
@@ -242,6 +251,11 @@ def _cells(
                 units=units[pick],
                 prompt_hashes=np.asarray(hashes, dtype=str)[prompts[pick][0, 0]],
                 clusters=None if clusters is None else np.unique(clusters[selected], return_inverse=True)[1],
+                answers=answers[pick],
+                scored_answers=scored_answers[pick],
+                answer_names=log.answers.get(journal.benchmark.name, ())
+                if journal.protocol == "generation"
+                else (),
             )
         )
     return cells, lacking

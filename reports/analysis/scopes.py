@@ -13,6 +13,8 @@ from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
 from evalsuite.reports.statistics.bootstrap import Stratum
 
 ALL = "all"
+INFORMATIVE = "informative"
+"""The benchmarks on which a teacher's scores say something: see `analysis/measures/informative.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +50,7 @@ class Pool:
 
     def scopes(self) -> list[Scope]:
         """List the scope of all benchmarks, then one scope per category that has benchmarks."""
-        if not self.cells:
-            return []
-        found = [self.scope(ALL, range(len(self.cells)))]
-        for category in CATEGORIES:
-            chosen = [i for i, cell in enumerate(self.cells) if cell.benchmark.category == category]
-            found += [self.scope(category, chosen)] if chosen else []
-        return found
+        return [self.scope(name, cells) for name, cells in scopes_of(self.cells).items()]
 
     def scope(self, name: str, cells: Sequence[int]) -> Scope:
         """Build the scope of the given cells."""
@@ -74,6 +70,22 @@ class Pool:
             weights = weights_of([self.cells[i] for i in cells])
             self._samples[cells] = BootstrapSample([self.strata[i] for i in cells], weights)
         return self._samples.get(cells)
+
+
+def scopes_of(cells: Sequence[Cell], informative: Sequence[str] | None = None) -> dict[str, tuple[int, ...]]:
+    """Scope → indices of its cells: `all`, `informative` and the categories, without empty ones.
+
+    Args:
+        cells: of one protocol.
+        informative: names of the informative benchmarks under it; None leaves that scope out.
+    """
+    found = {ALL: tuple(range(len(cells)))}
+    found[INFORMATIVE] = tuple(
+        i for i, cell in enumerate(cells) if cell.benchmark.name in (informative or ())
+    )
+    for category in CATEGORIES:
+        found[category] = tuple(i for i, cell in enumerate(cells) if cell.benchmark.category == category)
+    return {name: members for name, members in found.items() if members}
 
 
 def weights_of(cells: Sequence[Cell]) -> list[float]:

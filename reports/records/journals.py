@@ -13,10 +13,13 @@ import pandas as pd
 
 from evalsuite.foundation import DataError
 from evalsuite.reports.records.merging import CheckpointEntry, MergedPlan
-from evalsuite.reports.records.reading import NO_CONTEXT, read_score_rows
+from evalsuite.reports.records.reading import NO_CHOICE, NO_CONTEXT, read_score_rows
 from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.score_files import UNKNOWN_SCORER, ScorerVersion, score_paths
+
+SUMMED = "acc"
+"""The metric that picks the choice of the highest summed log-probability."""
 
 
 class JournalRef(NamedTuple):
@@ -25,6 +28,15 @@ class JournalRef(NamedTuple):
     benchmark: BenchmarkPlan
     protocol: str
     plan: ProtocolPlan
+
+    @property
+    def extracts_answers(self) -> bool:
+        """Whether responses hold an answer that can be compared: generated, and not the text as a whole."""
+        return (
+            self.protocol == "generation"
+            and self.plan.direction == "higher"
+            and self.benchmark.category != "instruction_following"
+        )
 
 
 @dataclass(slots=True)
@@ -38,6 +50,8 @@ class ReadLog:
     warnings: list[str] = field(default_factory=list)
     errors: dict[tuple[int, str, str], int] = field(default_factory=dict)
     """(checkpoint, benchmark, protocol) → number of responses with outcome `error`"""
+    answers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Benchmark → the extracted answers that the codes of its column `answer` stand for"""
     score_rows: int = 0
 
 
@@ -48,9 +62,9 @@ def read_journal(
 
     Returns:
         Columns checkpoint (index), seed, context, doc_id, cluster, prompt_hash, chance, outcome, value,
-        units, row, failed (whether the response is an error; its value is 0, or NaN for a perplexity),
-        journal (index into `log.journals`); one row per checkpoint, seed, context and document. None without
-        score rows.
+        units, row, answer and scored_answer (codes, −1 for none), failed (whether the response is an error;
+        its value is 0, or NaN for a perplexity), journal (index into `log.journals`); one row per
+        checkpoint, seed, context and document. None without score rows.
 
     Raises:
         DataError: invalid score rows, a score outside 0 … 1, or two different scores for one key.
@@ -68,6 +82,10 @@ def read_journal(
     frame = _one_fingerprint(frame, journal, checkpoints, log)
     frame = _without_repeats(frame, checkpoints, log)
     _compare_scorers(frame, journal, checkpoints, log)
+    if journal.protocol == "generation":
+        codes, names = pd.factorize(frame["answer"], sort=True)
+        frame["answer"] = codes.astype(np.int32)
+        log.answers[journal.benchmark.name] = tuple(map(str, names))
     return _with_errors(frame, journal, checkpoints, selection, log)
 
 
@@ -78,7 +96,14 @@ def _read(journal: JournalRef, run: Path, log: ReadLog) -> pd.DataFrame | None:
 
 def _read_file(journal: JournalRef, path: Path, log: ReadLog) -> pd.DataFrame:
     metric, units = journal.plan.metric, journal.plan.units
-    frame, scorer = read_score_rows(path, [metric, *([units] if units else [])])
+    has_choices = journal.protocol == "loglikelihood"
+    frame, scorer = read_score_rows(
+        path,
+        [metric, *([units] if units else [])],
+        list(dict.fromkeys([SUMMED, metric])) if has_choices else [],
+        extracted=journal.extracts_answers,
+    )
+    _refuse_missing_clusters(frame, journal, path)
     value = frame[f"value.{metric}"]
     outside = value.notna() & ~value.between(0, 1)
     if journal.plan.direction == "higher" and outside.any():
@@ -92,11 +117,29 @@ def _read_file(journal: JournalRef, path: Path, log: ReadLog) -> pd.DataFrame:
     selected = frame[columns].astype(dict.fromkeys(columns[7:], "str"))
     selected["value"] = value
     selected["units"] = frame[f"value.{units}"] if units else np.ones(len(frame))
+    if has_choices:
+        selected["answer"], selected["scored_answer"] = frame[f"choice.{SUMMED}"], frame[f"choice.{metric}"]
+    else:
+        # A fraction, such as an F1 or ROUGE, compares texts: there is no answer to agree on.
+        is_answer = journal.extracts_answers and value.dropna().isin([0.0, 1.0]).all()
+        selected["answer"] = frame["extracted"] if is_answer else np.full(len(frame), None, dtype=object)
+        selected["scored_answer"] = np.full(len(frame), NO_CHOICE, dtype=np.int32)
     selected["journal"] = np.full(len(frame), len(log.journals))
     log.journals.append(path)
     log.scorers.append(scorer)
     log.score_rows += len(frame)
     return selected
+
+
+def _refuse_missing_clusters(frame: pd.DataFrame, journal: JournalRef, path: Path) -> None:
+    """Raise DataError for a score row without a cluster: as independent it would narrow the intervals."""
+    column, missing = journal.benchmark.cluster_column, frame["cluster"].isna()
+    if column is not None and missing.any():
+        raise DataError(
+            f"{path}, row {frame.loc[missing, 'row'].iloc[0]}: 'cluster' is missing, but documents of "
+            f"benchmark '{journal.benchmark.name}' are resampled by column '{column}'; score again with "
+            "`evalsuite run … --score-only`"
+        )
 
 
 def _of_known_checkpoints(

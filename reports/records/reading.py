@@ -1,5 +1,6 @@
 """Read score rows into data frames: a million rows in seconds, only the columns needed, validated."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,29 +12,43 @@ import pyarrow as pa
 from evalsuite.foundation import DataError, nearest
 from evalsuite.foundation.taxonomy import OUTCOMES, PROTOCOLS
 from evalsuite.reports.records.schema import KEY
-from evalsuite.reports.records.score_files import SCALARS, ScorerVersion, open_score_file, score_paths
+from evalsuite.reports.records.score_files import (
+    SCALARS,
+    ScoreFileInfo,
+    ScorerVersion,
+    open_score_file,
+    score_paths,
+)
 
 _CONSTANT = ("weights_id", "fingerprint", "benchmark", "protocol")
 _OPTIONAL = ("context", "chance", "error", "cluster")
 _REPETITIVE = (*_CONSTANT, "sampling", "checkpoint", "outcome")
 _READ = tuple(name for name in SCALARS if name != "error")
 
+NO_CHOICE = -1
+"""Value of the integer columns `choice.<metric>` where no choice is known."""
 NO_CONTEXT = -1
 """Value of the integer column `context` for a benchmark without contexts."""
 
 
-def read_score_rows(path: Path, metrics: Sequence[str] = ()) -> tuple[pd.DataFrame, ScorerVersion]:
+def read_score_rows(
+    path: Path, metrics: Sequence[str] = (), choices: Sequence[str] = (), *, extracted: bool = False
+) -> tuple[pd.DataFrame, ScorerVersion]:
     """Read one score file without its details.
 
     Args:
         path: of one checkpoint, benchmark and protocol.
         metrics: metrics that every row without an error must have.
+        choices: metrics whose choices are read.
+        extracted: whether the extracted answers are read, which parses the details.
 
     Returns:
         A frame in file order: the columns of `KEY` (`context` is -1 for None), `checkpoint`, `chance`
         (NaN for None), `cluster` (missing for None), `outcome`, `row` (1-based), and one column
         `value.<metric>` per metric (NaN if a row of outcome `error` has none). Repetitive strings are
-        categorical. And the version of the scorer.
+        categorical. With `choices`, one column `choice.<metric>` each: the index of the choice that it picks,
+        −1 if none is known. With `extracted`, a column of that name: the extracted answer, stripped and in
+        lower case, None without one. And the version of the scorer.
 
     Raises:
         DataError: a missing, damaged or empty file, another schema, a missing column or metric, a repeated
@@ -51,7 +66,11 @@ def read_score_rows(path: Path, metrics: Sequence[str] = ()) -> tuple[pd.DataFra
             raise DataError(f"{path}: column '{name}' is not of type double")
     if not file.metadata.num_rows:
         raise DataError(f"{path}: no score rows")
-    table = file.read([*_READ, *values], use_threads=False)
+    picks = {name: f"choice.{name}" for name in choices if f"choice.{name}" in known}
+    detail = ["detail"] if extracted else []
+    if extracted and "detail" not in known:
+        raise DataError(f"{path}: column 'detail' is missing; repeat `evalsuite run … --score-only`")
+    table = file.read([*_READ, *values, *picks.values(), *detail], use_threads=False)
     for name in _READ:
         if name not in _OPTIONAL and table[name].null_count:
             _refuse(path, table[name].is_null(), f"'{name}' is missing")
@@ -59,7 +78,27 @@ def read_score_rows(path: Path, metrics: Sequence[str] = ()) -> tuple[pd.DataFra
     _check_names(path, frame)
     _check_numbers(path, frame, values, [f"value.{name}" for name in metrics])
     frame.insert(0, "row", np.arange(1, len(frame) + 1))
+    for name in choices:
+        frame[f"choice.{name}"] = _choices(table[picks[name]]) if name in picks else np.int32(NO_CHOICE)
+    if extracted:
+        frame["extracted"] = _extracted(table["detail"], path)
     return frame, info.scorer
+
+
+def sound_info(path: Path, *, clustered: bool) -> ScoreFileInfo | None:
+    """Return the metadata of a score file; None if it is missing or damaged, or a row lacks its cluster.
+
+    Args:
+        path: of a score file.
+        clustered: whether every row must name a cluster.
+    """
+    try:
+        frame, _ = read_score_rows(path)
+        file, info = open_score_file(path)
+        file.read(["detail"], use_threads=False)
+    except (DataError, pa.ArrowException, OSError):
+        return None
+    return None if clustered and frame["cluster"].isna().any() else info
 
 
 def read_run_scores(run: Path, benchmark: str, protocol: str, metrics: Sequence[str] = ()) -> pd.DataFrame:
@@ -93,6 +132,28 @@ def _to_frame(table: pa.Table, values: Sequence[str]) -> pd.DataFrame:
         finite = np.isfinite(table[name].fill_null(0.0).to_numpy())
         columns[name] = np.where(finite, table[name].to_numpy(), np.inf)
     return pd.DataFrame(columns)
+
+
+def _choices(column: pa.ChunkedArray) -> np.ndarray:
+    """Indices of choices, −1 for none. [rows]"""
+    return np.asarray(column.cast(pa.int32()).fill_null(NO_CHOICE).to_numpy())
+
+
+def _extracted(details: pa.ChunkedArray, path: Path) -> np.ndarray:
+    """Extracted answers, None for none. [rows]
+
+    Raises:
+        DataError: a detail that is no JSON object.
+    """
+    answers = np.full(len(details), None, dtype=object)
+    for number, text in enumerate(details.to_pylist()):
+        try:
+            answer = json.loads(text).get("extracted")
+        except (AttributeError, TypeError, ValueError) as error:
+            raise DataError(f"{path}, row {number + 1}: 'detail' is no JSON object ({error})") from error
+        if answer is not None and (found := str(answer).strip().lower()):
+            answers[number] = found
+    return answers
 
 
 def _refuse(path: Path, wrong: Any, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Agreement of rankings (Kendall's τ-b) and of layer sets (Jaccard).
+"""Agreement of choices (Cohen's κ), of rankings (Kendall's τ-b) and of layer sets (Jaccard).
 
 Stability along a search follows "Distilling to Hybrid Attention Models via KL-guided Layer Selection" (ICLR
 2026), appendix B.
@@ -8,6 +8,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
+
+import numpy as np
+
+
+def cohen_kappa(first: np.ndarray, second: np.ndarray) -> np.ndarray | None:
+    """Cohen's κ of two raters as one value per document, whose mean is κ and whose spread is that of κ.
+
+    κ = (p_o − p_e) ÷ (1 − p_e) (Cohen 1960) with the observed agreement p_o and p_e = Σ_k p₁(k)·p₂(k), that
+    of independent raters with the same frequencies. The values are κ plus its influence function, so that a
+    bootstrap of their mean is that of the linearized κ.
+
+    Args:
+        first: category of each document, from 0; negative for none, a category of its own. [documents]
+        second: the same by the other rater. [documents]
+
+    Returns:
+        [documents]; None if both raters always name one and the same category: κ is undefined.
+    """
+    _, codes = np.unique(np.concatenate([first, second]), return_inverse=True)
+    one, other = codes[: len(first)], codes[len(first) :]
+    kinds = int(codes.max()) + 1
+    shares_one = np.bincount(one, minlength=kinds) / len(one)
+    shares_other = np.bincount(other, minlength=kinds) / len(other)
+    expected = float(shares_one @ shares_other)
+    if expected > 1 - 1e-12:
+        return None
+    same = (one == other).astype(float)
+    observed = float(same.mean())
+    by_chance = shares_other[one] + shares_one[other] - 2 * expected
+    influence = ((same - observed) * (1 - expected) - (1 - observed) * by_chance) / (1 - expected) ** 2
+    return np.asarray((observed - expected) / (1 - expected) + influence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,11 @@ class Interval:
         ends = sorted((self.low * factor, self.high * factor))
         return Interval(self.point * factor, ends[0], ends[1], self.method)
 
+    def clipped(self, low: float, high: float) -> "Interval":
+        """Return the interval with its ends between `low` and `high`."""
+        ends = (min(max(end, low), high) for end in (self.low, self.high))
+        return Interval(self.point, *ends, self.method)
+
 
 @lru_cache
 def normal_quantile(probability: float) -> float:

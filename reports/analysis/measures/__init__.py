@@ -1,0 +1,1 @@
+"""What a student lost: agreement, retained answers, informative recovery, recall, tolerance and distance."""

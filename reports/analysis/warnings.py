@@ -1,0 +1,182 @@
+"""Warnings of a report: what is missing, undefined, incomplete, above the teacher, or an artefact."""
+
+from collections.abc import Sequence
+
+from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.reports.analysis.result_tensor import ResultTensor
+from evalsuite.reports.analysis.rows import AverageRow, DropRow, GapRow
+from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.records.sidecars import DoctorResult
+
+
+def report_warnings(
+    tensor: ResultTensor,
+    averages: Sequence[AverageRow],
+    drops: Sequence[DropRow],
+    gaps: Sequence[GapRow],
+    doctor: Sequence[DoctorResult],
+) -> tuple[str, ...]:
+    """All warnings of a report, those of reading its runs first; one sentence or two each."""
+    return (
+        *tensor.warnings,
+        *_single_documents(tensor),
+        *_missing_teachers(tensor),
+        *_undefined_recoveries(tensor, averages),
+        *_incomplete_averages(tensor, averages),
+        *_above_teacher(tensor, averages),
+        *_gains_by_benchmark(tensor, drops, gaps),
+        *_teachers_below_chance(tensor, gaps),
+        *_numerical_artefacts(tensor, gaps, doctor),
+    )
+
+
+def _single_documents(tensor: ResultTensor) -> list[str]:
+    """Cells of one document, for which no interval exists."""
+    return [
+        f"{cell.benchmark.title}: one {'document' if cell.clusters is None else 'cluster of documents'} "
+        f"under {cell.protocol} is too few for an average."
+        for cell in tensor.cells
+        if cell.independent_units < 2
+    ]
+
+
+def _undefined_recoveries(tensor: ResultTensor, averages: Sequence[AverageRow]) -> list[str]:
+    """Averages over all benchmarks whose recovery is undefined."""
+    return [
+        f"'{tensor.checkpoints[row.checkpoint].label}': recovery under {row.protocol} is undefined: "
+        f"{row.recovery.why}."
+        for row in averages
+        if row.scope == ALL and tensor.checkpoints[row.checkpoint].teacher is not None and row.recovery.why
+    ]
+
+
+def _missing_teachers(tensor: ResultTensor) -> list[str]:
+    """Benchmarks with scores of students but not of their teacher."""
+    found = []
+    for cell in tensor.cells:
+        teachers = {tensor.checkpoints[i].teacher for i in cell.present} - {None}
+        for teacher in sorted(index for index in teachers if index is not None):
+            if teacher not in cell.present:
+                place = f"{cell.benchmark.title}{f' at {cell.context:,} tokens' if cell.context else ''}"
+                found.append(
+                    f"{place}: the teacher '{tensor.checkpoints[teacher].label}' has no comparable scores "
+                    f"under {cell.protocol}; it does not count toward recovery."
+                )
+    return found
+
+
+def _incomplete_averages(tensor: ResultTensor, averages: Sequence[AverageRow]) -> list[str]:
+    """Averages over a part of the benchmarks, grouped by that part."""
+    groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for row in averages:
+        if row.scope == ALL and row.missing:
+            key = row.protocol, row.missing, row.benchmarks
+            groups.setdefault(key, []).append(f"'{tensor.checkpoints[row.checkpoint].label}'")
+    found = []
+    for (protocol, missing, there), labels in groups.items():
+        one = len(labels) == 1
+        average = "its average is" if one else "their averages are"
+        without_rank = f"and {'is' if one else 'are'} not ranked."
+        if len(missing) > len(there):
+            text = (
+                f"{'has' if one else 'have'} only {', '.join(there)} under {protocol}: {average} over these "
+                f"{without_rank}"
+            )
+        else:
+            text = (
+                f"{'lacks' if one else 'lack'} {', '.join(missing)} under {protocol}: {average} over the "
+                f"other {len(there)} {without_rank}"
+            )
+        found.append(f"{', '.join(labels)} {text}")
+    return found
+
+
+def _above_teacher(tensor: ResultTensor, averages: Sequence[AverageRow]) -> list[str]:
+    """Students that are proven to score above their teacher."""
+    found = []
+    for protocol in PROTOCOLS:
+        labels = [
+            f"'{tensor.checkpoints[row.checkpoint].label}'"
+            for row in averages
+            if (row.scope, row.protocol) == (ALL, protocol)
+            and row.recovery.interval is not None
+            and row.recovery.interval.low > 1
+        ]
+        if labels:
+            whose = "scores above its" if len(labels) == 1 else "score above their"
+            found.append(
+                f"{', '.join(labels)} {whose} teacher under {protocol}: recovery above 100 % is learned "
+                "during training and may hide losses. The headline names the best other student."
+            )
+    return found
+
+
+def _gains_by_benchmark(tensor: ResultTensor, drops: Sequence[DropRow], gaps: Sequence[GapRow]) -> list[str]:
+    """Every benchmark on which students are proven to exceed their teacher. A perplexity has no recovery."""
+    titles = {benchmark.name: benchmark.title for benchmark in tensor.merged.benchmarks}
+    lower = {(cell.benchmark.name, cell.protocol) for cell in tensor.cells if cell.is_perplexity}
+    below_chance = {row.benchmark for row in gaps if row.teacher_below_chance}
+    found = []
+    for protocol in PROTOCOLS:
+        gained: dict[str, set[int]] = {}
+        for row in drops:
+            if row.protocol == protocol and (row.benchmark, protocol) not in lower and row.kind == "gain":
+                gained.setdefault(row.benchmark, set()).add(row.checkpoint)
+        listed = []
+        for name, checkpoints in sorted(gained.items(), key=lambda item: -len(item[1])):
+            students = f"{len(checkpoints)} student{'s' if len(checkpoints) > 1 else ''} in {titles[name]}"
+            is_below = protocol == "generation" and name in below_chance
+            listed.append(f"{students} (the teacher is below chance)" if is_below else students)
+        if listed:
+            found.append(
+                f"Significantly above their teacher under {protocol}: {', '.join(listed)}. Recovery offsets "
+                "such gains against losses on other benchmarks."
+            )
+    return found
+
+
+def _teachers_below_chance(tensor: ResultTensor, gaps: Sequence[GapRow]) -> list[str]:
+    """Teachers whose generation score on documents of both protocols is below chance."""
+    found: dict[int, str] = {}
+    for row in gaps:
+        teacher = tensor.checkpoints[row.checkpoint].teacher
+        if (
+            row.benchmark == ALL
+            and row.teacher_below_chance
+            and row.chance is not None
+            and teacher is not None
+        ):
+            unnamed = row.outcomes["teacher"]["extraction_failed"]
+            found.setdefault(
+                teacher,
+                f"On benchmarks with both protocols '{tensor.checkpoints[teacher].label}' itself scores "
+                f"{100 * row.generation['teacher']:.1f} % under generation, below the chance level of "
+                f"{100 * row.chance:.1f} % ({100 * unnamed:.0f} % of its responses name no choice): its "
+                "students can lose little there, so a small gap is weak evidence.",
+            )
+    return list(found.values())
+
+
+def _numerical_artefacts(
+    tensor: ResultTensor, gaps: Sequence[GapRow], doctor: Sequence[DoctorResult]
+) -> list[str]:
+    """Failed checks of the doctor, and gaps that its deviations could explain."""
+    changed = {examined.weights_id: examined.changed for examined in doctor}
+    found = [
+        f"Doctor, '{examined.label}': {check.name}: {check.text or check.status}"
+        for examined in doctor
+        for check in examined.checks
+        if check.status != "ok"
+    ]
+    for row in gaps:
+        checkpoint = tensor.checkpoints[row.checkpoint]
+        if row.benchmark != ALL or checkpoint.teacher is None:
+            continue
+        teacher = tensor.checkpoints[checkpoint.teacher]
+        bound = changed.get(checkpoint.plan.weights_id, 0.0) + changed.get(teacher.plan.weights_id, 0.0)
+        if bound > 0 and abs(row.gap.point) <= bound:
+            found.append(
+                f"'{checkpoint.label}': its gap of {100 * row.gap.point:.1f} points is within what "
+                f"numerical deviations could explain ({100 * bound:.1f} points of changed responses)."
+            )
+    return found
