@@ -248,6 +248,9 @@ class Benchmark(TaskConfig):
             raise ValueError("'num_documents' belongs to a 'source'; a generator has 'count'")
         if self.contexts and self.generated is None:
             raise ValueError("'contexts' need a generator")
+        independent = [name for name, source in self.subject_sources if source.cluster_column is None]
+        if independent and self.cluster_column is not None:
+            raise ValueError(f"'cluster_column' must be given for every source; '{independent[0]}' lacks it")
         if not self.protocols:
             raise ValueError("give a 'loglikelihood' block, a 'generation' block, or both")
         return self
@@ -258,6 +261,12 @@ class Benchmark(TaskConfig):
         if self.source is not None:
             return ((None, self.source),)
         return tuple(self.sources.items())
+
+    @property
+    def cluster_column(self) -> str | None:
+        """Columns of the sources that name the cluster of a row; None: documents are independent."""
+        columns = [source.cluster_column for _, source in self.subject_sources]
+        return ", ".join(dict.fromkeys(name for name in columns if name is not None)) or None
 
     @property
     def expected_documents(self) -> int | None:

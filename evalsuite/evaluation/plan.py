@@ -257,6 +257,7 @@ def _benchmark_plan(
         chance=chance,
         contexts=entry.contexts,
         group=benchmark.group,
+        cluster_column=benchmark.cluster_column,
         protocols=protocols,
     )
 

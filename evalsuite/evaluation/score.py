@@ -37,6 +37,7 @@ from evalsuite.models.inference.response_cache import Key, ResponseCache
 from evalsuite.protocols.compat_evalscope import cached_formula_parsing
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.request_set import RequestSet, Score
+from evalsuite.reports.records.reading import sound_info
 from evalsuite.reports.records.schema import SCHEMA, ScoreRow
 from evalsuite.reports.records.score_files import (
     ScoreFileInfo,
@@ -195,12 +196,8 @@ class _RunScorer:
         self, cell: Cell, checkpoints: Sequence[CheckpointRef], advance: Callable[[int], object]
     ) -> int:
         """Bring the score files of one cell up to date, and return the number of missing responses."""
-        clusters = [
-            document.cluster
-            for document in cell_documents(
-                read_documents(self.run, cell.benchmark), cell, self.index.config["seed"]
-            )
-        ]
+        column = self.benchmarks[cell.benchmark].cluster_column
+        clusters = _clusters(self.run, cell, self.index.config["seed"], column)
         expected, missing = cell.documents * len(cell.seeds), 0
         by_checkpoint = _samples(self.run, checkpoints, cell, self.cache, self.fingerprints, clusters)
         harness: Harness | None = None
@@ -212,7 +209,7 @@ class _RunScorer:
             path = score_path(
                 self.run, cell.benchmark, cell.protocol, self.fingerprints[checkpoint.weights_id]
             )
-            info = read_info(path)
+            info = sound_info(path, clustered=column is not None)
             if info is not None and info.inputs == inputs and not info.undecided:
                 advance(len(samples))
                 continue
@@ -320,6 +317,22 @@ class _Sample:
         (response,) = self.responses
         assert isinstance(response, GenerateResponse)
         return harness.score(self.number, response)
+
+
+def _clusters(run: Path, cell: Cell, seed: int, column: str | None) -> list[str | None]:
+    """Return the cluster of each document of a cell.
+
+    Raises:
+        DataError: the benchmark names a cluster column, and a document has no cluster.
+    """
+    documents = read_documents(run, cell.benchmark)
+    for number, document in enumerate(documents, 1):
+        if column is not None and not document.cluster:
+            raise DataError(
+                f"{documents_path(run, cell.benchmark)}, line {number}: 'cluster' = {document.cluster!r}, "
+                f"but the benchmark names the cluster_column '{column}'; repeat the run with another --out"
+            )
+    return [document.cluster for document in cell_documents(documents, cell, seed)]
 
 
 def _keys(cell: Cell, request_set: RequestSet) -> list[list[Key]]:

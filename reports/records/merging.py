@@ -96,12 +96,22 @@ def _merge_benchmarks(
                 continue
             for field in ("category", "chance", "group"):
                 _must_agree(benchmark.name, field, known, benchmark, source[benchmark.name], run)
+            # An older plan does not name its column; the clusters of its score rows tell.
+            columns = {each.cluster_column for each in (known, benchmark)} - {None}
+            if len(columns) > 1:
+                _must_agree(benchmark.name, "cluster_column", known, benchmark, source[benchmark.name], run)
             protocols = dict(known.protocols)
             for name, protocol in benchmark.protocols.items():
                 seen = protocols.get(name)
                 protocols[name] = _merge_protocols(benchmark.name, seen, protocol, run, warnings)
             contexts = tuple(sorted({*known.contexts, *benchmark.contexts}))
-            merged[benchmark.name] = known.model_copy(update={"protocols": protocols, "contexts": contexts})
+            merged[benchmark.name] = known.model_copy(
+                update={
+                    "protocols": protocols,
+                    "contexts": contexts,
+                    "cluster_column": known.cluster_column or benchmark.cluster_column,
+                }
+            )
     return tuple(merged.values())
 
 

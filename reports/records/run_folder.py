@@ -75,6 +75,9 @@ class BenchmarkPlan(Strict):
     """Stated lengths of needle prompts in tokens; empty if the benchmark has none."""
     group: str | None = None
     """Group of benchmarks that averages count as one and the page shows as one table, such as `longbench`."""
+    cluster_column: str | None = None
+    """Column of the data whose equal values mark documents that are resampled together: every score row
+    names its cluster. None: documents are independent."""
     protocols: dict[Protocol, ProtocolPlan] = Field(min_length=1)
 
     @field_validator("chance")

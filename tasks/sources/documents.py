@@ -158,7 +158,7 @@ def with_clusters(documents: Sequence[Document], source: Source) -> list[Documen
     """Assign the cluster that the source's `cluster_column` names.
 
     Raises:
-        DataError: the rows have no such column.
+        DataError: the rows have no such column, or one has no value in it.
     """
     column = source.cluster_column
     if column is None:
@@ -168,6 +168,11 @@ def with_clusters(documents: Sequence[Document], source: Source) -> list[Documen
 
 def _cluster(document: Document, column: str, source: Source) -> str:
     if column in document.row:
+        if document.row[column] is None:
+            raise DataError(
+                f"{source.dataset}: document {document.doc_id}: cluster_column '{column}' is missing; "
+                "filter such rows, or name another column"
+            )
         return content_hash(document.row[column], length=12)
     if column == "subject" and document.subject is not None:
         return content_hash(document.subject, length=12)

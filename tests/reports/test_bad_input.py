@@ -84,7 +84,7 @@ def test_rows_without_the_planned_cluster_are_refused(run: Path, tmp_path: Path,
     for protocol in ("loglikelihood", "generation"):
         edit(run, lambda i, row: row | {"cluster": None if i in without else f"c{i % 6}"}, protocol)
     message = (
-        r"facts\.loglikelihood\.\w+\.parquet, row \d+: 'cluster' is missing.*'facts'.*'passage'.*"
+        r"facts\.\w+\.\w+\.parquet, row \d+: 'cluster' is missing.*'facts'.*'passage'.*"
         r"evalsuite run … --score-only"
     )
     with pytest.raises(EvalsuiteError, match=message):
