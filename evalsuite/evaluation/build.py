@@ -27,7 +27,7 @@ from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.request_set import RequestSet
 from evalsuite.protocols.tokenization import Encoder
-from evalsuite.reports.records.run_folder import Plan, read_plan, write_plan
+from evalsuite.reports.records.run_folder import BenchmarkPlan, Plan, read_plan, write_plan
 from evalsuite.tasks.benchmark import Benchmark
 from evalsuite.tasks.sources.data import source_name
 from evalsuite.tasks.sources.documents import Document, fewshot_documents
@@ -173,7 +173,7 @@ def _merge_plan(run: Path, plan: Plan, registry: CheckpointRegistry) -> Plan:
     if not (Path(run) / "plan.yaml").is_file():
         return plan
     before = read_plan(run)
-    if (before.suite, before.benchmarks) != (plan.suite, plan.benchmarks):
+    if _configuration(before) != _configuration(plan):
         raise RunFolderError(
             f"{run}: holds a run of suite {before.suite} with another configuration; choose another --out"
         )
@@ -190,6 +190,11 @@ def _merge_plan(run: Path, plan: Plan, registry: CheckpointRegistry) -> Plan:
     return Plan(
         suite=plan.suite, created=before.created, benchmarks=plan.benchmarks, checkpoints=tuple(ordered)
     )
+
+
+def _configuration(plan: Plan) -> tuple[str, list[BenchmarkPlan]]:
+    """Return what the plans of one run agree on; an older plan does not name cluster columns."""
+    return plan.suite, [each.model_copy(update={"cluster_column": None}) for each in plan.benchmarks]
 
 
 def _documents_hash(documents: Sequence[Document]) -> str:
