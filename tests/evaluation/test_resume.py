@@ -141,6 +141,7 @@ def nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "kills"), [(SMALL, 3), pytest.param(SUITE, 20, marks=pytest.mark.slow)], ids=["3", "20"]
 )
+@pytest.mark.timeout(1800)
 def test_killed_at_random_moments(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, kills: int
 ) -> None:
@@ -186,6 +187,7 @@ def test_killed_at_random_moments(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kills", [pytest.param(20, marks=pytest.mark.long)])
 def test_two_writers_killed_in_every_phase(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
