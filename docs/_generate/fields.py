@@ -1,36 +1,61 @@
 """Tables of configuration classes: key, type, default and meaning, from the classes themselves."""
 
 import ast
+import dataclasses
 import inspect
 import json
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-PLAIN = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any value"}
+PLAIN = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any value", Path: "path"}
 COMPARISONS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+REQUIRED = object()
 
 
-def reference(*roots: type[BaseModel]) -> str:
-    """Return one section for each class and for every class that its fields contain."""
-    return "\n\n".join(section(kind) for kind in reachable(*roots))
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One key of a configuration class."""
+
+    name: str
+    annotation: Any
+    default: Any
+    """`REQUIRED` if there is none."""
+    limits: tuple[Any, ...] = ()
+    """Bounds, as annotated_types states them."""
+
+    @property
+    def row(self) -> tuple[str, str, str]:
+        """Name, type and default as Markdown."""
+        bounds = [
+            f"{sign} {getattr(limit, name)}"
+            for limit in self.limits
+            for name, sign in COMPARISONS.items()
+            if getattr(limit, name, None) is not None
+        ]
+        return f"`{self.name}`", ", ".join((words(self.annotation), *bounds)), in_yaml(self.default)
 
 
-def reachable(*roots: type[BaseModel]) -> list[type[BaseModel]]:
+def reference(*roots: type) -> str:
+    """Return one section for each class and for every class that its keys contain."""
+    found = reachable(*roots)
+    return "\n\n".join(section(kind, found[:at]) for at, kind in enumerate(found))
+
+
+def reachable(*roots: type) -> list[type]:
     """Return configuration classes in order of first use, depth first."""
-    found: list[type[BaseModel]] = []
+    found: list[type] = []
 
-    def visit(kind: type[BaseModel]) -> None:
+    def visit(kind: type) -> None:
         if kind not in found:
             found.append(kind)
-            for field in kind.model_fields.values():
-                for inner in classes(field.annotation):
+            for key in keys(kind):
+                for inner in classes(key.annotation):
                     visit(inner)
 
     for root in roots:
@@ -38,34 +63,59 @@ def reachable(*roots: type[BaseModel]) -> list[type[BaseModel]]:
     return found
 
 
-def classes(annotation: Any) -> Iterator[type[BaseModel]]:
+def is_config(kind: Any) -> bool:
+    """Whether a type is a configuration class: of pydantic, or a dataclass."""
+    return isinstance(kind, type) and (issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind))
+
+
+def classes(annotation: Any) -> Iterator[type]:
     """Yield the configuration classes inside a type."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if is_config(annotation):
         yield annotation
     for inner in get_args(annotation):
         yield from classes(inner)
 
 
-def section(kind: type[BaseModel]) -> str:
-    """Return heading, docstring and table of a class."""
+def keys(kind: type) -> list[Key]:
+    """Return the keys of a configuration class, inherited ones included."""
+    if issubclass(kind, BaseModel):
+        return [
+            Key(
+                field.alias or name,
+                field.annotation,
+                REQUIRED if field.is_required() else field.get_default(call_default_factory=True),
+                tuple(field.metadata),
+            )
+            for name, field in kind.model_fields.items()
+        ]
+    hints = get_type_hints(kind)
+    found = []
+    for field in dataclasses.fields(kind):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        found.append(
+            Key(field.name, hints[field.name], REQUIRED if default is dataclasses.MISSING else default)
+        )
+    return found
+
+
+def section(kind: type, documented: Sequence[type] = ()) -> str:
+    """Return heading, docstring and table of a class; keys of a base that is documented are not repeated."""
+    base = next((each for each in kind.__mro__[1:] if each in documented), None)
+    known = {key.name: (key.row, meaning(base, key.name)) for key in keys(base)} if base else {}
     rows = [
-        f"| `{field.alias or name}` | {field_type(field)} | {default(field)} | {meaning(kind, name)} |"
-        for name, field in kind.model_fields.items()
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in (*key.row, text)) + " |"
+        for key in keys(kind)
+        if known.get(key.name) != (key.row, text := meaning(kind, key.name))
     ]
-    table = "\n".join(("| key | type | default | meaning |", "|---|---|---|---|", *rows))
-    text = inspect.cleandoc(kind.__doc__ or "")
-    return f"### {kind.__name__}\n\n{text}\n\n{table}" if rows else f"### {kind.__name__}\n\n{text}"
-
-
-def field_type(field: FieldInfo) -> str:
-    """Return the type of a field in words, with its bounds."""
-    bounds = [
-        f"{sign} {getattr(limit, name)}"
-        for limit in field.metadata
-        for name, sign in COMPARISONS.items()
-        if getattr(limit, name, None) is not None
-    ]
-    return ", ".join((words(field.annotation), *bounds)).replace("|", "\\|")
+    parts = [f"### {kind.__name__}", inspect.cleandoc(kind.__doc__ or "").replace("``", "`")]
+    if base:
+        link = f"[{base.__name__}](#{base.__name__.lower()})"
+        parts.append(f"The keys of {link}{', and:' if rows else '.'}")
+    if rows:
+        parts.append("\n".join(("| key | type | default | meaning |", "|---|---|---|---|", *rows)))
+    return "\n\n".join(parts)
 
 
 def words(annotation: Any) -> str:
@@ -76,49 +126,44 @@ def words(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in inner)
     if origin in (Union, types.UnionType):
-        return " or ".join(words(each) for each in inner if each is not type(None))
-    if origin in (list, tuple):
+        return " or ".join(dict.fromkeys(words(each) for each in inner if each is not type(None)))
+    if origin in (list, tuple, Sequence):
         return f"list of {words(inner[0])}"
-    if origin is dict:
+    if origin in (dict, Mapping):
         return f"mapping of {words(inner[0])} to {words(inner[1])}"
     if hasattr(annotation, "__metadata__"):
         return words(inner[0])
-    if isinstance(annotation, type):
-        return (
-            f"[{annotation.__name__}](#{annotation.__name__.lower()})"
-            if issubclass(annotation, BaseModel)
-            else annotation.__name__
-        )
+    if is_config(annotation):
+        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
     raise TypeError(f"no words for the type {annotation!r}")
 
 
-def default(field: FieldInfo) -> str:
-    """Return the default as YAML would state it; `required` without one, a dash for none."""
-    if field.is_required():
+def in_yaml(value: Any) -> str:
+    """Return a default as YAML would state it; `required` without one, a dash for none."""
+    if value is REQUIRED:
         return "required"
-    value = field.get_default(call_default_factory=True)
-    if isinstance(value, BaseModel):
-        return "its defaults"
-    if value is None or value == "" or value is PydanticUndefined:
+    if value is None or (isinstance(value, str) and not value):
         return "–"
+    if is_config(type(value)):
+        return "its defaults"
     if isinstance(value, list | tuple | dict) and not value:
         return "empty"
-    return f"`{json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else value}`"
+    return f"`{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}`"
 
 
-def meaning(kind: type[BaseModel], name: str) -> str:
+def meaning(kind: type, name: str) -> str:
     """Return the docstring below a field, on one line."""
     for owner in kind.__mro__:
-        if issubclass(owner, BaseModel) and name in (found := docstrings(owner)):
-            return found[name].replace("|", "\\|").replace("``", "`")
+        if is_config(owner) and owner is not BaseModel:
+            text = docstrings(owner).get(name) or docstrings(owner).get(f"{name}_")
+            if text:
+                return text.replace("``", "`")
     return ""
 
 
 @cache
-def docstrings(kind: type[BaseModel]) -> dict[str, str]:
+def docstrings(kind: type) -> dict[str, str]:
     """Return field → the string below its definition in the class."""
-    if kind is BaseModel:
-        return {}
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(tree, ast.ClassDef)
     return {
