@@ -1,5 +1,6 @@
 """Every page below docs/extend: its example is short, complete, and has the effect that the page states."""
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +19,11 @@ def page(request: pytest.FixtureRequest, tmp_path: Path) -> PageCode:
     return PageCode(EXTEND / f"{name}.md", tmp_path)
 
 
+def use_as_demo(page: PageCode, fixture: str) -> None:
+    """Put a small run where the pages expect the demo's."""
+    shutil.copytree(ROOT / "tests" / "reports" / "fixtures" / fixture, page.folder / "runs" / "demo")
+
+
 @pytest.mark.parametrize("path", sorted(EXTEND.glob("*.md")), ids=lambda path: path.stem)
 def test_examples_are_short(path: Path, tmp_path: Path) -> None:
     if path.stem not in ("index", "plugin"):
@@ -30,3 +36,11 @@ def test_scorer(page: PageCode) -> None:
     scores = pd.read_parquet(file)
     assert len(scores) == 20
     assert (scores["value.relative_error"] == 0).mean() > 0.9
+
+
+def test_page_section(page: PageCode) -> None:
+    use_as_demo(page, "failing")
+    page.run()
+    text = (page.folder / "report" / "index.html").read_text()
+    assert '<a href="#proven-losses">Proven losses</a>' in text
+    assert text.index('id="recovery"') < text.index('id="proven-losses"') < text.index('id="gap"')
