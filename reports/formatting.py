@@ -16,6 +16,7 @@ CATEGORY_TITLES = {
     "instruction_following": "Instruction following",
     "recall": "Recall",
     "language_modeling": "Language modeling",
+    "other": "Other",
 }
 
 OUTCOME_TITLES = {

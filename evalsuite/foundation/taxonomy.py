@@ -10,8 +10,15 @@ Protocol = Literal["loglikelihood", "generation"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 
 Category = Literal[
-    "knowledge", "common_sense", "reasoning", "instruction_following", "recall", "language_modeling"
+    "knowledge",
+    "common_sense",
+    "reasoning",
+    "instruction_following",
+    "recall",
+    "language_modeling",
+    "other",
 ]
+"""What a benchmark tests; `other` marks imported benchmarks that evalsuite does not know."""
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 Outcome = Literal["ok", "extraction_failed", "truncated", "looped", "error"]

@@ -1,0 +1,118 @@
+"""Read fields of foreign JSON: a wrong one is refused with file, field and value."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evalsuite.foundation import DataError
+
+T = TypeVar("T")
+SHOWN = 80
+"""Characters of an invalid value that a message shows."""
+
+
+class Fields:
+    """A JSON object of a log, and the place that messages name.
+
+    Args:
+        value: the object.
+        place: file, and line or key inside it.
+
+    Raises:
+        DataError: `value` is no object.
+    """
+
+    def __init__(self, value: Any, place: str) -> None:
+        if not isinstance(value, Mapping):
+            raise DataError(f"{place}: expected a JSON object, found {_shown(value)}")
+        self.value = value
+        self.place = place
+
+    def get(self, name: str, kind: type[T], default: T | None = None) -> T:
+        """Return a field of a type; a boolean is no number.
+
+        Raises:
+            DataError: missing without a default, or of another type.
+        """
+        if name not in self.value and default is not None:
+            return default
+        if name not in self.value:
+            raise DataError(f"{self.place}: '{name}' is missing")
+        found = self.value[name]
+        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+            raise DataError(f"{self.place}: '{name}' = {_shown(found)}; expected {_NAMES[kind]}")
+        return found
+
+    def fields(self, name: str, *, required: bool = True) -> "Fields":
+        """Return an object inside this one; an empty one if it is absent or null and not required."""
+        found = self.value.get(name)
+        if found is None and not required:
+            return Fields({}, f"{self.place}: '{name}'")
+        if found is None:
+            raise DataError(f"{self.place}: '{name}' is missing")
+        return Fields(found, f"{self.place}: '{name}'")
+
+    def number(self, name: str) -> float:
+        """Return a finite number; true and false count as 1 and 0."""
+        found = self.value.get(name)
+        if not isinstance(found, bool | int | float) or not math.isfinite(found):
+            raise DataError(f"{self.place}: '{name}' = {_shown(found)}; expected a finite number")
+        return float(found)
+
+
+_NAMES: dict[type, str] = {
+    str: "a text",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+
+
+def read_object(path: Path) -> Fields:
+    """Read a JSON file that holds an object. Raises DataError for anything else."""
+    try:
+        return parse_object(Path(path).read_bytes(), str(path))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def parse_object(data: bytes, place: str) -> Fields:
+    """Parse JSON that holds an object; NaN is kept, so that the field that has it can be named."""
+    try:
+        return Fields(json.loads(data.decode()), place)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: not JSON ({error})") from error
+
+
+def read_lines(path: Path) -> Iterator[Fields]:
+    """Read the objects of a JSON-lines file; empty lines are skipped.
+
+    Raises:
+        DataError: the file cannot be read, or a line is no JSON object.
+    """
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield parse_object(line, f"{path}, line {number}")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def starts_with(path: Path, *words: str, characters: int = 4096) -> bool:
+    """Whether a JSON file has all of these keys near its start; False if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(characters).decode(errors="replace")
+    except OSError:
+        return False
+    return start.lstrip().startswith("{") and all(f'"{word}"' in start for word in words)
