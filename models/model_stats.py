@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from evalsuite.foundation import CheckpointError, printable
 from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint
-from evalsuite.models.mixers import RecurrentMixer
-from evalsuite.models.student import StudentConfig, StudentForCausalLM
+from evalsuite.models.mixers import AttentionSpan, CacheSpec
+from evalsuite.models.student import StudentConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +32,24 @@ class ParameterCounts:
 class CacheSize:
     """Cache size of one sequence in bytes."""
 
-    per_token: int
-    """Keys and values of full attention, per token."""
-    window_per_token: int
-    """Keys and values of sliding windows, per token within the window."""
-    fixed: int
-    """Recurrent and convolution states, independent of the length."""
-    window_limit: int
-    """Maximum size of the sliding windows."""
+    layers: tuple[CacheSpec, ...]
+    dtype: torch.dtype
+    """Dtype of everything but recurrent states, which are in float32."""
+
+    @property
+    def per_token(self) -> int:
+        """Keys and values of full attention, per token."""
+        full = [each for each in self.layers if each.span is not None and each.span.window is None]
+        return sum(each.kv_width for each in full) * self.dtype.itemsize
+
+    @property
+    def fixed(self) -> int:
+        """Recurrent and convolution states, independent of the length."""
+        return sum(each.state_bytes(self.dtype) for each in self.layers)
 
     def at(self, tokens: int) -> int:
         """Cache size in bytes after `tokens` tokens."""
-        return self.fixed + self.per_token * tokens + min(self.window_per_token * tokens, self.window_limit)
+        return sum(each.bytes(tokens, self.dtype) for each in self.layers)
 
 
 def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
@@ -71,27 +77,14 @@ def count_parameters(config: PreTrainedConfig) -> ParameterCounts:
 
 def cache_size(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
     """Cache size per sequence; recurrent states are in float32, everything else in `dtype`."""
-    base = config.base if isinstance(config, StudentConfig) else config
-    head_dim = getattr(base, "head_dim", None) or base.hidden_size // base.num_attention_heads
-    pair = 2 * base.num_key_value_heads * head_dim * dtype.itemsize
-    per_token = window_per_token = window_limit = fixed = 0
-    student = build_on_meta(config) if isinstance(config, StudentConfig) else None
-    for layer in student.model.layers if isinstance(student, StudentForCausalLM) else ():
-        mixer = layer.self_attn
-        if isinstance(mixer, RecurrentMixer):
-            for name, shape in mixer.state_shapes().items():
-                size = 4 if name == "recurrent" else dtype.itemsize
-                fixed += size * torch.Size(shape).numel()
-        elif mixer.window is not None:
-            window_per_token += pair
-            window_limit += pair * (mixer.window - 1)
-        else:
-            per_token += pair
-    if student is None:
-        per_token = pair * base.num_hidden_layers
-    return CacheSize(
-        per_token=per_token, window_per_token=window_per_token, window_limit=window_limit, fixed=fixed
-    )
+    if isinstance(config, StudentConfig):
+        student: Any = build_on_meta(config)
+        return CacheSize(
+            layers=tuple(layer.self_attn.cache_spec() for layer in student.model.layers), dtype=dtype
+        )
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    layer = CacheSpec(kv_width=2 * config.num_key_value_heads * head_dim, span=AttentionSpan())
+    return CacheSize(layers=(layer,) * config.num_hidden_layers, dtype=dtype)
 
 
 def describe(path: str | Path) -> str:

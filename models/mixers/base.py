@@ -6,7 +6,7 @@ Each mixer's own file defines its options, feature map, gates and write rule; th
       → feature map and gates (the mixer) → the recurrence → normaliser → output norm → output gate → o
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.attention_shape import AttentionShape, HeadLayout
 from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
 from evalsuite.models.mixers.init import SIGMOID_OPEN_LOGIT, SILU_INVERSE_OF_ONE, init_constant_
+from evalsuite.models.mixers.interface import CacheSpec, Mixer, StateKind
 from evalsuite.models.mixers.layers import (
     OutputNorm,
     RMSNorm,
@@ -25,9 +26,12 @@ from evalsuite.models.mixers.layers import (
     divide_by_normalizer,
     l2norm,
     make_projection,
+    repeat_heads,
     swiglu,
 )
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs, mask_padding
+from evalsuite.models.mixers.teacher_weights import copy_projections
 from evalsuite.models.recurrence import recurrence, recurrence_matrix
 
 MixerState = dict[str, Tensor]
@@ -45,38 +49,19 @@ class LayerCache(Protocol):
         """Store `state`."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecurrenceInputs:
-    """Arguments of the recurrence; shapes as in `evalsuite.models.recurrence.recurrence`."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    log_decay: Tensor | None = None
-    beta: Tensor | None = None
-    skip: Tensor | None = None
-    """Weight with which each token adds its own value to its output, [B, T, H] or [H]."""
-    x: Tensor | None = None
-    """Input of projections and output gate if the layer's input was convolved; None otherwise."""
-
-
-class RecurrentMixer(nn.Module):
+class RecurrentMixer(Mixer, nn.Module):
     """Recurrent token mixer that replaces softmax attention, with the same call."""
 
-    name: ClassVar[str]
     Options: ClassVar[type[MixerOptions]] = MixerOptions
+    state_kind = StateKind.RECURRENT
+    served_as = "recurrence"
     has_keys: ClassVar[bool] = True
     """False if 1 − decay serves as the key: `k_proj` then computes the logits of the input gate, which skip
     activation, rotary and norm."""
-    matrix_parameters: ClassVar[tuple[str, ...]] = ()
-    """Parameters of the mixer itself that are matrices between activations, so that weight decay applies; its
-    linear layers need no mention. All others (gate biases, decay rates, norms) never decay."""
     uses_normalizer: bool = False
     """True if the values carry a column of ones, whose output is Σ_j A_tj."""
-    spans_layers: bool = False
-    """True if parameters of other layers take part, so that the layer cannot run without them."""
-    weights_initialized: bool = False
-    """Set after `reset_parameters`; guards against re-initialising loaded weights."""
+    uses_delta_rule: bool = False
+    """True if `compute_gates` sets β, so that each write first removes what the state holds for its key."""
 
     def __init__(self, attention_shape: AttentionShape, options: MixerOptions, layer_idx: int) -> None:
         super().__init__()
@@ -106,6 +91,23 @@ class RecurrentMixer(nn.Module):
             self.g_proj = make_projection(shape.hidden_size, o_dim, rank, options.gate_bias)
         self._build_parameters()
         self.scale = 1.0 if options.scale == "one" else self.key_dim() ** -0.5
+
+    @classmethod
+    def from_attention(
+        cls,
+        attention: nn.Module,
+        shape: AttentionShape,
+        options: MixerOptions,
+        *,
+        layer: int,
+        window: int | None,
+    ) -> "RecurrentMixer":
+        """See `Mixer.from_attention`; only the shape of the attention matters."""
+        return cls(shape, options, layer)
+
+    def copy_from_teacher(self, attention: nn.Module, init: str, kv_expansion: str) -> None:
+        """See `Mixer.copy_from_teacher`."""
+        copy_projections(self, attention, init, kv_expansion)
 
     def _build_convolutions(self) -> None:
         options = self.options
@@ -190,6 +192,17 @@ class RecurrentMixer(nn.Module):
             channels = sum(convolution.channels for convolution in self._convolutions())
             shapes["convolution"] = (channels, self.options.short_conv - 1)
         return shapes
+
+    def cache_spec(self) -> CacheSpec:
+        """See `Mixer.cache_spec`."""
+        return CacheSpec(states=self.state_shapes())
+
+    def mixing_flops(self, length: int) -> float:
+        """See `Mixer.mixing_flops`: write, read, the delta rule's read before the write, and convolutions."""
+        heads, keys, values = self.state_shapes()["recurrent"]
+        passes = 3 if self.uses_delta_rule else 2
+        channels = sum(each.channels for each in self._convolutions()) if self.options.short_conv else 0
+        return 2 * (passes * heads * keys * values + channels * self.options.short_conv)
 
     def prepare_inputs(
         self,
@@ -359,24 +372,3 @@ class RecurrentMixer(nn.Module):
                     f"layer {self.layer_idx}: {self.name} received a {name} state of shape {found}; "
                     f"expected {(rows, *shape)}"
                 )
-
-
-def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
-    """[B, T, groups, D] → [B, T, num_heads, D]."""
-    groups = x.shape[2]
-    return x if groups == num_heads else x.repeat_interleave(num_heads // groups, 2)
-
-
-def mask_padding(inputs: RecurrenceInputs, token_mask: Tensor) -> RecurrenceInputs:
-    """Make pads write nothing and decay nothing, so that the state passes them unchanged."""
-    real = token_mask[..., None]
-    log_decay = inputs.log_decay
-    if log_decay is not None:
-        per_token = log_decay.expand(*token_mask.shape, -1) if log_decay.dim() == 1 else log_decay
-        log_decay = per_token * (real if per_token.dim() == 3 else real[..., None])
-    return replace(
-        inputs,
-        k=inputs.k * real[..., None],
-        log_decay=log_decay,
-        beta=None if inputs.beta is None else inputs.beta * real,
-    )

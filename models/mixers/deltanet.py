@@ -5,10 +5,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
+from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
 from evalsuite.models.mixers.layers import PerHeadLinear
 from evalsuite.models.mixers.options import DELTA_NATIVE, MixerOptions
+from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
+from evalsuite.models.mixers.registry import MIXERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +22,14 @@ class DeltaNetOptions(DeltaOptions):
     }
 
 
+@MIXERS.register("deltanet")
 class DeltaNet(RecurrentMixer):
     """Delta rule without decay: each write replaces the value stored under its key."""
 
-    name = "deltanet"
+    display_name = "DeltaNet"
     Options: ClassVar[type[MixerOptions]] = DeltaNetOptions
     options: DeltaNetOptions
+    uses_delta_rule = True
 
     def _build_parameters(self) -> None:
         self.b_proj = PerHeadLinear(self.attention_shape.hidden_size, self.num_heads, bias=False)

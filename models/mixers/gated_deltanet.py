@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
+from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
 from evalsuite.models.mixers.layers import PerHeadLinear, upcast_fp32
 from evalsuite.models.mixers.options import DELTA_NATIVE, DecayOptions, MixerOptions
+from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
+from evalsuite.models.mixers.registry import MIXERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +33,16 @@ class GatedDeltaNetOptions(DecayOptions, DeltaOptions):
     """Without it, writes β_t k_t v_tᵀ are added to the decayed state (the gates alone)."""
 
 
+@MIXERS.register("gated_deltanet")
 class GatedDeltaNet(RecurrentMixer):
     """Delta rule with one decay per head and token."""
 
-    name = "gated_deltanet"
+    display_name = "Gated DeltaNet"
     Options: ClassVar[type[MixerOptions]] = GatedDeltaNetOptions
     options: GatedDeltaNetOptions
 
     def _build_parameters(self) -> None:
+        self.uses_delta_rule = self.options.delta_rule
         self.b_proj = PerHeadLinear(self.attention_shape.hidden_size, self.num_heads, bias=False)
         # fla keeps the bias of a_proj as a separate parameter, dt_bias.
         self.a_proj = PerHeadLinear(self.attention_shape.hidden_size, self.num_heads)

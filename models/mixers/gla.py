@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
+from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay
 from evalsuite.models.mixers.layers import (
     expand_decay_groups,
@@ -17,6 +17,8 @@ from evalsuite.models.mixers.layers import (
     upcast_fp32,
 )
 from evalsuite.models.mixers.options import ADDITIVE_NATIVE, DecayOptions, MixerOptions
+from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
+from evalsuite.models.mixers.registry import MIXERS
 from evalsuite.models.recurrence import use_triton
 
 
@@ -41,10 +43,11 @@ class GLAOptions(DecayOptions):
     (arXiv 2303.06349). The paper writes k and relies on the output norm, which distilled students omit."""
 
 
+@MIXERS.register("gla")
 class GLA(RecurrentMixer):
     """Additive rule with one decay per key channel and token."""
 
-    name = "gla"
+    display_name = "GLA"
     Options: ClassVar[type[MixerOptions]] = GLAOptions
     options: GLAOptions
 

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
+from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.feature_maps import make_feature_map
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
+from evalsuite.models.mixers.registry import MIXERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +31,11 @@ class HedgehogOptions(MixerOptions):
     qk_norm: Literal["l2", "none"] = "none"
 
 
+@MIXERS.register("hedgehog")
 class Hedgehog(RecurrentMixer):
     """No decay; peaked features let a query single out a key."""
 
-    name = "hedgehog"
+    display_name = "Hedgehog"
     Options: ClassVar[type[MixerOptions]] = HedgehogOptions
     options: HedgehogOptions
     matrix_parameters = ("feature_proj",)

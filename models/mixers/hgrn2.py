@@ -1,6 +1,6 @@
 """HGRN2: S_t = Diag(α_t) S_{t-1} + (1 − α_t) v_tᵀ, with 1 − α as the key (arXiv 2404.07904, Eq. 6)."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -10,10 +10,12 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
+from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import initial_decay
 from evalsuite.models.mixers.layers import upcast_fp32
 from evalsuite.models.mixers.options import DecayOptions, MixerOptions
+from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
+from evalsuite.models.mixers.registry import MIXERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +53,11 @@ class HGRN2Options(DecayOptions):
             raise ConfigError(f"decay_temperature = {self.decay_temperature}: must be above 0")
 
 
+@MIXERS.register("hgrn2")
 class HGRN2(RecurrentMixer):
     """One decay α per channel and token; each write is weighted by 1 − α."""
 
-    name = "hgrn2"
+    display_name = "HGRN2"
     Options: ClassVar[type[MixerOptions]] = HGRN2Options
     options: HGRN2Options
     has_keys = False
@@ -90,6 +93,13 @@ class HGRN2(RecurrentMixer):
         position = next(n for n, layer in enumerate(self.bound_layers) if layer is self)
         return rows[1 : position + 1].sum(0)
 
+    def link_layers(self, mixers: Sequence[nn.Module]) -> None:
+        """Layer l has the smallest decay Σ_{1 ≤ j ≤ l} softmax(lower_bounds)_j, a softmax over layers."""
+        if self.options.learned_lower_bounds:
+            self.bound_layers = tuple(
+                m for m in mixers if isinstance(m, HGRN2) and m.options.learned_lower_bounds
+            )
+
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
         # 1 − α is computed directly: as α approaches one, it rounds to one.
         logits = -upcast_fp32(inputs.k)
@@ -99,16 +109,6 @@ class HGRN2(RecurrentMixer):
         write = (1 - self._lower_bound()) * forget
         log_decay = torch.log1p(-write.clamp_max(MAX_FORGET))
         return replace(inputs, k=write.to(inputs.k.dtype), log_decay=log_decay)
-
-
-def link_lower_bounds(mixers: Iterable[nn.Module]) -> None:
-    """Tell the HGRN2 mixers of a model, in the order of their layers, of each other.
-
-    Layer l has the smallest decay Σ_{1 ≤ j ≤ l} softmax(lower_bounds)_j, with the softmax over layers.
-    """
-    linked = tuple(m for m in mixers if isinstance(m, HGRN2) and m.options.learned_lower_bounds)
-    for mixer in linked:
-        mixer.bound_layers = linked
 
 
 MAX_FORGET = 1 - 1e-6

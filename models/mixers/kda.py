@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
+from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
 from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
 from evalsuite.models.mixers.layers import (
@@ -21,6 +21,8 @@ from evalsuite.models.mixers.layers import (
     upcast_fp32,
 )
 from evalsuite.models.mixers.options import DELTA_NATIVE, DecayOptions, MixerOptions
+from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
+from evalsuite.models.mixers.registry import MIXERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +48,14 @@ class KDAOptions(DecayOptions, DeltaOptions):
     """Rank of the decay's projection; −1 is head_dim as in the paper, 0 is full rank."""
 
 
+@MIXERS.register("kda")
 class KDA(RecurrentMixer):
     """Delta rule with one decay per key channel and token."""
 
-    name = "kda"
+    display_name = "KDA"
     Options: ClassVar[type[MixerOptions]] = KDAOptions
     options: KDAOptions
+    uses_delta_rule = True
 
     def _build_parameters(self) -> None:
         rank = self.head_dim if self.options.decay_rank < 0 else self.options.decay_rank

@@ -64,6 +64,12 @@ class PerHeadLinear(nn.Linear):
         return padded[..., : self.out_features]
 
 
+def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
+    """[B, T, groups, D] → [B, T, num_heads, D]."""
+    groups = x.shape[2]
+    return x if groups == num_heads else x.repeat_interleave(num_heads // groups, 2)
+
+
 def num_decay_groups(head_k_dim: int, group_size: int) -> int:
     """Decays per head if `group_size` adjacent channels share one; ConfigError if they do not divide."""
     if group_size < 1 or head_k_dim % group_size:

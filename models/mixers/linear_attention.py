@@ -6,9 +6,11 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
+from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.feature_maps import FEATURE_MAPS, FeatureMapName, make_feature_map
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
+from evalsuite.models.mixers.registry import MIXERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +49,11 @@ class LinearAttentionOptions(MixerOptions):
             )
 
 
+@MIXERS.register("linear_attention")
 class LinearAttention(RecurrentMixer):
     """Additive rule without decay: all past tokens keep their weight."""
 
-    name = "linear_attention"
+    display_name = "linear attention"
     Options: ClassVar[type[MixerOptions]] = LinearAttentionOptions
     options: LinearAttentionOptions
 

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
+from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
 from evalsuite.models.mixers.layers import PerHeadLinear, upcast_fp32
 from evalsuite.models.mixers.options import DecayOptions, MixerOptions
+from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
+from evalsuite.models.mixers.registry import MIXERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +43,11 @@ class Mamba2Options(DecayOptions):
     """D: weight with which each token adds its own value, one number per head."""
 
 
+@MIXERS.register("mamba2")
 class Mamba2(RecurrentMixer):
     """Additive rule in which one step size per head and token sets both decay and write strength."""
 
-    name = "mamba2"
+    display_name = "Mamba2"
     Options: ClassVar[type[MixerOptions]] = Mamba2Options
     options: Mamba2Options
 

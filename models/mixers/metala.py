@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import RecurrenceInputs
 from evalsuite.models.mixers.hgrn2 import HGRN2, HGRN2Options
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
+from evalsuite.models.mixers.registry import MIXERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +31,11 @@ class MetaLAOptions(HGRN2Options):
     decay_temperature: float = 16.0
 
 
+@MIXERS.register("metala")
 class MetaLA(HGRN2):
     """No key projection, dynamic decay, self-augmentation."""
 
-    name = "metala"
+    display_name = "MetaLA"
     Options: ClassVar[type[MixerOptions]] = MetaLAOptions
 
     def _build_parameters(self) -> None:

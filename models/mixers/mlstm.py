@@ -15,10 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
+from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay
 from evalsuite.models.mixers.layers import PerHeadLinear, upcast_fp32
 from evalsuite.models.mixers.options import DecayOptions, MixerOptions
+from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
+from evalsuite.models.mixers.registry import MIXERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +54,11 @@ class MLSTMOptions(DecayOptions):
             raise ConfigError(f"gate_cap = {self.gate_cap}: must be above 0 and at most 30, or exp overflows")
 
 
+@MIXERS.register("mlstm")
 class MLSTM(RecurrentMixer):
     """Additive rule with a sigmoid forget gate and an exponential input gate per head and token."""
 
-    name = "mlstm"
+    display_name = "mLSTM"
     Options: ClassVar[type[MixerOptions]] = MLSTMOptions
     options: MLSTMOptions
 

@@ -9,8 +9,10 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
+from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
+from evalsuite.models.mixers.registry import MIXERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +56,11 @@ class ReBasedOptions(MixerOptions):
             raise ConfigError(f"feature_dim = {self.feature_dim}: must be 1 to 22 (a state of 253 rows)")
 
 
+@MIXERS.register("rebased")
 class ReBased(RecurrentMixer):
     """No decay; weights are squares, so a query ignores the keys orthogonal to it."""
 
-    name = "rebased"
+    display_name = "ReBased"
     Options: ClassVar[type[MixerOptions]] = ReBasedOptions
     options: ReBasedOptions
     matrix_parameters = ("feature_proj",)

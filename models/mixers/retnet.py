@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import RecurrenceInputs, RecurrentMixer
+from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import initial_decay
 from evalsuite.models.mixers.layers import input_scale, upcast_fp32
 from evalsuite.models.mixers.options import ADDITIVE_NATIVE, DecayOptions, MixerOptions
+from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
+from evalsuite.models.mixers.registry import MIXERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +34,11 @@ class RetNetOptions(DecayOptions):
     norm would undo the scale; a student without that norm needs it."""
 
 
+@MIXERS.register("retnet")
 class RetNet(RecurrentMixer):
     """Additive rule with a fixed decay per head; γ = 1 − 2^(−5−h) of head h, a memory of 32 · 2^h tokens."""
 
-    name = "retnet"
+    display_name = "RetNet"
     Options: ClassVar[type[MixerOptions]] = RetNetOptions
     options: RetNetOptions
 

@@ -11,7 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.mixers.attention_shape import AttentionShape
+from evalsuite.models.mixers.interface import AttentionSpan, CacheSpec, Mixer, StateKind
 from evalsuite.models.mixers.layers import apply_rotary_pos_emb
+from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.mixers.teacher_weights import SOFTMAX_INITS, copy_softmax
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +37,54 @@ class SlidingWindowOptions(SoftmaxOptions):
             raise ConfigError(f"window = {self.window}: must be 1 or more")
 
 
-class SoftmaxMixer:
-    """Mixin for the teacher's attention class."""
+@MIXERS.register("softmax")
+class SoftmaxMixer(Mixer):
+    """The teacher's attention. A mixin for the teacher's attention class."""
 
-    name: ClassVar[str] = "softmax"
+    display_name = "softmax"
     Options: ClassVar[type] = SoftmaxOptions
-    window: int | None = None
-    """Number of latest tokens a query attends to; None for all. The decoder builds its mask from it."""
+    state_kind = StateKind.FULL
+    is_teacher_layer = True
+    uses_init = False
+    served_as = "attention"
+    options: SoftmaxOptions
+    span: AttentionSpan
+
+    @classmethod
+    def from_attention(
+        cls,
+        attention: nn.Module,
+        shape: AttentionShape,
+        options: Any,
+        *,
+        layer: int,
+        window: int | None,
+    ) -> nn.Module:
+        """See `Mixer.from_attention`; the attention becomes the mixer, in place."""
+        mixer: Any = attention
+        mixer.__class__ = _mixer_class(cls, type(attention))
+        mixer.options, mixer.span = options, cls.make_span(options, window)
+        mixer.cache_width = 2 * shape.num_kv_heads * shape.head_dim
+        mixer.query_width = shape.num_heads * shape.head_dim
+        return attention
+
+    @classmethod
+    def make_span(cls, options: Any, teacher_window: int | None) -> AttentionSpan:
+        """Tokens that a query attends to, given the window of the teacher's layer."""
+        return AttentionSpan(teacher_window)
+
+    def copy_from_teacher(self, attention: nn.Module, init: str, kv_expansion: str) -> None:
+        """See `Mixer.copy_from_teacher`; the option `init` decides instead of `init`."""
+        assert isinstance(self, nn.Module)
+        copy_softmax(self, attention, SOFTMAX_INITS[self.options.init])
+
+    def cache_spec(self) -> CacheSpec:
+        """See `Mixer.cache_spec`."""
+        return CacheSpec(kv_width=self.cache_width, span=self.span)
+
+    def mixing_flops(self, length: int) -> float:
+        """See `Mixer.mixing_flops`: scores and weighted values."""
+        return 4 * self.query_width * self.span.mean_length(length)
 
     def forward(
         self,
@@ -86,46 +131,37 @@ class SoftmaxMixer:
         k = k.repeat_interleave(self.num_key_value_groups, 2)
         v = v.repeat_interleave(self.num_key_value_groups, 2)
         scores = torch.einsum("bthd,bshd->bhts", q, k).float() * self.scaling
-        length = scores.shape[-1]
-        visible = torch.ones(length, length, dtype=torch.bool, device=scores.device).tril()
-        if self.window is not None:
-            visible = visible.triu(1 - self.window)
-        visible = visible[None, None]
+        places = torch.arange(scores.shape[-1], device=scores.device)
+        visible = self.span.visible(places[:, None], places)[None, None]
         if token_mask is not None:
             visible = visible & token_mask[:, None, None, :]
         # The softmax over a pad's empty row is NaN; its value is never used.
         return scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(), v
 
 
+@MIXERS.register("sliding_window")
 class SlidingWindowMixer(SoftmaxMixer):
     """Softmax attention over the latest tokens."""
 
-    name: ClassVar[str] = "sliding_window"
+    display_name = "sliding window"
     Options: ClassVar[type] = SlidingWindowOptions
+    state_kind = StateKind.WINDOW
+    is_teacher_layer = False
+    needs_mask = True
+    options: SlidingWindowOptions
+
+    @classmethod
+    def make_span(cls, options: SlidingWindowOptions, teacher_window: int | None) -> AttentionSpan:
+        """See `SoftmaxMixer.make_span`: the smaller of the two windows."""
+        return AttentionSpan(min(options.window, teacher_window or options.window))
 
 
 _CLASSES: dict[tuple[type, type], type[nn.Module]] = {}
 
 
 def _mixer_class(mixin: type[SoftmaxMixer], attention: type[nn.Module]) -> type[nn.Module]:
+    """The class `attention` with the interface of `mixin`, made once."""
     if (mixin, attention) not in _CLASSES:
         name = f"{mixin.name.title().replace('_', '')}{attention.__name__}"
         _CLASSES[mixin, attention] = type(name, (mixin, attention), {})
     return _CLASSES[mixin, attention]
-
-
-def to_softmax_mixer(attention: nn.Module, native_window: int | None) -> nn.Module:
-    """Turn an attention module of the teacher's architecture into the mixer `softmax`, in place."""
-    attention.__class__ = _mixer_class(SoftmaxMixer, type(attention))
-    attention.window = native_window  # type: ignore[assignment]
-    return attention
-
-
-def to_sliding_window_mixer(
-    attention: nn.Module, options: SlidingWindowOptions, native_window: int | None
-) -> nn.Module:
-    """Turn an attention module of the teacher's architecture into the mixer `sliding_window`, in place."""
-    attention.__class__ = _mixer_class(SlidingWindowMixer, type(attention))
-    window = options.window if native_window is None else min(options.window, native_window)
-    attention.window = window  # type: ignore[assignment]
-    return attention

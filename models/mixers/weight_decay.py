@@ -2,21 +2,22 @@
 
 from torch import nn
 
-from evalsuite.models.mixers.base import RecurrentMixer
+from evalsuite.models.mixers.interface import Mixer, not_matrices
 
 
 def no_weight_decay(model: nn.Module) -> frozenset[str]:
     """Names of the parameters of `model` that are no matrices between activations.
 
-    Weights of linear layers decay, except the language-model head; a mixer adds its other matrices
-    (`Mixer.matrix_parameters`). Embeddings, norms, biases, decay rates and convolutions do not: zero means
-    nothing to them, or ruins an initial value such as a gate's memory length.
+    Weights of linear layers decay, except the language-model head; a mixer names its own exceptions
+    (`Mixer.no_weight_decay`). Embeddings, norms, biases, decay rates and convolutions do not decay: zero
+    means nothing to them, or ruins an initial value such as a gate's memory length.
     """
-    decayed: set[str] = set()
+    excluded = set(not_matrices(model))
     for prefix, module in model.named_modules():
         path = f"{prefix}." if prefix else ""
-        if isinstance(module, nn.Linear) and not path.endswith("lm_head."):
-            decayed.add(f"{path}weight")
-        elif isinstance(module, RecurrentMixer):
-            decayed.update(f"{path}{name}" for name in module.matrix_parameters)
-    return frozenset(name for name, _ in model.named_parameters() if name not in decayed)
+        if path.endswith("lm_head.") and isinstance(module, nn.Linear):
+            excluded.add(f"{path}weight")
+        elif isinstance(module, Mixer):
+            excluded -= {f"{path}{name}" for name, _ in module.named_parameters()}
+            excluded |= {f"{path}{name}" for name in module.no_weight_decay()}
+    return frozenset(name for name, _ in model.named_parameters() if name in excluded)

@@ -1,11 +1,13 @@
 """The student's cache: per layer keys and values, a sliding window of them, or a recurrent state."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.mixers import CacheSpec
 
 StateDict = dict[str, Tensor]
 
@@ -63,15 +65,11 @@ class RecurrentLayerCache(DynamicLayer):
 
 
 class StudentCache(DynamicCache):
-    """A cache with a layer type per layer, for transformers' `generate` (beam search included).
+    """A cache of the layers with these `CacheSpec`s, for transformers' `generate` (beam search included)."""
 
-    `windows` has one entry per layer: "state" for a recurrent layer, None for full attention, the window's
-    length for a sliding window.
-    """
-
-    def __init__(self, windows: list[int | str | None]) -> None:
+    def __init__(self, specs: Sequence[CacheSpec]) -> None:
         super().__init__()
-        self.layers = [_layer(window) for window in windows]
+        self.layers = [_layer(spec) for spec in specs]
         self.layer_class_to_replicate = None
         self._seen = 0
 
@@ -109,10 +107,10 @@ class StudentCache(DynamicCache):
         return total
 
 
-def _layer(window: int | str | None) -> DynamicLayer:
-    if window == "state":
+def _layer(spec: CacheSpec) -> DynamicLayer:
+    if spec.span is None:
         return RecurrentLayerCache()
-    if isinstance(window, int):
-        # transformers retains window − 1 past tokens; with a window of 1 its slice [-0:] would retain all.
-        return DynamicSlidingWindowLayer(sliding_window=max(window, 2))
-    return DynamicLayer()
+    if spec.span.window is None:
+        return DynamicLayer()
+    # transformers retains window − 1 past tokens; with a window of 1 its slice [-0:] would retain all.
+    return DynamicSlidingWindowLayer(sliding_window=max(spec.span.window, 2))

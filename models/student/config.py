@@ -5,7 +5,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from evalsuite.foundation import CheckpointError, ConfigError, nearest
-from evalsuite.models.mixers import MIXERS, mixer_class, parse_options
+from evalsuite.models.mixers import MIXERS, parse_options
 
 SCHEMA = 2
 """Version of the config fields and parameter names. Schema 1 had other names of mixer parameters."""
@@ -36,6 +36,8 @@ _TEACHER_FIELDS = frozenset(
 class StudentConfig(PreTrainedConfig):
     """`teacher` is the teacher's config as a dictionary; `mixers` has one mixer name per layer.
 
+    `mixer_packages` names the package of each mixer of another package; it is absent without such mixers.
+
     Sizes (`hidden_size`, `vocab_size`, …) are read from the teacher's config.
     """
 
@@ -47,6 +49,7 @@ class StudentConfig(PreTrainedConfig):
         mixers: list[str] | None = None,
         mixer_options: dict[str, dict[str, Any]] | None = None,
         schema: int = SCHEMA,
+        mixer_packages: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         if schema != SCHEMA:
@@ -56,6 +59,8 @@ class StudentConfig(PreTrainedConfig):
         self.mixers = list(mixers or [])
         self.mixer_options = {name: dict(values) for name, values in (mixer_options or {}).items()}
         self.schema = schema
+        if mixer_packages:
+            self.mixer_packages = dict(mixer_packages)
         if teacher:
             self.base = base_config(self.teacher)
             self._check()
@@ -68,13 +73,25 @@ class StudentConfig(PreTrainedConfig):
         if len(self.mixers) != layers:
             raise ConfigError(f"student config: {len(self.mixers)} mixers for {layers} layers")
         for layer, name in enumerate(self.mixers):
-            mixer_class(name, f"layer {layer}")
+            self._check_mixer(name, layer)
         for name, values in self.mixer_options.items():
             if name not in self.mixers:
                 raise ConfigError(
                     f"options for mixer '{name}', which no layer uses{nearest(name, self.mixers)}"
                 )
             parse_options(MIXERS[name].Options, values, name)
+
+    def _check_mixer(self, name: str, layer: int) -> None:
+        """Refuse a mixer that is not available, and note which package has defined one that is not ours."""
+        packages: dict[str, str] = getattr(self, "mixer_packages", {})
+        if name not in MIXERS and name in packages:
+            raise ConfigError(
+                f"layer {layer}: mixer '{name}' is defined by {packages[name]}, which is not installed here; "
+                "install it"
+            )
+        MIXERS.get_or_raise(name, f"layer {layer}")
+        if MIXERS.origin(name) != "evalsuite" and name not in packages:
+            self.mixer_packages = {**packages, name: MIXERS.origin(name)}
 
     def __getattr__(self, name: str) -> Any:
         # Called only for attributes that the student does not have itself.

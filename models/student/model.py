@@ -10,7 +10,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers import RecurrentMixer, SlidingWindowMixer, link_lower_bounds, make_mixer
+from evalsuite.models.mixers import AttentionSpan, Mixer, make_mixer
 from evalsuite.models.mixers.convolution import packed_position_ids
 from evalsuite.models.student.cache import StudentCache
 from evalsuite.models.student.config import StudentConfig
@@ -35,7 +35,7 @@ class StudentPreTrainedModel(PreTrainedModel):
         super().initialize_weights()
         # Not in `_init_weights`, because transformers skips modules without parameters of their own.
         for module in self.modules():
-            if isinstance(module, RecurrentMixer) and not module.weights_initialized:
+            if isinstance(module, Mixer) and not module.weights_initialized:
                 module.reset_parameters()
                 module.weights_initialized = True
 
@@ -60,18 +60,14 @@ class StudentModel(StudentPreTrainedModel):
                 norm_eps=base.rms_norm_eps,
                 window=config.window(index),
             )
-        link_lower_bounds(layer.self_attn for layer in self.layers)
+        for layer in self.layers:
+            layer.self_attn.link_layers([each.self_attn for each in self.layers])
         self.gradient_checkpointing = False
         self.post_init()
 
     def new_cache(self) -> StudentCache:
         """An empty cache for this model's layers."""
-        return StudentCache(
-            [
-                "state" if isinstance(layer.self_attn, RecurrentMixer) else layer.self_attn.window
-                for layer in self.layers
-            ]
-        )
+        return StudentCache([layer.self_attn.cache_spec() for layer in self.layers])
 
     def forward(
         self,
@@ -129,7 +125,7 @@ class StudentModel(StudentPreTrainedModel):
                 states.append(hidden)
             hidden = layer(
                 hidden,
-                attention_mask=masks.get(getattr(layer.self_attn, "window", None)),
+                attention_mask=masks.get(layer.self_attn.span),
                 position_ids=position_ids,
                 past_key_values=past_key_values,
                 use_cache=use_cache,
@@ -156,20 +152,20 @@ class StudentModel(StudentPreTrainedModel):
         past_key_values: Any,
         cu_seqlens: Tensor | None,
         row_length: int | None,
-    ) -> dict[int | None, Any]:
-        """Attention masks of the softmax layers, by window."""
-        masks: dict[int | None, Any] = {}
+    ) -> dict[AttentionSpan | None, Any]:
+        """Attention masks of the softmax layers, by span."""
+        masks: dict[AttentionSpan | None, Any] = {}
         for index, layer in enumerate(self.layers):
-            if isinstance(layer.self_attn, RecurrentMixer) or layer.self_attn.window in masks:
+            span: AttentionSpan | None = layer.self_attn.span
+            if span is None or span in masks:
                 continue
-            window = layer.self_attn.window
             if cu_seqlens is not None:
-                masks[window] = packed_mask(cu_seqlens, embeddings, window, row_length)
+                masks[span] = packed_mask(cu_seqlens, embeddings, span, row_length)
                 continue
             config = copy.copy(self.config.base)
-            config.sliding_window = window
-            make = create_causal_mask if window is None else create_sliding_window_causal_mask
-            masks[window] = make(
+            config.sliding_window = span.window
+            make = create_causal_mask if span.window is None else create_sliding_window_causal_mask
+            masks[span] = make(
                 config=config,
                 inputs_embeds=embeddings,
                 attention_mask=attention_mask,
@@ -255,22 +251,21 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
 
 
 def check_attention(implementation: str | None, model: StudentModel) -> None:
-    """Reject attention implementations that ignore the mask's sliding window."""
+    """Reject attention implementations that ignore the masks of this model's mixers."""
     if implementation is None or not implementation.startswith("flash"):
         return
-    if any(isinstance(layer.self_attn, SlidingWindowMixer) for layer in model.layers):
-        raise ConfigError(
-            f"attn_implementation = '{implementation}': sliding_window layers need sdpa or eager"
-        )
+    if mixer := next((each.self_attn for each in model.layers if each.self_attn.needs_mask), None):
+        raise ConfigError(f"attn_implementation = '{implementation}': {mixer.name} layers need sdpa or eager")
 
 
 def packed_mask(
-    cu_seqlens: Tensor, embeddings: Tensor, window: int | None, row_length: int | None = None
+    cu_seqlens: Tensor, embeddings: Tensor, span: AttentionSpan, row_length: int | None = None
 ) -> Tensor:
     """Causal mask of packed sequences, true where attention is allowed: bool [T / L, 1, L, L].
 
     Args:
         embeddings: [1, T, D].
+        span: tokens that a query attends to within its sequence.
         row_length: L, whose multiples no sequence crosses; default T.
     """
     length = embeddings.shape[1]
@@ -278,7 +273,4 @@ def packed_mask(
     start = token - packed_position_ids(cu_seqlens, length)
     token, start = token.view(-1, row_length or length), start.view(-1, row_length or length)
     key, query = token.unsqueeze(1), token.unsqueeze(2)
-    allowed = (key <= query) & (key >= start.unsqueeze(2))
-    if window is not None:
-        allowed = allowed & (key > query - window)
-    return allowed.unsqueeze(1)
+    return (span.visible(query, key) & (key >= start.unsqueeze(2))).unsqueeze(1)

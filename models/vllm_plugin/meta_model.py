@@ -1,43 +1,50 @@
 """The student on the meta device, from which the served model reads each layer's shape and options."""
 
 import copy
+from typing import Any
 
 import torch
-from torch import nn
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers import AttentionShape, RecurrentMixer
+from evalsuite.models.mixers import AttentionShape, RecurrentMixer, SoftmaxMixer
 from evalsuite.models.student import StudentConfig, StudentModel
 from evalsuite.models.vllm_plugin.sharding import local_mixer
 from evalsuite.models.vllm_plugin.state import state_bytes
 
-NOT_OVERRIDABLE = ("forward", "prepare_inputs", "project_output", "apply_normalizer", "state_shapes")
-"""Methods that the served layer relies on; a mixer that overrides one may need other states."""
+_SERVED: dict[str, tuple[type, tuple[str, ...]]] = {
+    "recurrence": (
+        RecurrentMixer,
+        ("forward", "prepare_inputs", "project_output", "apply_normalizer", "state_shapes", "cache_spec"),
+    ),
+    "attention": (SoftmaxMixer, ("forward", "cache_spec")),
+}
+"""How vLLM serves a layer → the base class, and its methods on which serving relies. A mixer that overrides
+one may compute something else, or need other states."""
 
 
-def build_meta_mixers(config: StudentConfig) -> list[nn.Module]:
+def build_meta_mixers(config: StudentConfig) -> list[Any]:
     """Build the mixer of each layer on the meta device.
 
     Raises:
-        ConfigError: a mixer does more than the shared recurrence, so that its state may not fit the pages.
+        ConfigError: a mixer that vLLM cannot serve, or that does more than the shared recurrence, so that its
+            state may not fit the pages.
     """
     # Building a model sets the config's attention implementation, and vLLM reads the config later.
     with torch.device("meta"):
         layers = [layer.self_attn for layer in StudentModel(copy.deepcopy(config)).layers]
     for layer, mixer in enumerate(layers):
-        if not isinstance(mixer, RecurrentMixer):
-            continue
-        overridden = [
-            method
-            for method in NOT_OVERRIDABLE
-            if getattr(type(mixer), method) is not getattr(RecurrentMixer, method)
-        ]
-        unknown = sorted(mixer.state_shapes().keys() - {"recurrent", "convolution"})
         if mixer.spans_layers:
             raise ConfigError(
                 f"layer {layer}: {mixer.name} with learned_lower_bounds = True shares parameters between "
                 "layers and cannot be served by vLLM; use --engine torch"
             )
+        if mixer.served_as is None:
+            raise ConfigError(
+                f"layer {layer}: the mixer {mixer.name} cannot be served by vLLM; use --engine torch"
+            )
+        base, methods = _SERVED[mixer.served_as]
+        overridden = [m for m in methods if getattr(type(mixer), m, None) is not getattr(base, m)]
+        unknown = sorted(mixer.cache_spec().states.keys() - {"recurrent", "convolution"})
         if overridden or unknown:
             raise ConfigError(
                 f"layer {layer}: the mixer {mixer.name} cannot be served by vLLM (it has its own "
@@ -46,17 +53,17 @@ def build_meta_mixers(config: StudentConfig) -> list[nn.Module]:
     return layers
 
 
-def attention_shapes(config: StudentConfig, layers: list[nn.Module]) -> list[AttentionShape | None]:
+def attention_shapes(config: StudentConfig, layers: list[Any]) -> list[AttentionShape | None]:
     """Shape of each softmax or sliding-window layer; None for recurrent layers."""
     eps = config.base.rms_norm_eps
     return [
-        None if isinstance(mixer, RecurrentMixer) else AttentionShape.from_attention(mixer, eps, layer)
+        AttentionShape.from_attention(mixer, eps, layer) if mixer.served_as == "attention" else None
         for layer, mixer in enumerate(layers)
     ]
 
 
-def max_state_bytes(layers: list[nn.Module], tp_size: int, dtype: torch.dtype) -> int:
+def max_state_bytes(layers: list[Any], tp_size: int, dtype: torch.dtype) -> int:
     """Bytes of the largest state of one rank per layer and sequence; 0 without recurrent layers."""
     with torch.device("meta"):
-        mixers = [local_mixer(mixer, tp_size) for mixer in layers if isinstance(mixer, RecurrentMixer)]
+        mixers = [local_mixer(mixer, tp_size) for mixer in layers if mixer.served_as == "recurrence"]
     return max((state_bytes(mixer, dtype) for mixer in mixers), default=0)

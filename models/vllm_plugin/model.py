@@ -14,7 +14,7 @@ from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid
 from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 from vllm.model_executor.models.utils import extract_layer_index
 
-from evalsuite.models.mixers import AttentionShape, RecurrentMixer
+from evalsuite.models.mixers import AttentionShape
 from evalsuite.models.vllm_plugin.cpu_fp32_linear import use_blocked_fp32_linear
 from evalsuite.models.vllm_plugin.meta_model import build_meta_mixers, max_state_bytes
 from evalsuite.models.vllm_plugin.mixer_layer import MixerLayer
@@ -84,7 +84,7 @@ class StudentForCausalLM(LlamaForCausalLM, HasInnerState, IsHybrid):
 
 
 def _make_attention(
-    vllm_config: VllmConfig, layers: list[nn.Module], page_bytes: int, *, prefix: str, **_: Any
+    vllm_config: VllmConfig, layers: list[Any], page_bytes: int, *, prefix: str, **_: Any
 ) -> nn.Module:
     """Make the `self_attn` module of the layer named `prefix`."""
     layer = extract_layer_index(prefix)
@@ -95,8 +95,8 @@ def _make_attention(
         max_position=base.max_position_embeddings,
         rope_parameters=base.rope_parameters,
     )
-    if isinstance(original, RecurrentMixer):
+    if original.served_as == "recurrence":
         mixer_rope = rope if original.options.rotary else None
         return MixerLayer(original, mixer_rope, page_bytes, vllm_config, prefix)
     shape = AttentionShape.from_attention(original, base.rms_norm_eps, layer)
-    return SoftmaxLayer(shape, rope, original.window, vllm_config.cache_config, prefix)
+    return SoftmaxLayer(shape, rope, original.span.window, vllm_config.cache_config, prefix)

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from evalsuite.foundation import ConfigError, MissingDependencyError
-from evalsuite.models.mixers import MIXERS, RecurrentMixer
+from evalsuite.models.mixers import MIXERS, StateKind
 from evalsuite.models.student import StudentConfig
 from evalsuite.models.vllm_plugin.meta_model import attention_shapes, build_meta_mixers
 from evalsuite.models.vllm_plugin.sharding import validate_heads, validate_options
@@ -78,7 +78,7 @@ def layer_types(mixers: Sequence[str]) -> list[str]:
     A sliding window counts as full attention, because the layer itself declares its window. A student without
     recurrent layers uses "attention": with the other names vLLM 0.26 would expect states.
     """
-    recurrent = [issubclass(MIXERS[mixer], RecurrentMixer) for mixer in mixers]
+    recurrent = [StateKind.RECURRENT in MIXERS[mixer].state_kind for mixer in mixers]
     attention = "full_attention" if any(recurrent) else "attention"
     return ["linear_attention" if is_recurrent else attention for is_recurrent in recurrent]
 
@@ -102,7 +102,7 @@ def validate_student(config: Any, tp_size: int) -> None:
         )
     layers = build_meta_mixers(config)
     for mixer, shape in zip(layers, attention_shapes(config, layers), strict=True):
-        if isinstance(mixer, RecurrentMixer):
+        if mixer.served_as == "recurrence":
             validate_options(mixer, tp_size)
             validate_heads(mixer.name, mixer.attention_shape, mixer.num_kv_heads, tp_size)
         elif shape is not None and (

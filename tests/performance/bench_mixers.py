@@ -26,7 +26,7 @@ from transformers import AutoModel, LlamaConfig
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.foundation import write_text
-from evalsuite.models.mixers import MIXERS, RecurrentMixer, make_mixer
+from evalsuite.models.mixers import MIXERS, AttentionSpan, RecurrentMixer, make_mixer
 from evalsuite.models.recurrence import fla_backend, naive_recurrent, recurrence, set_backend
 from evalsuite.models.recurrence.shapes import decay_shape_of
 from tests.parity.exit_codes import exit_with
@@ -76,18 +76,19 @@ def forward_backward(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     out, _ = layer(
         x,
         position_embeddings=rotary(length, str(x.device), x.dtype),
-        attention_mask=window_mask(length, getattr(layer, "window", None), x.device),
+        attention_mask=span_mask(length, layer.span, x.device),
     )
     (out.float() * torch.linspace(-1, 1, out.shape[-1], device=x.device)).sum().backward()
     assert x.grad is not None
     return out.detach(), x.grad
 
 
-def window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
+def span_mask(length: int, span: AttentionSpan | None, device: torch.device) -> Tensor | None:
     """Attention mask of a sliding-window layer: bool [1, 1, T, T]; None for plain causal attention."""
-    if window is None:
+    if span is None or span.window is None:
         return None
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)[None, None]
+    places = torch.arange(length, device=device)
+    return span.visible(places[:, None], places)[None, None]
 
 
 def seconds(call: Callable[[], object], repeats: int, cuda: bool) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.foundation import MissingDependencyError
-from evalsuite.models.mixers import RecurrentMixer
+from evalsuite.models.mixers import AttentionSpan, RecurrentMixer
 from evalsuite.models.recurrence import fla_backend
 from evalsuite.models.recurrence.chunked import chunked
 from tests.performance import bench_mixers
@@ -29,7 +29,7 @@ def test_tables_are_saved_row_by_row(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_a_sliding_window_layer_is_timed_with_its_window() -> None:
     layer: Any = bench_mixers.make_layer("sliding_window", "cpu", torch.float32)
-    layer.window = 5
+    layer.span = AttentionSpan(5)
     x = torch.randn(1, 12, bench_mixers.HIDDEN)
     out, _ = bench_mixers.forward_backward(layer, x)
     weights, values = layer.attention_matrix(x, bench_mixers.rotary(12, "cpu", torch.float32))

@@ -20,12 +20,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from evalsuite.models.inference.torch.unpadding import UnpaddedLayout
+from evalsuite.models.mixers import AttentionSpan, Mixer
 
 NAME = "evalsuite"
 
 
 class AttentionMasks:
-    """Additive attention masks of one forward pass, one per sliding window, built on first use.
+    """Additive attention masks of one forward pass, one per span, built on first use.
 
     Args:
         queries: positions [R, T] of the new tokens.
@@ -37,27 +38,25 @@ class AttentionMasks:
 
     def __init__(self, queries: Tensor, keys: Tensor, valid: Tensor | None, dtype: torch.dtype) -> None:
         self._queries, self._keys, self._valid, self._dtype = queries, keys, valid, dtype
-        self._cache: dict[int | None, Tensor | None] = {}
+        self._cache: dict[AttentionSpan, Tensor | None] = {}
         self.layout: UnpaddedLayout | None = None
         """Layout of un-padded queries, if the pass is un-padded; keys and values are always padded."""
 
-    def get(self, window: int | None) -> Tensor | None:
-        """Mask [R or 1, 1, T, L] for layers with this window; None for plain causal attention."""
-        if self._valid is None and (window is None or window >= self._keys.shape[1]):
+    def get(self, span: AttentionSpan) -> Tensor | None:
+        """Mask [R or 1, 1, T, L] for layers with this span; None for plain causal attention."""
+        if self._valid is None and (span.window is None or span.window >= self._keys.shape[1]):
             return None
-        if window not in self._cache:
-            self._cache[window] = self._build(window)
-        return self._cache[window]
+        if span not in self._cache:
+            self._cache[span] = self._build(span)
+        return self._cache[span]
 
-    def _build(self, window: int | None) -> Tensor:
+    def _build(self, span: AttentionSpan) -> Tensor:
         queries, keys = self._queries[:, :, None], self._keys[:, None]
         if self._valid is None:
             queries, keys = queries[:1], keys[:1]
-        allowed = keys <= queries
+        allowed = span.visible(queries, keys)
         if self._valid is not None:
             allowed = allowed & self._valid[:, None]
-        if window is not None:
-            allowed = allowed & (keys > queries - window)
         mask = torch.zeros(allowed.shape, dtype=self._dtype, device=allowed.device)
         return mask.masked_fill_(~allowed, -torch.inf)[:, None]
 
@@ -78,7 +77,7 @@ def attention_forward(
     """Attention function for transformers' `AttentionInterface`, with the masks of the running pass.
 
     Args:
-        module: the attention module; the student's modules have their window as `window`.
+        module: the attention module; the student's modules have their `span`.
         query: [B, H, T, D], or un-padded [1, H, N, D]; key, value: [B, H / groups, L, D].
         attention_mask: always None (see the module docstring).
         scaling: factor on the products; None is D ** -0.5.
@@ -88,7 +87,8 @@ def attention_forward(
         [B, T, H, D] (un-padded [1, N, H, D]) and None, as transformers expects.
     """
     masks = _masks.get()
-    mask = masks.get(getattr(module, "window", sliding_window))
+    span = module.span if isinstance(module, Mixer) else None
+    mask = masks.get(span or AttentionSpan(sliding_window))
     if masks.layout is None:
         return _grouped_attention(query, key, value, mask, scaling), None
     padded = _grouped_attention(masks.layout.pad_heads(query), key, value, mask, scaling)

@@ -7,7 +7,7 @@ from transformers import Mamba2Config, xLSTMConfig
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
 
-from evalsuite.models.mixers import MIXERS, RecurrentMixer, link_lower_bounds, make_mixer
+from evalsuite.models.mixers import MIXERS, RecurrentMixer, make_mixer
 from tests.models.mixers.native_references import REFERENCES
 
 HIDDEN, HEADS, WIDTH = 24, 3, 8
@@ -60,7 +60,8 @@ def test_native_mixers_equal_their_references(name: str) -> None:
 def test_hgrn2_lower_bounds_accumulate_over_layers() -> None:
     """fla's HGRN2Model: lower_bounds.softmax(0).cumsum(0) − its first row, 0 in the first layer."""
     mixers = [make("hgrn2", layer) for layer in range(3)]
-    link_lower_bounds([nn.Identity(), *mixers])
+    for mixer in mixers:
+        mixer.link_layers([nn.Identity(), *mixers])
     rows = torch.stack([mixer.lower_bounds for mixer in mixers]).softmax(0).cumsum(0)
     x = torch.randn(1, 7, HIDDEN)
     for layer, mixer in enumerate(mixers):

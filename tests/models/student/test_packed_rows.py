@@ -3,6 +3,7 @@
 import torch
 
 from evalsuite.models import build_student
+from evalsuite.models.mixers import AttentionSpan
 from evalsuite.models.student.model import packed_mask
 
 
@@ -31,8 +32,8 @@ def test_row_length_does_not_change_the_result(make_teacher):
 def test_the_mask_by_rows_is_the_block_diagonal_of_the_full_mask():
     bounds = torch.tensor([0, 3, 4, 8, 12], dtype=torch.int32)
     embeddings = torch.zeros(1, 12, 2)
-    for window in (None, 2):
-        whole = packed_mask(bounds, embeddings, window)[0, 0]
-        rows = packed_mask(bounds, embeddings, window, 4)[:, 0]
+    for span in (AttentionSpan(), AttentionSpan(2)):
+        whole = packed_mask(bounds, embeddings, span)[0, 0]
+        rows = packed_mask(bounds, embeddings, span, 4)[:, 0]
         assert rows.shape == (3, 4, 4)
         assert torch.equal(torch.block_diag(*rows), whole)

@@ -97,7 +97,7 @@ def test_a_mixer_with_an_extra_state_is_rejected(
         def state_shapes(self) -> dict[str, tuple[int, ...]]:
             return {**super().state_shapes(), "memory": (3,)}
 
-    monkeypatch.setitem(MIXERS, "with_extra_state", WithExtraState)
+    monkeypatch.setitem(MIXERS._items, "with_extra_state", WithExtraState)
     config = build_student(make_teacher(), "with_extra_state").config
     with pytest.raises(
         ConfigError, match=r"layer 0: the mixer with_extra_state cannot be served.*--engine torch"

@@ -1,0 +1,185 @@
+"""The interface of token mixers: what student, engines, trainer and statistics need to know of a layer.
+
+Two families implement it: `RecurrentMixer` replaces the teacher's attention by a recurrence, `SoftmaxMixer`
+keeps the teacher's attention module. A mixer of another kind implements `Mixer` itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Flag, auto
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from evalsuite.models.mixers.attention_shape import AttentionShape
+
+
+class StateKind(Flag):
+    """What a layer remembers of the past; a layer that combines two has both flags."""
+
+    RECURRENT = auto()
+    """A state of constant size."""
+    WINDOW = auto()
+    """Keys and values of the latest tokens."""
+    FULL = auto()
+    """Keys and values of all tokens that the teacher's own layer attends to."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpan:
+    """Tokens that a query of softmax attention attends to."""
+
+    window: int | None = None
+    """Number of latest tokens, the query's own included; None for all."""
+
+    def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Whether queries attend to keys, by position: bool, in the shape of the two broadcast."""
+        seen = keys <= queries
+        return seen if self.window is None else seen & (keys > queries - self.window)
+
+    def mean_length(self, length: int) -> float:
+        """Tokens that a query attends to, averaged over a sequence of `length` tokens."""
+        whole = length if self.window is None else min(length, self.window)
+        return (whole * (whole + 1) / 2 + (length - whole) * whole) / length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """What one sequence occupies in the cache of a layer."""
+
+    states: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes of the parts of a recurrent state: "recurrent" in float32, all others in the model's dtype."""
+    kv_width: int = 0
+    """Numbers per cached token: the widths of key and value, summed over heads."""
+    span: AttentionSpan | None = None
+    """Tokens whose keys and values are needed; None without keys and values."""
+
+    def num_tokens(self, length: int) -> int:
+        """Tokens whose keys and values are cached after `length` tokens."""
+        if self.span is None:
+            return 0
+        return length if self.span.window is None else min(length, self.span.window - 1)
+
+    def state_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the recurrent state, whatever the length."""
+        return sum(
+            torch.Size(shape).numel() * (4 if name == "recurrent" else dtype.itemsize)
+            for name, shape in self.states.items()
+        )
+
+    def bytes(self, length: int, dtype: torch.dtype) -> int:
+        """Bytes of one sequence after `length` tokens in a model of `dtype`."""
+        return self.state_bytes(dtype) + self.kv_width * dtype.itemsize * self.num_tokens(length)
+
+
+class Mixer:
+    """Token mixer of one layer: an `nn.Module` with the call of transformers' attention modules."""
+
+    name: ClassVar[str]
+    """The name it is registered under."""
+    display_name: ClassVar[str]
+    """Name in text, e.g. "Gated DeltaNet"."""
+    Options: ClassVar[type]
+    """Frozen dataclass of its options; see `evalsuite.models.mixers.options`."""
+    state_kind: ClassVar[StateKind]
+    is_teacher_layer: ClassVar[bool] = False
+    """True if the layer is the teacher's own, which stages that train mixers leave alone."""
+    uses_init: ClassVar[bool] = True
+    """Whether the student's `init` says which of the teacher's projections are copied."""
+    needs_mask: ClassVar[bool] = False
+    """Whether the layer depends on the attention mask for its span, which flash attention ignores."""
+    served_as: Literal["recurrence", "attention"] | None = None
+    """How vLLM serves the layer: by the shared recurrence, by vLLM's attention, or not at all."""
+    matrix_parameters: ClassVar[tuple[str, ...]] = ()
+    """Parameters of the mixer itself that are matrices between activations, so that weight decay applies; its
+    linear layers need no mention. All others (gate biases, decay rates, norms) never decay."""
+    spans_layers: bool = False
+    """True if parameters of other layers take part, so that the layer cannot run without them."""
+    span: AttentionSpan | None = None
+    """Span of its softmax attention, by which the decoder builds its mask; None without softmax attention."""
+    weights_initialized: bool = False
+    """Set after `reset_parameters`; guards against re-initialising loaded weights."""
+
+    @classmethod
+    def from_attention(
+        cls,
+        attention: nn.Module,
+        shape: AttentionShape,
+        options: Any,
+        *,
+        layer: int,
+        window: int | None,
+    ) -> nn.Module:
+        """Make the mixer that replaces a layer's attention, with random parameters.
+
+        Args:
+            attention: module of the teacher's architecture; a mixer may take it over.
+            shape: its shape.
+            options: an instance of `Options`.
+            layer: layer index, for the cache and for messages.
+            window: the teacher's own sliding window in this layer, if any.
+        """
+        raise NotImplementedError
+
+    def copy_from_teacher(self, attention: nn.Module, init: str, kv_expansion: str) -> None:
+        """Copy the teacher's projections.
+
+        Args:
+            attention: the teacher's attention module.
+            init: which projections; see `evalsuite.models.mixers.teacher_weights.INITS`.
+            kv_expansion: how key and value heads are repeated; see `repeat_kv_weights`.
+        """
+        raise NotImplementedError
+
+    def cache_spec(self) -> CacheSpec:
+        """What one sequence occupies in this layer's cache."""
+        raise NotImplementedError
+
+    def mixing_flops(self, length: int) -> float:
+        """FLOPs per token of mixing alone, without projections; see `flops`."""
+        raise NotImplementedError
+
+    def flops(self, length: int) -> float:
+        """FLOPs of one token's forward pass, averaged over a sequence of `length` tokens.
+
+        Matrix products only, two per multiply-add; a recurrence counts in its step-by-step form.
+        """
+        assert isinstance(self, nn.Module)
+        weights = [module.weight for module in self.modules() if isinstance(module, nn.Linear)]
+        weights += [getattr(self, name) for name in self.matrix_parameters if hasattr(self, name)]
+        return 2 * sum(weight.numel() for weight in weights) + self.mixing_flops(length)
+
+    def no_weight_decay(self) -> frozenset[str]:
+        """Names of its parameters that are no matrices between activations (see `matrix_parameters`)."""
+        assert isinstance(self, nn.Module)
+        return not_matrices(self) - set(self.matrix_parameters)
+
+    def reset_parameters(self) -> None:
+        """Set the initial values that are not random. Runs after all linear layers are initialised."""
+
+    def link_layers(self, mixers: Sequence[nn.Module]) -> None:
+        """Hear of the mixers of all layers, in order, once they are made."""
+
+    def attention_matrix(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        token_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Materialise the matrix by which the layer mixes values, before output norm and output gate.
+
+        Returns:
+            A [B, H, T, T], lower triangular, and the values V [B, T, H, V], with A V the mixed values.
+        """
+        raise NotImplementedError
+
+
+def not_matrices(module: nn.Module) -> frozenset[str]:
+    """Names of the parameters of `module` that are no weights of linear layers."""
+    weights = {
+        f"{prefix}.weight" if prefix else "weight"
+        for prefix, each in module.named_modules()
+        if isinstance(each, nn.Linear)
+    }
+    return frozenset(name for name, _ in module.named_parameters() if name not in weights)

@@ -1,0 +1,35 @@
+"""Arguments of the recurrence, and padding in them."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceInputs:
+    """Arguments of the recurrence; shapes as in `evalsuite.models.recurrence.recurrence`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor | None = None
+    beta: Tensor | None = None
+    skip: Tensor | None = None
+    """Weight with which each token adds its own value to its output, [B, T, H] or [H]."""
+    x: Tensor | None = None
+    """Input of projections and output gate if the layer's input was convolved; None otherwise."""
+
+
+def mask_padding(inputs: RecurrenceInputs, token_mask: Tensor) -> RecurrenceInputs:
+    """Make pads write nothing and decay nothing, so that the state passes them unchanged."""
+    real = token_mask[..., None]
+    log_decay = inputs.log_decay
+    if log_decay is not None:
+        per_token = log_decay.expand(*token_mask.shape, -1) if log_decay.dim() == 1 else log_decay
+        log_decay = per_token * (real if per_token.dim() == 3 else real[..., None])
+    return replace(
+        inputs,
+        k=inputs.k * real[..., None],
+        log_decay=log_decay,
+        beta=None if inputs.beta is None else inputs.beta * real,
+    )

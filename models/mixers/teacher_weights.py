@@ -1,0 +1,62 @@
+"""Copies a teacher's projections into the mixer that replaces its attention."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.mixers.attention_shape import repeat_kv_weights
+
+INITS: dict[str, str] = {"qkvo": "qkvo", "qkv": "qkv", "vo": "vo", "random": ""}
+"""Teacher projections that initialize a mixer (arXiv 2504.14366v1, Section 3.1; 2603.26556, App. C)."""
+SOFTMAX_INITS = {"teacher": "qkvo", "qkv": "qkv", "vo": "vo", "random": ""}
+"""The same for softmax layers, by their option `init`."""
+
+
+def copy_softmax(target: nn.Module, attention: nn.Module, letters: str) -> None:
+    """Copy the projections in `letters` (with their norms) into a softmax layer; the others stay as drawn."""
+    source = attention.state_dict()
+    chosen = {name: value for name, value in source.items() if name[0] in letters}
+    found = target.load_state_dict(chosen, strict=False)
+    assert not found.unexpected_keys
+    assert set(found.missing_keys) == source.keys() - chosen.keys()
+
+
+def normalize_key_proj_as_gate(keys: nn.Linear, name: str) -> Tensor:
+    """Scale a key projection for use as the logits of an input gate: unit rows, bias to match.
+
+    Keys of a trained teacher have magnitudes of tens, which would saturate a sigmoid gate.
+    """
+    length = keys.weight.norm(dim=1).clamp_min(1e-6)
+    return keys.weight / length.unsqueeze(1) if name == "weight" else keys.bias / length
+
+
+def copy_projections(mixer: Any, attention: nn.Module, init: str, kv_expansion: str) -> None:
+    """Copy the projections in `init` into a recurrent mixer; QK-norms are copied along with q and k.
+
+    Raises:
+        ConfigError: a projection of another shape; the message names an `init` or option that avoids it.
+    """
+    letters = INITS[init]
+    for letter in letters:
+        source, target = getattr(attention, f"{letter}_proj"), getattr(mixer, f"{letter}_proj", None)
+        if target is None:
+            continue
+        for name in ("weight", "bias"):
+            value, place = getattr(source, name), getattr(target, name)
+            if value is None:
+                continue
+            if letter == "k" and not mixer.has_keys:
+                value = normalize_key_proj_as_gate(source, name)
+            if letter in "kv" and mixer.options.expand_kv and mixer.attention_shape.num_kv_groups > 1:
+                value = repeat_kv_weights(value, mixer.attention_shape, kv_expansion)
+            if value.shape != place.shape:
+                raise ConfigError(
+                    f"layer {mixer.layer_idx}: the teacher's {letter}_proj.{name} is {tuple(value.shape)}, "
+                    f"that of {mixer.name} {tuple(place.shape)}; choose an init that does not copy it "
+                    f"({', '.join(INITS)}), or the teacher's widths (expand_k, expand_v, num_qk_heads)"
+                )
+            place.copy_(value)
+    for letter in "qk":
+        if letter in letters and hasattr(mixer, f"{letter}_norm"):
+            getattr(mixer, f"{letter}_norm").weight.copy_(getattr(attention, f"{letter}_norm").weight)
