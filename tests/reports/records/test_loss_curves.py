@@ -85,3 +85,17 @@ def test_last_line_without_newline() -> None:
     assert (losses.tokens, losses.values) == ((32, 64), (2.5, 1.5))
     with pytest.raises(DataError, match="line 2"):
         parse_loss_curves(rows[:-1], "gla", "here")
+
+
+def test_curves_of_students_that_are_not_selected_are_left_out(small_run: Path, tmp_path: Path) -> None:
+    from shutil import copytree
+
+    from evalsuite.reports.records.run_selection import RunSelection
+    from evalsuite.reports.report import build_report
+
+    run = copytree(small_run, tmp_path / "run")
+    (run / "training").mkdir()
+    for label in ("strong", "weak"):
+        (run / "training" / f"{label}.jsonl").write_text('{"stage": "kd", "tokens": 32, "loss": 2.5}\n')
+    report = build_report([run], RunSelection(checkpoints=("weak",)))
+    assert [curve.label for curve in report.loss_curves] == ["weak"]
