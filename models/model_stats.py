@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from evalsuite.foundation import CheckpointError, printable
 from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint
 from evalsuite.models.mixers import AttentionSpan, CacheSpec
 from evalsuite.models.student import StudentConfig
+from evalsuite.models.student.config import ARCHITECTURES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +77,16 @@ def count_parameters(config: PreTrainedConfig) -> ParameterCounts:
     return ParameterCounts(**counts)
 
 
+def _as_student(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A teacher of a supported architecture as a student of softmax layers; other configs unchanged."""
+    if isinstance(config, StudentConfig) or config.model_type not in ARCHITECTURES:
+        return config
+    return StudentConfig(config.to_dict(), ["softmax"] * config.num_hidden_layers)
+
+
 def cache_size(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
     """Cache size per sequence; recurrent states are in float32, everything else in `dtype`."""
+    config = _as_student(config)
     if isinstance(config, StudentConfig):
         student: Any = build_on_meta(config)
         return CacheSize(
@@ -85,6 +95,24 @@ def cache_size(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) ->
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     layer = CacheSpec(kv_width=2 * config.num_key_value_heads * head_dim, span=AttentionSpan())
     return CacheSize(layers=(layer,) * config.num_hidden_layers, dtype=dtype)
+
+
+def flops_per_token(config: PreTrainedConfig, length: int) -> float | None:
+    """FLOPs of one token's forward pass, averaged over a sequence of `length` tokens.
+
+    Matrix products only, two per multiply-add. None for architectures that students do not support.
+    """
+    config = _as_student(config)
+    if not isinstance(config, StudentConfig):
+        return None
+    student: Any = build_on_meta(config)
+    others = sum(
+        2 * module.weight.numel()
+        for name, module in student.named_modules()
+        if isinstance(module, nn.Linear) and ".self_attn." not in name
+    )
+    mixers: float = sum(layer.self_attn.flops(length) for layer in student.model.layers)
+    return others + mixers
 
 
 def describe(path: str | Path) -> str:
@@ -114,6 +142,10 @@ def describe(path: str | Path) -> str:
         f"{_format_bytes(cache.at(2048))} at 2,048 tokens, "
         f"{_format_bytes(cache.at(32768))} at 32,768 (bfloat16)",
     ]
+    flops = [flops_per_token(info.config, length) for length in (2048, 32768)]
+    if flops[0] is not None and flops[1] is not None:
+        short, long = (f"{count / 1e6:,.1f} MFLOP" for count in (flops[0], flops[1]))
+        lines.append(f"  compute     {short} per token in 2,048 tokens, {long} in 32,768")
     return "\n".join(printable(line) for line in (*lines, *_lineage_lines(info)))
 
 

@@ -66,10 +66,14 @@ def show_mixers(arguments: argparse.Namespace) -> int:
     """Print name, description and options of every mixer."""
     from evalsuite.models.mixers import MIXERS, option_defaults
 
-    for name, kind in MIXERS.items():
+    for name in MIXERS:
+        problem = MIXERS.problem(name)
+        if problem and MIXERS.origin(name) != "evalsuite":
+            print(f"{name}: cannot be used: {problem}")
+            continue
+        kind = MIXERS[name]
         print(f"{name}: {first_sentence(kind.__doc__)}")
-        defaults = option_defaults(kind.Options) if hasattr(kind, "Options") else {}
-        if defaults:
+        if defaults := option_defaults(kind.Options):
             print("    " + ", ".join(f"{option}={value}" for option, value in defaults.items()))
         for preset, values in getattr(kind.Options, "presets", {}).items():
             if values:

@@ -161,6 +161,6 @@ def option_types(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def option_defaults(kind: type[MixerOptions]) -> dict[str, Any]:
+def option_defaults(kind: type) -> dict[str, Any]:
     """Name → default of every option of a mixer, for `evalsuite show mixers`."""
     return {field.name: field.default for field in dataclasses.fields(kind)}

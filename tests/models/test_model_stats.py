@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from evalsuite.models import MIXERS, StudentConfig, build_student
-from evalsuite.models.model_stats import cache_size, count_parameters
+from evalsuite.models.model_stats import cache_size, count_parameters, flops_per_token
 
 SMOL = {"vocab_size": 49152, "max_position_embeddings": 8192, "tie_word_embeddings": True}
 TEACHERS: dict[str, PreTrainedConfig] = {
@@ -136,3 +136,20 @@ def test_cache_size_of_a_hybrid_equals_the_actual_cache(make_teacher: Any) -> No
             cache = model(torch.zeros(1, length, dtype=torch.long), use_cache=True).past_key_values
         assert cache.bytes() == size.at(length)
     assert cache_size(make_teacher(layers=3).config, torch.float32).per_token == 3 * 2 * 2 * 8 * 4
+
+
+def test_cache_of_a_teacher_with_windows(make_teacher: Any) -> None:
+    config = make_teacher("mistral", sliding_window=5).config
+    assert cache_size(config, torch.float32).at(100) == 2 * 4 * (2 * 2 * 8) * 4
+
+
+def test_flops_of_a_teacher_and_a_hybrid() -> None:
+    """SmolLM2-135M: two per weight with the tied head, and 2 · 2 · 576 per layer and token attended to."""
+    teacher = TEACHERS["SmolLM2-135M"]
+    weights = count_parameters(teacher).total - 61 * 576
+    for length in (1, 2047):
+        wanted = 2 * weights + 30 * 4 * 576 * (length + 1) / 2
+        assert flops_per_token(teacher, length) == wanted
+    mixed = [flops_per_token(student("SmolLM2-135M", ["gla", "softmax"] * 15), n) or 0 for n in (1, 32768)]
+    assert mixed[1] - mixed[0] == 15 * 4 * 576 * 32767 / 2
+    assert flops_per_token(GPT2Config(), 8) is None
