@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from evalsuite.cli.options import add_selection_options, selection_of
+from evalsuite.cli.imports import add_import_options, read_inputs
+from evalsuite.cli.options import add_selection_options, given_options
 from evalsuite.cli.parser import command
 
 
@@ -15,10 +16,13 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="pass (0), proven regression (1), inconclusive (2) or not measured (3)",
         example=(
             "  evalsuite gate runs/first --min-recovery 0.9 --max-gap 5\n"
-            "  evalsuite gate runs/first --policy gate.yaml"
+            "  evalsuite gate runs/first --policy gate.yaml\n"
+            "  evalsuite gate lm-eval-logs --teacher big-model --min-recovery 0.95 --out verdict"
         ),
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="finished run folders")
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUN-or-LOG", help="finished run folders, or logs of another harness"
+    )
     parser.add_argument("--policy", type=Path, help="a YAML policy")
     parser.add_argument(
         "--min-recovery",
@@ -29,30 +33,23 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--max-gap", type=float, metavar="Y", help="maximum gap between the protocols, in points, e.g. 5"
     )
+    add_import_options(parser)
     add_selection_options(parser)
     parser.add_argument(
-        "--out", type=Path, help="folder for junit.xml, gate.md and gate.json (default: RUN/gate)"
+        "--out",
+        type=Path,
+        help="folder for junit.xml, gate.md and gate.json (default: none is written; required for logs)",
     )
     parser.set_defaults(call=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate the policy, print every rule's outcome, and return the verdict as exit code."""
-    from evalsuite.foundation import ConfigError
-    from evalsuite.reports import load_policy, policy_from_options, run_gate
+    from evalsuite.api import gate
+    from evalsuite.config import GateConfig
 
-    given = arguments.min_recovery is not None or arguments.max_gap is not None
-    if (arguments.policy is not None) == given:
-        raise ConfigError("pass either --policy FILE, or --min-recovery and/or --max-gap")
-    if arguments.policy is not None:
-        policy = load_policy(arguments.policy)
-    else:
-        policy = policy_from_options(min_recovery=arguments.min_recovery, max_gap=arguments.max_gap)
-    verdict = run_gate(
-        arguments.runs,
-        policy,
-        out=arguments.out or arguments.runs[0] / "gate",
-        selection=selection_of(arguments, arguments.teacher),
-    )
+    inputs = read_inputs(arguments.runs, arguments, arguments.out)
+    options = given_options(arguments, "runs", "imports", "benchmarks")
+    verdict = gate(GateConfig(runs=[*inputs.runs, *inputs.others], **options))
     print(verdict.text)
     return int(verdict.exit_code)

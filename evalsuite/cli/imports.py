@@ -1,0 +1,81 @@
+"""Logs of other harnesses among the inputs of `compare` and `gate`."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """Add what names logs of other harnesses: the same options for `compare` and `gate`."""
+    parser.add_argument(
+        "--import",
+        nargs="+",
+        default=[],
+        metavar="FORMAT:PATH",
+        dest="imports",
+        help="logs of another harness: lm-eval, evalscope, inspect or every-eval-ever (default: an input "
+        "that is no run folder is recognised by its files)",
+    )
+    parser.add_argument(
+        "--benchmark",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        dest="benchmarks",
+        help="only these benchmarks of imported logs (default: all)",
+    )
+
+
+class Inputs(NamedTuple):
+    """What `compare` and `gate` were given."""
+
+    runs: list[Path]
+    """Run folders, those of imported logs included."""
+    others: list[str]
+    """Neither run folders nor logs: checkpoints, or mistakes."""
+
+
+def read_inputs(inputs: Sequence[str], options: argparse.Namespace, out: Path | None) -> Inputs:
+    """Sort inputs into run folders, logs and others, and import the logs into `<out>/imported`.
+
+    Raises:
+        ConfigError: no inputs, an `--import` that is not FORMAT:PATH, `--benchmark` without logs, logs
+            without `out`, or a path that several formats match.
+        DataError: a log that cannot be read or paired.
+    """
+    from evalsuite.foundation import ConfigError
+    from evalsuite.reports.imports import IMPORTERS, find_importer
+
+    runs = [Path(name) for name in inputs if (Path(name) / "plan.yaml").is_file()]
+    sources = []
+    for given in options.imports:
+        name, colon, path = given.partition(":")
+        if not (colon and path):
+            raise ConfigError(
+                f"--import {given}: must be FORMAT:PATH, with a format of {', '.join(IMPORTERS.names())}"
+            )
+        IMPORTERS.get_or_raise(name, "--import")
+        sources.append((name, Path(path)))
+    others = []
+    for each in inputs:
+        if Path(each) in runs:
+            continue
+        found = find_importer(Path(each))
+        if found is None:
+            others.append(each)
+        else:
+            sources.append((found, Path(each)))
+    if not (runs or others or sources):
+        raise ConfigError("nothing to compare: pass run folders, logs of another harness, or --import")
+    if options.benchmarks and not sources:
+        raise ConfigError("--benchmark applies to imported logs; the inputs are none")
+    if sources:
+        if out is None:
+            raise ConfigError(
+                f"{sources[0][1]}: a log of {sources[0][0]}; state with --out where to import it"
+            )
+        from evalsuite.imported_logs import import_as_runs
+
+        runs += import_as_runs(sources, out / "imported", benchmarks=options.benchmarks)
+    return Inputs(runs, others)
