@@ -26,6 +26,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Distill, evaluate and compare; print the leaderboard and the path of the page."""
     from evalsuite.cli.compare import print_leaderboard
+    from evalsuite.config import RunConfig
     from evalsuite.distill import distill, load_recipe
     from evalsuite.evaluation import evaluate
     from evalsuite.evaluation.prompts import QuestionTexts
@@ -36,11 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
     students = distill(load_recipe("pocket"), out / "students", quiet=arguments.quiet)
     distilled = time.monotonic()
     evaluate(
-        arguments.suite,
-        [str(path) for path in students],
-        out,
-        teacher="pocket",
-        quiet=arguments.quiet,
+        RunConfig(
+            suite=arguments.suite,
+            checkpoints=[str(path) for path in students],
+            teacher="pocket",
+            out=out,
+            quiet=arguments.quiet,
+        )
     )
     evaluated = time.monotonic()
     comparison = compare([out], out / "report", questions=QuestionTexts([out]))

@@ -3,22 +3,31 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evalsuite.foundation import ConfigError
 
-if TYPE_CHECKING:
-    from evalsuite.reports import RunSelection
+
+def without_defaults(parser: argparse.ArgumentParser) -> None:
+    """Leave arguments that are not given out of the namespace: a configuration file may state them."""
+    for action in parser._actions:
+        if action.dest != "help":
+            action.default = argparse.SUPPRESS
+
+
+def given_options(arguments: argparse.Namespace, *others: str) -> dict[str, Any]:
+    """Return the arguments that are given, without the command's own and `others`."""
+    return {key: value for key, value in vars(arguments).items() if key not in ("verb", "call", *others)}
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add device and dtype of checkpoints, and trust in their code."""
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default: %(default)s)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default: auto)")
     parser.add_argument(
         "--dtype",
         default="auto",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="auto is float32 on a CPU and bfloat16 on CUDA (default: %(default)s)",
+        help="auto is float32 on a CPU and bfloat16 on CUDA (default: auto)",
     )
     parser.add_argument(
         "--trust-remote-code",
@@ -33,7 +42,7 @@ def add_engine_option(parser: argparse.ArgumentParser, what: str) -> None:
         "--engine",
         default="torch",
         choices=("torch", "vllm"),
-        help=f"{what}; vllm uses the Python interpreter in EVALSUITE_VLLM_PYTHON (default: %(default)s)",
+        help=f"{what}; vllm uses the Python interpreter in EVALSUITE_VLLM_PYTHON (default: torch)",
     )
     parser.add_argument(
         "--engine-args",
@@ -61,7 +70,7 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
             found[name] = json.loads(value)
         except ValueError:
             found[name] = value
-    if found and options.engine != "vllm":
+    if found and getattr(options, "engine", "torch") != "vllm":
         raise ConfigError("--engine-args requires --engine vllm")
     return found
 
@@ -74,6 +83,7 @@ def add_selection_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--checkpoint",
+        dest="checkpoints",
         nargs="+",
         default=[],
         metavar="LABEL",
@@ -102,18 +112,6 @@ def fraction(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be above 0 and at most 1")
     return value
-
-
-def selection_of(options: argparse.Namespace, teacher: str | None) -> "RunSelection":
-    """Return the selection of `add_selection_options`.
-
-    Args:
-        options: parsed arguments.
-        teacher: label of the teacher; None if the runs state it.
-    """
-    from evalsuite.reports import RunSelection
-
-    return RunSelection(teacher, tuple(options.checkpoint), options.min_coverage, options.errors)
 
 
 def add_data_option(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,9 @@
 """`evalsuite run`: evaluate checkpoints on a suite under both protocols."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evalsuite.cli.options import (
     add_data_option,
@@ -9,8 +11,13 @@ from evalsuite.cli.options import (
     add_model_options,
     add_quiet,
     engine_arguments,
+    given_options,
+    without_defaults,
 )
 from evalsuite.cli.parser import command
+
+if TYPE_CHECKING:
+    from evalsuite.config import RunConfig
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -22,20 +29,31 @@ def add(commands: argparse._SubParsersAction) -> None:
         example=(
             "  evalsuite run quick --teacher ./teacher --checkpoint ./student --out runs/first\n"
             "  evalsuite run pocket --teacher pocket --out runs/pocket\n"
-            "  evalsuite run quick --checkpoint ./a --out runs/first --infer-only --export-shard a.tar.xz\n"
-            "  evalsuite run quick --out runs/first --score-only --merge-shards a.tar.xz"
+            "  evalsuite run --config run.yaml --limit 100\n"
+            "  evalsuite run --out runs/first --infer-only --export-shard a.tar.xz\n"
+            "  evalsuite run --out runs/first --score-only --merge-shards a.tar.xz"
         ),
     )
-    parser.add_argument("suite", help="a name from `evalsuite show suites`, or a YAML file")
+    parser.add_argument(
+        "suite",
+        nargs="?",
+        help="a name from `evalsuite show suites`, or a YAML file; optional without the build phase",
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML file with these options as keys (docs/reference); options given here take precedence",
+    )
     parser.add_argument(
         "--checkpoint",
+        dest="checkpoints",
         nargs="+",
-        default=[],
         metavar="PATH",
         help="hub id, folder (of one checkpoint or of many), GGUF file or 'pocket'",
     )
     parser.add_argument("--teacher", metavar="PATH", help="the checkpoint that the others are compared with")
-    parser.add_argument("--out", type=Path, required=True, help="run folder; repeat the command to resume")
+    parser.add_argument("--out", type=Path, help="run folder; repeat the command to resume")
     parser.add_argument("--limit", type=int, metavar="N", help="a seeded sample of N documents per benchmark")
     parser.add_argument(
         "--skip-missing",
@@ -43,6 +61,9 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="leave out benchmarks without data and contexts that no checkpoint supports, by name",
     )
     add_engine_option(parser, "inference engine")
+    parser.add_argument(
+        "--executor", metavar="NAME", help="where inference runs: `evalsuite show executors` (default: local)"
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print documents, tokens and expected time, and exit"
     )
@@ -58,15 +79,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         )
     phases.add_argument(
         "--protocol",
+        dest="protocols",
         choices=("loglikelihood", "generation"),
         action="append",
-        default=[],
         help="with --infer-only: only this protocol, e.g. for two processes on one GPU",
     )
     phases.add_argument(
         "--benchmarks",
         nargs="+",
-        default=[],
         metavar="NAME[,NAME…]",
         help="with --infer-only: only these benchmarks, in this order; names joined by commas form one batch",
     )
@@ -80,56 +100,56 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--merge-shards",
         type=Path,
         nargs="+",
-        default=[],
         metavar="FILE",
         help="with --score-only: first merge shards of other machines (--export-shard, or run folders)",
+    )
+    phases.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes that score (default: one per processor if there is enough work)",
     )
     add_model_options(parser)
     add_data_option(parser)
     add_quiet(parser)
-    parser.set_defaults(call=run, phases=None)
+    without_defaults(parser)
+    parser.set_defaults(call=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, and print scores and the run folder."""
-    from evalsuite.evaluation import PHASES, evaluate
-    from evalsuite.evaluation.run_paths import responses_folder
+    from evalsuite.evaluation import estimate_run, evaluate
+
+    config = run_config(arguments)
+    if "dry_run" in arguments:
+        print(estimate_run(config))
+        return 0
+    try:
+        print(evaluate(config))
+    finally:
+        if config.export_shard is not None and Path(config.export_shard).is_file():
+            print(f"shard written to {config.export_shard}")
+    return 0
+
+
+def run_config(arguments: argparse.Namespace) -> "RunConfig":
+    """Return the configuration of the options and of `--config`.
+
+    Raises:
+        ConfigError: as `RunConfig`, or no run folder.
+    """
+    from evalsuite.config import RunConfig, read_run_config
     from evalsuite.foundation import ConfigError
 
-    phases = arguments.phases or PHASES
-    if not arguments.checkpoint and not arguments.teacher and phases != ("score",):
-        raise ConfigError("no checkpoints given: pass --checkpoint and/or --teacher")
-    if (arguments.protocol or arguments.benchmarks or arguments.export_shard) and phases != ("infer",):
-        raise ConfigError("--protocol, --benchmarks and --export-shard require --infer-only")
-    if arguments.merge_shards and phases != ("score",):
-        raise ConfigError("--merge-shards requires --score-only")
-    try:
-        summary = evaluate(
-            arguments.suite,
-            arguments.checkpoint,
-            arguments.out,
-            teacher=arguments.teacher,
-            data_dir=arguments.data,
-            limit=arguments.limit,
-            engine=arguments.engine,
-            engine_arguments=engine_arguments(arguments),
-            device=arguments.device,
-            dtype=arguments.dtype,
-            trust_remote_code=arguments.trust_remote_code,
-            phases=phases,
-            dry_run=arguments.dry_run,
-            skip_missing=arguments.skip_missing,
-            protocols=arguments.protocol,
-            batches=[names.split(",") for names in arguments.benchmarks],
-            shards=arguments.merge_shards,
-            workers=None,
-            quiet=arguments.quiet,
-        )
-        print(summary)
-    finally:
-        # An interrupted machine exports its responses, too.
-        if arguments.export_shard is not None and any(responses_folder(arguments.out).glob("*.jsonl")):
-            from evalsuite.evaluation.shards.export import export_shard
-
-            print(f"shard written to {export_shard(arguments.out, arguments.export_shard)}")
-    return 0
+    options = given_options(arguments, "config", "dry_run")
+    if "engine_args" in options:
+        options["engine_args"] = engine_arguments(arguments)
+    if "config" in arguments:
+        config = read_run_config(arguments.config, **options)
+    elif "out" not in options:
+        raise ConfigError("no run folder given: pass --out RUN")
+    else:
+        config = RunConfig(**options)
+    if config.workers is None and "score" in config.phases:
+        return replace(config, workers="auto")
+    return config

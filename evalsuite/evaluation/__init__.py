@@ -7,14 +7,16 @@ without them. Reports import `evalsuite.evaluation.prompts` for document texts, 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evalsuite.evaluation.run import PHASES, evaluate
+    from evalsuite.evaluation.estimate import estimate_run
+    from evalsuite.evaluation.run import evaluate
 
-__all__ = ["PHASES", "evaluate"]
+__all__ = ["estimate_run", "evaluate"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from evalsuite.evaluation import run
+    from importlib import import_module
 
-    return getattr(run, name)
+    home = {"estimate_run": "estimate", "evaluate": "run"}[name]
+    return getattr(import_module(f"{__name__}.{home}"), name)

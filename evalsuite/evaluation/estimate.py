@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from evalsuite.config import PHASES, RunConfig
 from evalsuite.evaluation.build import build_cell, shortest
 from evalsuite.evaluation.checkpoints import RunCheckpoint
 from evalsuite.evaluation.documents import load_documents
 from evalsuite.evaluation.environment import coverage_notices
 from evalsuite.evaluation.infer import resolve_device, token_cost
 from evalsuite.evaluation.plan import resolve_suite
+from evalsuite.foundation import ConfigError
 from evalsuite.models.inference.requests import GenerateRequest, Request, ScoreRequest
 from evalsuite.models.inference.torch.prefix_groups import group_by_prefix
 from evalsuite.protocols.tokenization import Encoder
@@ -51,25 +52,22 @@ class Estimate:
         return "\n".join([*lines, *coverage_notices(self.partial, self.left_out)])
 
 
-def estimate(
-    suite: str | Path,
-    checkpoints: Sequence[str],
-    teacher: str | None,
-    data_dir: Path | str | None,
-    limit: int | None,
-    *,
-    engine: str = "torch",
-    device: str = "auto",
-    dtype: str = "auto",
-    trust_remote_code: bool = False,
-    skip_missing: bool = False,
-) -> Estimate:
-    """Build all requests in memory, count them, and time a few layers of each model. Raises as `evaluate`."""
-    from evalsuite.evaluation.checkpoints import describe_checkpoints
+def estimate_run(config: RunConfig) -> Estimate:
+    """Build all requests in memory, count them, and time a few layers of each model. Raises as `evaluate`.
 
-    described = describe_checkpoints(checkpoints, teacher, trust_remote_code=trust_remote_code)
-    resolved = resolve_suite(suite, described, limit=limit)
-    loaded = load_documents(resolved, described, data_dir, skip_missing=skip_missing)
+    Raises:
+        ConfigError: a configuration of some phases only, too.
+    """
+    from evalsuite.evaluation.checkpoints import describe_checkpoints, expand_folders
+
+    if config.suite is None or set(config.phases) != set(PHASES):
+        raise ConfigError("an estimate (--dry-run) is of a whole run; leave out 'phases' (--…-only)")
+    trusted = config.trust_remote_code
+    described = describe_checkpoints(
+        expand_folders(config.checkpoints), config.teacher, trust_remote_code=trusted
+    )
+    resolved = resolve_suite(config.suite, described, limit=config.limit)
+    loaded = load_documents(resolved, described, config.data, skip_missing=config.skip_missing)
     resolved, found = resolved.without(loaded.left_out), loaded.documents
     encoder = Encoder(described[0].tokenizer)
     result = Estimate(
@@ -87,15 +85,16 @@ def estimate(
             found[cell.benchmark],
             encoder,
             max_length,
-            data_dir,
-            trust_remote_code=trust_remote_code,
+            config.data,
+            trust_remote_code=trusted,
         )
         requests = [request for request_set in request_sets for request in cell.requests(request_set)]
         generated = sum(r.sampling.max_new_tokens for r in requests if isinstance(r, GenerateRequest))
         prompt = sum(len(r.prompt) if isinstance(r, GenerateRequest) else token_cost(r) for r in requests)
         result.rows.append((cell.benchmark, cell.protocol, cell.documents, len(requests), prompt, generated))
         all_requests += requests
-    result.time = _time(described, all_requests, engine, *resolve_device(device, dtype), trust_remote_code)
+    device, dtype = resolve_device(config.device, config.dtype)
+    result.time = _time(described, all_requests, config.engine, device, dtype, trusted)
     return result
 
 

@@ -9,8 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation.environment import record_engine, record_inference, record_kernels
-from evalsuite.evaluation.run_paths import Cell, CheckpointRef, Index, read_requests, responses_folder
+from evalsuite.evaluation.run_paths import (
+    Cell,
+    CheckpointRef,
+    Index,
+    read_index,
+    read_requests,
+    responses_folder,
+)
+from evalsuite.executors import Executor, Progress
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, progress
 from evalsuite.models.inference.base import Engine, score_remaining
 from evalsuite.models.inference.requests import GenerateRequest, Request, Response, ScoreRequest
@@ -109,15 +118,22 @@ def vllm_engine(
     return VllmEngine(info, dtype=dtype, arguments={**trusted, **(arguments or {})})
 
 
-def check_servable(engine: str, make_engine: EngineFactory, paths: Sequence[str]) -> None:
-    """Raise for checkpoints that vLLM cannot serve, before inference on any of them starts.
+def check_servable(config: RunConfig, paths: Sequence[str]) -> None:
+    """Refuse an unknown engine, invalid arguments, and checkpoints that vLLM cannot serve, before any work.
 
     Constructing vLLM's engine starts nothing. Other engines load the checkpoint, so they are constructed
     later.
     """
-    if engine == "vllm":
+    make = engine_factory(
+        config.engine,
+        device=config.device,
+        dtype=config.dtype,
+        trust_remote_code=config.trust_remote_code,
+        arguments=config.engine_args,
+    )
+    if config.engine == "vllm":
         for path in paths:
-            make_engine(path, "")
+            make(path, "")
 
 
 def resolve_device(device: str, dtype: str) -> tuple[str, str]:
@@ -154,25 +170,54 @@ def select_checkpoints(
     return list(found.values())
 
 
+@dataclass(frozen=True, kw_only=True)
+class InferenceJob:
+    """Inference of one checkpoint of a run; plain values, so that an executor can send it elsewhere."""
+
+    run: Path
+    checkpoint: CheckpointRef
+    engine: str
+    engine_args: Mapping[str, Any]
+    device: str
+    dtype: str
+    trust_remote_code: bool
+    protocols: tuple[str, ...] = ()
+    """Run only these; empty: all."""
+    batches: tuple[tuple[str, ...], ...] = ()
+    """Run only these benchmarks, batch by batch, so that an interruption leaves few benchmarks incomplete;
+    empty: all at once."""
+
+    def __str__(self) -> str:
+        return f"infer {self.checkpoint.label}"
+
+    def make_engine(self) -> Engine:
+        """Load the checkpoint."""
+        make = engine_factory(
+            self.engine,
+            device=self.device,
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+            arguments=self.engine_args,
+        )
+        return make(self.checkpoint.path, self.checkpoint.label)
+
+    def requests(self, index: Index) -> list[list[Request]]:
+        """Read the requests of each batch. Raises ConfigError for a benchmark that is not in the run."""
+        return [
+            _requests(self.run, cells, self.checkpoint.tokenizer)
+            for cells in _cell_batches(index, self.protocols, self.batches)
+        ]
+
+
 def infer(
-    run: Path,
-    index: Index,
-    checkpoints: Sequence[CheckpointRef],
-    make_engine: EngineFactory,
-    *,
-    protocols: Sequence[str] = (),
-    batches: Sequence[Sequence[str]] = (),
-    quiet: bool = False,
+    index: Index, jobs: Sequence[InferenceJob], executor: Executor, *, quiet: bool = False
 ) -> dict[str, InferenceStats]:
-    """Run the requests of `checkpoints`; a response is on disk before it is counted.
+    """Run inference; a response is on disk before it is counted.
 
     Args:
-        run, index: the run folder and its requests.
-        checkpoints: of that run.
-        make_engine: loads them.
-        protocols: run only these; empty: all.
-        batches: run only these benchmarks, batch by batch, so that an interruption leaves few benchmarks
-            incomplete; empty: all at once.
+        index: of the run.
+        jobs: its checkpoints.
+        executor: carries out the jobs.
         quiet: no progress bar.
 
     Returns:
@@ -183,40 +228,42 @@ def infer(
         ConfigError: a benchmark that is not in the run, or is in two batches.
         RunFolderError: the folder holds responses of another engine, dtype or version, or cannot be written.
     """
-    parts = _cell_batches(index, protocols, batches)
-    requests = {
-        tokenizer: [_requests(run, cells, tokenizer) for cells in parts]
-        for tokenizer in dict.fromkeys(each.tokenizer for each in checkpoints)
-    }
-    cache = ResponseCache(responses_folder(run))
-    done: dict[str, InferenceStats] = {}
-    total = sum(token_cost(one) for each in checkpoints for part in requests[each.tokenizer] for one in part)
+    costs: dict[str, int] = {}
+    for job in jobs:
+        if job.checkpoint.tokenizer not in costs:
+            costs[job.checkpoint.tokenizer] = sum(
+                token_cost(one) for part in job.requests(index) for one in part
+            )
+    total = sum(costs[job.checkpoint.tokenizer] for job in jobs)
     with progress(total=total, what="infer", unit="tok", quiet=quiet) as bar:
-        for number, ref in enumerate(checkpoints, 1):
-            bar.set_description(f"infer {ref.label} ({number}/{len(checkpoints)})")
-            started = time.monotonic()
-            engine = make_engine(ref.path, ref.label)
-            _check_weights(engine, ref)
-            record_engine(run, ref.weights_id, engine)
-            counting = _CountingEngine(engine, bar)
-            stats = done[ref.label] = InferenceStats()
-            start = bar.n
-            try:
-                for part in requests[ref.tokenizer]:
-                    stats.count_errors(run_requests(counting, cache, part, quiet=True))
-                    # Cached responses cost nothing, but count as progress.
-                    start += sum(map(token_cost, part))
-                    bar.update(start - bar.n)
-            finally:
-                record_kernels(run)
-                if counting.computed:
-                    spent = time.monotonic() - started
-                    record_inference(run, ref.label, counting.computed, spent, protocols)
-                # vLLM holds its memory until it exits, and the next instance measures what is free.
-                engine.close()
-            stats.computed = counting.computed
-            del engine, counting
-    return done
+        done = list(executor.map(run_inference, jobs, bar))
+    return {job.checkpoint.label: stats for job, stats in zip(jobs, done, strict=True)}
+
+
+def run_inference(job: InferenceJob, bar: Progress) -> InferenceStats:
+    """Compute the missing responses of one job. Raises as `infer`."""
+    ref, started, stats = job.checkpoint, time.monotonic(), InferenceStats()
+    requests = job.requests(read_index(job.run))
+    cache = ResponseCache(responses_folder(job.run))
+    engine = job.make_engine()
+    _check_weights(engine, ref)
+    record_engine(job.run, ref.weights_id, engine)
+    counting = _CountingEngine(engine, bar)
+    try:
+        for part in requests:
+            before = counting.cost
+            stats.count_errors(run_requests(counting, cache, part, quiet=True))
+            # Cached responses cost nothing, but count as progress.
+            bar.update(sum(map(token_cost, part)) - (counting.cost - before))
+    finally:
+        record_kernels(job.run)
+        if counting.computed:
+            spent = time.monotonic() - started
+            record_inference(job.run, ref.label, counting.computed, spent, job.protocols)
+        # vLLM holds its memory until it exits, and the next instance measures what is free.
+        engine.close()
+    stats.computed = counting.computed
+    return stats
 
 
 def _cell_batches(
@@ -264,7 +311,7 @@ def _check_weights(engine: Engine, ref: CheckpointRef) -> None:
 class _CountingEngine:
     """An engine that updates a progress bar and counts its responses."""
 
-    def __init__(self, engine: Engine, bar: Any) -> None:
+    def __init__(self, engine: Engine, bar: Progress) -> None:
         self._engine = engine
         self._bar = bar
         self.name = engine.name
@@ -273,6 +320,8 @@ class _CountingEngine:
         self.fingerprint = engine.fingerprint
         self.max_length = engine.max_length
         self.computed = 0
+        self.cost = 0
+        """Token cost of the computed responses."""
 
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, Any]]:
         return self._counted(requests, self._engine.score(requests))
@@ -293,5 +342,7 @@ class _CountingEngine:
     ) -> Iterator[tuple[int, Any]]:
         for number, response in responses:
             self.computed += 1
-            self._bar.update(token_cost(requests[number]))
+            cost = token_cost(requests[number])
+            self.cost += cost
+            self._bar.update(cost)
             yield number, response

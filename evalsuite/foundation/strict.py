@@ -3,11 +3,12 @@
 Not imported by the package's `__init__`: the infer phase runs without pydantic.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from evalsuite.foundation.errors import ConfigError, nearest
 
@@ -17,8 +18,19 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
 
+    @classmethod
+    def class_for(cls, value: Any) -> "type[Strict]":
+        """The class that validates `value`: this one or, for the base of a union, the member it selects."""
+        return cls
+
+    @classmethod
+    def hint(cls, key: str) -> str:
+        """What follows "unknown key 'KEY'" in a message: by default the nearest known key."""
+        return nearest(key, cls.model_fields)
+
 
 StrictModel = TypeVar("StrictModel", bound=Strict)
+T = TypeVar("T")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -52,8 +64,19 @@ def parse(value: dict[str, Any], kind: type[StrictModel], source: str) -> Strict
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        lines = [_explain(mistake, kind, source) for mistake in error.errors()]
+        lines = [_explain(mistake, kind, value, source) for mistake in error.errors()]
         raise ConfigError("\n".join(lines)) from None
+
+
+def parse_dataclass(value: dict[str, Any], kind: type[T], source: str) -> T:
+    """Validate `value` as a dataclass that forbids extra keys. Raises ConfigError as `parse` does."""
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        lines = [_explain(mistake, kind, value, source) for mistake in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+    except ConfigError as error:  # of the dataclass itself
+        raise ConfigError(f"{source}: {error}") from None
 
 
 def load(path: Path, kind: type[StrictModel]) -> StrictModel:
@@ -61,28 +84,42 @@ def load(path: Path, kind: type[StrictModel]) -> StrictModel:
     return parse(read_yaml(path), kind, str(path))
 
 
-def _explain(mistake: Any, kind: type[BaseModel], source: str) -> str:
+def _explain(mistake: Any, kind: type[Any], value: Any, source: str) -> str:
     where = ".".join(str(part) for part in mistake["loc"])
-    if mistake["type"] == "extra_forbidden":
+    if mistake["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         *parents, key = mistake["loc"]
-        return f"{source}: unknown key '{where}'{nearest(str(key), _known_keys(kind, parents))}"
+        owner = _config_class_at(kind, value, parents)
+        hint = owner.hint if hasattr(owner, "hint") else partial(nearest, known=_known_keys(owner))
+        return f"{source}: unknown key '{where}'{hint(str(key))}"
     if mistake["type"] == "missing":
         return f"{source}: '{where}' is required"
     # A mistake inside a group names its fields; printing the whole group would bury it.
-    value = "" if isinstance(mistake["input"], dict) else f" = {mistake['input']!r}"
-    place = f"'{where}'{value}: " if where else ""
+    given = "" if isinstance(mistake["input"], dict) else f" = {mistake['input']!r}"
+    place = f"'{where}'{given}: " if where else ""
     return f"{source}: {place}{mistake['msg'].removeprefix('Value error, ')}"
 
 
-def _known_keys(kind: Any, parents: list[Any]) -> list[str]:
-    """Return the field names of the configuration class at `parents`, as far as annotations tell."""
+def _config_class_at(kind: Any, value: Any, parents: list[Any]) -> Any:
+    """Return the configuration class at `parents` of `value`, as far as annotations tell; None if unknown."""
+    kind = _member(kind, value)
     for part in parents:
         field = getattr(kind, "model_fields", {}).get(part)
         if field is not None:
             kind = _config_class(field.annotation)
         elif not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-            return []
-    return list(getattr(kind, "model_fields", {}))
+            return None
+        value = value[part] if isinstance(value, (dict, list)) else None
+        kind = _member(kind, value)
+    return kind
+
+
+def _member(kind: Any, value: Any) -> Any:
+    """Return the class that validates `value` if `kind` is the base of a union."""
+    return kind.class_for(value) if isinstance(kind, type) and issubclass(kind, Strict) else kind
+
+
+def _known_keys(kind: Any) -> list[str]:
+    return list(getattr(kind, "model_fields", getattr(kind, "__dataclass_fields__", {})))
 
 
 def _config_class(annotation: Any) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.foundation import read_json, write_json
 from tests.reports.score_edits import rows_by_cell
@@ -41,7 +42,9 @@ def test_inference_errors_are_recorded_and_counted(
         "name: s\ntitle: S\nbenchmarks: [{benchmark: pocket_niah_single_2, contexts: [128], limit: 2}]\n"
     )
     # A context that no model reads is refused at once; one that the teacher reads is evaluated for all.
-    summary = evaluate(suite, [str(model)], tmp_path / "run", teacher=str(tiny), quiet=True)
+    summary = evaluate(
+        RunConfig(suite=suite, checkpoints=[str(model)], out=tmp_path / "run", teacher=str(tiny), quiet=True)
+    )
     found = [row for rows in rows_by_cell(tmp_path / "run").values() for row in rows]
     records = [record for record in found if record["checkpoint"] == "model"]
     assert len(records) == 4

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.environment import read_environment
 from evalsuite.foundation import DataError, read_jsonl, write_json
@@ -48,13 +49,22 @@ def responses(run: Path) -> dict[str, Any]:
 def test_resumed_run_is_bit_identical_with_other_free_memory(
     tiny: Path, suite: Path, tmp_path: Path, free_tokens: Callable[[int], None]
 ) -> None:
-    batches = [["pocket_facts"], ["pocket_cloze"]]
+    batches = ["pocket_facts", "pocket_cloze"]
     for run in (whole := tmp_path / "whole", resumed := tmp_path / "resumed"):
-        evaluate(suite, [str(tiny)], run, phases=("build",), quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=[str(tiny)], out=run, phases=("build",), quiet=True))
 
-    def infer(run: Path, tokens: int, batches: list[list[str]]) -> dict[str, Any]:
+    def infer(run: Path, tokens: int, batches: list[str]) -> dict[str, Any]:
         free_tokens(tokens)
-        evaluate("", [str(tiny)], run, phases=("infer",), batches=batches, device="cpu", quiet=True)
+        evaluate(
+            RunConfig(
+                checkpoints=[str(tiny)],
+                out=run,
+                phases=("infer",),
+                benchmarks=batches,
+                device="cpu",
+                quiet=True,
+            )
+        )
         return responses(run)
 
     expected = infer(whole, 4096, batches)
@@ -68,7 +78,7 @@ def test_limits_are_recorded_with_their_fingerprint(
     run = tmp_path / "run"
     for tokens in (512, 64):
         free_tokens(tokens)
-        evaluate(suite, [str(tiny)], run, device="cpu", quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=[str(tiny)], out=run, device="cpu", quiet=True))
         (engine,) = read_environment(run)["engines"].values()
         assert engine.get("batch_limits") == asdict(BatchLimits(512, 128, 1 << 23, 2 << 30, 32))
 
@@ -78,10 +88,14 @@ def test_damaged_limits_are_refused(
     damage: dict[str, Any] | None, tiny: Path, suite: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    evaluate(suite, [str(tiny)], run, phases=("build", "infer"), device="cpu", quiet=True)
+    evaluate(
+        RunConfig(
+            suite=suite, checkpoints=[str(tiny)], out=run, phases=("build", "infer"), device="cpu", quiet=True
+        )
+    )
     facts = read_environment(run)
     (engine,) = facts["engines"].values()
     engine["batch_limits"] = [] if damage is None else engine.get("batch_limits", {}) | damage
     write_json(run / "environment.json", facts)
     with pytest.raises(DataError, match=r"environment\.json: engines\.\w+\.batch_limits"):
-        evaluate("", [str(tiny)], run, phases=("infer",), device="cpu", quiet=True)
+        evaluate(RunConfig(checkpoints=[str(tiny)], out=run, phases=("infer",), device="cpu", quiet=True))

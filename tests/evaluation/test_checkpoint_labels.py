@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.registration import add_registered_to_plan
 from evalsuite.evaluation.run_paths import read_index
@@ -49,12 +50,14 @@ def outcome(action: Callable[[], object]) -> str:
 
 def test_same_folder_name_gets_a_longer_label(weights: dict[str, str], suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(suite, ["a/kda"], run, teacher="t", quiet=True)
-    assert outcome(lambda: evaluate(suite, ["b/kda"], run, quiet=True)) == ""
+    evaluate(RunConfig(suite=suite, checkpoints=["a/kda"], out=run, teacher="t", quiet=True))
+    assert outcome(lambda: evaluate(RunConfig(suite=suite, checkpoints=["b/kda"], out=run, quiet=True))) == ""
     assert labels(run) == {"weights-t": "t", "weights-a/kda": "kda", "weights-b/kda": "b/kda"}
     # Repeated, in either order, nothing changes.
-    assert evaluate(suite, ["b/kda"], run, quiet=True).computed == {"b/kda": 0}
-    assert evaluate(suite, ["a/kda"], run, quiet=True).computed == {"kda": 0}
+    assert evaluate(RunConfig(suite=suite, checkpoints=["b/kda"], out=run, quiet=True)).computed == {
+        "b/kda": 0
+    }
+    assert evaluate(RunConfig(suite=suite, checkpoints=["a/kda"], out=run, quiet=True)).computed == {"kda": 0}
     assert set(labels(run).values()) == {"t", "kda", "b/kda"}
 
 
@@ -62,23 +65,33 @@ def test_checkpoint_retrained_in_place_gets_a_label_of_its_own(
     weights: dict[str, str], suite: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    evaluate(suite, ["students/kda"], run, teacher="t", quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["students/kda"], out=run, teacher="t", quiet=True))
     weights["students/kda"] = "fedcba9876543210"
-    assert outcome(lambda: evaluate(suite, ["students/kda"], run, quiet=True)) == ""
-    assert evaluate(suite, ["students/kda"], run, quiet=True).computed == {"kda (fedcba)": 0}
+    assert (
+        outcome(lambda: evaluate(RunConfig(suite=suite, checkpoints=["students/kda"], out=run, quiet=True)))
+        == ""
+    )
+    assert evaluate(RunConfig(suite=suite, checkpoints=["students/kda"], out=run, quiet=True)).computed == {
+        "kda (fedcba)": 0
+    }
     assert labels(run) == {
         "weights-t": "t",
         "weights-students/kda": "kda",
         "fedcba9876543210": "kda (fedcba)",
     }
-    evaluate(suite, [], run, phases=("score",), quiet=True)
+    evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True))
 
 
 def test_late_checkpoint_gets_a_longer_label(weights: dict[str, str], suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(suite, ["a/kda"], run, teacher="t", phases=("build",), quiet=True)
-    assert outcome(lambda: evaluate("", ["b/kda"], run, phases=("infer",), quiet=True)) == ""
-    evaluate(suite, [], run, phases=("score",), quiet=True)
+    evaluate(
+        RunConfig(suite=suite, checkpoints=["a/kda"], out=run, teacher="t", phases=("build",), quiet=True)
+    )
+    assert (
+        outcome(lambda: evaluate(RunConfig(checkpoints=["b/kda"], out=run, phases=("infer",), quiet=True)))
+        == ""
+    )
+    evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True))
     assert labels(run) == {"weights-t": "t", "weights-a/kda": "kda", "weights-b/kda": "b/kda"}
 
 
@@ -87,10 +100,10 @@ def test_shards_of_equal_labels_are_merged(
 ) -> None:
     """Two hosts each evaluate another checkpoint that both call kda."""
     home, shards = tmp_path / "home", []
-    evaluate(suite, [], home, teacher="t", phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, out=home, teacher="t", phases=("build",), quiet=True))
     for host in ("a", "b"):
         shutil.copytree(home, tmp_path / host)
-        evaluate("", [f"{host}/kda"], tmp_path / host, phases=("infer",), quiet=True)
+        evaluate(RunConfig(checkpoints=[f"{host}/kda"], out=tmp_path / host, phases=("infer",), quiet=True))
         shards.append(export_shard(tmp_path / host, tmp_path / f"{host}.tar.xz"))
     assert merge_shards(home, shards[:1]) == {"kda": 20}
     assert outcome(lambda: merge_shards(home, shards[1:])) == ""
@@ -101,16 +114,23 @@ def test_shards_of_equal_labels_are_merged(
 def test_label_that_the_plan_alone_has_is_taken(weights: dict[str, str], suite: Path, tmp_path: Path) -> None:
     """A build that was killed between plan and index."""
     run = tmp_path / "run"
-    evaluate(suite, ["a/kda"], run, phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a/kda"], out=run, phases=("build",), quiet=True))
     (run / "requests" / "index.json").unlink()
-    assert outcome(lambda: evaluate(suite, ["b/kda"], run, phases=("build",), quiet=True)) == ""
+    assert (
+        outcome(
+            lambda: evaluate(
+                RunConfig(suite=suite, checkpoints=["b/kda"], out=run, phases=("build",), quiet=True)
+            )
+        )
+        == ""
+    )
     assert outcome(lambda: read_plan(run)) == ""
     assert {each.label for each in read_plan(run).checkpoints} == {"kda", "b/kda"}
 
 
 def test_plan_is_validated_before_it_is_written(weights: dict[str, str], suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(suite, ["a", "b"], run, phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, phases=("build",), quiet=True))
     before = (run / "plan.yaml").read_bytes()
     plan = read_plan(run)
     first, second = plan.checkpoints
@@ -131,7 +151,14 @@ def test_loss_curve_has_the_label_of_the_run(
         path.parent.mkdir(parents=True)
         path.write_text(f'{{"stage": "kd", "tokens": 64, "loss": {len(crew.training)}.5}}\n')
         crew.training[f"{name}/kda"] = path
-    evaluate(suite, ["a/kda"], run, phases=("build",), quiet=True)
-    assert outcome(lambda: evaluate(suite, ["b/kda"], run, phases=("build",), quiet=True)) == ""
+    evaluate(RunConfig(suite=suite, checkpoints=["a/kda"], out=run, phases=("build",), quiet=True))
+    assert (
+        outcome(
+            lambda: evaluate(
+                RunConfig(suite=suite, checkpoints=["b/kda"], out=run, phases=("build",), quiet=True)
+            )
+        )
+        == ""
+    )
     for label, path in (("kda", crew.training["a/kda"]), ("b/kda", crew.training["b/kda"])):
         assert loss_curve_path(run, label).read_bytes() == path.read_bytes()

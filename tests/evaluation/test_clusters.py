@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.run_paths import documents_path
 from evalsuite.foundation import EvalsuiteError
@@ -45,14 +46,22 @@ def run(crew: Any, tmp_path: Path) -> Evaluate:
         frozen = tmp_path / "data" / "me__passages" / "default" / "test.parquet"
         frozen.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows), frozen)
-        evaluate(tmp_path / "s.yaml", ["a", "b"], tmp_path / "run", data_dir=tmp_path / "data", quiet=True)
+        evaluate(
+            RunConfig(
+                suite=tmp_path / "s.yaml",
+                checkpoints=["a", "b"],
+                out=tmp_path / "run",
+                data=tmp_path / "data",
+                quiet=True,
+            )
+        )
         return tmp_path / "run"
 
     return make
 
 
 def score_again(run: Path) -> None:
-    evaluate(run.parent / "s.yaml", [], run, phases=("score",), quiet=True)
+    evaluate(RunConfig(suite=run.parent / "s.yaml", out=run, phases=("score",), quiet=True))
 
 
 def without_clusters(path: Path) -> None:
@@ -98,7 +107,7 @@ def test_column_that_the_data_lack_is_refused(run: Evaluate) -> None:
 
 def test_row_without_a_value_in_the_column_is_refused(run: Evaluate) -> None:
     rows = [row | {"passage": None} if number == 2 else row for number, row in enumerate(ROWS)]
-    with pytest.raises(EvalsuiteError, match=r"me/passages: .*'passage' is missing"):
+    with pytest.raises(EvalsuiteError, match=r"me/passages: document .*'passage' is missing"):
         run(rows)
 
 

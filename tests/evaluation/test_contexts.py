@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from evalsuite.evaluation import evaluate
+from evalsuite.config import RunConfig
+from evalsuite.evaluation import estimate_run, evaluate
 from evalsuite.foundation import ConfigError
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
 from evalsuite.reports.records.run_folder import read_plan
@@ -31,21 +32,25 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 def test_context_beyond_all_checkpoints_is_refused_or_left_out(crew: Any, tmp_path: Path) -> None:
     run, both = tmp_path / "run", suite(tmp_path, [128, 4096])
-    for dry_run in (False, True):
+    for call in (evaluate, estimate_run):
         with pytest.raises(
             ConfigError,
             match=rf"long.yaml: benchmarks: {NAME}: 'contexts' = 4096: a supports at most 2,048 .*-missing",
         ):
-            evaluate(both, ["a"], run, dry_run=dry_run, quiet=True)
+            call(RunConfig(suite=both, checkpoints=["a"], out=run, quiet=True))
     assert not (run / "documents").exists()
     for _ in range(2):  # The second call resumes, and still knows.
-        summary = evaluate(both, ["a", "b"], run, skip_missing=True, quiet=True)
+        summary = evaluate(
+            RunConfig(suite=both, checkpoints=["a", "b"], out=run, skip_missing=True, quiet=True)
+        )
         assert list(summary.left_out) == [f"{NAME}@4096"]
         assert f"{NAME}@4096 is left out: of all checkpoints a supports most, 2,048 tokens" in str(summary)
         assert {row["context"] for row in records(run) if row["benchmark"] == NAME} == {128}
         assert read_plan(run).benchmarks[0].contexts == (128,)
     other = tmp_path / "other"
-    evaluate(suite(tmp_path, [4096]), ["a"], other, skip_missing=True, quiet=True)
+    evaluate(
+        RunConfig(suite=suite(tmp_path, [4096]), checkpoints=["a"], out=other, skip_missing=True, quiet=True)
+    )
     assert {row["benchmark"] for row in records(other)} == {"pocket_facts"}
 
 
@@ -79,10 +84,16 @@ def test_context_beyond_one_checkpoint_is_an_error(
     monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", describe_checkpoints)
     monkeypatch.setattr("evalsuite.evaluation.infer.engine_factory", engine_factory)
     run, both = tmp_path / "run", suite(tmp_path, [128, 1024])
-    told = str(evaluate(both, ["a"], run, teacher="t", phases=("build", "infer"), quiet=True))
+    told = str(
+        evaluate(
+            RunConfig(
+                suite=both, checkpoints=["a"], out=run, teacher="t", phases=("build", "infer"), quiet=True
+            )
+        )
+    )
     assert "a: 2 responses are errors, e.g. invalid request: the prompt has" in told
     assert "\nt: " not in told
-    summary = evaluate(both, [], run, phases=("score",), quiet=True)
+    summary = evaluate(RunConfig(suite=both, out=run, phases=("score",), quiet=True))
     assert {label: count for label, (count, _) in summary.errors.items()} == {"a": 2}
     assert "a: 2 documents failed, e.g." in str(summary)
     failed = [row for row in records(run) if row["outcome"] == "error"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.foundation import CheckpointError, read_jsonl
 from evalsuite.models.inference.base import Engine
@@ -63,10 +64,19 @@ def responses(run: Path) -> list[Any]:
 
 def test_vllm_runs_the_checkpoint_of_the_run(vllm: None, student: Path, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(suite, [str(student)], run, phases=("build",), quiet=True)
-    evaluate("", [str(student)], run, phases=("infer",), engine="vllm", device="cpu", quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=[str(student)], out=run, phases=("build",), quiet=True))
+    evaluate(
+        RunConfig(
+            checkpoints=[str(student)],
+            out=run,
+            phases=("infer",),
+            engine="vllm",
+            device="cpu",
+            quiet=True,
+        )
+    )
     assert len(responses(run)) == 20
-    assert evaluate(suite, [], run, phases=("score",), quiet=True).missing == 0
+    assert evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True)).missing == 0
 
 
 @pytest.mark.parametrize("engine", ["vllm", "torch"])
@@ -75,11 +85,20 @@ def test_checkpoint_that_changed_at_its_path_is_refused(
     paths: str, engine: str, vllm: None, student: Path, suite: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    evaluate(suite, [str(student)], run, phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=[str(student)], out=run, phases=("build",), quiet=True))
     change(student)
     given = [str(student)] if paths == "given" else []
     with pytest.raises(CheckpointError, match=r"student: weights are .*the checkpoint has changed"):
-        evaluate("", given, run, phases=("infer",), engine=engine, device="cpu", quiet=True)
+        evaluate(
+            RunConfig(
+                checkpoints=given,
+                out=run,
+                phases=("infer",),
+                engine=engine,
+                device="cpu",
+                quiet=True,
+            )
+        )
     assert responses(run) == []
 
 

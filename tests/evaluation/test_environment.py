@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import environment, evaluate
 from evalsuite.models.recurrence import recurrence
 
@@ -47,7 +48,7 @@ def test_environment_records_seeds_and_documents(tiny: Path, tmp_path: Path) -> 
         "name: s\ntitle: S\nseed: 5\nseeds: [1, 2]\nlimit: 2\nsampling: {temperature: 0.7}\n"
         "benchmarks: [pocket_facts]\n"
     )
-    evaluate(suite, [str(tiny)], tmp_path / "run", device="cpu", quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=[str(tiny)], out=tmp_path / "run", device="cpu", quiet=True))
     facts = environment.read_environment(tmp_path / "run")
     assert facts["seeds"] == {"documents": 5, "responses": {"pocket_facts": [1, 2]}}
     (engine,) = facts["engines"].values()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.reports.records.loss_curves import loss_curve_path
 
@@ -12,14 +13,16 @@ CODE = """
 import sys
 for name in ("pydantic", "lm_eval", "evalscope", "datasets", "pandas"):
     sys.modules[name] = None
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
-print(evaluate("there is no such suite", [sys.argv[1]], sys.argv[2], phases=("infer",), quiet=True).computed)
+config = RunConfig(checkpoints=[sys.argv[1]], out=sys.argv[2], phases=("infer",), quiet=True)
+print(evaluate(config).computed)
 """
 
 
 def test_infer_only_needs_no_harness_or_pydantic(tiny: Path, suite: Path, tmp_path: Path) -> None:
     run, moved = tmp_path / "run", tmp_path / "moved"
-    evaluate(suite, [str(tiny)], run, phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=[str(tiny)], out=run, phases=("build",), quiet=True))
     # On another machine the checkpoint lies elsewhere: its weights tell which one it is.
     moved.mkdir()
     for file in tiny.iterdir():
@@ -37,4 +40,4 @@ def test_infer_only_needs_no_harness_or_pydantic(tiny: Path, suite: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith(": 20}")
     assert loss_curve_path(run, tiny.name).read_bytes() == (moved / "training.jsonl").read_bytes()
-    assert evaluate(suite, [], run, phases=("score",), quiet=True).missing == 0
+    assert evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True)).missing == 0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from evalsuite.cli import main
+from evalsuite.config import RunConfig
 from evalsuite.distill.training.metrics import loss_curve
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.run_paths import read_index, write_index
@@ -56,8 +57,8 @@ def test_loss_curves_are_copied_and_plotted(crew: Any, suite: Path, tmp_path: Pa
     for label in ("a", "b"):
         loss_curve_path(run, label).parent.mkdir(parents=True, exist_ok=True)
         loss_curve_path(run, label).write_bytes(by_hand)
-    evaluate(suite, ["a", "b"], run, teacher="t", quiet=True)
-    evaluate(suite, ["c"], run, quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, teacher="t", quiet=True))
+    evaluate(RunConfig(suite=suite, checkpoints=["c"], out=run, quiet=True))
     # A student's own curve stands above one that somebody put there.
     assert curves(run) == {
         "a.jsonl": crew.training["a"].read_bytes(),
@@ -77,25 +78,37 @@ def test_loss_curve_is_found_in_student_folder(tiny: Path, suite: Path, tmp_path
     student, run = tmp_path / "student", tmp_path / "run"
     shutil.copytree(tiny, student)
     generated = write_curve(student, 3.0).read_bytes()
-    evaluate(suite, [str(student)], run, phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=[str(student)], out=run, phases=("build",), quiet=True))
     assert curves(run) == {"student.jsonl": generated}
     # A file without a lineage next to it is not ours.
     (student / "lineage.json").unlink()
     (student / "training.jsonl").write_text("no curve")
-    evaluate(suite, [str(student)], tmp_path / "other", phases=("build",), quiet=True)
+    evaluate(
+        RunConfig(
+            suite=suite, checkpoints=[str(student)], out=tmp_path / "other", phases=("build",), quiet=True
+        )
+    )
     assert curves(tmp_path / "other") == {}
 
 
 def test_loss_curve_travels_with_a_shard(crew: Any, suite: Path, tmp_path: Path) -> None:
     home, host, shard = tmp_path / "home", tmp_path / "host", tmp_path / "shard.tar.xz"
-    evaluate(suite, [], home, teacher="t", phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, out=home, teacher="t", phases=("build",), quiet=True))
     shutil.copytree(home, host)
     crew.training = {"x/b": write_curve(tmp_path / "b", 3.0), "c": write_curve(tmp_path / "c", 5.0)}
     generated = crew.training["x/b"].read_bytes()
-    answer = ["run", "s", "--out", str(host), "--quiet", "--infer-only", "--checkpoint", "t", "x/b"]
+    answer = ["run", "--out", str(host), "--quiet", "--infer-only", "--checkpoint", "t", "x/b"]
     assert main([*answer, "--export-shard", str(shard)]) == 0
     # One that was not answered is not packed.
-    evaluate("", ["c"], host, phases=("infer",), batches=[["pocket_facts"]], quiet=True)
+    evaluate(
+        RunConfig(
+            checkpoints=["c"],
+            out=host,
+            phases=("infer",),
+            benchmarks=["pocket_facts"],
+            quiet=True,
+        )
+    )
     assert curves(host) == {"x%2Fb.jsonl": generated, "c.jsonl": crew.training["c"].read_bytes()}
     crew.training = {}
     assert (
@@ -116,9 +129,9 @@ def test_loss_curve_travels_with_a_shard(crew: Any, suite: Path, tmp_path: Path)
 
 def test_shard_without_loss_curves(crew: Any, suite: Path, tmp_path: Path) -> None:
     home, host = tmp_path / "home", tmp_path / "host"
-    evaluate(suite, [], home, teacher="t", phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, out=home, teacher="t", phases=("build",), quiet=True))
     shutil.copytree(home, host)
-    evaluate("", ["b"], host, phases=("infer",), quiet=True)
+    evaluate(RunConfig(checkpoints=["b"], out=host, phases=("infer",), quiet=True))
     shard = export_shard(host, tmp_path / "shard.tar.xz")
     by_hand = write_curve(tmp_path / "b", 4.0).read_bytes()
     loss_curve_path(home, "b").parent.mkdir()
@@ -129,10 +142,10 @@ def test_shard_without_loss_curves(crew: Any, suite: Path, tmp_path: Path) -> No
 
 def test_infer_only_copies_loss_curve(crew: Any, suite: Path, tmp_path: Path) -> None:
     run, student = tmp_path / "run", tmp_path / "students" / "gla"
-    evaluate(suite, [str(student)], run, phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=[str(student)], out=run, phases=("build",), quiet=True))
     assert curves(run) == {}
     generated = write_curve(student, 3.0).read_bytes()
-    evaluate("", [str(student)], run, phases=("infer",), quiet=True)
+    evaluate(RunConfig(checkpoints=[str(student)], out=run, phases=("infer",), quiet=True))
     assert loss_curve_path(run, str(student)).read_bytes() == generated
 
 
@@ -149,12 +162,12 @@ def test_loss_curve_follows_label_change(
         ],
     )
     crew.training = {"a": write_curve(tmp_path / "a", 3.0)}
-    evaluate(suite, ["a", "b", "c"], run, phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a", "b", "c"], out=run, phases=("build",), quiet=True))
     by_hand = write_curve(tmp_path / "hand", 4.0).read_bytes()
     loss_curve_path(run, "b").write_bytes(by_hand)
     # b takes the name that a had, and c, which has no curve, the one that b had.
     names.update(a="one/a", b="a", c="b")
-    evaluate(suite, ["a", "b", "c"], run, phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a", "b", "c"], out=run, phases=("build",), quiet=True))
     assert curves(run) == {"one%2Fa.jsonl": crew.training["a"].read_bytes(), "a.jsonl": by_hand}
 
 
@@ -164,24 +177,24 @@ def test_incomplete_loss_curve_is_refused_early(crew: Any, suite: Path, tmp_path
     tear(crew.training["a"])
     said = r"a/training\.jsonl, line 80: not a training step .*; copy the checkpoint again, or delete"
     with pytest.raises(DataError, match=said):
-        evaluate(suite, ["a"], run, teacher="t", quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
     assert not (run / "plan.yaml").exists()
-    evaluate(suite, [], run, teacher="t", phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, out=run, teacher="t", phases=("build",), quiet=True))
     with pytest.raises(DataError, match=said):
-        evaluate("", ["a"], run, phases=("infer",), quiet=True)
+        evaluate(RunConfig(checkpoints=["a"], out=run, phases=("infer",), quiet=True))
     assert crew.computed == 0
     assert [each.label for each in read_index(run).checkpoints] == ["t"]
     crew.training["a"].write_bytes(b"")
     with pytest.raises(DataError, match=r"a/training\.jsonl: empty; copy the checkpoint again"):
-        evaluate("", ["a"], run, phases=("infer",), quiet=True)
+        evaluate(RunConfig(checkpoints=["a"], out=run, phases=("infer",), quiet=True))
 
 
 def test_shard_with_incomplete_loss_curve_merges_nothing(crew: Any, suite: Path, tmp_path: Path) -> None:
     home, host = tmp_path / "home", tmp_path / "host"
-    evaluate(suite, [], home, teacher="t", phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, out=home, teacher="t", phases=("build",), quiet=True))
     shutil.copytree(home, host)
     crew.training = {"b": write_curve(tmp_path / "b", 3.0)}
-    evaluate("", ["b"], host, phases=("infer",), quiet=True)
+    evaluate(RunConfig(checkpoints=["b"], out=host, phases=("infer",), quiet=True))
     tear(loss_curve_path(host, "b"))
     # What was answered is packed all the same: the machine may be gone before anybody reads an error.
     shard = export_shard(host, tmp_path / "shard.tar.xz")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.run_paths import read_index, read_requests
 from evalsuite.reports.records.run_folder import read_plan
@@ -16,7 +17,7 @@ def test_plan_counts_the_requests_of_every_cell(crew: Any, tmp_path: Path) -> No
         "  - {benchmark: pocket_facts, limit: 5}\n"
     )
     run = tmp_path / "run"
-    evaluate(suite, ["a"], run, phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("build",), quiet=True))
     plans = {benchmark.name: benchmark for benchmark in read_plan(run).benchmarks}
     needles = plans["pocket_niah_single_1"].protocols["generation"]
     assert needles.documents == {128: 3, 256: 3}

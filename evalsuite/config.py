@@ -1,0 +1,336 @@
+"""Configurations of `run`, `compare` and `gate`, shared by the command line and Python; `run` also by YAML.
+
+    RunConfig(suite="quick", teacher="./teacher", checkpoints=["./student"], out="runs/first")
+
+Plain dataclasses that check themselves: a GPU host runs inference without pydantic. Files are validated with
+pydantic (`read_run_config`), so that an unknown key is refused with the nearest known one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation.taxonomy import PROTOCOLS
+
+if TYPE_CHECKING:
+    from evalsuite.reports.gate.policy import Policy
+    from evalsuite.reports.records.run_selection import RunSelection
+
+Phase = Literal["build", "infer", "score"]
+PHASES: tuple[Phase, ...] = ("build", "infer", "score")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def _read_by(*phases: Phase, flag: str = "", alone: bool = False) -> dict[str, Any]:
+    """Return the metadata of a setting.
+
+    Args:
+        phases: phases that read it; a setting without them belongs to the call, whatever its phases.
+        flag: option of the command line, where it is not the field's name.
+        alone: it requires that only these phases are run.
+    """
+    return {"phases": phases, "flag": flag, "alone": alone}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Configuration of one evaluation: what is evaluated, how, and which of its phases.
+
+    A setting that the chosen phases do not read is refused, unless it has its default value.
+
+    Raises:
+        ConfigError: a value or a combination of settings that has no meaning.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    out: Path | str
+    """Run folder; a repeated run resumes."""
+    suite: Path | str | None = field(default=None, metadata=_read_by(*PHASES))
+    """A name from `evalsuite show suites`, or a YAML file. Required to build requests; without the build
+    phase it may be left out, and is otherwise checked against the run folder."""
+    checkpoints: Sequence[str] = field(default=(), metadata=_read_by("build", "infer", flag="--checkpoint"))
+    """Hub ids, folders (of one checkpoint or of many), GGUF files or ``pocket``. The infer phase alone takes
+    all checkpoints of the run folder if none is given."""
+    teacher: str | None = field(default=None, metadata=_read_by("build", "infer"))
+    """The checkpoint that the others are compared with; it is evaluated as well."""
+    limit: int | None = field(default=None, metadata=_read_by("build", "score"))
+    """Documents per benchmark, a seeded sample, instead of the suite's own limits."""
+    skip_missing: bool = field(default=False, metadata=_read_by("build"))
+    """Leave out benchmarks without data or consent to execute code, by name, instead of refusing them."""
+    data: Path | str | None = field(default=None, metadata=_read_by("build"))
+    """Frozen data as written by `evalsuite prepare`; None: EVALSUITE_DATA, else the hub."""
+    engine: str = field(default="torch", metadata=_read_by("infer"))
+    """Inference engine."""
+    engine_args: Mapping[str, Any] = field(default_factory=dict, metadata=_read_by("infer"))
+    """Arguments of the engine, such as those of `vllm.LLM`."""
+    executor: str = field(default="local", metadata=_read_by("infer"))
+    """What carries out inference; a name from `evalsuite show executors`."""
+    device: str = field(default="auto", metadata=_read_by("infer"))
+    """``cpu``, ``cuda``, ``cuda:1`` or ``auto``."""
+    dtype: str = field(default="auto", metadata=_read_by("infer"))
+    """``auto`` is float32 on a CPU and bfloat16 on CUDA."""
+    trust_remote_code: bool = field(default=False, metadata=_read_by(*PHASES))
+    """Run Python code that comes with a checkpoint, or with a task file outside lm-eval."""
+    phases: Sequence[Phase] = PHASES
+    """Phases of this call, for runs that are split across machines."""
+    protocols: Sequence[str] = field(default=(), metadata=_read_by("infer", flag="--protocol", alone=True))
+    """Run inference for these protocols only, e.g. in two processes on one GPU."""
+    benchmarks: Sequence[str] = field(default=(), metadata=_read_by("infer", alone=True))
+    """Run inference for these benchmarks only, in this order; names joined by commas form one batch."""
+    export_shard: Path | str | None = field(default=None, metadata=_read_by("infer", alone=True))
+    """File (.tar.xz) for responses and loss curves; written also when inference is interrupted."""
+    merge_shards: Sequence[Path | str] = field(default=(), metadata=_read_by("score", alone=True))
+    """Shards or run folders of other machines, merged before scoring."""
+    workers: int | Literal["auto"] | None = field(default=None, metadata=_read_by("score"))
+    """Processes that score; ``auto`` takes one per processor if there is enough work. None is ``auto`` on the
+    command line and 1 in Python, where more need an ``if __name__ == "__main__":`` guard in the script."""
+    quiet: bool = False
+    """No progress bars."""
+
+    def __post_init__(self) -> None:
+        """Normalize sequences and check the settings."""
+        _normalize(self, "checkpoints", "phases", "protocols", "benchmarks", "merge_shards")
+        self._check_values()
+        self._check_combinations()
+
+    def _check_values(self) -> None:
+        for name, known in (("phases", PHASES), ("protocols", PROTOCOLS)):
+            for value in getattr(self, name):
+                if value not in known:
+                    raise ConfigError(f"'{name}': unknown {name[:-1]} '{value}'{nearest(value, known)}")
+        if not self.phases:
+            raise ConfigError(f"'phases' is empty; give some of {', '.join(PHASES)}")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"'dtype' = {self.dtype!r}{nearest(self.dtype, DTYPES)}")
+        for name in ("limit", "workers"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise ConfigError(f"'{name}' = {value}: must be at least 1")
+
+    def _check_combinations(self) -> None:
+        if "build" in self.phases:
+            if self.suite is None:
+                raise ConfigError("no suite given: name one from `evalsuite show suites`, or a YAML file")
+            if not self.checkpoints and self.teacher is None:
+                raise ConfigError("no checkpoints given: pass --checkpoint and/or --teacher")
+        for setting in fields(self):
+            if getattr(self, setting.name) != _default(setting):
+                self._check_phases(setting)
+
+    def _check_phases(self, setting: "Field[Any]") -> None:
+        readers = setting.metadata.get("phases", ())
+        if readers and setting.metadata["alone"] and set(self.phases) != set(readers):
+            raise ConfigError(
+                f"'{setting.name}' ({flag_of(setting)}) requires --{readers[0]}-only (phases: [{readers[0]}])"
+            )
+        if not _is_read(setting, self.phases):
+            raise ConfigError(
+                f"'{setting.name}' ({flag_of(setting)}) has no effect without the {' or '.join(readers)} "
+                "phase; leave it out"
+            )
+
+    def record(self, phase: Phase) -> dict[str, Any]:
+        """Return, as JSON, the settings that a phase reads; `environment.json` keeps them."""
+        return {
+            each.name: _as_json(getattr(self, each.name))
+            for each in fields(self)
+            if phase in each.metadata.get("phases", ())
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Selected:
+    """What of the runs `compare` and `gate` look at."""
+
+    teacher: str | None = None
+    """Label of the only teacher; None: the teachers of the plans."""
+    checkpoints: Sequence[str] = ()
+    """Labels of the only students, each compared with its teacher; empty: all."""
+    min_coverage: float | None = None
+    """Admit partial cells with at least this fraction of the planned documents; None: as the policy states,
+    else 1."""
+    errors: Literal["wrong", "exclude"] | None = None
+    """Responses that are errors count as wrong, or their documents are excluded; None: as the policy states,
+    else wrong."""
+
+    @property
+    def selection(self) -> "RunSelection":
+        """These settings as the reports take them. Raises ConfigError for a value out of range."""
+        from evalsuite.reports.records.run_selection import RunSelection
+
+        return RunSelection(self.teacher, tuple(self.checkpoints), self.min_coverage, self.errors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(_Selected):
+    """Configuration of one report: runs, or checkpoints that are evaluated first.
+
+    Raises:
+        ConfigError: a combination of settings that has no meaning.
+    """
+
+    inputs: Sequence[Path | str]
+    """Run folders; or checkpoints, which are evaluated on `suite` into ``OUT/run``. With checkpoints,
+    `teacher` is a path."""
+    out: Path | str
+    """Folder for the report."""
+    policy: Path | str | None = None
+    """Gate policy; the report shows its verdict."""
+    questions: bool = False
+    """Show question texts in the drill-down, from the documents in the run folders."""
+    redact: bool = False
+    """Omit question texts and absolute paths, for a page that is published."""
+    export_samples: bool = False
+    """Also write every response and score by document id, without questions."""
+    data: Path | str | None = None
+    """Frozen data: source of question texts, and of documents for checkpoints."""
+    suite: Path | str | None = None
+    """Checkpoints only: the suite, as in `RunConfig`, like the settings below."""
+    limit: int | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        """Normalize sequences and check the settings."""
+        _normalize(self, "inputs", "checkpoints")
+        if self.redact and self.questions:
+            raise ConfigError("--redact omits question texts: pass either it or --questions")
+        if not self.inputs:
+            raise ConfigError("nothing to compare: give run folders or checkpoints")
+        _ = self.selection
+        runs = self.runs
+        checkpoints = [each for each in self.inputs if Path(each) not in runs]
+        if runs and checkpoints:
+            raise ConfigError(
+                f"{checkpoints[0]}: not a run folder (no plan.yaml); pass either run folders or checkpoints"
+            )
+        if runs:
+            self._check_runs()
+        elif self.suite is None:
+            raise ConfigError(
+                f"{checkpoints[0]}: not a run folder (no plan.yaml); to evaluate a checkpoint, pass --suite"
+            )
+
+    @property
+    def runs(self) -> list[Path]:
+        """The inputs that are run folders; empty if checkpoints are to be evaluated."""
+        return [Path(each) for each in self.inputs if (Path(each) / "plan.yaml").is_file()]
+
+    def _check_runs(self) -> None:
+        for name in ("suite", "limit", "device", "dtype", "trust_remote_code"):
+            if getattr(self, name) != self.__dataclass_fields__[name].default:
+                flag = flag_of(self.__dataclass_fields__[name])
+                raise ConfigError(
+                    f"'{name}' ({flag}) has no effect on run folders, which are evaluated already; leave it "
+                    f"out, or pass it to `evalsuite run`"
+                )
+        if self.redact and self.data is not None:
+            raise ConfigError("--redact omits question texts, the only use of --data here: pass either")
+
+    def run_config(self) -> RunConfig:
+        """Return the configuration of the run that evaluates the checkpoints."""
+        return RunConfig(
+            suite=self.suite,
+            checkpoints=tuple(map(str, self.inputs)),
+            out=Path(self.out) / "run",
+            teacher=self.teacher,
+            data=self.data,
+            limit=self.limit,
+            device=self.device,
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+            quiet=self.quiet,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateConfig(_Selected):
+    """Configuration of one gate: finished runs and a policy, or the two most common rules without a file.
+
+    Raises:
+        ConfigError: neither or both of policy and rules are given.
+    """
+
+    runs: Sequence[Path | str]
+    """Run folders."""
+    policy: "Path | str | Policy | None" = None
+    """The rules; a file or a `Policy`."""
+    min_recovery: float | None = None
+    """Minimum recovery, as a fraction of the teacher, e.g. 0.9."""
+    max_gap: float | None = None
+    """Maximum gap between the protocols, in points, e.g. 5."""
+    out: Path | str | None = None
+    """Folder for junit.xml, gate.md and gate.json; None: nothing is written."""
+
+    def __post_init__(self) -> None:
+        """Normalize sequences and check the settings."""
+        _normalize(self, "runs", "checkpoints")
+        if not self.runs:
+            raise ConfigError("no runs given: name run folders")
+        given = self.min_recovery is not None or self.max_gap is not None
+        if (self.policy is not None) == given:
+            raise ConfigError("pass either --policy FILE, or --min-recovery and/or --max-gap")
+        _ = self.selection
+
+    def load_policy(self) -> "Policy":
+        """Return the policy. Raises ConfigError for an invalid file or rule."""
+        from evalsuite.reports import load_policy, policy_from_options
+
+        if self.policy is None:
+            return policy_from_options(min_recovery=self.min_recovery, max_gap=self.max_gap)
+        return load_policy(Path(self.policy)) if isinstance(self.policy, str | Path) else self.policy
+
+
+def _normalize(config: Any, *names: str) -> None:
+    """Turn sequences into tuples. Raises ConfigError for a string, which is a sequence of letters."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, str | Path):
+            raise ConfigError(f"'{name}' = {str(value)!r}: give a list, [{str(value)!r}]")
+        object.__setattr__(config, name, tuple(value))
+
+
+def read_run_config(path: Path | str, **flags: Any) -> RunConfig:
+    """Read a YAML file; settings given as keywords take precedence.
+
+    The file describes a whole run. With `phases` among the keywords, what only other phases read is left out,
+    so that one file serves every machine of a run that is split.
+
+    Raises:
+        ConfigError: the file cannot be read; an unknown key (with the nearest), a value or a combination
+            that has no meaning.
+    """
+    from evalsuite.foundation.strict import parse_dataclass, read_yaml
+
+    values = read_yaml(Path(path))
+    phases = flags.get("phases") or values.get("phases", PHASES)
+    unread = {each.name for each in fields(RunConfig) if not _is_read(each, phases)}
+    settings = {key: value for key, value in values.items() if key not in unread}
+    return parse_dataclass(settings | flags, RunConfig, str(path))
+
+
+def flag_of(setting: "Field[Any]") -> str:
+    """Return the command-line option of a field."""
+    return str(setting.metadata.get("flag") or "--" + setting.name.replace("_", "-"))
+
+
+def _is_read(setting: "Field[Any]", phases: Sequence[str]) -> bool:
+    readers = setting.metadata.get("phases", ())
+    return not readers or bool(set(readers) & set(phases))
+
+
+def _default(setting: "Field[Any]") -> Any:
+    return setting.default if setting.default_factory is MISSING else setting.default_factory()
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [_as_json(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value
