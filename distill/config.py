@@ -1,4 +1,4 @@
-"""Groups of recipe settings: data sources, optimizer, schedule, losses, architecture, checkpoints."""
+"""Groups of recipe settings: data sources, optimizer, schedule, architecture, checkpoints."""
 
 from typing import Annotated, Any, Literal
 
@@ -173,42 +173,6 @@ class ScheduleConfig(Strict):
         """Mean rate over the budget, in units of the peak rate, in the limit of many steps."""
         decay = self.effective_decay_ratio
         return self.warmup_ratio / 2 + (1 - self.warmup_ratio - decay) + decay * (1 + self.min_lr_ratio) / 2
-
-
-class LossConfig(Strict):
-    """The `kd` objective: ce · CE + kl · KL, each a mean over the loss tokens."""
-
-    ce: float = Field(default=0.0, ge=0)
-    kl: float = Field(default=1.0, ge=0)
-    temperature: float = Field(default=1.0, gt=0)
-    """Softmax temperature of both distributions in the KL; its gradient is scaled by temperature²."""
-    direction: Literal["forward", "reverse"] = "forward"
-    """forward: KL(teacher ‖ student); reverse: KL(student ‖ teacher)."""
-    top_k: int | None = Field(default=None, ge=1)
-    """Restrict the KL to the teacher's K most likely tokens; default: the whole vocabulary."""
-    tail: Literal["renormalize", "bucket"] = "renormalize"
-    """With top_k: drop the other tokens and renormalize, or treat them as one additional outcome."""
-    kl_reduction: Literal["token_mean", "batchmean"] = "token_mean"
-    """batchmean reproduces a defect of published code, which divides by the batch size alone and thereby
-    makes the KL seq_len times larger."""
-
-    @model_validator(mode="after")
-    def _nonzero(self) -> "LossConfig":
-        if self.ce == 0 and self.kl == 0:
-            raise ValueError("'ce' and 'kl' are both 0, so nothing would be learned")
-        return self
-
-
-class AlignmentLossConfig(Strict):
-    """How layerwise objectives measure the distance between teacher and student."""
-
-    squared: bool | None = None
-    """Squared L2 norm (default of attention_output) or L2 norm (default of hidden_state)."""
-    target: Literal["mixer", "block"] | None = None
-    """Compare mixer outputs (default of attention_output) or block outputs (default of hidden_state)."""
-    normalize_by_teacher: bool = False
-    """Divide by the teacher's mean square, so that all layers have the same weight."""
-    matrix_norm: Literal["frobenius", "mse"] = "frobenius"
 
 
 class SelectionProvenance(Strict):

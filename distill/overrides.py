@@ -1,6 +1,6 @@
 """Dotted-key overrides of an unvalidated recipe, such as `stage.kd.lr=1e-3` or `student.mixers=[gla]`."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from typing import Any
 
@@ -8,9 +8,16 @@ from evalsuite.foundation import ConfigError, nearest
 
 
 def apply_override(
-    tree: dict[str, Any], key: str, setting: Any, stage_fields: Collection[str], source: str
+    tree: dict[str, Any],
+    key: str,
+    setting: Any,
+    stage_settings: Callable[[Collection[str]], Collection[str]],
+    source: str,
 ) -> None:
     """Set the dotted `key` in the recipe `tree` in place; `stage.…` addresses one stage or all of them.
+
+    Args:
+        stage_settings: objectives of the stages → all settings that stages can have.
 
     Raises:
         ConfigError: the stage does not exist, or a parent key is not a mapping. The message starts with
@@ -18,14 +25,17 @@ def apply_override(
     """
     head, _, rest = key.partition(".")
     if head in ("stage", "stages") and rest:
-        for stage, field in _matching_stages(tree.get("stages") or [], rest, stage_fields, source):
+        for stage, field in _matching_stages(tree.get("stages") or [], rest, stage_settings, source):
             _set(stage, field, setting, source)
     else:
         _set(tree, key, setting, source)
 
 
 def _matching_stages(
-    stages: list[dict[str, Any]], key: str, stage_fields: Collection[str], source: str
+    stages: list[dict[str, Any]],
+    key: str,
+    stage_settings: Callable[[Collection[str]], Collection[str]],
+    source: str,
 ) -> list[tuple[dict[str, Any], str]]:
     """The stages that `key` addresses (a field, optionally after a stage's name or number), with the
     field."""
@@ -37,7 +47,7 @@ def _matching_stages(
         if int(first) >= len(stages):
             raise ConfigError(f"{source}: there is no stage {first}; stages are {', '.join(names)}")
         return [(stages[int(first)], rest)]
-    if rest and first not in stage_fields:
+    if rest and first not in stage_settings({str(stage.get("objective")) for stage in stages}):
         raise ConfigError(f"{source}: unknown stage '{first}'{nearest(first, names)}")
     return [(stage, key) for stage in stages]
 

@@ -11,117 +11,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
+import evalsuite.distill.objectives  # noqa: F401  (registers the objectives)
 from evalsuite.distill.config import (
-    AlignmentLossConfig,
     ArchitectureConfig,
     CheckpointConfig,
     DataSourceConfig,
-    LossConfig,
-    OptimizerConfig,
-    ScheduleConfig,
     SelectionProvenance,
-    Tokens,
 )
 from evalsuite.distill.overrides import apply_override
 from evalsuite.distill.retired_keys import refuse_retired_keys
+from evalsuite.distill.stage import Stage, stage_settings
 from evalsuite.foundation import ConfigError, content_hash, nearest
 from evalsuite.foundation.strict import Strict, parse, read_yaml
 
 RECIPES = Path(__file__).parent / "recipes"
-
-ObjectiveName = Literal["matrix_mixing", "attention_output", "hidden_state", "kd", "sft"]
-LAYERWISE_OBJECTIVES = ("matrix_mixing", "attention_output", "hidden_state")
-
-
-class Stage(Strict):
-    """One training stage: its objective, trainable parameters, data, schedule and token budget."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
-    objective: ObjectiveName
-    trainable: Literal["mixer_qk", "mixer", "no_softmax", "no_mlp", "no_softmax_no_mlp", "all"] | None = None
-    """Default: `mixer` for layerwise objectives, `all` otherwise. See `parameter_groups.TRAINABLE_SETS`."""
-    data: str | dict[str, float]
-    """Name of a source, or a mixture: source → weight."""
-    restart_data: bool = False
-    """Read the sources from their start, instead of continuing where the earlier stages stopped."""
-    tokens: Tokens
-    seq_len: int = Field(gt=1)
-    """Tokens per sequence."""
-    batch_size: int = Field(gt=0)
-    """Sequences per optimizer step, over all GPUs."""
-    micro_batch_size: int | None = Field(default=None, gt=0)
-    """Sequences per forward pass on one GPU; default: the whole batch."""
-    lr: float = Field(gt=0)
-    backbone_lr: float | None = Field(default=None, gt=0)
-    """Learning rate of all parameters outside the mixers; default: `lr`."""
-    schedule: ScheduleConfig = ScheduleConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """Gradient clipping (per layer for layerwise objectives); null: no clipping."""
-    packing: Literal["concat", "documents"] = "concat"
-    """concat: one token stream cut into sequences; documents: whole documents, isolated from each other."""
-    loss_mask: Literal["full", "completion"] = "full"
-    """Tokens in the loss: all of them, or completions (assistant turns) only."""
-    loss: LossConfig = LossConfig()
-    """kd: weights and form of CE and KL."""
-    alignment_loss: AlignmentLossConfig = AlignmentLossConfig()
-    """Layerwise objectives: the distance between teacher and student."""
-
-    @property
-    def trainable_set(self) -> str:
-        """Name of the set of trainable parameters."""
-        return self.trainable or ("mixer" if self.is_layerwise else "all")
-
-    @property
-    def is_layerwise(self) -> bool:
-        """True if layers are matched one by one, instead of the model's output."""
-        return self.objective in LAYERWISE_OBJECTIVES
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step."""
-        return self.batch_size * self.seq_len
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps within the token budget."""
-        return self.tokens // self.tokens_per_step
-
-    @property
-    def mixture(self) -> dict[str, float]:
-        """Source → share of the tokens, summing to 1."""
-        weights = {self.data: 1.0} if isinstance(self.data, str) else self.data
-        return {name: weight / sum(weights.values()) for name, weight in weights.items()}
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "Stage":
-        if self.steps == 0:
-            raise ValueError(
-                f"the budget of {self.tokens:,} tokens is smaller than one batch "
-                f"of {self.batch_size} × {self.seq_len}"
-            )
-        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
-            raise ValueError(
-                f"'batch_size' ({self.batch_size}) is not a multiple of 'micro_batch_size' "
-                f"({self.micro_batch_size})"
-            )
-        if isinstance(self.data, dict) and (not self.data or min(self.data.values()) <= 0):
-            raise ValueError("the weights of a mixture must be positive")
-        if self.is_layerwise and self.trainable_set not in ("mixer", "mixer_qk"):
-            raise ValueError(f"{self.objective} trains mixers only: 'trainable' must be mixer or mixer_qk")
-        if self.objective == "matrix_mixing":
-            for field, supported in (("packing", "concat"), ("loss_mask", "full")):
-                if getattr(self, field) != supported:
-                    raise ValueError(
-                        f"matrix_mixing compares whole sequences: '{field}' must be {supported}, not "
-                        f"{getattr(self, field)}; attention_output supports both"
-                    )
-        return self
-
-
-STAGE_FIELDS = frozenset(Stage.model_fields)
 
 
 class StudentRecipe(Strict):
@@ -160,7 +65,7 @@ class Recipe(Strict):
     student: StudentRecipe = StudentRecipe()
     architecture: ArchitectureConfig | None = None
     data: dict[str, DataSourceConfig] = Field(min_length=1)
-    stages: list[Stage] = Field(min_length=1)
+    stages: list[SerializeAsAny[Stage]] = Field(min_length=1)
     seed: int = 0
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16: run on a bf16 copy of fp32 master weights. auto: bf16 on CUDA, fp32 elsewhere."""
@@ -220,13 +125,13 @@ class Recipe(Strict):
         if self.architecture is not None:
             if self.teacher is not None:
                 raise ValueError("'architecture' starts from random weights and has no 'teacher'")
-            if any(stage.objective != "sft" or stage.trainable_set != "all" for stage in self.stages):
+            if any(stage.needs_teacher or stage.trainable_set != "all" for stage in self.stages):
                 raise ValueError(
                     "an 'architecture' from random weights needs objective sft with all parameters trainable"
                 )
         elif self.teacher is None:
-            if any(stage.objective != "sft" for stage in self.stages):
-                raise ValueError("'teacher' is required by every objective except sft")
+            if needing := [stage.objective for stage in self.stages if stage.needs_teacher]:
+                raise ValueError(f"'teacher' is required by objective {needing[0]}; sft needs none")
             if set(self.student.mixers) - set(self.student.initial_checkpoints):
                 raise ValueError(
                     "without a 'teacher', every mixer needs an entry in 'student.initial_checkpoints'"
@@ -290,13 +195,13 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
             raise ConfigError(f"{source}: unknown variant '{variant}'{nearest(variant, offered)}")
         # Groups (`stages`) are set before keys inside them (`stage.tune.loss_mask`).
         for key, setting in sorted(offered[variant].items(), key=lambda item: item[0].count(".")):
-            apply_override(value, key, setting, STAGE_FIELDS, f"{source}, variant {variant}")
+            apply_override(value, key, setting, stage_settings, f"{source}, variant {variant}")
     for override in overrides:
         key, equals, setting = override.partition("=")
         if not equals:
             raise ConfigError(f"--set {override}: expected key=value")
         try:
-            apply_override(value, key.strip(), yaml.safe_load(setting), STAGE_FIELDS, f"--set {override}")
+            apply_override(value, key.strip(), yaml.safe_load(setting), stage_settings, f"--set {override}")
         except yaml.YAMLError:
             raise ConfigError(f"--set {override}: the value is not YAML") from None
         source = f"{path} with --set"

@@ -1,8 +1,10 @@
-"""The interface that training expects of a model."""
+"""What data, objectives and training exchange: models and batches."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -32,3 +34,59 @@ class CausalLM(Protocol):
     def state_dict(self) -> dict[str, Tensor]: ...
 
     def save_pretrained(self, save_directory: str, *, state_dict: dict[str, Tensor]) -> None: ...
+
+
+def softmax_layer_indices(model: CausalLM) -> set[int]:
+    """Layers of a student (or teacher) with softmax attention."""
+    layers = enumerate(model.model.layers)
+    return {i for i, layer in layers if getattr(layer.self_attn, "is_teacher_layer", True)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """Sequences of one forward pass: input ids and labels [B, T] int64.
+
+    `loss_indices` int64 [N]: positions of the loss tokens in the flattened batch; None if all tokens are.
+    With packed documents, `position_ids` [B, T] restart at each document and `cu_seqlens` int32 are the
+    document boundaries in the flattened batch; otherwise both are None.
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    loss_indices: Tensor | None = None
+    position_ids: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+
+    @property
+    def is_dense(self) -> bool:
+        """True if all tokens are in the loss and no sequence holds packed documents."""
+        return self.loss_indices is None and self.cu_seqlens is None
+
+    def select(self, values: Tensor) -> Tensor:
+        """[B, T, …] → [N, …]: the positions of the loss tokens."""
+        flat = values.flatten(0, 1)
+        return flat if self.loss_indices is None else flat[self.loss_indices]
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The batch on `device`."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> "MicroBatch":
+        """The batch in page-locked memory, for asynchronous copies to a GPU."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "MicroBatch":
+        tensors = (self.input_ids, self.labels, self.loss_indices, self.position_ids, self.cu_seqlens)
+        return MicroBatch(*(None if tensor is None else function(tensor) for tensor in tensors))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GlobalBatch:
+    """Data of one optimizer step: the micro-batches of this GPU, and counts over all GPUs."""
+
+    micro_batches: list[MicroBatch]
+    num_loss_tokens: int
+    """Loss tokens over all GPUs and micro-batches: the denominator of the per-token mean."""
+    tokens: int
+    state: dict[str, Any]
+    """State of the data loader after this step."""

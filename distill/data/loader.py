@@ -2,68 +2,23 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from evalsuite.distill.data.chat import source_renderer
 from evalsuite.distill.data.documents import DocumentSource, PocketDocumentSource, SerialDocumentSource
 from evalsuite.distill.data.mixture import interleave, pack_source, start_of_stage
 from evalsuite.distill.data.packing import Document, PackedSequence, repeat_spans, tokenize
 from evalsuite.distill.data.sources import POCKET_SHARD_SIZE, Example, Reader, open_reader
-from evalsuite.distill.recipe import Recipe, Stage
+from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.stage import Stage
+from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import ConfigError, DataError
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MicroBatch:
-    """Sequences of one forward pass: input ids and labels [B, T] int64.
-
-    `loss_indices` int64 [N]: positions of the loss tokens in the flattened batch; None if all tokens are.
-    With packed documents, `position_ids` [B, T] restart at each document and `cu_seqlens` int32 are the
-    document boundaries in the flattened batch; otherwise both are None.
-    """
-
-    input_ids: Tensor
-    labels: Tensor
-    loss_indices: Tensor | None = None
-    position_ids: Tensor | None = None
-    cu_seqlens: Tensor | None = None
-
-    @property
-    def is_dense(self) -> bool:
-        """True if all tokens are in the loss and no sequence holds packed documents."""
-        return self.loss_indices is None and self.cu_seqlens is None
-
-    def to(self, device: torch.device) -> "MicroBatch":
-        """The batch on `device`."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pin_memory(self) -> "MicroBatch":
-        """The batch in page-locked memory, for asynchronous copies to a GPU."""
-        return self._map(lambda tensor: tensor.pin_memory())
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "MicroBatch":
-        tensors = (self.input_ids, self.labels, self.loss_indices, self.position_ids, self.cu_seqlens)
-        return MicroBatch(*(None if tensor is None else function(tensor) for tensor in tensors))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GlobalBatch:
-    """Data of one optimizer step: the micro-batches of this GPU, and counts over all GPUs."""
-
-    micro_batches: list[MicroBatch]
-    num_loss_tokens: int
-    """Loss tokens over all GPUs and micro-batches: the denominator of the per-token mean."""
-    tokens: int
-    state: dict[str, Any]
-    """State of the data loader after this step."""
 
 
 def collate(sequences: Sequence[PackedSequence], *, packed: bool) -> MicroBatch:

@@ -1,151 +1,143 @@
-"""End-to-end objectives on the model's output: knowledge distillation and next-token cross-entropy."""
+"""Objectives on the model's output: knowledge distillation and next-token cross-entropy."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
+from pydantic import Field, model_validator
 
-from evalsuite.distill.data.loader import MicroBatch
-from evalsuite.distill.objectives.kl_and_cross_entropy import (
-    DistillLossConfig,
-    fused_linear_distillation,
-)
-from evalsuite.distill.recipe import Stage
-from evalsuite.distill.training.cuda_streams import SideStreams
-from evalsuite.distill.types import CausalLM
+from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.stage import OBJECTIVES, Stage
+from evalsuite.foundation.strict import Strict
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-def distill_loss_config(stage: Stage) -> DistillLossConfig:
-    """The loss of a stage; `sft` is cross-entropy alone."""
-    if stage.objective == "sft":
-        return DistillLossConfig(ce=1.0, kl=0.0)
-    loss = stage.loss
-    # The code published with arXiv 2504.14366 uses `batchmean`, which divides [B, T, V] by B alone.
-    kl = loss.kl * (stage.seq_len if loss.kl_reduction == "batchmean" else 1)
-    return DistillLossConfig(
-        ce=loss.ce,
-        kl=kl,
-        temperature=loss.temperature,
-        direction=loss.direction,
-        top_k=loss.top_k,
-        tail=loss.tail,
-    )
+    from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig
+    from evalsuite.distill.objectives.output_losses import LossTokens
+    from evalsuite.distill.objectives.step_losses import StepLosses, StudentWithLoss
+    from evalsuite.distill.types import CausalLM
+
+LOGITS_BYTES = 4 * 2**29
+"""The fused loss holds about four fp32 tensors of at most one chunk of logits each."""
 
 
-class StudentWithLoss(nn.Module):
-    """A student together with its loss: one forward pass that FSDP can wrap."""
+class EndToEndStage(Stage):
+    """A stage whose loss is a function of the last hidden states; gradients reach the whole student."""
 
-    def __init__(self, student: CausalLM) -> None:
-        super().__init__()
-        self.student: Any = student
+    backbone_lr: float | None = Field(default=None, gt=0)
+    """Learning rate of all parameters outside the mixers; default: `lr`."""
 
-    def forward(
-        self,
-        batch: MicroBatch,
-        config: DistillLossConfig,
-        token_weights: Tensor,
-        teacher_hidden: Tensor | None,
-        teacher_weight: Tensor | None,
-        streams: SideStreams,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, CE and KL of one micro-batch (see `fused_linear_distillation`).
+    @property
+    @abstractmethod
+    def runs_teacher(self) -> bool:
+        """Whether the loss depends on the teacher's output."""
 
-        `streams` is joined before the teacher's hidden states are read.
-        """
-        hidden = select_loss_tokens(student_hidden_states(self.student, batch), batch)
-        streams.join()
-        return fused_linear_distillation(
-            hidden,
-            lm_head_weight(self.student),
-            token_weights=token_weights,
-            config=config,
-            labels=loss_labels(batch),
-            teacher_hidden=teacher_hidden,
-            teacher_weight=teacher_weight,
+    @abstractmethod
+    def loss_columns(self, tokens: "LossTokens") -> "Sequence[Tensor]":
+        """Sums over the loss tokens of one micro-batch, one per column; the first one is differentiated."""
+
+    def lr_of(self, *, in_mixer: bool) -> float:
+        """Peak learning rate of a parameter inside or outside the mixers."""
+        return self.lr if in_mixer or self.backbone_lr is None else self.backbone_lr
+
+    def flops_per_token(self, shape: ModelShape, num_softmax: int, students: int) -> float:
+        """See `Stage.flops_per_token`."""
+        student = 3 * (shape.body_flops(self.seq_len, num_softmax) + 2 * shape.head_params)
+        teacher = shape.body_flops(self.seq_len) + 2 * shape.head_params
+        return students * student + (teacher if self.runs_teacher else 0)
+
+    def activation_bytes(self, shape: ModelShape, width: int) -> float:
+        """See `Stage.activation_bytes`."""
+        tokens = self.micro_batch_tokens
+        logits = min(LOGITS_BYTES, 16 * tokens * shape.vocab_size)
+        return shape.num_hidden_layers * tokens * shape.layer_activation_bytes(width) + logits
+
+    def start(
+        self, teacher: "CausalLM | None", students: "Sequence[StudentWithLoss]", device: "torch.device"
+    ) -> "StepLosses":
+        """See `Stage.start`."""
+        from evalsuite.distill.objectives.output_losses import OutputLosses
+
+        return OutputLosses(self, teacher, students, device)
+
+
+class LossConfig(Strict):
+    """The `kd` objective: ce · CE + kl · KL, each a mean over the loss tokens."""
+
+    ce: float = Field(default=0.0, ge=0)
+    kl: float = Field(default=1.0, ge=0)
+    temperature: float = Field(default=1.0, gt=0)
+    """Softmax temperature of both distributions in the KL; its gradient is scaled by temperature²."""
+    direction: Literal["forward", "reverse"] = "forward"
+    """forward: KL(teacher ‖ student); reverse: KL(student ‖ teacher)."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Restrict the KL to the teacher's K most likely tokens; default: the whole vocabulary."""
+    tail: Literal["renormalize", "bucket"] = "renormalize"
+    """With top_k: drop the other tokens and renormalize, or treat them as one additional outcome."""
+    kl_reduction: Literal["token_mean", "batchmean"] = "token_mean"
+    """batchmean reproduces a defect of published code, which divides by the batch size alone and thereby
+    makes the KL seq_len times larger."""
+
+    @model_validator(mode="after")
+    def _nonzero(self) -> "LossConfig":
+        if self.ce == 0 and self.kl == 0:
+            raise ValueError("'ce' and 'kl' are both 0, so nothing would be learned")
+        return self
+
+
+@OBJECTIVES.register("kd")
+class KnowledgeDistillation(EndToEndStage):
+    """Weighted sum of KL(teacher ‖ student) and cross-entropy per token (arXiv 2504.14366 Eq. 6)."""
+
+    columns: ClassVar[tuple[str, ...]] = ("loss", "ce", "kl")
+
+    objective: Literal["kd"]
+    loss: LossConfig = LossConfig()
+
+    @property
+    def runs_teacher(self) -> bool:
+        """Whether the KL has a weight."""
+        return self.loss.kl > 0
+
+    @property
+    def fused_loss(self) -> "DistillLossConfig":
+        """The loss as the fused operation takes it."""
+        from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig
+
+        loss = self.loss
+        return DistillLossConfig(
+            ce=loss.ce,
+            # The code published with arXiv 2504.14366 uses `batchmean`, which divides [B, T, V] by B alone.
+            kl=loss.kl * (self.seq_len if loss.kl_reduction == "batchmean" else 1),
+            temperature=loss.temperature,
+            direction=loss.direction,
+            top_k=loss.top_k,
+            tail=loss.tail,
         )
 
-
-def end_to_end_backward(
-    teacher: CausalLM | None,
-    students: Sequence[StudentWithLoss],
-    batch: MicroBatch,
-    stage: Stage,
-    num_loss_tokens: int,
-) -> Tensor:
-    """Accumulate the gradients of one micro-batch in every student; return [students, 3]: loss, CE, KL.
-
-    Args:
-        num_loss_tokens: loss tokens of the whole step; each has the weight 1 / num_loss_tokens.
-    """
-    config = distill_loss_config(stage)
-    teacher_hidden = teacher_weight = None
-    streams = SideStreams(1, batch.input_ids.device)
-    if teacher is not None and config.kl:
-        with torch.no_grad(), streams.fork(0):
-            teacher_hidden = select_loss_tokens(teacher_hidden_states(teacher, batch), batch)
-            teacher_weight = lm_head_weight(teacher)
-    token_weights = torch.full(loss_labels(batch).shape, 1 / num_loss_tokens, device=batch.labels.device)
-    losses = []
-    for student in students:
-        loss, ce, kl = student(batch, config, token_weights, teacher_hidden, teacher_weight, streams)
-        loss.backward()
-        losses.append(torch.stack([loss.detach(), ce, kl]))
-    return torch.stack(losses)
+    def loss_columns(self, tokens: "LossTokens") -> "Sequence[Tensor]":
+        """Loss, CE and KL."""
+        return tokens.distillation(self.fused_loss)
 
 
-def loss_labels(batch: MicroBatch) -> Tensor:
-    """Labels of the loss tokens [N]."""
-    flat = batch.labels.flatten()
-    return flat if batch.loss_indices is None else flat[batch.loss_indices]
+@OBJECTIVES.register("sft")
+class SupervisedFineTuning(EndToEndStage):
+    """Next-token cross-entropy, without a teacher."""
 
+    columns: ClassVar[tuple[str, ...]] = ("loss", "ce")
+    needs_teacher: ClassVar[bool] = False
 
-def teacher_hidden_states(teacher: CausalLM, batch: MicroBatch) -> Tensor:
-    """Last hidden states [B, T, D] of the teacher."""
-    decoder, config = teacher.model, teacher.config
-    window = getattr(config, "sliding_window", None)
-    causal = batch.position_ids is None and (window is None or window >= batch.input_ids.shape[1])
-    if config._attn_implementation != "sdpa" or not causal:
-        output = decoder(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
-        hidden: Tensor = output.last_hidden_state
-        return hidden
-    # transformers' decoder synchronizes with the GPU to check the positions for packed documents. Unpacked
-    # sequences need no mask: SDPA layers are causal without one.
-    hidden = decoder.embed_tokens(batch.input_ids)
-    positions = torch.arange(batch.input_ids.shape[1], device=hidden.device)[None]
-    rotary = decoder.rotary_emb(hidden, positions)
-    for layer in decoder.layers:
-        hidden = layer(
-            hidden, attention_mask=None, position_ids=positions, use_cache=False, position_embeddings=rotary
-        )
-    last: Tensor = decoder.norm(hidden)
-    return last
+    objective: Literal["sft"]
 
+    @property
+    def runs_teacher(self) -> bool:
+        """False: there may be none."""
+        return False
 
-def student_hidden_states(model: CausalLM, batch: MicroBatch) -> Tensor:
-    """Last hidden states [B, T, D] of a student; packed documents run as one varlen sequence."""
-    if batch.cu_seqlens is None or batch.position_ids is None or not hasattr(model.config, "mixers"):
-        output = model.model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
-        hidden: Tensor = output.last_hidden_state
-        return hidden
-    output = model.model(
-        input_ids=batch.input_ids.view(1, -1),
-        position_ids=batch.position_ids.view(1, -1),
-        cu_seqlens=batch.cu_seqlens,
-        row_length=batch.input_ids.shape[1],
-        use_cache=False,
-    )
-    hidden = output.last_hidden_state
-    return hidden.view(*batch.input_ids.shape, -1)
+    def loss_columns(self, tokens: "LossTokens") -> "Sequence[Tensor]":
+        """Loss and CE, which are the same."""
+        from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig
 
-
-def lm_head_weight(model: CausalLM) -> Tensor:
-    """Weight [V, D] of the language-model head."""
-    weight: Tensor = model.get_output_embeddings().weight
-    return weight
-
-
-def select_loss_tokens(hidden: Tensor, batch: MicroBatch) -> Tensor:
-    """[B, T, D] → [N, D]: the positions of the loss tokens."""
-    flat = hidden.flatten(0, 1)
-    return flat if batch.loss_indices is None else flat[batch.loss_indices]
+        return tokens.distillation(DistillLossConfig(ce=1.0, kl=0.0))[:2]

@@ -1,68 +1,93 @@
-"""Losses of single layers over one optimizer step, independent of its division into micro-batches."""
+"""Losses of single layers: teacher and students run together, layer by layer.
 
-from collections.abc import Sequence
+The teacher runs once, without gradients. As each of its layers finishes, that layer of every student is run
+on the same input, compared and differentiated. Memory is that of one layer, there is no full student forward,
+and several students share one teacher forward. During CUDA graph capture, the students' layers and the
+teacher's next layer run on parallel streams.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from evalsuite.distill.recipe import Stage
-from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.parameter_groups import softmax_layer_indices
-from evalsuite.distill.types import CausalLM
+from evalsuite.distill.objectives.cuda_streams import SideStreams
+from evalsuite.distill.objectives.forward import teacher_hidden_states
+from evalsuite.distill.objectives.layer_activations import LayerActivations, each_layer
+from evalsuite.distill.objectives.layerwise import LayerwiseStage
+from evalsuite.distill.types import CausalLM, MicroBatch, softmax_layer_indices
 
 
 class LayerLosses:
-    """Losses of every student and layer of one optimizer step.
+    """`StepLosses` of a layerwise stage.
 
     A loss is a sum of distances over a divisor: the number of loss tokens of the global batch or, with
-    `normalize_by_teacher`, the sum of the teacher's norms over the global batch. That sum is known only after
-    the last micro-batch of the last process. Until then, this process divides by the norms of its first
+    `normalizes_by_teacher`, the sum of the teacher's norms over the global batch. That sum is known only
+    after the last micro-batch of the last process. Until then, this process divides by the norms of its first
     micro-batch, which keeps gradients in range; `reduce` returns the factors that correct them.
 
-    All tensors keep their memory over steps, as CUDA graphs need.
+    Gradients are those of the sum over layers, since every layer is optimized and clipped separately.
     """
 
-    def __init__(self, students: Sequence[CausalLM], stage: Stage, device: torch.device) -> None:
+    def __init__(
+        self, stage: LayerwiseStage, teacher: CausalLM, students: Sequence[CausalLM], device: torch.device
+    ) -> None:
+        self._stage, self._teacher, self._students = stage, teacher, students
         num_layers = len(students[0].model.layers)
-        self._normalize = stage.alignment_loss.normalize_by_teacher and stage.objective != "matrix_mixing"
         self._losses = torch.zeros(len(students), num_layers, device=device)
         self._first_norms = torch.zeros(num_layers, device=device)
         self._norms = torch.zeros(num_layers, device=device)
-        replaced = [num_layers - len(softmax_layer_indices(student)) for student in students]
-        self._num_replaced = torch.tensor(replaced, device=device)
-
-    @property
-    def normalize(self) -> bool:
-        """Whether losses are divided by the teacher's norms."""
-        return self._normalize
+        self._replaced = [set(range(num_layers)) - softmax_layer_indices(student) for student in students]
+        self._num_replaced = torch.tensor([len(layers) for layers in self._replaced], device=device)
 
     def zero(self) -> None:
         """Begin a step."""
         for tensor in (self._losses, self._first_norms, self._norms):
             tensor.zero_()
 
-    def add_norm(self, layer: int, norm: Tensor) -> Tensor:
+    def backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
+        """See `StepLosses.backward`."""
+        if batch.loss_indices is not None and batch.loss_indices.numel() == 0:
+            return
+        stage = self._stage
+        streams = SideStreams(len(self._students), batch.input_ids.device)
+
+        def compare(layer: int, activations: LayerActivations) -> None:
+            target = stage.target(activations, batch)
+            divisor: Any = num_loss_tokens
+            if stage.normalizes_by_teacher:
+                divisor = self._add_norm(layer, stage.norm(target))
+            streams.join(activations, target, divisor)
+            for number, student in enumerate(self._students):
+                if layer not in self._replaced[number]:
+                    continue
+                with streams.fork(number), torch.enable_grad():
+                    block = student.model.layers[layer]
+                    loss = stage.distance(block, activations, target, batch) / divisor
+                    loss.backward()
+                    self._losses[number, layer] += loss.detach()
+
+        with torch.no_grad(), each_layer(self._teacher, set.union(*self._replaced), compare):
+            teacher_hidden_states(self._teacher, batch)
+        streams.join()
+
+    def _add_norm(self, layer: int, norm: Tensor) -> Tensor:
         """Add the teacher's norm over a micro-batch; return the preliminary divisor of its distances."""
         self._norms[layer] += norm
         divisor = torch.where(self._first_norms[layer] == 0, norm, self._first_norms[layer])
         self._first_norms[layer] = divisor
         return divisor
 
-    def add_loss(self, student: int, layer: int, loss: Tensor) -> None:
-        """Add the loss of a micro-batch."""
-        self._losses[student, layer] += loss.detach()
-
-    def reduce(self, process_group: ProcessGroup) -> tuple[Tensor, Tensor | None]:
-        """End a step.
-
-        Returns:
-            Losses of this process' share of the batch [students], means over the replaced layers; their sum
-            over processes is the loss. And factors on this process' gradients [layers]; None if they are 1.
-        """
-        if not self._normalize:
-            return self._losses.sum(1) / self._num_replaced, None
+    def reduce(self, all_reduce: Callable[[Tensor], None]) -> tuple[Tensor, Tensor | None]:
+        """See `StepLosses.reduce`: losses [students, 1] are means over the replaced layers."""
+        if not self._stage.normalizes_by_teacher:
+            return self._mean(self._losses), None
         norms = self._norms.clone()
-        process_group.all_reduce(norms)
+        all_reduce(norms)
         # A layer without loss tokens, or without a replaced mixer, has no norm.
         factors = torch.where(norms == 0, 0.0, self._first_norms / norms)
-        return (self._losses * factors).sum(1) / self._num_replaced, factors
+        return self._mean(self._losses * factors), factors
+
+    def _mean(self, losses: Tensor) -> Tensor:
+        return (losses.sum(1) / self._num_replaced)[:, None]

@@ -1,167 +1,229 @@
-"""Layerwise objectives: every student layer is trained on the teacher's own activations.
+"""Layerwise objectives: every student layer is trained on the teacher's own activations."""
 
-The teacher runs once, without gradients. As each of its layers finishes, that layer of every student is run
-on the same input, compared and differentiated. Memory is that of one layer, there is no full student forward,
-and several students share one teacher forward. During CUDA graph capture, the students' layers and the
-teacher's next layer run on parallel streams.
-"""
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from pydantic import model_validator
 
-import torch
-from torch import Tensor, nn
+from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.stage import OBJECTIVES, Stage
+from evalsuite.foundation import ConfigError
+from evalsuite.foundation.strict import Strict
 
-from evalsuite.distill.data.loader import MicroBatch
-from evalsuite.distill.objectives.end_to_end import teacher_hidden_states
-from evalsuite.distill.objectives.hidden_states import l2_distance, l2_norm, matrix_mixing
-from evalsuite.distill.objectives.layer_losses import LayerLosses
-from evalsuite.distill.recipe import Stage
-from evalsuite.distill.training.cuda_streams import SideStreams
-from evalsuite.distill.training.parameter_groups import softmax_layer_indices
-from evalsuite.distill.types import CausalLM
-from evalsuite.models.student.model import packed_mask
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from evalsuite.distill.objectives.layer_activations import LayerActivations
+    from evalsuite.distill.objectives.step_losses import StepLosses, StudentWithLoss
+    from evalsuite.distill.types import CausalLM, MicroBatch
+
+MATRIX_COPIES = 8
+"""fp32 matrices [B, H, T, T] of one layer in matrix mixing: the teacher's scores and probabilities, and the
+student's scores, decays, products, differences and gradients."""
 
 
-def layerwise_backward(
-    teacher: CausalLM,
-    students: Sequence[CausalLM],
-    batch: MicroBatch,
-    stage: Stage,
-    losses: LayerLosses,
-    num_loss_tokens: int,
-) -> None:
-    """Accumulate the gradients of one micro-batch in every student, and their losses in `losses`.
+class LayerwiseStage(Stage):
+    """A stage that compares layers of teacher and student on the same input.
 
-    The loss of a student is the mean over its replaced layers (arXiv 2504.14366 Eq. 2 and 4). Gradients are
-    those of the sum over layers, since every layer is optimized and clipped separately.
-
-    Args:
-        num_loss_tokens: loss tokens of the whole step.
+    The loss is the mean over the replaced layers (arXiv 2504.14366 Eq. 2 and 4) of the distance per token.
     """
-    if batch.loss_indices is not None and batch.loss_indices.numel() == 0:
-        return
-    softmax = [softmax_layer_indices(student) for student in students]
-    streams = SideStreams(len(students), batch.input_ids.device)
 
-    def compare(layer: int, activations: dict[str, Any]) -> None:
-        divisor: Any = num_loss_tokens
-        if stage.objective != "matrix_mixing":
-            name = "output" if _compares_mixers(stage) else "block_output"
-            activations["target"] = _loss_tokens(activations[name], batch)
-            if losses.normalize:
-                norm = l2_norm(activations["target"], squared=_is_squared(stage))
-                activations["divisor"] = divisor = losses.add_norm(layer, norm)
-        streams.join(activations)
-        for number, student in enumerate(students):
-            if layer in softmax[number]:
-                continue
-            with streams.fork(number), torch.enable_grad():
-                loss = _layer_distance(student.model.layers[layer], activations, batch, stage) / divisor
-                loss.backward()
-                losses.add_loss(number, layer, loss)
+    is_layerwise: ClassVar[bool] = True
+    default_trainable: ClassVar[str] = "mixer"
 
-    layers = set.union(
-        *(set(range(len(s.model.layers))) - excluded for s, excluded in zip(students, softmax, strict=True))
-    )
-    with torch.no_grad(), _layer_hooks(teacher, layers, compare):
-        teacher_hidden_states(teacher, batch)
-    streams.join()
+    @property
+    def normalizes_by_teacher(self) -> bool:
+        """Whether distances are divided by the norms of the targets instead of the number of tokens."""
+        return False
 
+    @abstractmethod
+    def target(self, activations: "LayerActivations", batch: "MicroBatch") -> "Tensor":
+        """What the students' layers are compared with."""
 
-@contextmanager
-def _layer_hooks(teacher: CausalLM, layers: set[int], callback: Any) -> Iterator[None]:
-    """Call `callback(layer, activations)` when each of the given layers of the teacher finishes.
+    @abstractmethod
+    def distance(
+        self, layer: "nn.Module", activations: "LayerActivations", target: "Tensor", batch: "MicroBatch"
+    ) -> "Tensor":
+        """Distance of a student's layer from the target, summed over the loss tokens; differentiable."""
 
-    `activations` holds the attention's `input` (after the norm), `output`, `attention` matrix (if computed)
-    and other `arguments`, and the `block_input` and `block_output`.
-    """
-    activations: dict[str, Any] = {}
-    hooks = []
+    def norm(self, target: "Tensor") -> "Tensor":
+        """Distance from the target of a layer that outputs 0, summed over the loss tokens."""
+        raise NotImplementedError(f"{type(self).__name__} does not normalize by the teacher")
 
-    def after_attention(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        activations.update(
-            arguments=kwargs, input=kwargs["hidden_states"], output=output[0], attention=output[1]
-        )
+    @abstractmethod
+    def layer_flops(self, shape: ModelShape) -> float:
+        """FLOPs per token of forward and backward pass of one replaced layer."""
 
-    def after_block(layer: int) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-            block_input = args[0] if args else kwargs["hidden_states"]
-            activations.update(
-                block_input=block_input, block_output=output[0] if isinstance(output, tuple) else output
-            )
-            callback(layer, activations)
-            activations.clear()
+    def flops_per_token(self, shape: ModelShape, num_softmax: int, students: int) -> float:
+        """See `Stage.flops_per_token`."""
+        linear = shape.num_hidden_layers - num_softmax
+        return shape.body_flops(self.seq_len) + students * linear * self.layer_flops(shape)
 
-        return hook
+    def activation_bytes(self, shape: ModelShape, width: int) -> float:
+        """See `Stage.activation_bytes`: one layer at a time, without logits."""
+        return self.micro_batch_tokens * shape.layer_activation_bytes(width)
 
-    try:
-        for layer in layers:
-            block = teacher.model.layers[layer]
-            hooks.append(block.self_attn.register_forward_hook(after_attention, with_kwargs=True))
-            hooks.append(block.register_forward_hook(after_block(layer), with_kwargs=True))
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def start(
+        self, teacher: "CausalLM | None", students: "Sequence[StudentWithLoss]", device: "torch.device"
+    ) -> "StepLosses":
+        """See `Stage.start`."""
+        from evalsuite.distill.objectives.layer_losses import LayerLosses
+
+        assert teacher is not None
+        return LayerLosses(self, teacher, [each.student for each in students], device)
+
+    @model_validator(mode="after")
+    def _trains_mixers(self) -> "LayerwiseStage":
+        if self.trainable_set not in ("mixer", "mixer_qk"):
+            raise ValueError(f"{self.objective} trains mixers only: 'trainable' must be mixer or mixer_qk")
+        return self
 
 
-def _compares_mixers(stage: Stage) -> bool:
-    """Whether outputs of mixers are compared, instead of those of blocks."""
-    default = "mixer" if stage.objective == "attention_output" else "block"
-    return (stage.alignment_loss.target or default) == "mixer"
+class HiddenDistanceConfig(Strict):
+    """How hidden states of teacher and student are compared."""
+
+    squared: bool | None = None
+    """Squared L2 norm (default of attention_output) or L2 norm (default of hidden_state)."""
+    target: Literal["mixer", "block"] | None = None
+    """Compare mixer outputs (default of attention_output) or block outputs (default of hidden_state)."""
+    normalize_by_teacher: bool = False
+    """Divide by the teacher's mean square, so that all layers have the same weight."""
 
 
-def _is_squared(stage: Stage) -> bool:
-    """Whether distances are squared."""
-    squared = stage.alignment_loss.squared
-    return stage.objective == "attention_output" if squared is None else squared
+class HiddenDistanceStage(LayerwiseStage):
+    """A stage that compares hidden states after mixers or blocks."""
+
+    default_squared: ClassVar[bool]
+    default_target: ClassVar[Literal["mixer", "block"]]
+
+    alignment_loss: HiddenDistanceConfig = HiddenDistanceConfig()
+
+    @property
+    def normalizes_by_teacher(self) -> bool:
+        """See `LayerwiseStage.normalizes_by_teacher`."""
+        return self.alignment_loss.normalize_by_teacher
+
+    @property
+    def squared(self) -> bool:
+        """Whether distances are squared."""
+        squared = self.alignment_loss.squared
+        return self.default_squared if squared is None else squared
+
+    @property
+    def compares_blocks(self) -> bool:
+        """Whether outputs of blocks are compared, instead of those of mixers."""
+        return (self.alignment_loss.target or self.default_target) == "block"
+
+    def target(self, activations: "LayerActivations", batch: "MicroBatch") -> "Tensor":
+        """The teacher's hidden states [N, D]."""
+        return batch.select(activations.block_output if self.compares_blocks else activations.output)
+
+    def distance(
+        self, layer: "nn.Module", activations: "LayerActivations", target: "Tensor", batch: "MicroBatch"
+    ) -> "Tensor":
+        """Sum of the (squared) L2 distances."""
+        from evalsuite.distill.objectives.hidden_states import l2_distance
+        from evalsuite.distill.objectives.layer_activations import run_block, run_mixer
+
+        run = run_block if self.compares_blocks else run_mixer
+        return l2_distance(batch.select(run(layer, activations, batch)), target, squared=self.squared)
+
+    def norm(self, target: "Tensor") -> "Tensor":
+        """Sum of the (squared) L2 norms."""
+        from evalsuite.distill.objectives.hidden_states import l2_norm
+
+        return l2_norm(target, squared=self.squared)
+
+    def layer_flops(self, shape: ModelShape) -> float:
+        """See `LayerwiseStage.layer_flops`."""
+        # A frozen MLP after the mixer costs a forward pass and the gradient w.r.t. its input.
+        return 3 * shape.mixer_flops + (4 * shape.mlp_params if self.compares_blocks else 0)
 
 
-def _loss_tokens(hidden: Tensor, batch: MicroBatch) -> Tensor:
-    """Vectors [N, D] of the loss tokens."""
-    hidden = hidden.flatten(0, 1)
-    return hidden if batch.loss_indices is None else hidden[batch.loss_indices]
+@OBJECTIVES.register("attention_output")
+class AttentionOutput(HiddenDistanceStage):
+    """Outputs of the mixers (arXiv 2504.14366 Eq. 1)."""
+
+    default_squared: ClassVar[bool] = True
+    default_target: ClassVar[Literal["mixer", "block"]] = "mixer"
+
+    objective: Literal["attention_output"]
 
 
-def _layer_distance(block: Any, activations: dict[str, Any], batch: MicroBatch, stage: Stage) -> Tensor:
-    """Summed distance of a student's layer from the teacher's at the loss tokens, both on the same input."""
-    if stage.objective == "matrix_mixing":
-        matrix, _ = block.self_attn.attention_matrix(
-            activations["input"], activations["arguments"]["position_embeddings"]
-        )
-        mean = matrix_mixing(matrix, activations["attention"], norm=stage.alignment_loss.matrix_norm)
+@OBJECTIVES.register("hidden_state")
+class HiddenState(HiddenDistanceStage):
+    """Outputs of the blocks (arXiv 2504.14366 Eq. 3)."""
+
+    default_squared: ClassVar[bool] = False
+    default_target: ClassVar[Literal["mixer", "block"]] = "block"
+
+    objective: Literal["hidden_state"]
+
+
+class MatrixDistanceConfig(Strict):
+    """How matrices of token mixing are compared."""
+
+    matrix_norm: Literal["frobenius", "mse"] = "frobenius"
+    """Frobenius norm, or mean square of the causal half."""
+
+
+@OBJECTIVES.register("matrix_mixing")
+class MatrixMixing(LayerwiseStage):
+    """Attention matrices of whole sequences ("Empirical Evaluation of Knowledge Distillation from
+    Transformers to Subquadratic Language Models", Eq. 7 and Appendix B)."""
+
+    teacher_attention: ClassVar[Literal["sdpa", "eager"]] = "eager"
+
+    objective: Literal["matrix_mixing"]
+    alignment_loss: MatrixDistanceConfig = MatrixDistanceConfig()
+
+    def target(self, activations: "LayerActivations", batch: "MicroBatch") -> "Tensor":
+        """The teacher's attention matrix [B, H, T, T]."""
+        return activations.attention
+
+    def distance(
+        self, layer: "nn.Module", activations: "LayerActivations", target: "Tensor", batch: "MicroBatch"
+    ) -> "Tensor":
+        """Distance of the matrices, as often as the batch has tokens."""
+        from evalsuite.distill.objectives.hidden_states import matrix_mixing
+
+        mixer: nn.Module = layer.self_attn  # type: ignore[assignment]
+        matrix, _ = mixer.attention_matrix(activations.input, activations.position_embeddings)  # type: ignore[operator]
+        mean = matrix_mixing(matrix, target, norm=self.alignment_loss.matrix_norm)
         return mean * batch.input_ids.numel()
-    output = _run_mixer(block.self_attn, activations, batch)
-    if not _compares_mixers(stage):
-        residual = activations["block_input"] + output
-        output = residual + block.mlp(block.post_attention_layernorm(residual))
-    return l2_distance(_loss_tokens(output, batch), activations["target"], squared=_is_squared(stage))
 
+    def layer_flops(self, shape: ModelShape) -> float:
+        """See `LayerwiseStage.layer_flops`."""
+        return 3 * (2 * shape.mixer_params + 2 * self.seq_len * shape.inner_size)
 
-def _run_mixer(mixer: nn.Module, activations: dict[str, Any], batch: MicroBatch) -> Tensor:
-    """The mixer's output [B, T, D] on the teacher's input; packed documents run as one varlen sequence."""
-    hidden: Tensor = activations["input"]
-    cos, sin = activations["arguments"]["position_embeddings"]
-    window: Any = getattr(mixer, "window", None)
-    output: Tensor
-    if batch.cu_seqlens is None:
-        mask = None if window is None else sliding_window_mask(hidden, window)
-        output = mixer(hidden_states=hidden, attention_mask=mask, position_embeddings=(cos, sin))[0]
-        return output
-    packed = hidden.reshape(1, -1, hidden.shape[-1])
-    mask = None if window is None else packed_mask(batch.cu_seqlens, packed, window, hidden.shape[1])
-    output = mixer(
-        hidden_states=packed,
-        attention_mask=mask,
-        position_embeddings=(cos.reshape(*packed.shape[:2], -1), sin.reshape(*packed.shape[:2], -1)),
-        cu_seqlens=batch.cu_seqlens,
-    )[0]
-    return output.view_as(hidden)
+    def activation_bytes(self, shape: ModelShape, width: int) -> float:
+        """See `Stage.activation_bytes`; includes matrices of the squared sequence length."""
+        matrices = 4 * MATRIX_COPIES * shape.num_attention_heads * self.micro_batch_tokens * self.seq_len
+        return super().activation_bytes(shape, width) + matrices
 
+    def check_students(self, students: "Mapping[str, CausalLM]") -> None:
+        """Every replaced layer needs an attention matrix."""
+        from evalsuite.distill.types import softmax_layer_indices
+        from evalsuite.models.mixers import Mixer
 
-def sliding_window_mask(hidden: Tensor, window: int) -> Tensor:
-    """Causal mask of a sliding window: bool [1, 1, T, T], True where a token attends."""
-    attends = torch.ones(hidden.shape[1], hidden.shape[1], dtype=torch.bool, device=hidden.device)
-    return attends.tril().triu(1 - window)[None, None]
+        for label, student in students.items():
+            for number in set(range(len(student.model.layers))) - softmax_layer_indices(student):
+                kind: Any = type(student.model.layers[number].self_attn)
+                if kind.attention_matrix is Mixer.attention_matrix:
+                    raise ConfigError(
+                        f"stage '{self.name}': objective matrix_mixing needs attention matrices, which layer "
+                        f"{number} ({student.config.mixers[number]}) of student '{label}' does not have; use "
+                        "attention_output"
+                    )
+
+    @model_validator(mode="after")
+    def _whole_sequences(self) -> "MatrixMixing":
+        for field, supported in (("packing", "concat"), ("loss_mask", "full")):
+            if getattr(self, field) != supported:
+                raise ValueError(
+                    f"matrix_mixing compares whole sequences: '{field}' must be {supported}, not "
+                    f"{getattr(self, field)}; attention_output supports both"
+                )
+        return self

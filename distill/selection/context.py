@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.distill.data.responses import generate_responses
-from evalsuite.distill.recipe import Recipe, Stage
+from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
+from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.selection.held_out import HeldOut, held_out_batches, without_held_out
 from evalsuite.distill.selection.options import Options, options_hash, shorten_kd_stage
 from evalsuite.distill.training.builders import TrainingModels, build_models
 from evalsuite.distill.training.distributed import ProcessGroup
+from evalsuite.distill.types import softmax_layer_indices
 from evalsuite.foundation import (
     CheckpointError,
     ConfigError,
@@ -212,8 +214,7 @@ class SelectionContext:
         from evalsuite.models.kernels.apply import apply_fused_kernels
 
         found = load_checkpoint(self.all_linear_path, dtype="float32")
-        mixers = getattr(found.model.config, "mixers", None)
-        if mixers is None or "softmax" in mixers or len(mixers) != self.layers:
+        if softmax_layer_indices(found.model) or len(found.model.model.layers) != self.layers:
             raise CheckpointError(
                 f"{found.path}: option all_linear needs an all-linear student of this teacher"
             )
@@ -231,7 +232,7 @@ class SelectionContext:
         return 0 if self.options.all_linear is not None else self.all_linear_recipe.tokens
 
     @cached_property
-    def kd_stage(self) -> Stage:
+    def kd_stage(self) -> KnowledgeDistillation:
         """The shortened knowledge-distillation stage."""
         return shorten_kd_stage(self.training_recipe, self.options)
 

@@ -8,13 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evalsuite.distill.data.loader import MicroBatch, StageDataLoader
-from evalsuite.distill.objectives.end_to_end import lm_head_weight, select_loss_tokens, student_hidden_states
+from evalsuite.distill.config import DataSourceConfig
+from evalsuite.distill.data.loader import StageDataLoader
+from evalsuite.distill.objectives.forward import lm_head_weight, student_hidden_states
 from evalsuite.distill.objectives.kl_and_cross_entropy import (
     DistillLossConfig,
     fused_linear_distillation,
 )
-from evalsuite.distill.recipe import DataSourceConfig, Recipe, Stage
+from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.stage import Stage
+from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import DataError
 
 MICRO_TOKENS = 1 << 14
@@ -74,9 +77,7 @@ class HeldOut:
     def __init__(self, teacher: Any, batches: Sequence[MicroBatch], temperature: float = 1.0) -> None:
         self.teacher, self.batches, self.temperature = teacher, list(batches), temperature
         with torch.no_grad():
-            self._targets = [
-                select_loss_tokens(student_hidden_states(teacher, batch), batch) for batch in self.batches
-            ]
+            self._targets = [batch.select(student_hidden_states(teacher, batch)) for batch in self.batches]
 
     @property
     def num_tokens(self) -> int:
@@ -94,9 +95,9 @@ class HeldOut:
         loss_config = DistillLossConfig(ce=1.0, kl=float(kl), temperature=self.temperature)
         sums = torch.zeros(2, dtype=torch.float64)
         for batch, targets in zip(self.batches, self._targets, strict=True):
-            labels = select_loss_tokens(batch.labels, batch)
+            labels = batch.select(batch.labels)
             _, ce, divergence = fused_linear_distillation(
-                select_loss_tokens(student_hidden_states(model, batch), batch),
+                batch.select(student_hidden_states(model, batch)),
                 lm_head_weight(model),
                 token_weights=torch.ones(labels.shape, device=labels.device),
                 config=loss_config,
@@ -126,20 +127,13 @@ class HeldOut:
         for batch in self.batches:
             ours, theirs = residual_streams(student, batch), residual_streams(self.teacher, batch)
             for mine, target in zip(ours, theirs, strict=True):
-                total += (
-                    (select_loss_tokens(mine, batch).float() - select_loss_tokens(target, batch).float())
-                    .square()
-                    .sum()
-                    .item()
-                )
+                total += (batch.select(mine).float() - batch.select(target).float()).square().sum().item()
         return total / self.num_tokens
 
     @torch.no_grad()
     def final_hidden(self, model: Any) -> list[Tensor]:
         """Final hidden states of each batch at loss tokens: [N, D]."""
-        return [
-            select_loss_tokens(student_hidden_states(model, batch), batch).float() for batch in self.batches
-        ]
+        return [batch.select(student_hidden_states(model, batch)).float() for batch in self.batches]
 
 
 def residual_streams(model: Any, batch: MicroBatch) -> list[Tensor]:

@@ -1,15 +1,20 @@
 """Settings of a selection, and the shortened stages of one-swap training."""
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import yaml
 from pydantic import Field
 
-from evalsuite.distill.recipe import Recipe, Stage, Tokens
+from evalsuite.distill.config import Tokens
+from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
+from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.selection.layer_sets import StopRule
+from evalsuite.distill.stage import Stage
 from evalsuite.foundation import ConfigError, content_hash
 from evalsuite.foundation.strict import Strict, parse
+
+StageKind = TypeVar("StageKind", bound=Stage)
 
 DEFAULT_FRACTION = 10
 """Shortened stages have one tenth of the tokens of the recipe's stages by default."""
@@ -127,14 +132,14 @@ def shorten_alignment_stage(recipe: Recipe, options: Options) -> Stage | None:
     return _shorten(own, options.align_tokens, options.batch_size, "align_tokens")
 
 
-def shorten_kd_stage(recipe: Recipe, options: Options) -> Stage:
+def shorten_kd_stage(recipe: Recipe, options: Options) -> KnowledgeDistillation:
     """Return the recipe's first knowledge-distillation stage with fewer tokens.
 
     Raises:
         ConfigError: the recipe has none, or too few tokens for one step.
     """
-    own = next((stage for stage in recipe.stages if stage.objective == "kd"), None)
-    if own is None or not own.loss.kl:
+    own = next((stage for stage in recipe.stages if isinstance(stage, KnowledgeDistillation)), None)
+    if own is None or not own.runs_teacher:
         raise ConfigError(f"recipe '{recipe.name}' has no stage with objective kd, which this selector needs")
     tokens_per_step = (options.batch_size or own.batch_size) * own.seq_len
     windows = NUM_WINDOWS * options.window * options.snapshot_interval * tokens_per_step
@@ -146,7 +151,7 @@ def shorten_kd_stage(recipe: Recipe, options: Options) -> Stage:
     return short.model_copy(update={"lr": short.lr * options.lr_scale, "backbone_lr": rest})
 
 
-def _shorten(stage: Stage, tokens: int | None, batch: int | None, option: str) -> Stage:
+def _shorten(stage: StageKind, tokens: int | None, batch: int | None, option: str) -> StageKind:
     size = batch or stage.batch_size
     value = stage.model_dump()
     value["batch_size"] = size
@@ -155,7 +160,7 @@ def _shorten(stage: Stage, tokens: int | None, batch: int | None, option: str) -
     value["tokens"] = (
         tokens if tokens is not None else max(stage.tokens // DEFAULT_FRACTION, size * stage.seq_len)
     )
-    return parse(value, Stage, f"--option {option}")
+    return parse(value, type(stage), f"--option {option}")
 
 
 def options_hash(recipe: Recipe, options: Options, *names: str) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalsuite.distill.data.loader import MicroBatch
-from evalsuite.distill.objectives.end_to_end import lm_head_weight, student_hidden_states
+from evalsuite.distill.objectives.forward import lm_head_weight, student_hidden_states
+from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError
 from evalsuite.tasks.synthetic.pocket import lexicon
 

@@ -4,7 +4,8 @@ out/recipe.yaml                     the resolved recipe; a folder belongs to one
 out/metrics.jsonl                   loss curves of all students
 out/state/<number>/                 tensors.safetensors and state.json; latest.json names the current one
 out/checkpoints/<label>/<stage>-<tokens>/    intermediate checkpoints
-out/<label>/                        the student, with lineage.json and training.jsonl (its loss curve)
+out/<label>/                        the student, with lineage.json, its model card README.md, and training.jsonl
+                                    (its loss curve)
 """
 
 import json
@@ -21,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from evalsuite.distill.model_card import FILE as CARD
 from evalsuite.distill.recipe import NON_HASHED_FIELDS, Recipe, write_recipe
 from evalsuite.distill.retired_keys import refuse_retired_keys
 from evalsuite.distill.training.distributed import distribute_like, full_tensor
@@ -90,11 +92,11 @@ def check_run_dir(out: Path, recipe: Recipe) -> None:
         saved = read_yaml(path)
         try:
             refuse_retired_keys(saved, str(path))
+            other = parse(saved, Recipe, str(path))
         except ConfigError as error:
             raise RunFolderError(
                 f"{out} holds a run of an earlier version of evalsuite; choose a new folder ({error})"
             ) from None
-        other = parse(saved, Recipe, str(path))
         if other.hash != recipe.hash:
             difference = config_diff(saved, recipe.model_dump(mode="json"))
             raise RunFolderError(
@@ -270,11 +272,13 @@ def save_checkpoint(
     lineage: dict[str, Any],
     dtype: torch.dtype,
     loss_curve: Sequence[Mapping[str, Any]] = (),
+    card: str = "",
 ) -> None:
-    """Write a Hugging Face folder with its lineage, atomically.
+    """Write a Hugging Face folder with its lineage and model card, atomically.
 
     Args:
         weights: the model's parameters by name, in `dtype`.
+        card: text of README.md; empty: no such file.
         loss_curve: rows of training.jsonl (see `metrics.loss_curve`); empty: no such file.
 
     Raises:
@@ -291,6 +295,8 @@ def save_checkpoint(
         for path in partial.rglob("*.safetensors"):
             _sync(path)
         write_json(partial / "lineage.json", lineage)
+        if card:
+            write_text(partial / CARD, card)
         if loss_curve:
             lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in loss_curve)
             write_text(partial / TRAINING, lines)

@@ -12,65 +12,16 @@ from typing import Any
 
 import yaml
 
-from evalsuite.distill.recipe import Recipe, Stage
+from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.builders import override_mixers, resolve_layer_selection
 from evalsuite.foundation import ConfigError, nearest
 
 MODEL_SHAPES = Path(__file__).with_name("model_shapes.yaml")
-CHUNK_SIZE = 64
-"""Chunk length of the recurrence, within which its cost is quadratic."""
-LOGITS_BYTES = 4 * 2**29
-"""The fused loss holds about four fp32 tensors of at most one chunk of logits each."""
-MATRIX_COPIES = 8
-"""fp32 matrices [B, H, T, T] of one layer in matrix mixing: the teacher's scores and probabilities, and the
-student's scores, decays, products, differences and gradients."""
 CPU_FLOPS_PER_CORE = 3e10
 GPU_FLOPS = {"small": 790e12 * 0.25, "large": 790e12 * 0.40}
 """Dense bf16 rate of an H200 times the MFU reached by models below and above 1B parameters."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """The shape of a Llama-style decoder. Field names follow transformers' LlamaConfig."""
-
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    tie_word_embeddings: bool = True
-
-    @property
-    def attention_params(self) -> int:
-        """Parameters of one layer of softmax attention."""
-        return self.hidden_size * self.head_dim * 2 * (self.num_attention_heads + self.num_key_value_heads)
-
-    @property
-    def mixer_params(self) -> int:
-        """Parameters of one linear-attention layer with full key and value heads and an output gate."""
-        return 5 * self.hidden_size * self.head_dim * self.num_attention_heads
-
-    @property
-    def mlp_params(self) -> int:
-        """Parameters of one MLP."""
-        return 3 * self.hidden_size * self.intermediate_size
-
-    @property
-    def head_params(self) -> int:
-        """Parameters of the language-model head."""
-        return self.hidden_size * self.vocab_size
-
-    @property
-    def embedding_params(self) -> int:
-        """Parameters of embeddings and head."""
-        return self.head_params * (1 if self.tie_word_embeddings else 2)
-
-    @property
-    def num_params(self) -> int:
-        """Parameters of the Transformer, without norms."""
-        return self.num_hidden_layers * (self.attention_params + self.mlp_params) + self.embedding_params
 
 
 @dataclass(frozen=True)
@@ -160,7 +111,7 @@ def dry_run(recipe: Recipe, *, mixers: Sequence[str] | None = None, device: str 
     stages = []
     for stage in recipe.stages:
         tokens = stage.steps * stage.tokens_per_step
-        flops = tokens * flops_per_token(shape, stage, num_softmax, len(recipe.labels))
+        flops = tokens * stage.flops_per_token(shape, num_softmax, len(recipe.labels))
         memory = stage_memory(shape, stage, num_softmax, len(recipe.labels), bf16=precision == "bf16")
         stages.append(
             StageEstimate(stage.name, stage.objective, tokens, stage.steps, flops, memory, flops / rate)
@@ -169,38 +120,8 @@ def dry_run(recipe: Recipe, *, mixers: Sequence[str] | None = None, device: str 
     return Estimate(recipe.name, tuple(recipe.labels), shape.num_params, device_name, tuple(stages))
 
 
-def flops_per_token(shape: ModelShape, stage: Stage, num_softmax: int, students: int) -> float:
-    """FLOPs per token of a stage: one teacher forward, and forward and backward of every student."""
-    inner = shape.num_attention_heads * shape.head_dim
-    scores = 2 * stage.seq_len * inner
-    recurrence = 4 * CHUNK_SIZE * inner + 4 * inner * shape.head_dim
-    teacher_body = shape.num_hidden_layers * (2 * (shape.attention_params + shape.mlp_params) + scores)
-    linear = shape.num_hidden_layers - num_softmax
-    mixers = linear * (2 * shape.mixer_params + recurrence)
-    if stage.is_layerwise:
-        if stage.objective == "matrix_mixing":
-            matrices = linear * (2 * shape.mixer_params + 2 * stage.seq_len * inner)
-            return teacher_body + students * 3 * matrices
-        # A frozen MLP after the mixer costs a forward pass and the gradient w.r.t. its input.
-        block = stage.alignment_loss.target == "block" or (
-            stage.alignment_loss.target is None and stage.objective == "hidden_state"
-        )
-        return teacher_body + students * (3 * mixers + (4 * linear * shape.mlp_params if block else 0))
-    body = (
-        mixers
-        + num_softmax * (2 * shape.attention_params + scores)
-        + shape.num_hidden_layers * 2 * shape.mlp_params
-    )
-    student = 3 * (body + 2 * shape.head_params)
-    teaches = stage.objective == "kd" and stage.loss.kl > 0
-    return students * student + (teacher_body + 2 * shape.head_params if teaches else 0)
-
-
 def stage_memory(shape: ModelShape, stage: Stage, num_softmax: int, students: int, *, bf16: bool) -> float:
-    """Bytes on one GPU: weights, gradients, optimizer states, teacher, activations, one chunk of logits.
-
-    Matrix mixing has no logits but matrices of the squared sequence length.
-    """
+    """Bytes on one GPU: weights, gradients, optimizer states, teacher, activations and logits."""
     linear = shape.num_hidden_layers - num_softmax
     mixers = linear * shape.mixer_params
     student = (
@@ -211,18 +132,9 @@ def stage_memory(shape: ModelShape, stage: Stage, num_softmax: int, students: in
     )
     trained = mixers if stage.trainable_set in ("mixer", "mixer_qk") else student
     states = students * (4 * student + 12 * trained)
-    teacher = 0 if stage.objective == "sft" else shape.num_params * (2 if bf16 else 4)
-    tokens = (stage.micro_batch_size or stage.batch_size) * stage.seq_len
     width = 2 if bf16 else 4
-    # Activations per layer and token: about 16 vectors around the mixer and 2 of the MLP (measured: 28.6 GB
-    # in total for 32,768 tokens of SmolLM2-135M in bf16).
-    layer = tokens * width * (16 * shape.hidden_size + 2 * shape.intermediate_size)
-    activations = layer * (1 if stage.is_layerwise else shape.num_hidden_layers)
-    logits = 0 if stage.is_layerwise else min(LOGITS_BYTES, 16 * tokens * shape.vocab_size)
-    matrices = 4 * MATRIX_COPIES * shape.num_attention_heads * tokens * stage.seq_len
-    if stage.objective != "matrix_mixing":
-        matrices = 0
-    return states + teacher + activations + logits + matrices
+    teacher = shape.num_params * width if stage.needs_teacher else 0
+    return states + teacher + stage.activation_bytes(shape, width)
 
 
 def recipe_shape(recipe: Recipe) -> ModelShape:

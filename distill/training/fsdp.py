@@ -13,19 +13,18 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from evalsuite.distill.objectives.end_to_end import StudentWithLoss
-from evalsuite.distill.recipe import Stage
+from evalsuite.distill.objectives.step_losses import StudentWithLoss
+from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup, full_tensor
 from evalsuite.distill.training.optimizers import build_optimizers, set_lr
 from evalsuite.distill.training.parameter_groups import (
     is_mixer_parameter,
     set_trainable,
-    softmax_layer_indices,
 )
 from evalsuite.distill.training.train_step import StudentTrainState
-from evalsuite.distill.types import CausalLM
+from evalsuite.distill.types import CausalLM, softmax_layer_indices
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers import RecurrentMixer, no_weight_decay
+from evalsuite.models.mixers import Mixer, no_weight_decay
 
 PREFIX = "student."
 """Prefix of the student's parameter names in `StudentWithLoss`."""
@@ -60,7 +59,7 @@ class FSDPTrainState(StudentTrainState):
             super().begin_stage(stage)
             return
         if spanning := sorted(
-            {m.name for m in self.model.modules() if isinstance(m, RecurrentMixer) and m.spans_layers}
+            {m.name for m in self.model.modules() if isinstance(m, Mixer) and m.spans_layers}
         ):
             raise ConfigError(
                 f"{', '.join(spanning)} with learned_lower_bounds = True cannot be sharded: a layer reads "

@@ -11,8 +11,8 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from evalsuite.distill.data.loader import MicroBatch
-from evalsuite.distill.recipe import Stage
+from evalsuite.distill.stage import Stage
+from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import EvalsuiteError, append_jsonl, progress, read_jsonl, write_bytes, write_text
 
 MAX_LOGGED_STEPS = 5000

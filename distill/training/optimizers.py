@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from evalsuite.distill.recipe import Stage
+from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.schedules import lr_factor
 from evalsuite.distill.types import CausalLM
 
@@ -27,7 +27,7 @@ def build_optimizers(
     config = stage.optimizer
     groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        lr = stage.lr if is_mixer(name) or stage.backbone_lr is None else stage.backbone_lr
+        lr = stage.lr_of(in_mixer=is_mixer(name))
         decay = 0.0 if name in undecayed else config.weight_decay
         muon_fits = config.kind == "muon" and name not in undecayed and parameter.ndim == 2
         groups.setdefault((lr, decay, muon_fits), []).append(parameter)

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from evalsuite.distill.types import CausalLM
+from evalsuite.distill.types import CausalLM, softmax_layer_indices
 from evalsuite.foundation import ConfigError, nearest
 
 TRAINABLE_SETS = {
@@ -14,15 +14,6 @@ TRAINABLE_SETS = {
     "all": "all parameters",
 }
 """Name of a parameter set → its trainable parameters."""
-
-
-def softmax_layer_indices(model: CausalLM) -> set[int]:
-    """Layers of a student (or teacher) with softmax attention."""
-    mixers = getattr(model.config, "mixers", None)
-    count = len(model.model.layers)
-    return (
-        set(range(count)) if mixers is None else {i for i, mixer in enumerate(mixers) if mixer == "softmax"}
-    )
 
 
 def trainable_names(model: CausalLM, name: str) -> list[str]:

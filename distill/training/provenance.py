@@ -7,7 +7,8 @@ from importlib import metadata
 from typing import Any
 
 import evalsuite
-from evalsuite.distill.recipe import Recipe, Stage
+from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.stage import Stage
 
 SCHEMA = 4
 """2: recipe hashes leave out defaults. 3: stages have `trainable` and `seq_len`. 4: ancestors and distinct

@@ -12,20 +12,16 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from evalsuite.distill.data.loader import GlobalBatch, MicroBatch
-from evalsuite.distill.objectives.end_to_end import StudentWithLoss, end_to_end_backward
-from evalsuite.distill.objectives.layer_losses import LayerLosses
-from evalsuite.distill.objectives.layerwise import layerwise_backward
-from evalsuite.distill.recipe import Stage
+from evalsuite.distill.objectives.step_losses import StudentWithLoss
+from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.optimizers import FlatGrads, MasterWeights, build_optimizers, set_lr
 from evalsuite.distill.training.parameter_groups import (
     is_mixer_parameter,
     set_trainable,
-    softmax_layer_indices,
     trainable_names,
 )
-from evalsuite.distill.types import CausalLM
+from evalsuite.distill.types import CausalLM, GlobalBatch, MicroBatch, softmax_layer_indices
 from evalsuite.models.mixers import no_weight_decay
 
 _log = logging.getLogger("evalsuite")
@@ -166,14 +162,9 @@ class TrainStep:
         *,
         cuda_graphs: bool = True,
     ) -> None:
-        self._teacher, self._train_states, self._stage = teacher, train_states, stage
-        self._process_group = process_group
-        num_columns = 1 if stage.is_layerwise else 3
-        self._losses = torch.zeros(len(train_states), num_columns, device=process_group.device)
-        self._layer_losses: LayerLosses | None = None
-        if stage.is_layerwise:
-            students = [train_state.model for train_state in train_states]
-            self._layer_losses = LayerLosses(students, stage, process_group.device)
+        self._train_states, self._stage, self._process_group = train_states, stage, process_group
+        students = [train_state.student_with_loss for train_state in train_states]
+        self._losses = stage.start(teacher, students, process_group.device)
         # FSDP allocates unsharded weights anew in every step, which a graph cannot replay.
         sharded = any(train_state.sharded for train_state in train_states)
         self._cuda_graphs = cuda_graphs and process_group.device.type == "cuda" and not sharded
@@ -186,9 +177,7 @@ class TrainStep:
         Returns:
             Losses [students, columns], gradient norms [students], and the schedule's factor.
         """
-        self._losses.zero_()
-        if self._layer_losses is not None:
-            self._layer_losses.zero()
+        self._losses.zero()
         for train_state in self._train_states:
             train_state.zero_grad()
         # A masked batch can contain no loss tokens; clamp the denominator so that the gradient is zero, not
@@ -196,12 +185,10 @@ class TrainStep:
         num_loss_tokens = max(1, batch.num_loss_tokens)
         for micro_batch in batch.micro_batches:
             self._run(micro_batch.to(self._process_group.device), num_loss_tokens)
-        losses = self._losses.clone()
-        if self._layer_losses is not None:
-            losses[:, 0], factors = self._layer_losses.reduce(self._process_group)
-            if factors is not None:
-                for train_state in self._train_states:
-                    train_state.scale_layer_grads(factors)
+        losses, factors = self._losses.reduce(self._process_group.all_reduce)
+        if factors is not None:
+            for train_state in self._train_states:
+                train_state.scale_layer_grads(factors)
         self._process_group.all_reduce(losses)
         norms = []
         factor = 1.0
@@ -251,14 +238,6 @@ class TrainStep:
 
     def _forward_backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
         """Add losses and gradients of one micro-batch to those of the step."""
-        if self._layer_losses is not None:
-            assert self._teacher is not None
-            students = [train_state.model for train_state in self._train_states]
-            layerwise_backward(
-                self._teacher, students, batch, self._stage, self._layer_losses, num_loss_tokens
-            )
-        else:
-            modules = [train_state.student_with_loss for train_state in self._train_states]
-            self._losses += end_to_end_backward(self._teacher, modules, batch, self._stage, num_loss_tokens)
+        self._losses.backward(batch, num_loss_tokens)
         for train_state in self._train_states:
             train_state.accumulate_grads()

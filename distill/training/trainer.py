@@ -21,7 +21,9 @@ from evalsuite.distill.data.loader import StageDataLoader, prefetch, validate_da
 from evalsuite.distill.data.mixture import distinct_tokens
 from evalsuite.distill.data.responses import generate_responses
 from evalsuite.distill.data.sources import Reader
-from evalsuite.distill.recipe import Recipe, Stage
+from evalsuite.distill.model_card import model_card
+from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.builders import (
     TrainingModels,
     build_models,
@@ -113,6 +115,8 @@ class Trainer:
     ) -> None:
         self.recipe, self.data_recipe, self.out = recipe, data_recipe, out
         self.models, self.process_group, self.quiet, self.readers = models, process_group, quiet, readers
+        for stage in recipe.stages:
+            stage.check_students(models.students)
         trainable_sets = {stage.trainable_set for stage in recipe.stages}
         self.train_states = [
             select_strategy(recipe, model, process_group)(label, model, models.dtype, trainable_sets)
@@ -148,7 +152,8 @@ class Trainer:
                 train_state.optimizer_params, train_state.label, train_state.optimizers, self.saved_tensors
             )
         self.saved_tensors = {}
-        self._select_attention(stage)
+        if self.models.teacher is not None:
+            self.models.teacher.set_attn_implementation(stage.teacher_attention)
         loader = StageDataLoader(
             self.data_recipe,
             stage,
@@ -196,7 +201,7 @@ class Trainer:
             self.out,
             stage,
             [train_state.label for train_state in self.train_states],
-            ("loss",) if stage.is_layerwise else ("loss", "ce", "kl"),
+            stage.columns,
             start=self.state.step,
             seconds=self.state.seconds,
             title=f"{stage.name} ({number + 1}/{len(self.recipe.stages)})",
@@ -204,12 +209,6 @@ class Trainer:
             is_main=is_main,
             tensorboard=tensorboard_writer(self.out) if self.recipe.tensorboard and is_main else None,
         )
-
-    def _select_attention(self, stage: Stage) -> None:
-        """Use the teacher's eager attention if its attention matrices are needed, SDPA otherwise."""
-        if self.models.teacher is not None:
-            eager = stage.objective == "matrix_mixing"
-            self.models.teacher.set_attn_implementation("eager" if eager else "sdpa")
 
     def _save_state_mid_stage(self, metrics: MetricsLogger) -> None:
         """Save the state within a stage, unless the losses have become NaN or diverged."""
@@ -252,25 +251,27 @@ class Trainer:
         if self.process_group.is_main:
             # Intermediate checkpoints are points on the loss curve that the finished student stores.
             metrics = read_jsonl(self.out / "metrics.jsonl") if finished else ()
+            lineage = build_lineage(
+                self.recipe,
+                label=train_state.label,
+                mixers=getattr(train_state.model.config, "mixers", None),
+                teacher_weights_id=self.models.teacher_weights_id,
+                teacher_ancestors=self.models.teacher_ancestors,
+                ancestors=self.models.ancestors[train_state.label],
+                tokens=self.state.tokens,
+                distinct=distinct_tokens(self.state.current_sources),
+                device=self.process_group.device_name,
+                precision=self.models.precision,
+            )
             save_checkpoint(
                 folder,
                 train_state.model,
                 weights,
                 self.models.tokenizer,
-                build_lineage(
-                    self.recipe,
-                    label=train_state.label,
-                    mixers=getattr(train_state.model.config, "mixers", None),
-                    teacher_weights_id=self.models.teacher_weights_id,
-                    teacher_ancestors=self.models.teacher_ancestors,
-                    ancestors=self.models.ancestors[train_state.label],
-                    tokens=self.state.tokens,
-                    distinct=distinct_tokens(self.state.current_sources),
-                    device=self.process_group.device_name,
-                    precision=self.models.precision,
-                ),
+                lineage,
                 dtype,
                 loss_curve(metrics, train_state.label),
+                model_card(lineage, self.recipe),
             )
         self.process_group.barrier()
 

@@ -6,7 +6,10 @@ import pytest
 import yaml
 
 from evalsuite.distill import config, known_recipes, load_recipe, retired_keys, write_recipe
-from evalsuite.distill.recipe import RECIPES, Recipe, Stage, StudentRecipe
+from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation, LossConfig
+from evalsuite.distill.objectives.layerwise import AttentionOutput, HiddenDistanceConfig
+from evalsuite.distill.recipe import RECIPES, Recipe, StudentRecipe
+from evalsuite.distill.stage import stage_settings
 from evalsuite.foundation import ConfigError
 
 SIZES = {"data": "text", "seq_len": 512, "batch_size": 8, "lr": 1e-3}
@@ -91,7 +94,7 @@ def test_variants_combine_and_overrides_are_applied_last(write):
         ("stage.7.lr=1", r"there is no stage 7"),
         ("stage.objective=kl", r"'stages.0.objective' = 'kl'"),
         ("techer=x", r"unknown key 'techer'; did you mean 'teacher'"),
-        ("stage.loss.temprature=2", r"unknown key 'stages.0.loss.temprature'; did you mean 'temperature'"),
+        ("stage.kd.loss.temprature=2", r"unknown key 'stages.1.loss.temprature'; did you mean 'temperature'"),
         ("seed", r"expected key=value"),
         ("stage.tokens=1000", r"the budget of 1,000 tokens is smaller than one batch of 8 × 512"),
         ("stage.kd.micro_batch_size=3", r"'batch_size' \(8\) is not a multiple of 'micro_batch_size' \(3\)"),
@@ -133,18 +136,19 @@ def test_retired_keys_are_no_keys_of_today():
     groups = [
         (retired_keys.RECIPE, Recipe),
         (retired_keys.STUDENT, StudentRecipe),
-        (retired_keys.STAGE, Stage),
         (retired_keys.ARCHITECTURE, config.ArchitectureConfig),
         (retired_keys.CHECKPOINT, config.CheckpointConfig),
         (retired_keys.DATA_SOURCE, config.DataSourceConfig),
         (retired_keys.STAGE_GROUPS["schedule"], config.ScheduleConfig),
         (retired_keys.STAGE_GROUPS["optimizer"], config.OptimizerConfig),
-        (retired_keys.STAGE_GROUPS["loss"], config.LossConfig),
-        (retired_keys.STAGE_GROUPS["alignment_loss"], config.AlignmentLossConfig),
+        (retired_keys.STAGE_GROUPS["loss"], LossConfig),
+        (retired_keys.STAGE_GROUPS["alignment_loss"], HiddenDistanceConfig),
     ]
-    for retired, kind in groups:
-        assert not retired.keys() & kind.model_fields.keys()
-        assert set(retired.values()) <= kind.model_fields.keys()
+    fields = [(retired, kind.model_fields.keys()) for retired, kind in groups]
+    fields.append((retired_keys.STAGE, stage_settings(())))
+    for retired, known in fields:
+        assert not retired.keys() & known
+        assert set(retired.values()) <= known
 
 
 def test_unknown_recipes_and_variants_suggest_the_nearest(write):
@@ -186,7 +190,8 @@ def test_hash_covers_exactly_what_affects_the_result(write):
         "stage.max_grad_norm=1",
         "stage.optimizer={kind: adamw, beta2: 0.95}",
         "stage.schedule.kind=wsd",
-        "stage.loss={}",
+        "stage.kd.loss={}",
+        "stage.align.alignment_loss={}",
         "student.mixers=[gated_deltanet]",
         "data.text.shuffle_buffer_size=16384",
     ],
@@ -196,11 +201,14 @@ def test_explicit_defaults_do_not_change_the_hash(write, default):
 
 
 def test_new_fields_do_not_change_existing_hashes(write):
-    class LaterStage(Stage):
+    class LaterAlignment(AttentionOutput):
+        patience: int = 3
+
+    class LaterDistillation(KnowledgeDistillation):
         patience: int = 3
 
     class LaterRecipe(Recipe):
-        stages: list[LaterStage]
+        stages: list[LaterAlignment | LaterDistillation]
         curriculum: str | None = None
 
     value = {**MINIMAL, "stages": [{**stage, "tokens": 10**6} for stage in MINIMAL["stages"]]}

@@ -6,13 +6,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from evalsuite.distill.config import LossConfig
-from evalsuite.distill.data.loader import MicroBatch
-from evalsuite.distill.objectives.end_to_end import end_to_end_backward
+from evalsuite.distill.objectives.end_to_end import LossConfig
 from evalsuite.distill.objectives.kl_and_cross_entropy import (
     DistillLossConfig,
     fused_linear_distillation,
 )
+from evalsuite.distill.types import MicroBatch
 from evalsuite.models.recurrence import set_backend
 from tests.performance.distill_steps import Bench
 
@@ -136,8 +135,9 @@ def _step(bench: Bench, mixer: str) -> dict[str, dict[str, float]]:
         train_state = bench.student(mixer, stage, dtype)
         teacher = bench.teacher(dtype, fused=True)
         batch = MicroBatch(input_ids, labels)
-        modules = [train_state.student_with_loss]
-        loss = end_to_end_backward(teacher, modules, batch, stage, labels.numel())[0, 0]
+        losses = stage.start(teacher, [train_state.student_with_loss], bench.device)
+        losses.backward(batch, labels.numel())
+        loss = losses.reduce(bench.process_group.all_reduce)[0][0, 0]
         train_state.accumulate_grads()
         assert train_state.flat_grads is not None
         return loss, train_state.flat_grads.buffer.clone()

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.distill.config import ScheduleConfig
-from evalsuite.distill.data.loader import GlobalBatch, MicroBatch
-from evalsuite.distill.recipe import Stage
+from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.estimate import ModelShape, flops_per_token
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
+from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models.kernels.apply import apply_fused_kernels
 
 PEAK_FLOPS = 790e12

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from evalsuite.distill.data.loader import GlobalBatch
-from evalsuite.distill.recipe import Stage
 from evalsuite.distill.selection.context import SelectionContext
+from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.checkpoint import load_master_weights, load_optimizer_state
 from evalsuite.distill.training.parameter_groups import set_trainable
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
+from evalsuite.distill.types import GlobalBatch
 from evalsuite.models import StudentForCausalLM
 
 

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from evalsuite.distill.data.loader import StageDataLoader, prefetch
-from evalsuite.distill.recipe import Stage
 from evalsuite.distill.selection.context import ProgressLog, SelectionContext
 from evalsuite.distill.selection.layer_sets import top_layers
 from evalsuite.distill.selection.one_swap.candidates import (
@@ -28,6 +27,7 @@ from evalsuite.distill.selection.one_swap.candidates import (
 )
 from evalsuite.distill.selection.options import shorten_alignment_stage
 from evalsuite.distill.selection.result import Snapshot
+from evalsuite.distill.stage import Stage
 from evalsuite.foundation import CheckpointError, ConfigError, progress, read_json, write_json
 from evalsuite.models import StudentForCausalLM
 

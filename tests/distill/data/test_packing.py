@@ -14,7 +14,7 @@ from evalsuite.distill.data.packing import (
     tokenize,
 )
 from evalsuite.distill.data.sources import Example
-from evalsuite.distill.objectives.end_to_end import student_hidden_states
+from evalsuite.distill.objectives.forward import student_hidden_states
 from evalsuite.models import build_student
 
 END = 0

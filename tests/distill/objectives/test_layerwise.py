@@ -5,10 +5,11 @@ import torch
 
 from evalsuite.distill.data.loader import StageDataLoader
 from evalsuite.distill.objectives.layer_losses import LayerLosses
-from evalsuite.distill.objectives.layerwise import layerwise_backward
-from evalsuite.distill.recipe import Stage
+from evalsuite.distill.objectives.layerwise import MatrixMixing
 from evalsuite.distill.training.distributed import ProcessGroup
+from evalsuite.foundation import ConfigError
 from evalsuite.models import build_student
+from evalsuite.models.mixers import Mixer
 
 
 def batch_of(small_recipe, stage, tokenizer, objective="attention_output", **changes):
@@ -18,11 +19,10 @@ def batch_of(small_recipe, stage, tokenizer, objective="attention_output", **cha
 
 def losses_of(teacher, students, batch, stage):
     """Losses [students] of one micro-batch; gradients are accumulated in the students."""
-    losses = LayerLosses(students, stage, batch.input_ids.device)
+    losses = LayerLosses(stage, teacher, students, batch.input_ids.device)
     masked = batch.loss_indices is not None
-    count = batch.loss_indices.numel() if masked else batch.input_ids.numel()
-    layerwise_backward(teacher, students, batch, stage, losses, count)
-    return losses.reduce(ProcessGroup("cpu"))[0]
+    losses.backward(batch, batch.loss_indices.numel() if masked else batch.input_ids.numel())
+    return losses.reduce(ProcessGroup("cpu").all_reduce)[0][:, 0]
 
 
 @pytest.mark.parametrize("packing", ["concat", "documents"])
@@ -73,8 +73,7 @@ def test_only_mixers_get_gradients(teacher, tokenizer, small_recipe, stage):
 
 def test_matrix_mixing_compares_attention_matrices(teacher, tokenizer, small_recipe, stage):
     teacher.set_attn_implementation("eager")
-    base, batch = batch_of(small_recipe, stage, tokenizer)
-    mixing = Stage.model_validate({**base.model_dump(), "objective": "matrix_mixing"})
+    mixing, batch = batch_of(small_recipe, stage, tokenizer, "matrix_mixing")
     student = build_student(teacher, "retnet").requires_grad_(True)
     (loss,) = losses_of(teacher, [student], batch, mixing)
     assert loss.item() > 0
@@ -84,3 +83,17 @@ def test_matrix_mixing_compares_attention_matrices(teacher, tokenizer, small_rec
     # The matrix does not depend on the values.
     values = student.model.layers[0].self_attn.v_proj.weight.grad
     assert values is None or not values.any()
+
+
+class Opaque(torch.nn.Module, Mixer):
+    """A mixer of another package that has no attention matrix."""
+
+
+def test_matrix_mixing_refuses_layers_without_a_matrix(teacher, stage):
+    student = build_student(teacher, ["gla", "softmax", "retnet"])
+    mixing = MatrixMixing(**stage("mix", "matrix_mixing"))
+    mixing.check_students({"s": student})
+    student.model.layers[2].self_attn = Opaque()
+    message = r"stage 'mix'.*layer 2 \(retnet\) of student 's'.*attention_output"
+    with pytest.raises(ConfigError, match=message):
+        mixing.check_students({"s": student})

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from evalsuite.distill.objectives.end_to_end import student_hidden_states
+from evalsuite.distill.objectives.forward import student_hidden_states
 from evalsuite.distill.selection import tasks
 from evalsuite.distill.selection.held_out import residual_streams
 from evalsuite.distill.selection.one_swap.candidates import (

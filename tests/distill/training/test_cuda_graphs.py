@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from evalsuite.distill.config import ArchitectureConfig
-from evalsuite.distill.data.loader import GlobalBatch, MicroBatch
-from evalsuite.distill.recipe import Stage
+from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.builders import build_random_model
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
+from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models import build_student
 
 pytestmark = pytest.mark.gpu

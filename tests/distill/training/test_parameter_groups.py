@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evalsuite.distill.recipe import Stage
+from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
 from evalsuite.distill.training.parameter_groups import TRAINABLE_SETS, set_trainable
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.foundation import ConfigError
@@ -53,7 +53,7 @@ def test_each_set_selects_its_parameters(student, which):
 def test_frozen_parameters_have_no_gradient_and_do_not_change(student, teacher, which):
     train_state = StudentTrainState("s", student)
     train_state.begin_stage(
-        Stage(
+        KnowledgeDistillation(
             name="s", objective="kd", trainable=which, data="d", tokens=100, seq_len=10, batch_size=1, lr=1e-2
         )
     )
@@ -86,7 +86,7 @@ def test_small_updates_accumulate_in_fp32_master_weights(student):
     train_state = StudentTrainState("s", student)
     optimizer = {"weight_decay": 0.0}
     train_state.begin_stage(
-        Stage(
+        KnowledgeDistillation(
             name="s", objective="kd", trainable="all", data="d", tokens=1000, seq_len=10, batch_size=1,
             lr=1e-5, schedule={"kind": "constant", "warmup_ratio": 0}, optimizer=optimizer,
         )
@@ -103,7 +103,7 @@ def test_small_updates_accumulate_in_fp32_master_weights(student):
 def test_learning_rates_and_weight_decay_depend_on_the_parameter(student):
     train_state = StudentTrainState("s", student)
     train_state.begin_stage(
-        Stage(
+        KnowledgeDistillation(
             name="s", objective="kd", data="d", tokens=100, seq_len=10, batch_size=1, lr=2e-3,
             backbone_lr=1e-4, optimizer={"weight_decay": 0.1},
         )
@@ -121,7 +121,7 @@ def test_learning_rates_and_weight_decay_depend_on_the_parameter(student):
 def test_muon_updates_matrices_and_adamw_the_rest(student):
     train_state = StudentTrainState("s", student)
     train_state.begin_stage(
-        Stage(
+        KnowledgeDistillation(
             name="s", objective="kd", data="d", tokens=100, seq_len=10, batch_size=1, lr=2e-3,
             optimizer={"kind": "muon"},
         )

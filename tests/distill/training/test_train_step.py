@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalsuite.distill.data.loader import GlobalBatch, MicroBatch
-from evalsuite.distill.recipe import Stage
+from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
+from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models import build_student
 from tests.distill.training.test_distributed import finish, free_port, needs_loopback
 

@@ -15,10 +15,11 @@ from transformers import AutoModelForCausalLM
 
 from evalsuite.distill import Recipe, TrainingError, distill
 from evalsuite.distill.config import CheckpointConfig
-from evalsuite.distill.data.loader import GlobalBatch, MicroBatch, StageDataLoader
-from evalsuite.distill.recipe import Stage
+from evalsuite.distill.data.loader import StageDataLoader
+from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
+from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import CheckpointError, ConfigError, RunFolderError, read_jsonl
 from evalsuite.models import build_student, load_checkpoint, weights_id
 

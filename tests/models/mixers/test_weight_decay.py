@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedModel
 
-from evalsuite.distill.recipe import Stage
+from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
 from evalsuite.distill.training.fsdp import FSDPTrainState
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.foundation import ConfigError
@@ -33,7 +33,7 @@ def groups_of(student: PreTrainedModel, kind: str) -> dict[str, tuple[str, float
     """Parameter name → (optimizer, weight decay)."""
     state = StudentTrainState("s", student)
     state.begin_stage(
-        Stage(
+        KnowledgeDistillation(
             name="s", objective="kd", trainable="all", data="d", tokens=100, seq_len=10, batch_size=1,
             lr=1e-3, optimizer={"weight_decay": 0.1, "kind": kind},
         )
@@ -49,7 +49,9 @@ def groups_of(student: PreTrainedModel, kind: str) -> dict[str, tuple[str, float
 
 def test_sharding_refuses_mixers_that_read_other_layers(make_teacher: Callable[..., PreTrainedModel]) -> None:
     student = build_student(make_teacher(), "hgrn2", options={"hgrn2": {"preset": "native"}})
-    stage = Stage(name="s", objective="kd", data="d", tokens=100, seq_len=10, batch_size=1, lr=1e-3)
+    stage = KnowledgeDistillation(
+        name="s", objective="kd", data="d", tokens=100, seq_len=10, batch_size=1, lr=1e-3
+    )
     with pytest.raises(ConfigError, match="hgrn2 with learned_lower_bounds = True cannot be sharded"):
         FSDPTrainState("s", student).begin_stage(stage)
 

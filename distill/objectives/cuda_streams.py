@@ -1,8 +1,6 @@
 """Parallel CUDA streams for independent work in a captured graph."""
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ class SideStreams:
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         self._streams = [torch.cuda.Stream() for _ in range(count)] if capturing else []
         self._active: set[torch.cuda.Stream] = set()
-        self._referenced: dict[str, Any] = {}
+        self._referenced: tuple[object, ...] = ()
 
     def fork(self, number: int) -> AbstractContextManager[Any]:
         """Context that runs on stream `number`, after all work issued to the current stream."""
@@ -30,10 +28,10 @@ class SideStreams:
         self._active.add(stream)
         return torch.cuda.stream(stream)
 
-    def join(self, references: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def join(self, *references: object) -> None:
         """Wait for all streams; keep `references` to the tensors they read alive until the next `join`."""
         # Waiting for a stream that is not yet part of the capture would be an error.
         for stream in self._active:
             torch.cuda.current_stream().wait_stream(stream)
         self._active.clear()
-        self._referenced = dict(references) if self._streams else {}
+        self._referenced = references if self._streams else ()

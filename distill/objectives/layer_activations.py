@@ -1,0 +1,101 @@
+"""The teacher's activations layer by layer, and single layers of students on them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evalsuite.distill.types import CausalLM, MicroBatch
+from evalsuite.models.mixers import AttentionSpan
+from evalsuite.models.student.model import packed_mask
+
+
+@dataclass(frozen=True, eq=False)
+class LayerActivations:
+    """What one layer of the teacher read and wrote, without gradients.
+
+    input: of the mixer, after the norm [B, T, D]. output: of the mixer [B, T, D]. attention: its matrix
+    [B, H, T, T], with `teacher_attention = "eager"` only. position_embeddings: cos and sin of the rotary
+    embedding. block_input, block_output: the residual stream [B, T, D].
+    """
+
+    input: Tensor
+    output: Tensor
+    attention: Any
+    position_embeddings: tuple[Tensor, Tensor]
+    block_input: Tensor
+    block_output: Tensor
+
+
+@contextmanager
+def each_layer(
+    teacher: CausalLM, layers: set[int], callback: Callable[[int, LayerActivations], None]
+) -> Iterator[None]:
+    """Call `callback(layer, activations)` when each of the given layers of the teacher finishes."""
+    mixer: dict[str, Any] = {}
+    hooks = []
+
+    def after_attention(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        mixer.update(
+            input=kwargs["hidden_states"],
+            output=output[0],
+            attention=output[1],
+            position_embeddings=kwargs["position_embeddings"],
+        )
+
+    def after_block(layer: int) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            block_input = args[0] if args else kwargs["hidden_states"]
+            block_output = output[0] if isinstance(output, tuple) else output
+            activations = LayerActivations(**mixer, block_input=block_input, block_output=block_output)
+            mixer.clear()
+            callback(layer, activations)
+
+        return hook
+
+    try:
+        for layer in layers:
+            block = teacher.model.layers[layer]
+            hooks.append(block.self_attn.register_forward_hook(after_attention, with_kwargs=True))
+            hooks.append(block.register_forward_hook(after_block(layer), with_kwargs=True))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def run_block(layer: Any, activations: LayerActivations, batch: MicroBatch) -> Tensor:
+    """Output [B, T, D] of a student's block on the teacher's input."""
+    residual = activations.block_input + run_mixer(layer, activations, batch)
+    output: Tensor = residual + layer.mlp(layer.post_attention_layernorm(residual))
+    return output
+
+
+def run_mixer(layer: Any, activations: LayerActivations, batch: MicroBatch) -> Tensor:
+    """Output [B, T, D] of a student's mixer on the teacher's input; packed documents run as one sequence."""
+    mixer, hidden = layer.self_attn, activations.input
+    cos, sin = activations.position_embeddings
+    span: AttentionSpan | None = mixer.span
+    output: Tensor
+    if batch.cu_seqlens is None:
+        mask = None if span is None or span.window is None else span_mask(hidden, span)
+        output = mixer(hidden_states=hidden, attention_mask=mask, position_embeddings=(cos, sin))[0]
+        return output
+    packed = hidden.reshape(1, -1, hidden.shape[-1])
+    mask = None if span is None else packed_mask(batch.cu_seqlens, packed, span, hidden.shape[1])
+    output = mixer(
+        hidden_states=packed,
+        attention_mask=mask,
+        position_embeddings=(cos.reshape(*packed.shape[:2], -1), sin.reshape(*packed.shape[:2], -1)),
+        cu_seqlens=batch.cu_seqlens,
+    )[0]
+    return output.view_as(hidden)
+
+
+def span_mask(hidden: Tensor, span: AttentionSpan) -> Tensor:
+    """Mask of softmax attention: bool [1, 1, T, T], True where a token attends."""
+    places = torch.arange(hidden.shape[1], device=hidden.device)
+    return span.visible(places[:, None], places)[None, None]

@@ -1,0 +1,90 @@
+"""Losses of a stage on the last hidden states of teacher and students."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evalsuite.distill.objectives.cuda_streams import SideStreams
+from evalsuite.distill.objectives.end_to_end import EndToEndStage
+from evalsuite.distill.objectives.forward import lm_head_weight, student_hidden_states, teacher_hidden_states
+from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig, fused_linear_distillation
+from evalsuite.distill.objectives.step_losses import StudentWithLoss
+from evalsuite.distill.types import CausalLM, MicroBatch
+
+
+@dataclass(frozen=True, eq=False)
+class LossTokens:
+    """The N loss tokens of a micro-batch, before the language-model head.
+
+    hidden, teacher_hidden: last hidden states [N, D]. head, teacher_head: weights [V, D]. labels: the next
+    tokens [N]. weights: [N], 1 / (loss tokens of the step). The teacher's are None if it does not run.
+    """
+
+    hidden: Tensor
+    head: Tensor
+    labels: Tensor
+    weights: Tensor
+    teacher_hidden: Tensor | None
+    teacher_head: Tensor | None
+
+    def distillation(self, config: DistillLossConfig) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, CE and KL (see `fused_linear_distillation`)."""
+        return fused_linear_distillation(
+            self.hidden,
+            self.head,
+            token_weights=self.weights,
+            config=config,
+            labels=self.labels,
+            teacher_hidden=self.teacher_hidden,
+            teacher_weight=self.teacher_head,
+        )
+
+
+class OutputLosses:
+    """`StepLosses` of an end-to-end stage: every student runs once, the teacher at most once for all."""
+
+    def __init__(
+        self,
+        stage: EndToEndStage,
+        teacher: CausalLM | None,
+        students: Sequence[StudentWithLoss],
+        device: torch.device,
+    ) -> None:
+        self._stage, self._students = stage, students
+        self._teacher = teacher if stage.runs_teacher else None
+        self._losses = torch.zeros(len(students), len(stage.columns), device=device)
+
+    def zero(self) -> None:
+        """Begin a step."""
+        self._losses.zero_()
+
+    def backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
+        """See `StepLosses.backward`; each loss token has the weight 1 / num_loss_tokens."""
+        teacher_hidden = teacher_head = None
+        streams = SideStreams(1, batch.input_ids.device)
+        if self._teacher is not None:
+            with torch.no_grad(), streams.fork(0):
+                teacher_hidden = batch.select(teacher_hidden_states(self._teacher, batch))
+                teacher_head = lm_head_weight(self._teacher)
+        labels = batch.select(batch.labels)
+        weights = torch.full(labels.shape, 1 / num_loss_tokens, device=labels.device)
+
+        def loss(student: CausalLM) -> Sequence[Tensor]:
+            hidden = batch.select(student_hidden_states(student, batch))
+            streams.join()
+            return self._stage.loss_columns(
+                LossTokens(hidden, lm_head_weight(student), labels, weights, teacher_hidden, teacher_head)
+            )
+
+        rows = []
+        for student in self._students:
+            columns = student(loss)
+            columns[0].backward()
+            rows.append(torch.stack([column.detach() for column in columns]))
+        self._losses += torch.stack(rows)
+
+    def reduce(self, all_reduce: Callable[[Tensor], None]) -> tuple[Tensor, None]:
+        """See `StepLosses.reduce`; gradients are final."""
+        return self._losses.clone(), None

@@ -1,0 +1,198 @@
+"""Training stages, and the registry of objectives.
+
+An objective is one subclass of `Stage`: it declares the settings that apply to it, what it logs and supports,
+what it costs, and computes its losses. Its module imports torch inside functions only, since recipes are
+also listed and checked without torch.
+
+    @OBJECTIVES.register("kd")
+    class KnowledgeDistillation(EndToEndStage):
+        objective: Literal["kd"]
+        loss: LossConfig = LossConfig()
+"""
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from evalsuite.distill.config import OptimizerConfig, ScheduleConfig, Tokens
+from evalsuite.distill.model_shape import ModelShape
+from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation.registry import Registry
+from evalsuite.foundation.strict import Strict
+
+if TYPE_CHECKING:
+    import torch
+
+    from evalsuite.distill.objectives.step_losses import StepLosses, StudentWithLoss
+    from evalsuite.distill.types import CausalLM
+
+
+class Stage(Strict):
+    """One training stage: its objective, trainable parameters, data, schedule and token budget.
+
+    A mapping that is validated as a `Stage` becomes an instance of the class that its `objective` names.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("loss",)
+    """Logged per step and student; the first one is minimized."""
+    needs_teacher: ClassVar[bool] = True
+    """False if students can be trained without a teacher."""
+    is_layerwise: ClassVar[bool] = False
+    """True if each layer is trained by itself on the teacher's activations, without gradients from later
+    layers; gradients are then clipped per layer, and the student is never sharded."""
+    teacher_attention: ClassVar[Literal["sdpa", "eager"]] = "sdpa"
+    """Attention implementation of the teacher; `eager` gives access to its attention matrices."""
+    default_trainable: ClassVar[str] = "all"
+    """The set of trainable parameters if a recipe names none."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
+    objective: str
+    trainable: Literal["mixer_qk", "mixer", "no_softmax", "no_mlp", "no_softmax_no_mlp", "all"] | None = None
+    """Default: `mixer` for layerwise objectives, `all` otherwise. See `parameter_groups.TRAINABLE_SETS`."""
+    data: str | dict[str, float]
+    """Name of a source, or a mixture: source → weight."""
+    restart_data: bool = False
+    """Read the sources from their start, instead of continuing where the earlier stages stopped."""
+    tokens: Tokens
+    seq_len: int = Field(gt=1)
+    """Tokens per sequence."""
+    batch_size: int = Field(gt=0)
+    """Sequences per optimizer step, over all GPUs."""
+    micro_batch_size: int | None = Field(default=None, gt=0)
+    """Sequences per forward pass on one GPU; default: the whole batch."""
+    lr: float = Field(gt=0)
+    schedule: ScheduleConfig = ScheduleConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    """Gradient clipping (per layer for layerwise objectives); null: no clipping."""
+    packing: Literal["concat", "documents"] = "concat"
+    """concat: one token stream cut into sequences; documents: whole documents, isolated from each other."""
+    loss_mask: Literal["full", "completion"] = "full"
+    """Tokens in the loss: all of them, or completions (assistant turns) only."""
+
+    @abstractmethod
+    def flops_per_token(self, shape: ModelShape, num_softmax: int, students: int) -> float:
+        """FLOPs per token: the teacher's forward pass, and forward and backward passes of every student.
+
+        Args:
+            num_softmax: softmax layers of each student.
+        """
+
+    @abstractmethod
+    def activation_bytes(self, shape: ModelShape, width: int) -> float:
+        """Bytes of activations and logits of one micro-batch; `width`: bytes of an activation."""
+
+    @abstractmethod
+    def start(
+        self, teacher: "CausalLM | None", students: "Sequence[StudentWithLoss]", device: "torch.device"
+    ) -> "StepLosses":
+        """Prepare the losses of a stage's steps.
+
+        Args:
+            teacher: None only if `needs_teacher` is False.
+        """
+
+    def check_students(self, students: "Mapping[str, CausalLM]") -> None:
+        """Check that this stage can train the students. Raises ConfigError before training starts."""
+
+    def lr_of(self, *, in_mixer: bool) -> float:
+        """Peak learning rate of a parameter inside or outside the mixers."""
+        return self.lr
+
+    @property
+    def trainable_set(self) -> str:
+        """Name of the set of trainable parameters."""
+        return self.trainable or self.default_trainable
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.batch_size * self.seq_len
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens of one forward pass on one GPU."""
+        return (self.micro_batch_size or self.batch_size) * self.seq_len
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps within the token budget."""
+        return self.tokens // self.tokens_per_step
+
+    @property
+    def mixture(self) -> dict[str, float]:
+        """Source → share of the tokens, summing to 1."""
+        weights = {self.data: 1.0} if isinstance(self.data, str) else self.data
+        return {name: weight / sum(weights.values()) for name, weight in weights.items()}
+
+    @classmethod
+    def class_for(cls, value: Any) -> type[Strict]:
+        """The class of the objective that an unvalidated stage names; this class if there is none."""
+        name = value.get("objective") if isinstance(value, Mapping) else None
+        if cls is not Stage or not isinstance(name, str) or OBJECTIVES.problem(name) is not None:
+            return cls
+        return OBJECTIVES[name]
+
+    @classmethod
+    def hint(cls, key: str) -> str:
+        """For an unknown setting: the objectives that have it, or the nearest setting of this one."""
+        usable = [name for name in OBJECTIVES if OBJECTIVES.problem(name) is None]
+        owners = [name for name in usable if key in OBJECTIVES[name].model_fields]
+        if not owners:
+            return nearest(key, cls.model_fields)
+        return f": it applies to objective {' or '.join(owners)} only"
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _by_objective(cls, value: Any, handler: ModelWrapValidatorHandler["Stage"]) -> "Stage":
+        if cls is not Stage or not isinstance(value, Mapping):
+            return handler(value)
+        name = value.get("objective")
+        try:
+            kind = OBJECTIVES.get_or_raise(str(name))
+        except ConfigError as error:
+            wrong: str | PydanticCustomError = "missing"
+            if name is not None:
+                # Braces in the message would be placeholders.
+                wrong = PydanticCustomError("objective", "{message}", {"message": str(error)})
+            details = InitErrorDetails(type=wrong, loc=("objective",), input=name)
+            raise ValidationError.from_exception_data(cls.__name__, [details]) from None
+        return kind.model_validate(value)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Stage":
+        if self.steps == 0:
+            raise ValueError(
+                f"the budget of {self.tokens:,} tokens is smaller than one batch "
+                f"of {self.batch_size} × {self.seq_len}"
+            )
+        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"'batch_size' ({self.batch_size}) is not a multiple of 'micro_batch_size' "
+                f"({self.micro_batch_size})"
+            )
+        if isinstance(self.data, dict) and (not self.data or min(self.data.values()) <= 0):
+            raise ValueError("the weights of a mixture must be positive")
+        return self
+
+
+def _is_objective(kind: Any) -> type[Stage]:
+    if not (isinstance(kind, type) and issubclass(kind, Stage)):
+        raise TypeError(f"{kind!r} is not a subclass of evalsuite.distill.stage.Stage")
+    return kind
+
+
+OBJECTIVES: Registry[type[Stage]] = Registry(
+    "objective", group="evalsuite.objectives", validate=_is_objective
+)
+"""Name → the class of its stages."""
+
+
+def stage_settings(used: Collection[str]) -> set[str]:
+    """Settings that stages can have: those of evalsuite's own objectives, and of the `used` ones."""
+    names = [name for name in OBJECTIVES if name in used or OBJECTIVES.origin(name) == "evalsuite"]
+    usable = [name for name in names if OBJECTIVES.problem(name) is None]
+    return set(Stage.model_fields).union(*(OBJECTIVES[name].model_fields for name in usable))

@@ -1,0 +1,96 @@
+"""Stages: each objective has its own settings, and another package adds one by one definition."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import pytest
+import torch
+import yaml
+from pydantic import Field
+from torch import Tensor
+
+from evalsuite.distill.objectives.end_to_end import EndToEndStage
+from evalsuite.distill.objectives.output_losses import LossTokens
+from evalsuite.distill.recipe import Recipe, load_recipe
+from evalsuite.distill.stage import OBJECTIVES
+from evalsuite.distill.training.checkpoint import check_run_dir
+from evalsuite.distill.training.trainer import distill
+from evalsuite.foundation import ConfigError, RunFolderError, read_jsonl
+from evalsuite.foundation.registry import Registry
+from evalsuite.foundation.strict import parse
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stage.mixer.loss.kl=2", r"unknown key 'stages.0.loss': it applies to objective kd only"),
+        ("stage.mixer.backbone_lr=1", r"'stages.0.backbone_lr': it applies to objective kd or sft only"),
+        ("stage.kd.alignment_loss={}", r"'stages.2.alignment_loss': it applies to objective attention"),
+        ("stage.mixer.alignment_loss.matrix_norm=mse", r"unknown key 'stages.0.alignment_loss.matrix_norm'"),
+        ("stage.mixer.alignment_loss.square=true", r"alignment_loss.square'; did you mean 'squared'"),
+        ("stage.kd.objective=null", r"'stages.2.objective' is required"),
+        ("stage.kd.objective=kl", r"'stages.2.objective' = 'kl': unknown objective 'kl'; did you mean 'kd'"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_another_objective_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=r"pocket.yaml with --set.*" + message):
+        load_recipe("pocket", [override])
+
+
+class Imitation(EndToEndStage):
+    """Cross-entropy to the teacher's most likely token, scaled by `weight`."""
+
+    columns: ClassVar[tuple[str, ...]] = ("loss", "matches")
+
+    objective: Literal["imitation"]
+    weight: float = Field(default=1.0, gt=0)
+
+    @property
+    def runs_teacher(self) -> bool:
+        return True
+
+    def loss_columns(self, tokens: LossTokens) -> Sequence[Tensor]:
+        assert tokens.teacher_hidden is not None
+        assert tokens.teacher_head is not None
+        chosen = (tokens.teacher_hidden @ tokens.teacher_head.T).argmax(-1)
+        logits = tokens.hidden @ tokens.head.T
+        losses = torch.nn.functional.cross_entropy(logits, chosen, reduction="none")
+        return self.weight * (losses * tokens.weights).sum(), (logits.argmax(-1) == chosen).float().mean()
+
+
+def test_an_objective_is_one_definition_and_one_registration(
+    monkeypatch: pytest.MonkeyPatch, teacher_folder: Any, small_recipe: Any, stage: Any, tmp_path: Any
+) -> None:
+    registry: Registry[Any] = Registry("objective", validate=OBJECTIVES._validate)
+    for name in OBJECTIVES:
+        registry.add(name, OBJECTIVES[name])
+    monkeypatch.setattr("evalsuite.distill.stage.OBJECTIVES", registry)
+    value = stage("learn", "imitation", weight=3.0)
+    with pytest.raises(ConfigError, match="unknown objective 'imitation'"):
+        parse({**small_recipe(teacher_folder).model_dump(), "stages": [value]}, Recipe, "recipe")
+    registry.register("imitation")(Imitation)
+    recipe = small_recipe(teacher_folder, stages=[value])
+    distill(recipe, tmp_path / "run", device="cpu", quiet=True)
+    rows = list(read_jsonl(tmp_path / "run" / "metrics.jsonl"))
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert all(row["loss"] > 0 and 0 <= row["matches"] <= 1 and "kl" not in row for row in rows)
+    recipe = Recipe.model_validate(recipe.model_dump())
+    assert isinstance(recipe.stages[0], Imitation)
+    assert recipe.stages[0].weight == 3
+
+
+def test_a_plugin_that_is_no_objective_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"is not a subclass of evalsuite\.distill\.stage\.Stage"):
+        OBJECTIVES._validate(dict)  # type: ignore[misc, arg-type]
+
+
+def test_a_run_folder_of_other_settings_names_the_version(
+    teacher_folder: Any, small_recipe: Any, tmp_path: Any
+) -> None:
+    """Recipes that earlier versions saved hold every setting for every objective."""
+    recipe = small_recipe(teacher_folder)
+    value = recipe.model_dump(mode="json")
+    value["stages"][0]["loss"] = {"kl": 1.0}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(value))
+    with pytest.raises(RunFolderError, match=r"earlier version of evalsuite.*'stages.0.loss'"):
+        check_run_dir(tmp_path, recipe)
