@@ -203,8 +203,8 @@ def _overlap(recipe: Recipe) -> str:
             )
     if without:
         parts.append(
-            f"Not measured for {', '.join(without)}. `python -m evalsuite.distill.data.decontamination RECIPE "
-            "SUITE --out DIR` measures it and writes a list for the key `exclude`."
+            f"Not measured for {', '.join(without)}. `python -m evalsuite.distill.data.decontamination "
+            "RECIPE SUITE --out DIR` measures it and writes a list for the key `exclude`."
         )
     return "\n\n".join(parts) or "Overlapping documents were left out; their number is not recorded."
 

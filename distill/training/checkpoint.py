@@ -4,8 +4,8 @@ out/recipe.yaml                     the resolved recipe; a folder belongs to one
 out/metrics.jsonl                   loss curves of all students
 out/state/<number>/                 tensors.safetensors and state.json; latest.json names the current one
 out/checkpoints/<label>/<stage>-<tokens>/    intermediate checkpoints
-out/<label>/                        the student, with lineage.json, its model card README.md, and training.jsonl
-                                    (its loss curve)
+out/<label>/                        the student, with lineage.json, its model card README.md and
+                                    training.jsonl (its loss curve)
 """
 
 import json
