@@ -1,10 +1,12 @@
 """Every page below docs/extend: its example is short, complete, and has the effect that the page states."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from safetensors.numpy import load_file
 
 from tests.docs.page_code import ROOT, PageCode
 
@@ -44,3 +46,14 @@ def test_page_section(page: PageCode) -> None:
     text = (page.folder / "report" / "index.html").read_text()
     assert '<a href="#proven-losses">Proven losses</a>' in text
     assert text.index('id="recovery"') < text.index('id="proven-losses"') < text.index('id="gap"')
+
+
+def test_mixer(page: PageCode) -> None:
+    printed = page.run()
+    assert "learned_decay: Additive rule with a decay per head that is trained." in printed
+    weights = load_file(page.folder / "students" / "learned_decay" / "model.safetensors")
+    decays = [weight for name, weight in weights.items() if name.endswith("decay_logit")]
+    assert decays
+    assert all((decay != decay[0]).any() for decay in decays), "the decay was not trained"
+    for check in ("batched", "padded left", "packed", "decode"):
+        assert re.search(rf"^{check} .* 0/4$", printed, re.MULTILINE), printed
