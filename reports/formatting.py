@@ -2,7 +2,7 @@
 
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.rows import AverageRow, GapRow
-from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.intervals import Interval
 
@@ -106,7 +106,7 @@ def bytes_(number: float) -> str:
 
 
 def best_student(report: Report) -> AverageRow | None:
-    """The student with the highest recovery under log-likelihood, or under generation without it.
+    """The student with the highest informative recovery under log-likelihood, or under generation without it.
 
     Students proven to score above their teacher come last: their recovery measures what they learned.
     """
@@ -114,7 +114,7 @@ def best_student(report: Report) -> AverageRow | None:
         rows = [
             row
             for student in report.students()
-            if (row := report.average(student, protocol)) is not None and row.rank is not None
+            if (row := report.average(student, protocol, INFORMATIVE)) is not None and row.rank is not None
         ]
         if rows:
             return max(rows, key=lambda row: (not exceeds_teacher(row), row.recovery.point or 0.0))
@@ -134,7 +134,7 @@ def headline(report: Report) -> str:
     label = report.checkpoints[best.checkpoint].label
     recovered = (
         f"{label} recovers {percent(best.recovery.point)} % of its teacher "
-        f"under {PROTOCOL_TITLES[best.protocol]}"
+        f"under {PROTOCOL_TITLES[best.protocol]}{_agreement_clause(report, best)}"
     )
     row = report.gap(best.checkpoint)
     if best.protocol != "loglikelihood" or row is None:
@@ -152,6 +152,15 @@ def headline(report: Report) -> str:
         if generation is not None and generation.recovery.point is not None:
             return f"{recovered} and {percent(generation.recovery.point)} % under generation."
     return f"{recovered}; {gap_clause(row)}."
+
+
+def _agreement_clause(report: Report, best: AverageRow) -> str:
+    """Such as `` and makes its choice on 78.1 % of the documents``; empty without comparable answers."""
+    row = report.agreement_with_teacher(best.checkpoint, best.protocol, best.scope)
+    if row is None or row.agreement.point is None:
+        return ""
+    what = "makes its choice" if best.protocol == "loglikelihood" else "gives its answer"
+    return f" and {what} on {percent(row.agreement.point)} % of the documents"
 
 
 def _lowest_category(report: Report, checkpoint: int) -> AverageRow | None:
@@ -187,11 +196,13 @@ def gap_clause(row: GapRow) -> str:
 def _best_incomplete(report: Report) -> str:
     """The best student among those that lack benchmarks; empty if none has a recovery."""
     for protocol in report.protocols:
-        rows = [row for s in report.students() if (row := report.average(s, protocol)) is not None]
+        rows = [
+            row for s in report.students() if (row := report.average(s, protocol, INFORMATIVE)) is not None
+        ]
         rows = [row for row in rows if row.recovery.point is not None]
         if rows:
             best = max(rows, key=lambda row: row.recovery.point or 0.0)
-            planned = len(best.benchmarks) + len(best.missing)
+            planned = len({*best.benchmarks, *best.missing})
             label = report.checkpoints[best.checkpoint].label
             return (
                 f"{label} recovers {percent(best.recovery.point)} % of its teacher under "
@@ -209,4 +220,7 @@ def _without_recovery(report: Report) -> str:
         return "Scores of the teacher; there is no student yet."
     if incomplete := _best_incomplete(report):
         return incomplete
+    if report.informative and not any(row.is_informative for row in report.informative):
+        who = " or ".join(f"'{report.checkpoints[i].label}'" for i in report.teachers)
+        return f"Nothing was measured: on no benchmark is {who} above chance with answers that it names."
     return f"Scores of {checkpoints}; no recovery is defined."

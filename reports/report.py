@@ -16,6 +16,12 @@ from evalsuite.reports.analysis.measures.agreement import (
     benchmark_agreement_rows,
     ceiling_rows,
 )
+from evalsuite.reports.analysis.measures.informative import (
+    InformativeRow,
+    informative_names,
+    informative_rows,
+)
+from evalsuite.reports.analysis.measures.letters import LetterRow, letter_rows
 from evalsuite.reports.analysis.pairs import pair_rows
 from evalsuite.reports.analysis.paper_comparison import (
     PaperOrder,
@@ -57,6 +63,10 @@ class Report:
     """Agreement of the protocols on documents evaluated under both."""
     agreement_over_all: Agreement | None
     """Agreement over all benchmarks of each protocol; only if a teacher's generation is below chance."""
+    informative: tuple[InformativeRow, ...]
+    """Every benchmark of every teacher and protocol, with the reason where it is not informative."""
+    letters: tuple[LetterRow, ...]
+    """Named answers and their distribution, under generation with choices."""
     agreements: tuple[AgreementRow, ...]
     """Every student compared with its teacher, per protocol and scope: agreement, retained, flips."""
     agreements_by_benchmark: tuple[AgreementRow, ...]
@@ -144,6 +154,10 @@ class Report:
                 return row
         return None
 
+    def informative_benchmarks(self, teacher: int, protocol: str) -> tuple[str, ...]:
+        """Names of the benchmarks on which a teacher's scores say something."""
+        return informative_names(self.informative, teacher, protocol)
+
     def agreement_with_teacher(self, checkpoint: int, protocol: str, scope: str = ALL) -> AgreementRow | None:
         """The agreement row of a student in a scope."""
         for row in self.agreements:
@@ -171,14 +185,19 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
     """
     tensor = load_result_tensor(runs, selection)
     pools: dict[str, Pool] = {protocol: Pool(tensor, protocol) for protocol in PROTOCOLS}
-    averages = [row for pool in pools.values() for row in average_rows(pool)]
+    teachers = [i for i, checkpoint in enumerate(tensor.checkpoints) if checkpoint.is_teacher]
+    informative = [row for pool in pools.values() for i in teachers for row in informative_rows(pool, i)]
+    names = {
+        protocol: {i: informative_names(informative, i, protocol) for i in teachers} for protocol in pools
+    }
+    averages = [row for name, pool in pools.items() for row in average_rows(pool, names[name])]
     pairs = [row for pool in pools.values() for row in pair_rows(pool)]
     both = GapPool(tensor)
     gaps = gap_rows(both)
     doctor = read_doctor(runs)
     papers = paper_rows(pools["loglikelihood"])
     scores, drops = benchmark_rows(tensor, pools), drop_rows(tensor, pools)
-    agreements, by_benchmark, ceilings = _agreements(tensor, pools)
+    agreements, by_benchmark, ceilings = _agreements(tensor, pools, names)
     return Report(
         tensor=tensor,
         scores=tuple(scores),
@@ -190,6 +209,8 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
         agreement_over_all=agreement_over_all(tensor, averages, pairs)
         if any(row.teacher_below_chance for row in gaps)
         else None,
+        informative=tuple(informative),
+        letters=tuple(letter_rows(tensor)),
         agreements=tuple(agreements),
         agreements_by_benchmark=tuple(by_benchmark),
         agreement_ceilings=tuple(ceilings),
@@ -202,25 +223,25 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
         ablations=tuple(ablations_of(tensor, pairs, gaps)),
         loss_curves=tuple(read_loss_curves(runs, _labels(tensor.merged))),
         environments=tuple(read_environment(run) for run in runs),
-        warnings=report_warnings(tensor, averages, drops, gaps, doctor),
+        warnings=report_warnings(tensor, averages, drops, gaps, informative, doctor),
     )
 
 
 def _agreements(
-    tensor: ResultTensor, pools: Mapping[str, Pool]
+    tensor: ResultTensor, pools: Mapping[str, Pool], informative: Mapping[str, Mapping[int, Sequence[str]]]
 ) -> tuple[list[AgreementRow], list[AgreementRow], list[AgreementRow]]:
     """Rows per scope and per benchmark of the students of every teacher, and between runs of one recipe."""
     rows, by_benchmark, ceilings = [], [], []
     for protocol, whole in pools.items():
-        for teacher in (i for i, checkpoint in enumerate(tensor.checkpoints) if checkpoint.is_teacher):
+        for teacher, names in informative[protocol].items():
             pool = AgreementPool(tensor, protocol, teacher)
-            rows += agreement_rows(pool, whole.recipes)
+            rows += agreement_rows(pool, whole.recipes, names)
             by_benchmark += benchmark_agreement_rows(pool)
         ceilings += ceiling_rows(tensor, protocol, whole.recipes)
     return rows, by_benchmark, ceilings
 
 
-def _labels(merged: MergedPlan) -> list[dict[str, str]]:
-    """Per run, a map from its own labels to those of the report."""
+def _labels(merged: MergedPlan) -> list[dict[str, str | None]]:
+    """Per run, a map from its own labels to those of the report; None for checkpoints that are left out."""
     shown = {checkpoint.plan.weights_id: checkpoint.label for checkpoint in merged.checkpoints}
-    return [{each.label: shown[each.weights_id] for each in plan.checkpoints} for plan in merged.plans]
+    return [{each.label: shown.get(each.weights_id) for each in plan.checkpoints} for plan in merged.plans]

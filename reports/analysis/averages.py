@@ -1,6 +1,6 @@
 """Average rows: recovery over all benchmarks and per category, with ranks that allow for ties."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,20 +9,33 @@ from evalsuite.reports.analysis.bootstrap_sample import LEVEL_METHOD, Estimate
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.pairs import proven_pairs
 from evalsuite.reports.analysis.recovery import (
+    capped_recovery,
     chance_normalized_recovery,
     recipe_recovery,
     recovery,
     win_or_tie_rate,
 )
 from evalsuite.reports.analysis.rows import AverageRow
-from evalsuite.reports.analysis.scopes import ALL, Pool, Scope
+from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE, Pool, Scope
 
 
-def average_rows(pool: Pool) -> list[AverageRow]:
-    """Rows for every scope and checkpoint of a protocol; students of one teacher are ranked per scope."""
+def average_rows(pool: Pool, informative: Mapping[int, Sequence[str]] | None = None) -> list[AverageRow]:
+    """Rows for every scope and checkpoint of a protocol; students of one teacher are ranked per scope.
+
+    Args:
+        pool: the cells of the protocol.
+        informative: teacher → names of its informative benchmarks; adds the scope `informative` for it and
+            its students.
+    """
+    checkpoints = pool.tensor.checkpoints
+    scopes = [(scope, range(len(checkpoints))) for scope in pool.scopes()]
+    for teacher, names in (informative or {}).items():
+        cells = [i for i, cell in enumerate(pool.cells) if cell.benchmark.name in names]
+        family = [i for i, each in enumerate(checkpoints) if teacher in (i, each.teacher)]
+        scopes += [(pool.scope(INFORMATIVE, cells), family)] if cells else []
     rows = []
-    for scope in pool.scopes():
-        here = [row for i in range(len(pool.tensor.checkpoints)) if (row := _row(pool, scope, i)) is not None]
+    for scope, members in scopes:
+        here = [row for i in members if (row := _row(pool, scope, i)) is not None]
         rows += _with_ranks(pool, scope, here)
     return rows
 
@@ -46,6 +59,7 @@ def _row(pool: Pool, scope: Scope, checkpoint: int) -> AverageRow | None:
         drop=None,
         recovery=Estimate(None, "a teacher has no recovery"),
         chance_normalized_recovery=Estimate(None, "a teacher has no recovery"),
+        capped_recovery=Estimate(None, "a teacher has no recovery"),
         win_or_tie_rate=None,
         runs=(checkpoint,),
         recipe_recovery=Estimate(None, "a teacher has no recovery"),
@@ -64,6 +78,9 @@ def _row(pool: Pool, scope: Scope, checkpoint: int) -> AverageRow | None:
         drop=data.contrast(drop).interval(method=data.method(drop)),
         recovery=recovery(data, checkpoint, teacher),
         chance_normalized_recovery=normalized,
+        capped_recovery=capped_recovery(
+            data, [cell.benchmark.name for cell in answered], checkpoint, teacher
+        ),
         win_or_tie_rate=win_or_tie_rate(data, checkpoint, teacher),
         runs=runs,
         recipe_recovery=recipe_recovery(data, runs, teacher, pool.recipes.spread(data, teacher)),
@@ -76,10 +93,11 @@ def _missing(pool: Pool, scope: Scope, checkpoint: int, teacher: int | None) -> 
     lacking = {cell.key for cell in cells if teacher is None or teacher in cell.present}
     lacking -= {cell.key for cell in cells if checkpoint in cell.present}
     lacking |= {cell.key for cell in pool.tensor.incomplete if cell.checkpoint in (checkpoint, teacher)}
+    named = {cell.benchmark.name for cell in cells} if scope.name == INFORMATIVE else None
     return tuple(
         benchmark.name
         for benchmark in pool.tensor.merged.benchmarks
-        if scope.name in (ALL, benchmark.category)
+        if (scope.name in (ALL, benchmark.category) if named is None else benchmark.name in named)
         and (how := benchmark.protocols.get(scope.protocol)) is not None  # type: ignore[call-overload]
         and how.direction == "higher"
         and any((benchmark.name, scope.protocol, context) in lacking for context in how.contexts)

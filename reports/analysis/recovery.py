@@ -1,4 +1,4 @@
-"""Recovery, chance-normalized recovery, win-or-tie rate and log-perplexity change of a student."""
+"""Recovery, chance-normalized and capped recovery, win-or-tie rate and log-perplexity change of a student."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -119,6 +119,34 @@ def chance_normalized_recovery(
     """
     ratio = ratio_of(data, [student], teacher, chance)
     return Estimate(None, ratio) if isinstance(ratio, str) else ratio.estimate(level)
+
+
+def capped_recovery(
+    data: BootstrapSample, benchmarks: Sequence[str], student: int, teacher: int, level: float = 0.95
+) -> Estimate:
+    """Recovery in which no benchmark counts above its teacher: Σ w·min(s, t) ÷ Σ w·t over benchmarks.
+
+    Args:
+        data: strata in which both are columns.
+        benchmarks: name of the benchmark of each stratum; the contexts of a benchmark are averaged first.
+        student: its column.
+        teacher: its column.
+        level: confidence level of the interval.
+    """
+    ratio = ratio_of(data, [student], teacher)
+    if isinstance(ratio, str):
+        return Estimate(None, ratio)
+    point, draws = 0.0, np.zeros(len(ratio.denominator.draws))
+    for name in dict.fromkeys(benchmarks):
+        strata = [i for i, each in enumerate(benchmarks) if each == name]
+        part = BootstrapSample([data.strata[i] for i in strata], data.weights[strata])
+        theirs, drop = part.mean({teacher: 1.0}), part.contrast({teacher: 1.0, student: -1.0})
+        weight = float(data.weights[strata].sum())
+        point += weight * (theirs.point - max(0.0, drop.point))
+        draws += weight * (theirs.draws - np.maximum(0.0, drop.draws))
+    numerator = replace(ratio.numerator, point=point, draws=draws)
+    numerator = replace(numerator, variance=numerator.deviation**2)
+    return replace(ratio, numerator=numerator).estimate(level, 0.0)
 
 
 def win_or_tie_rate(data: BootstrapSample, student: int, teacher: int) -> float:

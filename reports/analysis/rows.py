@@ -73,6 +73,8 @@ class AverageRow:
     drop: Interval | None
     recovery: Estimate
     chance_normalized_recovery: Estimate
+    capped_recovery: Estimate
+    """Recovery in which no benchmark counts above its teacher."""
     win_or_tie_rate: float | None
     runs: tuple[int, ...] = ()
     """Training runs of this checkpoint's recipe with the same benchmarks, itself included."""

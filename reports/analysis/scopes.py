@@ -22,7 +22,7 @@ class Scope:
     """A weighted average over cells of one protocol."""
 
     name: str
-    """`all`, or a category."""
+    """`all`, `informative` or a category."""
     protocol: str
     cells: tuple[int, ...]
     """Indices into the cells of a `Pool`."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.reports.analysis.measures.informative import InformativeRow
 from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.rows import AverageRow, DropRow, GapRow
 from evalsuite.reports.analysis.scopes import ALL
@@ -14,6 +15,7 @@ def report_warnings(
     averages: Sequence[AverageRow],
     drops: Sequence[DropRow],
     gaps: Sequence[GapRow],
+    informative: Sequence[InformativeRow],
     doctor: Sequence[DoctorResult],
 ) -> tuple[str, ...]:
     """All warnings of a report, those of reading its runs first; one sentence or two each."""
@@ -21,6 +23,7 @@ def report_warnings(
         *tensor.warnings,
         *_single_documents(tensor),
         *_missing_teachers(tensor),
+        *_not_informative(tensor, informative),
         *_undefined_recoveries(tensor, averages),
         *_incomplete_averages(tensor, averages),
         *_above_teacher(tensor, averages),
@@ -48,6 +51,30 @@ def _undefined_recoveries(tensor: ResultTensor, averages: Sequence[AverageRow]) 
         for row in averages
         if row.scope == ALL and tensor.checkpoints[row.checkpoint].teacher is not None and row.recovery.why
     ]
+
+
+def _not_informative(tensor: ResultTensor, informative: Sequence[InformativeRow]) -> list[str]:
+    """Teachers that are at chance everywhere, and benchmarks that informative recovery leaves out."""
+    titles = {benchmark.name: benchmark.title for benchmark in tensor.merged.benchmarks}
+    groups: dict[tuple[int, str], list[InformativeRow]] = {}
+    for row in informative:
+        groups.setdefault((row.teacher, row.protocol), []).append(row)
+    found = []
+    for (teacher, protocol), rows in groups.items():
+        label = tensor.checkpoints[teacher].label
+        if not any(row.is_informative for row in rows):
+            found.append(
+                f"Nothing was measured under {protocol}: on no benchmark is '{label}' above chance with "
+                "answers that it names. Recoveries compare guesses."
+            )
+            continue
+        left = [titles[row.benchmark] for row in rows if not row.is_informative]
+        if left:
+            found.append(
+                f"Informative recovery of the students of '{label}' under {protocol} leaves out "
+                f"{', '.join(left)}: the teacher is not above chance there, or rarely names an answer."
+            )
+    return found
 
 
 def _missing_teachers(tensor: ResultTensor) -> list[str]:

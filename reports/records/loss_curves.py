@@ -59,13 +59,13 @@ def parse_loss_curves(data: bytes, label: str, source: str) -> list[LossCurve]:
     return [LossCurve(label, stage, tuple(at), tuple(values)) for stage, (at, values) in stages.items()]
 
 
-def read_loss_curves(runs: Sequence[Path], labels: Sequence[Mapping[str, str]] = ()) -> list[LossCurve]:
+def read_loss_curves(runs: Sequence[Path], labels: Sequence[Mapping[str, str | None]] = ()) -> list[LossCurve]:
     """Read the losses of all runs, by student and stage in the order of training.
 
     Args:
         runs: run folders.
-        labels: per run, a map from the run's own labels to those of the report. A checkpoint that several
-            runs evaluated has one curve, that of the first run.
+        labels: per run, a map from the run's own labels to those of the report, None for a checkpoint that is
+            left out. A checkpoint that several runs evaluated has one curve, that of the first run.
 
     Raises:
         DataError: as `parse_losses`.
@@ -77,6 +77,8 @@ def read_loss_curves(runs: Sequence[Path], labels: Sequence[Mapping[str, str]] =
         for path in sorted((Path(run) / "training").glob("*.jsonl")):
             mine = label_of(path)
             label = known.get(mine, mine)
+            if label is None:
+                continue
             found = parse_loss_curves(path.read_bytes(), label, str(path))
             # A student that was not evaluated is known by its label only, which others may share.
             new = label not in taken if mine in known else any(each not in losses for each in found)

@@ -43,6 +43,11 @@ def has_answers(cell: Cell) -> bool:
     return is_binary(cell) and bool((cell.answers >= 0).any())
 
 
+def has_choices(cell: Cell) -> bool:
+    """Whether the answers are a few letters, so that agreement by chance is known."""
+    return cell.chance is not None and bool((cell.chance > 0).all())
+
+
 def has_scored_choices(cell: Cell, row: int) -> bool:
     """Whether the choice that the plan's metric picks is known on every document of a row."""
     return has_answers(cell) and bool((cell.scored_answers[row] >= 0).all())
@@ -93,7 +98,7 @@ class Reference:
         chosen = self.documents(ALL_DOCUMENTS if cell.protocol == "loglikelihood" else NAMED)
         mine, theirs = picked[row][:, chosen], picked[self.row][:, chosen]
         if measure == "kappa":
-            if cell.protocol == "generation" and not _has_choices(cell):
+            if cell.protocol == "generation" and not has_choices(cell):
                 return None
             found = [cohen_kappa(a, b) for a, b in zip(mine, theirs, strict=True)]
             known = [each for each in found if each is not None]
@@ -111,8 +116,3 @@ class Reference:
         if measure == "gained":
             return np.asarray(mine * (1 - theirs))
         return np.asarray(mine[:, self.documents(RIGHT)])
-
-
-def _has_choices(cell: Cell) -> bool:
-    """Whether the answers are a few letters, so that agreement by chance is known."""
-    return cell.chance is not None and bool((cell.chance > 0).all())

@@ -149,7 +149,7 @@ def test_loss_charts_are_split_by_objective(synthetic: SimpleNamespace, tmp_path
     for label in ("soft", "hard", "lost"):
         rows = [{"stage": "tune", "tokens": 10 * step, "loss": 1.0} for step in range(1, 41)]
         (run / "training" / f"{label}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    titles = [(view.title, view.legend) for view in training_views(compare([run], tmp_path / "out").report)]
+    titles = [(view.title, view.names) for view in training_views(compare([run], tmp_path / "out").report)]
     assert titles == [
         ("Loss in stage 'tune', sft", ("hard",)),
         ("Loss in stage 'tune', unknown objective", ("lost",)),
@@ -170,7 +170,7 @@ def test_loss_charts_are_split_by_magnitude(synthetic: SimpleNamespace, tmp_path
         rows = [{"stage": "kd", "tokens": 10 * step, "loss": loss} for step in range(1, 41)]
         (run / "training" / f"{label}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     views = training_views(compare([run], tmp_path / "out").report)
-    assert [(view.title, view.legend) for view in views] == [
+    assert [(view.title, view.names) for view in views] == [
         ("Loss in stage 'kd' (1 of 3)", ("gla", "kda", "retnet")),
         ("Loss in stage 'kd' (2 of 3)", ("kl-times-length",)),
         ("Loss in stage 'kd' (3 of 3)", ("kl",)),
@@ -187,7 +187,10 @@ def test_loss_charts_per_stage(made: tuple[Report, Path, Path]) -> None:
     assert report.loss_curves == tuple(losses)
     page = (out / "index.html").read_text()
     last = np.mean([2 / (step + 1) for step in range(196, 200)])  # The curve starts after 20 of 200 steps.
-    assert f"Loss in stage &#39;kd&#39;. gla ends at {last:.4g}; retnet ends at {last:.4g}" in page
+    rows = [
+        f'<tr><th scope="row">{label}</th><td class="r">{last:.4g}</td></tr>' for label in ("gla", "retnet")
+    ]
+    assert "".join(rows) in page
     (run / "training" / "bad.jsonl").write_text('{"stage": "kd"}\n')
     with pytest.raises(DataError, match=r"bad.jsonl, line 1: not a training step"):
         read_loss_curves([run])
@@ -212,7 +215,7 @@ def test_variants_are_not_charted_as_students_without_softmax_layers(
     run = synthetic.make_run(tmp_path / "run", requested, [teacher, *students])
     charts = layer_charts(compare([run], tmp_path / "out").report)
     drawn = {
-        view.title: {each.label for each in students if f"{each.label}: " in view.chart} for view in charts
+        view.title: {each.label for each in students if f"{each.label}: " in view.data} for view in charts
     }
     assert drawn == {
         f"Recovery by number of softmax layers, {how}": {"plain", "plain-1", "hybrid"}

@@ -99,12 +99,15 @@ def test_teacher_below_chance_is_a_warning(zoo: tuple[Report, Path]) -> None:
     assert row.teacher_below_chance
     assert any("'t' itself scores" in w and "below the chance level of 37.5 %" in w for w in report.warnings)
     # The headline uses GSM8K, because the benchmarks with both protocols are not informative.
-    loglikelihood = report.average(1, "loglikelihood")
+    loglikelihood = report.average(1, "loglikelihood", "informative")
+    agreement = report.agreement_with_teacher(1, "loglikelihood", "informative")
     generation = report.average(1, "generation", "reasoning")
     assert loglikelihood is not None
+    assert agreement is not None
     assert generation is not None
     assert headline(report) == (
-        f"gla recovers {100 * loglikelihood.recovery.point:.1f} % of its teacher under log-likelihood; "
+        f"gla recovers {100 * loglikelihood.recovery.point:.1f} % of its teacher under log-likelihood and "
+        f"makes its choice on {100 * agreement.agreement.point:.1f} % of the documents; "
         f"its lowest recovery under generation is {100 * generation.recovery.point:.1f} % (reasoning)."
     )
 
@@ -130,9 +133,9 @@ def test_student_above_teacher_is_not_the_headline(synthetic: SimpleNamespace, t
         tmp_path / "run",
         [synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 400, protocols=("loglikelihood",))],
         [
-            synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.5, "teacher"),
-            synthetic.SyntheticCheckpoint("keeps", lambda b, p, c: 0.47),
-            synthetic.SyntheticCheckpoint("learns", lambda b, p, c: 0.7),
+            synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.6, "teacher"),
+            synthetic.SyntheticCheckpoint("keeps", lambda b, p, c: 0.57),
+            synthetic.SyntheticCheckpoint("learns", lambda b, p, c: 0.8),
         ],
         rho=0.9,
     )

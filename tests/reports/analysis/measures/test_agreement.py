@@ -77,7 +77,8 @@ def test_averages_are_macro_averages_and_perplexities_have_none(report: Report) 
     for name in ("agreement", "scored_agreement", "kappa", "retained", "lost", "gained"):
         mean = np.mean([getattr(part, name).point for part in parts])
         assert getattr(row, name).point == pytest.approx(mean)
-    assert {r.scope for r in report.agreements} == {"all", "knowledge", "common_sense", "reasoning", "recall"}
+    categories = {"knowledge", "common_sense", "reasoning", "recall"}
+    assert {r.scope for r in report.agreements} == {"all", "informative", *categories}
 
 
 def test_needles_are_weighted_by_benchmark_and_context(report: Report) -> None:
