@@ -76,6 +76,11 @@ def fingerprint(weights: str, dtype: str, engine: str, versions: dict[str, str])
     return content_hash({"weights": weights, "dtype": dtype, "engine": engine, "versions": versions})
 
 
+def plugin_versions(config: Any) -> dict[str, str]:
+    """The packages that define a student's mixers, for its `fingerprint`; empty if all are ours."""
+    return {"mixers": config.plugins} if config.plugins else {}
+
+
 @functools.cache
 def source_hash(*parts: str, root: Path = Path(__file__).parent) -> str:
     """Hash the code of modules and folders to 16 hex digits, equal on every supported Python.

@@ -161,6 +161,21 @@ class Registry(Generic[T], Mapping[str, T]):
             raise ConfigError(f"'{name}' of {packages} is no {self.kind}: {error}") from error
 
 
+class ClassRegistry(Registry[type[T]]):
+    """A registry of classes, each of which learns its name as the attribute `name`."""
+
+    def add(self, name: str, item: type[T]) -> type[T]:
+        """Register `item` under `name` and return it. Raises ValueError if the name is taken."""
+        super().add(name, item)
+        item.name = name  # type: ignore[attr-defined]
+        return item
+
+    def _load(self, name: str, candidates: list[EntryPoint]) -> type[T]:
+        item = super()._load(name, candidates)
+        item.name = name  # type: ignore[attr-defined]
+        return item
+
+
 def _packages(points: list[EntryPoint]) -> str:
     known = [f"{point.dist.name} {point.dist.version}" if point.dist else point.value for point in points]
     return " and ".join(sorted(known))

@@ -6,21 +6,8 @@ class GLA(RecurrentMixer): ...
 
 import dataclasses
 
-from evalsuite.foundation.registry import Registry
+from evalsuite.foundation.registry import ClassRegistry
 from evalsuite.models.mixers.interface import Mixer, StateKind
-
-
-class MixerRegistry(Registry[type[Mixer]]):
-    """Mixer classes by name; a class learns its name here."""
-
-    def add(self, name: str, item: type[Mixer]) -> type[Mixer]:
-        item.name = name
-        return super().add(name, item)
-
-    def get_or_raise(self, name: str, where: str = "") -> type[Mixer]:
-        kind = super().get_or_raise(name, where)
-        kind.name = name
-        return kind
 
 
 def _validate(kind: type[Mixer]) -> type[Mixer]:
@@ -37,4 +24,4 @@ def _validate(kind: type[Mixer]) -> type[Mixer]:
     return kind
 
 
-MIXERS = MixerRegistry("mixer", group="evalsuite.mixers", validate=_validate)
+MIXERS: ClassRegistry[Mixer] = ClassRegistry("mixer", group="evalsuite.mixers", validate=_validate)

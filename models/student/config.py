@@ -93,6 +93,11 @@ class StudentConfig(PreTrainedConfig):
         if MIXERS.origin(name) != "evalsuite" and name not in packages:
             self.mixer_packages = {**packages, name: MIXERS.origin(name)}
 
+    @property
+    def plugins(self) -> str:
+        """The installed packages that define its mixers, with versions; empty if all are ours."""
+        return ", ".join(sorted({MIXERS.origin(name) for name in self.mixers} - {"evalsuite"}))
+
     def __getattr__(self, name: str) -> Any:
         # Called only for attributes that the student does not have itself.
         base = self.__dict__.get("base")

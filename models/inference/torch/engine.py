@@ -4,14 +4,15 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.checkpoints import Checkpoint
-from evalsuite.models.fingerprint import STUDENT_SOURCE, fingerprint, source_hash
+from evalsuite.models.checkpoints import Checkpoint, load_checkpoint
+from evalsuite.models.fingerprint import STUDENT_SOURCE, fingerprint, plugin_versions, source_hash
+from evalsuite.models.inference.registry import ENGINES, EngineSettings, EngineType
 from evalsuite.models.inference.requests import (
     INVALID_PREFIX,
     GenerateRequest,
@@ -28,11 +29,16 @@ from evalsuite.models.inference.torch.scheduler import KEY_BLOCK, GenerationSche
 from evalsuite.models.recurrence import fla_backend, use_triton
 from evalsuite.models.student import StudentForCausalLM
 
+if TYPE_CHECKING:
+    from evalsuite.models.runtime_estimate import TokenTimes
+    from evalsuite.models.throughput import Throughput
+
 SOURCE = ("inference/torch", "inference/stopping.py")
 """Our code that computes the responses of every model; the fingerprint covers it."""
 
 
-class TorchEngine:
+@ENGINES.register("torch")
+class TorchEngine(EngineType):
     """Runs requests on a loaded checkpoint.
 
     Args:
@@ -44,7 +50,7 @@ class TorchEngine:
         ConfigError: decoder and head of the model cannot be run separately, or `max_length` is not positive.
     """
 
-    name = "torch"
+    display_name = "torch"
 
     def __init__(
         self, checkpoint: Checkpoint, *, max_length: int | None = None, batch_tokens: int | None = None
@@ -62,6 +68,49 @@ class TorchEngine:
         # On a GPU the masks that shared prefixes need rule out fused attention, and prefill is a small part.
         self.share_prefixes = not on_gpu
 
+    @classmethod
+    def open(cls, path: str, settings: EngineSettings) -> "TorchEngine":
+        """See `EngineType.open`: loads the checkpoint."""
+        checkpoint = load_checkpoint(
+            path,
+            dtype=settings.dtype,
+            device=settings.device,
+            trust_remote_code=settings.trust_remote_code,
+            label=settings.label,
+        )
+        return cls(checkpoint)
+
+    @classmethod
+    def token_times(
+        cls,
+        config: Any,
+        tokenizer: Any,
+        settings: EngineSettings,
+        *,
+        parameters: int,
+        prompt_tokens: int,
+        num_responses: int,
+    ) -> "TokenTimes":
+        """See `EngineType.token_times`: times a few layers of the model."""
+        from evalsuite.models.runtime_estimate import measure_token_times
+
+        return measure_token_times(
+            config,
+            tokenizer,
+            device=settings.device,
+            dtype=settings.dtype,
+            parameters=parameters,
+            prompt_tokens=prompt_tokens,
+            num_responses=num_responses,
+            trust_remote_code=settings.trust_remote_code,
+        )
+
+    def measure(self, context: int, batch: int) -> "Throughput":
+        """See `EngineType.measure`."""
+        from evalsuite.models.throughput import measure_throughput
+
+        return measure_throughput(self.checkpoint, context, batch)
+
     @property
     def weights_id(self) -> str:
         """See `Engine.weights_id`."""
@@ -74,6 +123,7 @@ class TorchEngine:
         is_student = isinstance(self.checkpoint.model, StudentForCausalLM)
         versions["source"] = source_hash(*SOURCE, *(STUDENT_SOURCE if is_student else ()))
         if is_student:
+            versions |= plugin_versions(self.checkpoint.model.config)
             triton = use_triton(torch.empty(0, dtype=self.runner.dtype, device=self.runner.device))
             versions["recurrence"] = fla_backend.version() if triton else "torch"
         dtype = str(self.runner.dtype).removeprefix("torch.")

@@ -8,13 +8,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig
 
 from evalsuite.foundation import ConfigError, EvalsuiteError, canonical_json
-from evalsuite.models.checkpoints import POCKET, CheckpointInfo
-from evalsuite.models.fingerprint import STUDENT_SOURCE, fingerprint, source_hash
+from evalsuite.models.checkpoints import POCKET, CheckpointInfo, describe_checkpoint
+from evalsuite.models.fingerprint import STUDENT_SOURCE, fingerprint, plugin_versions, source_hash
+from evalsuite.models.inference.registry import ENGINES, EngineSettings, EngineType
 from evalsuite.models.inference.requests import (
     GenerateRequest,
     GenerateResponse,
@@ -25,6 +26,9 @@ from evalsuite.models.inference.stopping import StopChecker, eos_token_ids
 from evalsuite.models.inference.vllm.process import VllmProcess, check_environment, find_python
 from evalsuite.models.student import StudentConfig
 from evalsuite.models.vllm_plugin.validation import validate_args, validate_student
+
+if TYPE_CHECKING:
+    from evalsuite.models.throughput import Throughput
 
 SOURCE = ("inference/vllm", "inference/stopping.py")
 """Our code that computes the responses of every model; the fingerprint covers it."""
@@ -48,7 +52,8 @@ RESERVED_ARGS = {
 """Arguments of vLLM that evalsuite sets itself, and their source."""
 
 
-class VllmEngine:
+@ENGINES.register("vllm")
+class VllmEngine(EngineType):
     """Runs requests in vLLM, which starts on first use and is stopped by `close` (or `with`).
 
     Args:
@@ -68,7 +73,9 @@ class VllmEngine:
         EvalsuiteError: vLLM failed; the message includes the end of its log.
     """
 
-    name = "vllm"
+    display_name = "vLLM"
+    arguments_help = "arguments of vllm.LLM, e.g. tensor_parallel_size=2 enforce_eager=true"
+    opens_unloaded = True
 
     def __init__(
         self,
@@ -109,6 +116,19 @@ class VllmEngine:
         self._model = str(path.resolve()) if path.is_dir() else info.path
         self.eos_ids = eos_token_ids(info.config, info.tokenizer, _generation_config(self._model))
 
+    @classmethod
+    def open(cls, path: str, settings: EngineSettings) -> "VllmEngine":
+        """See `EngineType.open`; vLLM chooses the device."""
+        info = describe_checkpoint(path, trust_remote_code=settings.trust_remote_code)
+        trusted = {"trust_remote_code": True} if settings.trust_remote_code else {}
+        return cls(info, dtype=settings.dtype, arguments={**trusted, **settings.arguments})
+
+    def measure(self, context: int, batch: int) -> "Throughput":
+        """See `EngineType.measure`."""
+        from evalsuite.models.vllm_plugin.benchmark import measure_served
+
+        return measure_served(self.info, context, batch, self)
+
     @cached_property
     def _running(self) -> tuple[VllmProcess, dict[str, str]]:
         """The process with this checkpoint loaded, and the versions that affect its numerics."""
@@ -138,7 +158,8 @@ class VllmEngine:
     def versions(self) -> dict[str, str]:
         """Versions of vLLM and its dependencies, our own source, and its `device`. Starts vLLM."""
         source = SOURCE + ((*STUDENT_SOURCE, "vllm_plugin") if self.student else ())
-        return {**self._running[1], "source": source_hash(*source)}
+        plugins = plugin_versions(self.info.config) if self.student else {}
+        return {**self._running[1], "source": source_hash(*source), **plugins}
 
     @cached_property
     def fingerprint(self) -> str:

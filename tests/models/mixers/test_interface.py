@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from evalsuite.foundation import ConfigError, registry
 from evalsuite.foundation.registry import API_VERSION
 from evalsuite.models import MIXERS, StudentConfig, build_student
+from evalsuite.models.fingerprint import plugin_versions
 from evalsuite.models.mixers import AttentionSpan, CacheSpec, Mixer, RecurrentMixer, StateKind
 from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
@@ -129,6 +130,7 @@ def test_a_mixer_of_another_package_is_used_saved_and_loaded(
         make_teacher(), ["forgetful", "softmax"], options={"forgetful": {"half_life": 8.0}}
     )
     assert student.config.mixer_packages == {"forgetful": "mixer_plugin:item"}
+    assert plugin_versions(student.config) == {"mixers": "mixer_plugin:item"}
     student.save_pretrained(tmp_path)
     ids = torch.arange(12)[None]
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
@@ -158,6 +160,7 @@ except evalsuite.models.checkpoints.EvalsuiteError as error:
 def test_students_of_our_mixers_name_no_packages(make_teacher: Make) -> None:
     config = StudentConfig(make_teacher().config.to_dict(), ["gla", "softmax"])
     assert "mixer_packages" not in config.to_dict()
+    assert plugin_versions(config) == {}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,121 @@
+"""The registry of inference engines; other packages add theirs by the entry-point group `evalsuite.engines`.
+
+@ENGINES.register("my_engine")
+class MyEngine(EngineType): ...
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from evalsuite.foundation import ConfigError
+from evalsuite.foundation.registry import ClassRegistry
+from evalsuite.models.inference.base import Engine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from evalsuite.models.runtime_estimate import TokenTimes
+    from evalsuite.models.throughput import Throughput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How an engine is to run a checkpoint."""
+
+    device: str
+    """A torch device, such as cpu or cuda:1; an engine with devices of its own may ignore it."""
+    dtype: str
+    """float32, bfloat16 or float16."""
+    label: str | None = None
+    """Name of the checkpoint in reports; None derives one from its path."""
+    trust_remote_code: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The engine's own arguments (`--engine-args`); empty unless it has an `arguments_help`."""
+
+
+class EngineType:
+    """What evaluation and command line ask of a kind of engine; its instances are `Engine`s."""
+
+    name: ClassVar[str]
+    """The name it is registered under, by which `--engine` chooses it."""
+    display_name: ClassVar[str]
+    """Name in text, e.g. "vLLM"."""
+    arguments_help: ClassVar[str] = ""
+    """What its own arguments are, e.g. "arguments of vllm.LLM"; empty: it has none."""
+    opens_unloaded: ClassVar[bool] = False
+    """Whether `open` only checks the checkpoint, which is loaded on first use. A run then opens all of its
+    checkpoints before it begins, so that one that cannot be served is refused at once."""
+
+    @classmethod
+    def open(cls, path: str, settings: EngineSettings) -> Engine:
+        """Make the engine of a checkpoint.
+
+        Args:
+            path: hub id, folder, GGUF file or `pocket`.
+            settings: how it is to run.
+
+        Raises:
+            CheckpointError: a checkpoint that cannot be loaded.
+            ConfigError: a checkpoint or an argument that this engine does not support.
+            MissingDependencyError: a package that this engine needs is not installed.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def token_times(
+        cls,
+        config: "PreTrainedConfig",
+        tokenizer: Any,
+        settings: EngineSettings,
+        *,
+        parameters: int,
+        prompt_tokens: int,
+        num_responses: int,
+    ) -> "TokenTimes | None":
+        """Estimate its speed before a run, for `--dry-run`; None if that is not possible.
+
+        Args:
+            config, tokenizer: of the model.
+            settings: how it is to run.
+            parameters: number of parameters.
+            prompt_tokens: typical prompt length.
+            num_responses: number of generations.
+        """
+        return None
+
+    def measure(self, context: int, batch: int) -> "Throughput":
+        """Measure prefill and decoding of `batch` prompts of `context` tokens, for `evalsuite bench`.
+
+        Raises:
+            ConfigError: sizes that this engine cannot run.
+        """
+        raise ConfigError(f"engine {self.name} has no benchmark; choose another --engine")
+
+
+def _validate(kind: type[EngineType]) -> type[EngineType]:
+    if not (isinstance(kind, type) and issubclass(kind, EngineType)):
+        raise TypeError("it must be a class derived from evalsuite.models.inference.EngineType")
+    if not isinstance(getattr(kind, "display_name", None), str):
+        raise TypeError(f"{kind.__name__}.display_name must be a string")
+    missing = [name for name in ("score", "generate", "close") if not callable(getattr(kind, name, None))]
+    if "open" not in {name for each in kind.__mro__ if each is not EngineType for name in vars(each)}:
+        missing.append("open")
+    if missing:
+        raise TypeError(f"{kind.__name__} lacks {', '.join(missing)}")
+    return kind
+
+
+ENGINES: ClassRegistry[EngineType] = ClassRegistry("engine", group="evalsuite.engines", validate=_validate)
+
+
+def engine_type(name: str, arguments: Mapping[str, Any]) -> type[EngineType]:
+    """Look up an engine, and check that it takes `arguments`.
+
+    Raises:
+        ConfigError: no such engine, a plugin that cannot be used, or arguments for an engine without any.
+    """
+    kind = ENGINES.get_or_raise(name)
+    if arguments and not kind.arguments_help:
+        raise ConfigError(f"engine {name} takes no arguments, such as {next(iter(arguments))}")
+    return kind
