@@ -118,10 +118,13 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, and print scores and the run folder."""
-    from evalsuite.evaluation import estimate_run, evaluate
+    from evalsuite.evaluation import evaluate
 
     config = run_config(arguments)
     if "dry_run" in arguments:
+        # Needs the harnesses, which a host that only runs inference lacks.
+        from evalsuite.evaluation import estimate_run
+
         print(estimate_run(config))
         return 0
     try:

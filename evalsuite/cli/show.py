@@ -1,10 +1,12 @@
-"""`evalsuite show`: tables of mixers, recipes, selectors, suites, benchmarks and checkpoints."""
+"""`evalsuite show`: what can be used (mixers, objectives, scorers, suites, …), and what a checkpoint is."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from evalsuite.cli.options import add_data_option
 from evalsuite.cli.parser import command
+from evalsuite.foundation.registry import Registry
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -12,14 +14,17 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser = command(
         commands,
         "show",
-        help="list mixers, recipes, selectors, suites and benchmarks, or describe a checkpoint",
+        help="list what can be used, from mixers to benchmarks, or describe a checkpoint",
         example="  evalsuite show benchmarks\n  evalsuite show checkpoint runs/demo/students/gla",
     )
     subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     for name, call, text in (
         ("mixers", show_mixers, "the mixers and their options with defaults"),
         ("recipes", show_recipes, "the recipes that ship with evalsuite, and their variants"),
+        ("objectives", show_objectives, "the training objectives and the settings that only they have"),
         ("selectors", show_selectors, "the methods that choose the layers that stay softmax"),
+        ("scorers", show_scorers, "the scorers of generated responses"),
+        ("executors", show_executors, "what carries out the inference of a run"),
         ("suites", show_suites, "the suites and their benchmarks"),
         ("benchmarks", show_benchmarks, "the benchmarks with protocols, documents, chance level and license"),
     ):
@@ -66,18 +71,63 @@ def show_mixers(arguments: argparse.Namespace) -> int:
     """Print name, description and options of every mixer."""
     from evalsuite.models.mixers import MIXERS, option_defaults
 
-    for name in MIXERS:
-        problem = MIXERS.problem(name)
-        if problem and MIXERS.origin(name) != "evalsuite":
-            print(f"{name}: cannot be used: {problem}")
-            continue
+    for name in print_registry(MIXERS):
         kind = MIXERS[name]
-        print(f"{name}: {first_sentence(kind.__doc__)}")
         if defaults := option_defaults(kind.Options):
             print("    " + ", ".join(f"{option}={value}" for option, value in defaults.items()))
         for preset, values in getattr(kind.Options, "presets", {}).items():
             if values:
                 print(f"    preset {preset}: " + ", ".join(f"{key}={value}" for key, value in values.items()))
+    return 0
+
+
+def print_registry(
+    registry: Registry[Any], describe: Callable[[Any], str | None] = lambda item: item.__doc__
+) -> Iterator[str]:
+    """Print a line for every definition, and yield the names of those that can be used.
+
+    Plugins are followed by their package; one that cannot be used, by the reason.
+
+    Args:
+        describe: docstring of a definition; its first sentence is printed.
+    """
+    for name in registry:
+        problem, origin = registry.problem(name), registry.origin(name)
+        plugin = "" if origin == "evalsuite" else f" [{origin}]"
+        if problem is None:
+            print(f"{name}: {first_sentence(describe(registry[name]))}{plugin}")
+            yield name
+        elif plugin:
+            print(f"{name}: cannot be used: {problem}")
+        else:
+            print(f"{name}: {first_sentence(describe(registry[name]))}\n    {problem}")
+            yield name
+
+
+def show_objectives(arguments: argparse.Namespace) -> int:
+    """Print name, description and settings of every training objective."""
+    from evalsuite.distill.stage import OBJECTIVES, Stage
+
+    for name in print_registry(OBJECTIVES):
+        own = [key for key in OBJECTIVES[name].model_fields if key not in Stage.model_fields]
+        if own:
+            print("    settings: " + ", ".join(own))
+    return 0
+
+
+def show_scorers(arguments: argparse.Namespace) -> int:
+    """Print name and description of every scorer of generated responses."""
+    from evalsuite.protocols.scorers import SCORERS, describe_scorer
+
+    list(print_registry(SCORERS, describe_scorer))
+    return 0
+
+
+def show_executors(arguments: argparse.Namespace) -> int:
+    """Print name and description of every executor."""
+    from evalsuite.executors import EXECUTORS
+
+    list(print_registry(EXECUTORS))
     return 0
 
 
@@ -98,8 +148,15 @@ def show_selectors(arguments: argparse.Namespace) -> int:
     """Print method, requirements and source of each selector, and the published layer sets."""
     from evalsuite.distill.selection import SELECTORS, published_sets
 
-    rows = [(each.name, each.requires, each.summary, each.source) for each in SELECTORS.values()]
+    problems = {name: SELECTORS.problem(name) for name in SELECTORS}
+    usable = [name for name in SELECTORS if problems[name] is None or SELECTORS.origin(name) == "evalsuite"]
+    rows = [
+        (name, each.requires, each.summary, each.source)
+        for name, each in ((name, SELECTORS[name]) for name in usable)
+    ]
     print(table(("selector", "needs", "method", "source"), rows))
+    for problem in filter(None, problems.values()):
+        print(problem)
     sets = [
         (name, f"{s.teacher} ({s.layers})", ", ".join(map(str, s.sets)))
         for name, s in published_sets().items()

@@ -13,10 +13,8 @@ CODE = """
 import sys
 for name in ("pydantic", "lm_eval", "evalscope", "datasets", "pandas"):
     sys.modules[name] = None
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
-config = RunConfig(checkpoints=[sys.argv[1]], out=sys.argv[2], phases=("infer",), quiet=True)
-print(evaluate(config).computed)
+from evalsuite.cli import main
+sys.exit(main(["run", "--infer-only", "--checkpoint", sys.argv[1], "--out", sys.argv[2], "--quiet"]))
 """
 
 
@@ -38,6 +36,6 @@ def test_infer_only_needs_no_harness_or_pydantic(tiny: Path, suite: Path, tmp_pa
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith(": 20}")
+    assert f"computed responses: {tiny.name} 20\n" in done.stdout
     assert loss_curve_path(run, tiny.name).read_bytes() == (moved / "training.jsonl").read_bytes()
     assert evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True)).missing == 0

@@ -5,7 +5,14 @@ module below registers its own. Other packages add scorers in the entry-point gr
 """
 
 from evalsuite.protocols.scorers import longbench, pocket, recall
-from evalsuite.protocols.scorers.base import SCORERS, ScoreFunction, Scorer, ScorerOutput, as_scorer
+from evalsuite.protocols.scorers.base import (
+    SCORERS,
+    ScoreFunction,
+    Scorer,
+    ScorerOutput,
+    as_scorer,
+    describe_scorer,
+)
 
 __all__ = [
     "SCORERS",
@@ -13,6 +20,7 @@ __all__ = [
     "Scorer",
     "ScorerOutput",
     "as_scorer",
+    "describe_scorer",
     "longbench",
     "pocket",
     "recall",

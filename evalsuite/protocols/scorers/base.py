@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -69,6 +70,15 @@ class Scorer:
                 )
 
 
+def describe_scorer(scorer: Scorer) -> str | None:
+    """Return the docstring of a scorer's function, or of the metric that a partial applies."""
+    function: Any = scorer.function
+    if isinstance(function, partial):
+        metrics = [each for each in function.args if callable(each)]
+        function = metrics[0] if metrics else function.func
+    return getattr(function, "__doc__", None)
+
+
 def as_scorer(item: Any) -> Scorer:
     """Return a plugin's `Scorer`, or its function as one. Raises TypeError for anything else."""
     if isinstance(item, Scorer):
@@ -84,7 +94,7 @@ SCORERS: Registry[Scorer] = Registry("scorer", group="evalsuite.scorers", valida
 
 
 def _file(item: ModuleType | ScoreFunction) -> Path:
-    while hasattr(item, "func"):  # a partial
+    while isinstance(item, partial):
         item = item.func
     try:
         return Path(inspect.getsourcefile(item) or "")

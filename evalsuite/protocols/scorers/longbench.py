@@ -171,6 +171,7 @@ def _score(
 
 
 def _classification(row: Mapping[str, Any], response: str) -> ScorerOutput:
+    """Return LongBench's classification score of the first line against the classes of the row."""
     metric = partial(classification, classes=classes_of(dict(row)))
     return _score("classification", metric, row, response, line=True)
 

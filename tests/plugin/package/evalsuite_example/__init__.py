@@ -1,0 +1,1 @@
+"""One extension of evalsuite of each kind that another package can add."""

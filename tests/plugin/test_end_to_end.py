@@ -1,0 +1,102 @@
+"""Extensions of another package, used as evalsuite's own: listed, distilled with, evaluated with."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from evalsuite.api import RunConfig, distill, evaluate, load_run
+from evalsuite.cli.entry import main
+from evalsuite.distill.recipe import RECIPES
+from evalsuite.models.checkpoints import load_checkpoint
+from evalsuite.tasks.benchmark import FOLDER
+from tests.plugin.conftest import PACKAGE
+
+MIXER = "example_retention"
+
+
+def recipe(folder: Path, **changes: Any) -> Path:
+    """Write a recipe for one student with the example's mixer and objective, trained on a few documents."""
+    pocket = yaml.safe_load((RECIPES / "pocket.yaml").read_text())
+    stage = pocket["stages"][-1] | {"tokens": 2048, "objective": "example_distillation", "ce_share": 0.25}
+    student = {"mixers": [MIXER], "options": {MIXER: {"decay": 0.9}}}
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(pocket | {"student": student, "stages": [stage]} | changes))
+    return path
+
+
+def suite(folder: Path) -> Path:
+    """Write a suite of one benchmark that names the example's scorer."""
+    facts = yaml.safe_load((FOLDER / "pocket_facts.yaml").read_text())
+    del facts["loglikelihood"]
+    facts["name"] = "last_words"
+    facts["generation"]["scorer"] = "example_last_word"
+    (folder / "last_words.yaml").write_text(yaml.safe_dump(facts))
+    path = folder / "suite.yaml"
+    path.write_text("name: example\ntitle: Example\nlimit: 6\nbenchmarks: [last_words.yaml]\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("subject", "name"),
+    [
+        ("mixers", MIXER),
+        ("objectives", "example_distillation"),
+        ("scorers", "example_last_word"),
+    ],
+)
+def test_every_extension_is_listed_with_its_package(
+    example: Path, subject: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", subject]) == 0
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith(f"{name}: "))
+    assert line.endswith("[evalsuite-example 1.0]")
+
+
+def test_a_student_is_distilled_and_evaluated(example: Path, tmp_path: Path) -> None:
+    (student,) = distill(recipe(tmp_path), tmp_path / "students", quiet=True)
+    rows = [json.loads(line) for line in (Path(student) / "training.jsonl").read_text().splitlines()]
+    for row in rows:
+        assert row["loss"] == pytest.approx(0.25 * row["ce"] + 0.75 * row["kl"], rel=1e-4)
+    model = load_checkpoint(student, dtype="float32", device="cpu").model
+    mixers = [layer.self_attn for layer in model.model.layers]
+    assert {type(mixer).__name__ for mixer in mixers} == {"Retention"}
+    assert {mixer.options.decay for mixer in mixers} == {0.9}
+
+    run = tmp_path / "run"
+    config = RunConfig(
+        suite=suite(tmp_path), teacher="pocket", checkpoints=[student], out=run, device="cpu", quiet=True
+    )
+    evaluate(config)
+    samples = load_run(run).samples
+    assert len(samples) == 12
+    words = samples["response"].str.split()
+    assert (samples["extracted"] == words.map(lambda each: each[-1] if each else "")).all()
+    assert set(samples["value.accuracy"]) <= {0.0, 1.0}
+    assert pd.Series(samples["value.accuracy"])[samples["checkpoint"] == "pocket"].mean() > 0.5
+
+
+@pytest.mark.slow
+def test_pip_installs_what_the_other_tests_use(tmp_path: Path) -> None:
+    """The entry points that pip writes are those of pyproject.toml, which the fixture copies."""
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    # A copy: building leaves files in the source folder.
+    source = tmp_path / "source"
+    subprocess.run(["cp", "-r", str(PACKAGE), str(source)], check=True)
+    subprocess.run([*command, "--target", str(site), str(source)], check=True, capture_output=True)
+    (found,) = metadata.distributions(name="evalsuite-example", path=[str(site)])
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
+    assert {(each.group, each.name, each.value) for each in found.entry_points} == {
+        (group, name, value)
+        for group, points in project["entry-points"].items()
+        for name, value in points.items()
+    }
+    assert (site / "evalsuite_example" / "mixer.py").is_file()
