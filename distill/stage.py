@@ -11,7 +11,7 @@ also listed and checked without torch.
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
@@ -132,15 +132,12 @@ class Stage(Strict):
     def class_for(cls, value: Any) -> type[Strict]:
         """The class of the objective that an unvalidated stage names; this class if there is none."""
         name = value.get("objective") if isinstance(value, Mapping) else None
-        if cls is not Stage or not isinstance(name, str) or OBJECTIVES.problem(name) is not None:
-            return cls
-        return OBJECTIVES[name]
+        return _usable([str(name)]).get(str(name), cls) if cls is Stage else cls
 
     @classmethod
     def hint(cls, key: str) -> str:
         """For an unknown setting: the objectives that have it, or the nearest setting of this one."""
-        usable = [name for name in OBJECTIVES if OBJECTIVES.problem(name) is None]
-        owners = [name for name in usable if key in OBJECTIVES[name].model_fields]
+        owners = [name for name, kind in _usable(OBJECTIVES).items() if key in kind.model_fields]
         if not owners:
             return nearest(key, cls.model_fields)
         return f": it applies to objective {' or '.join(owners)} only"
@@ -194,5 +191,15 @@ OBJECTIVES: Registry[type[Stage]] = Registry(
 def stage_settings(used: Collection[str]) -> set[str]:
     """Settings that stages can have: those of evalsuite's own objectives, and of the `used` ones."""
     names = [name for name in OBJECTIVES if name in used or OBJECTIVES.origin(name) == "evalsuite"]
-    usable = [name for name in names if OBJECTIVES.problem(name) is None]
-    return set(Stage.model_fields).union(*(OBJECTIVES[name].model_fields for name in usable))
+    return set(Stage.model_fields).union(*(kind.model_fields for kind in _usable(names).values()))
+
+
+def _usable(names: Iterable[str]) -> dict[str, type[Stage]]:
+    """The classes of those objectives that exist and can be imported."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = OBJECTIVES.get_or_raise(name)
+        except ConfigError:
+            continue
+    return found

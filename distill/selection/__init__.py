@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from evalsuite.distill.selection.fixed_sets import published_sets
 from evalsuite.distill.selection.options import Options, load_options
-from evalsuite.distill.selection.registry import SELECTORS, Selector, find_selector
+from evalsuite.distill.selection.registry import SELECTORS, Selector
 
 if TYPE_CHECKING:
     from evalsuite.distill.selection.run import select
 
-__all__ = ["SELECTORS", "Options", "Selector", "find_selector", "load_options", "published_sets", "select"]
+__all__ = ["SELECTORS", "Options", "Selector", "load_options", "published_sets", "select"]
 
 
 def __getattr__(name: str) -> Any:

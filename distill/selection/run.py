@@ -10,7 +10,7 @@ from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.selection.context import SelectionContext
 from evalsuite.distill.selection.layer_sets import softmax_budget
 from evalsuite.distill.selection.options import Options
-from evalsuite.distill.selection.registry import Selector, find_selector
+from evalsuite.distill.selection.registry import SELECTORS, Selector
 from evalsuite.distill.selection.result import SelectionResult
 from evalsuite.distill.training.builders import override_mixers
 from evalsuite.distill.training.provenance import package_versions
@@ -48,7 +48,7 @@ def select(
         ConfigError: an unknown selector, an impossible budget, an unsupported teacher, or invalid options.
         RunFolderError: `out` or `work` belong to another teacher or other settings.
     """
-    find_selector(selector)
+    SELECTORS.get_or_raise(selector)
     recipe = override_mixers(recipe, None if mixer is None else [mixer])
     work = Path(work) if work is not None else Path(out).parent / "work"
     context = SelectionContext(recipe, options or Options(), work, device=device, quiet=quiet)
@@ -64,7 +64,7 @@ def select_on(
     ratio: float | str | None = None,
 ) -> dict[str, Any]:
     """`select` with an existing context, so that several selectors load the models once."""
-    found, out = find_selector(selector), Path(out)
+    found, out = SELECTORS.get_or_raise(selector), Path(out)
     k = softmax_budget(context.layers, budget=budget, ratio=ratio)
     request = {
         "selector": selector,
@@ -78,7 +78,7 @@ def select_on(
     if done is not None:
         return done
     began = time.monotonic()
-    result: SelectionResult = found.load()(context, k, **found.kwargs)
+    result = found.select(context, k)
     value = _encode(context, found, result, request, time.monotonic() - began)
     if context.process_group.is_main:
         write_json(out, value)
@@ -128,7 +128,7 @@ def _encode(
     ]
     value: dict[str, Any] = {
         "schema": SCHEMA,
-        "selector": selector.name,
+        "selector": request["selector"],
         "layers": list(result.layers),
         "mixer": context.mixer if selector.requires in ("all_linear", "training") else None,
         "teacher": context.teacher_id,

@@ -24,6 +24,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         ("objectives", show_objectives, "the training objectives and the settings that only they have"),
         ("selectors", show_selectors, "the methods that choose the layers that stay softmax"),
         ("scorers", show_scorers, "the scorers of generated responses"),
+        ("engines", show_engines, "the inference engines and whether they take arguments"),
         ("executors", show_executors, "what carries out the inference of a run"),
         ("suites", show_suites, "the suites and their benchmarks"),
         ("benchmarks", show_benchmarks, "the benchmarks with protocols, documents, chance level and license"),
@@ -120,6 +121,15 @@ def show_scorers(arguments: argparse.Namespace) -> int:
     from evalsuite.protocols.scorers import SCORERS, describe_scorer
 
     list(print_registry(SCORERS, describe_scorer))
+    return 0
+
+
+def show_engines(arguments: argparse.Namespace) -> int:
+    """Print name, description and arguments of every inference engine."""
+    from evalsuite.models.inference import ENGINES
+
+    for name in print_registry(ENGINES):
+        print(f"    --engine-args: {ENGINES[name].arguments_help or 'none'}")
     return 0
 
 

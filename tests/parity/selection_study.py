@@ -170,7 +170,7 @@ class Study:
         ablate_layers: Sequence[int],
     ) -> None:
         """Select layers with every selector and budget in one context."""
-        from evalsuite.distill.selection import find_selector
+        from evalsuite.distill.selection import SELECTORS
         from evalsuite.distill.selection.context import SelectionContext
         from evalsuite.distill.selection.run import select_on
         from tests.parity.single_candidate import train_single_candidate
@@ -179,7 +179,7 @@ class Study:
             self.recipe, self.options, self.out / "work", device=self.device, quiet=self.quiet
         )
         for name in selectors:
-            if complete and find_selector(name).requires == "training":
+            if complete and SELECTORS[name].requires == "training":
                 assert context.all_linear is not None  # loaded once for both contexts
                 ended, path = context.with_options(early_stop=False), self.out / "complete" / f"{name}.json"
                 self._log(f"{name} to its end", partial(select_on, ended, name, path, budget=max(budgets)))

@@ -8,8 +8,9 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from evalsuite.distill import distill, dry_run
-from evalsuite.distill.selection import SELECTORS, beam_search, load_options, select
+from evalsuite.distill.selection import SELECTORS, Selector, beam_search, load_options, select
 from evalsuite.distill.selection.options import shorten_kd_stage
+from evalsuite.distill.selection.result import SelectionResult
 from evalsuite.distill.training.builders import build_random_model, resolve_layer_selection
 from evalsuite.foundation import CheckpointError, ConfigError, RunFolderError
 from evalsuite.reports.records.sidecars import Selection
@@ -48,6 +49,19 @@ def test_selectors_write_files_that_reports_can_read(run_select, tmp_path, selec
     assert read.mixer == ("gated_deltanet" if needs in ("all_linear", "training") else None)
     if needs == "training":
         assert read.tokens == value["details"]["cost"]["student_tokens"] > 0
+
+
+def test_a_selector_is_one_definition_and_one_registration(run_select, tmp_path, monkeypatch):
+    def last_layers(context, k):
+        scores = tuple(float(layer) for layer in range(context.layers))
+        return SelectionResult(layers=tuple(range(context.layers - k, context.layers)), scores=scores)
+
+    last = Selector(summary="the last layers", source="none", requires="nothing", select=last_layers)
+    monkeypatch.setitem(SELECTORS._items, "last", last)
+    assert run_select("last", tmp_path / "layers.json", budget=2)["layers"] == [1, 2]
+    assert run_select("last", tmp_path / "layers.json", budget=2)["selector"] == "last"
+    with pytest.raises(TypeError, match=r"is not an evalsuite\.distill\.selection\.Selector"):
+        SELECTORS._validate(last_layers)
 
 
 @pytest.mark.parametrize("selector", ["ga_s1", "gr_s1", "avg_s1"])
