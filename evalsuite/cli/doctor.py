@@ -1,8 +1,9 @@
 """`evalsuite doctor`: are a model's numbers artefacts of batching, padding, packing, decoding or dtype?"""
 
 import argparse
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
+from typing import Any
 
 from evalsuite.cli.options import add_data_option, add_engine_option, add_model_options, engine_arguments
 from evalsuite.cli.parser import command
@@ -33,7 +34,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--documents", type=int, default=48, metavar="N", help="number of documents (default: %(default)s)"
     )
-    add_engine_option(parser, "vllm: compare with vLLM, too")
+    add_engine_option(parser, "another engine to compare with")
     add_model_options(parser)
     add_data_option(parser)
     parser.set_defaults(call=run)
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the checks, print the table, and write it to the run folder if one is given."""
     from evalsuite.evaluation import checks
     from evalsuite.evaluation.checkpoints import max_positions
-    from evalsuite.evaluation.infer import resolve_device, vllm_engine
+    from evalsuite.evaluation.infer import engine_factory, resolve_device
     from evalsuite.foundation import ConfigError
     from evalsuite.models.checkpoints import load_checkpoint
     from evalsuite.models.diagnostics.consistency_checks import format_checks, run_consistency_checks
@@ -51,13 +52,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.documents < 1:
         raise ConfigError(f"--documents {arguments.documents}: must be at least 1")
     device, dtype = resolve_device(arguments.device, arguments.dtype)
-    trusted, engine_args = arguments.trust_remote_code, engine_arguments(arguments)
-    # Refuse what vLLM cannot serve before loading anything.
-    served = (
-        vllm_engine(arguments.checkpoint, dtype, engine_args, trust_remote_code=trusted)
-        if arguments.engine == "vllm"
-        else None
+    trusted = arguments.trust_remote_code
+    # Refuse what another engine cannot serve before loading anything.
+    make: Any = engine_factory(
+        arguments.engine,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        trust_remote_code=trusted,
+        arguments=engine_arguments(arguments),
     )
+    served = make(arguments.checkpoint, None) if arguments.engine != "torch" else None
     checkpoint = load_checkpoint(
         arguments.checkpoint,
         dtype=dtype,
@@ -75,8 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
             max_positions(checkpoint.model.config),
             trust_remote_code=trusted,
         )
-    with served or nullcontext() as vllm:
-        result = run_consistency_checks(checkpoint, requests, vllm)
+    with closing(served) if served else nullcontext() as other:
+        result = run_consistency_checks(checkpoint, requests, other)
     print(format_checks(result))
     if arguments.out is not None:
         print(f"written to {checks.write_findings(arguments.out, checks.summarize_checks(result))}")

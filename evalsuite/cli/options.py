@@ -37,19 +37,21 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_option(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add the inference engine; vLLM runs in a separate Python environment."""
+    """Add the inference engine, by its name in the registry of engines."""
     parser.add_argument(
         "--engine",
         default="torch",
-        choices=("torch", "vllm"),
-        help=f"{what}; vllm uses the Python interpreter in EVALSUITE_VLLM_PYTHON (default: torch)",
+        metavar="NAME",
+        help=f"{what}: torch, vllm (in the Python environment of EVALSUITE_VLLM_PYTHON) or one of another "
+        "package; see `evalsuite show engines` (default: torch)",
     )
     parser.add_argument(
         "--engine-args",
         nargs="+",
         default=[],
         metavar="NAME=VALUE",
-        help="arguments of vllm.LLM, e.g. tensor_parallel_size=2 enforce_eager=true; values are JSON or text",
+        help="the engine's own arguments, for vllm those of vllm.LLM, e.g. tensor_parallel_size=2 "
+        "enforce_eager=true; values are JSON or text",
     )
 
 
@@ -57,7 +59,7 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Return `--engine-args` as a dictionary.
 
     Raises:
-        ConfigError: an argument that is not NAME=VALUE, a repeated name, or an engine without arguments.
+        ConfigError: an argument that is not NAME=VALUE, or a repeated name.
     """
     found: dict[str, Any] = {}
     for given in options.engine_args:
@@ -70,8 +72,6 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
             found[name] = json.loads(value)
         except ValueError:
             found[name] = value
-    if found and getattr(options, "engine", "torch") != "vllm":
-        raise ConfigError("--engine-args requires --engine vllm")
     return found
 
 

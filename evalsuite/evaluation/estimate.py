@@ -11,6 +11,7 @@ from evalsuite.evaluation.environment import coverage_notices
 from evalsuite.evaluation.infer import resolve_device, token_cost
 from evalsuite.evaluation.plan import resolve_suite
 from evalsuite.foundation import ConfigError
+from evalsuite.models.inference.registry import EngineSettings, engine_type
 from evalsuite.models.inference.requests import GenerateRequest, Request, ScoreRequest
 from evalsuite.models.inference.torch.prefix_groups import group_by_prefix
 from evalsuite.protocols.tokenization import Encoder
@@ -107,26 +108,24 @@ def _time(
     trust_remote_code: bool,
 ) -> str:
     """Return the expected duration of inference, in words."""
-    if engine != "torch":
-        return f"expected time: unknown for engine {engine}"
-    from evalsuite.models.runtime_estimate import measure_token_times
-
+    kind = engine_type(engine, {})
+    settings = EngineSettings(device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     prefill, decode, responses = _work(requests)
     prefill_seconds = decode_seconds = 0.0
     for checkpoint in checkpoints:
         try:
-            rates = measure_token_times(
+            rates = kind.token_times(
                 checkpoint.config,
                 checkpoint.tokenizer,
-                device=device,
-                dtype=dtype,
+                settings,
                 parameters=checkpoint.parameters or 1,
                 prompt_tokens=max(1, prefill // len(requests)),
                 num_responses=responses,
-                trust_remote_code=trust_remote_code,
             )
         except Exception as error:  # The estimate is optional: a run must not fail because of it.
             return f"expected time: unknown, cannot time a few layers of {checkpoint.label} ({error})"
+        if rates is None:
+            return f"expected time: unknown for engine {kind.display_name}"
         prefill_seconds += rates.seconds(prefill, 0)
         decode_seconds += rates.seconds(0, decode)
     parts = [f"{duration(prefill_seconds)} prefill"]

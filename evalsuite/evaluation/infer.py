@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation.environment import record_engine, record_inference, record_kernels
@@ -22,13 +22,10 @@ from evalsuite.evaluation.run_paths import (
 from evalsuite.executors import Executor, Progress
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, progress
 from evalsuite.models.inference.base import Engine, score_remaining
+from evalsuite.models.inference.registry import EngineSettings, engine_type
 from evalsuite.models.inference.requests import GenerateRequest, Request, Response, ScoreRequest
 from evalsuite.models.inference.response_cache import ResponseCache, run_requests
 
-if TYPE_CHECKING:
-    from evalsuite.models.inference.vllm.engine import VllmEngine
-
-ENGINES = ("torch", "vllm")
 DECODE_COST = 4
 """Cost of a decoded token in prefilled tokens; only the progress bar's remaining time uses it."""
 
@@ -54,7 +51,7 @@ class InferenceStats:
 class EngineFactory(Protocol):
     """Loads a checkpoint and returns its engine."""
 
-    def __call__(self, path: str, label: str) -> Engine:
+    def __call__(self, path: str, label: str | None) -> Engine:
         """Raises CheckpointError for a checkpoint that cannot be loaded."""
 
 
@@ -66,63 +63,32 @@ def engine_factory(
     trust_remote_code: bool,
     arguments: Mapping[str, Any] | None = None,
 ) -> EngineFactory:
-    """Return the factory of a built-in engine.
+    """Return the factory of an engine.
 
     Raises:
         ConfigError: an unknown engine, or arguments for an engine that takes none.
-        MissingDependencyError: raised by the factory if vLLM is not installed.
+        MissingDependencyError: raised by the factory if the engine needs a package that is not installed.
     """
-    if engine not in ENGINES:
-        raise ConfigError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
-    if engine == "vllm":
+    kind = engine_type(engine, arguments or {})
 
-        def make_vllm(path: str, label: str) -> Engine:
-            resolved_dtype = resolve_device(device, dtype)[1]
-            return vllm_engine(path, resolved_dtype, arguments, trust_remote_code=trust_remote_code)
-
-        return make_vllm
-    if arguments:
-        raise ConfigError(f"engine {engine} takes no arguments, such as {next(iter(arguments))}")
-
-    def make_torch(path: str, label: str) -> Engine:
-        from evalsuite.models.checkpoints import load_checkpoint
-        from evalsuite.models.inference.torch.engine import TorchEngine
-
+    def make(path: str, label: str | None) -> Engine:
         resolved_device, resolved_dtype = resolve_device(device, dtype)
-        checkpoint = load_checkpoint(
-            path,
-            dtype=resolved_dtype,
+        settings = EngineSettings(
             device=resolved_device,
-            trust_remote_code=trust_remote_code,
+            dtype=resolved_dtype,
             label=label,
+            trust_remote_code=trust_remote_code,
+            arguments=arguments or {},
         )
-        return TorchEngine(checkpoint)
+        return kind.open(path, settings)
 
-    return make_torch
-
-
-def vllm_engine(
-    path: str, dtype: str, arguments: Mapping[str, Any] | None, *, trust_remote_code: bool
-) -> "VllmEngine":
-    """Return the vLLM engine of a checkpoint; vLLM starts with the first request.
-
-    Raises:
-        CheckpointError, ConfigError: a checkpoint or arguments that vLLM cannot serve.
-        MissingDependencyError: vLLM is missing, or its version is not supported.
-    """
-    from evalsuite.models.checkpoints import describe_checkpoint
-    from evalsuite.models.inference.vllm.engine import VllmEngine
-
-    info = describe_checkpoint(path, trust_remote_code=trust_remote_code)
-    trusted = {"trust_remote_code": True} if trust_remote_code else {}
-    return VllmEngine(info, dtype=dtype, arguments={**trusted, **(arguments or {})})
+    return make
 
 
 def check_servable(config: RunConfig, paths: Sequence[str]) -> None:
-    """Refuse an unknown engine, invalid arguments, and checkpoints that vLLM cannot serve, before any work.
+    """Refuse an unknown engine, invalid arguments, and checkpoints that it cannot serve, before any work.
 
-    Constructing vLLM's engine starts nothing. Other engines load the checkpoint, so they are constructed
-    later.
+    Engines that load a checkpoint as they open it are opened later, one at a time.
     """
     make = engine_factory(
         config.engine,
@@ -131,7 +97,7 @@ def check_servable(config: RunConfig, paths: Sequence[str]) -> None:
         trust_remote_code=config.trust_remote_code,
         arguments=config.engine_args,
     )
-    if config.engine == "vllm":
+    if engine_type(config.engine, config.engine_args).opens_unloaded:
         for path in paths:
             make(path, "")
 

@@ -84,6 +84,11 @@ class EngineType:
         """
         return None
 
+    @property
+    def label(self) -> str:
+        """Name of its checkpoint in reports."""
+        raise NotImplementedError
+
     def measure(self, context: int, batch: int) -> "Throughput":
         """Measure prefill and decoding of `batch` prompts of `context` tokens, for `evalsuite bench`.
 

@@ -1,4 +1,4 @@
-"""`--engine-args`: arguments for vLLM."""
+"""`--engine` and `--engine-args`."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,13 @@ import pytest
 from evalsuite.cli.entry import main
 from evalsuite.cli.options import add_engine_option, engine_arguments
 from evalsuite.foundation import ConfigError
-from evalsuite.models.inference.vllm import engine as vllm_engine
+from evalsuite.models.inference.vllm.engine import VllmEngine
+
+VERBS = (
+    ("run", "pocket", "--checkpoint", "pocket", "--out", "RUN"),
+    ("doctor", "pocket"),
+    ("bench", "pocket"),
+)
 
 
 def parse(*argv: str) -> dict[str, Any]:
@@ -39,7 +45,6 @@ def test_engine_args_values_are_json_or_text() -> None:
     [
         (("--engine", "vllm", "--engine-args", "2"), "--engine-args 2: must be NAME=VALUE"),
         (("--engine", "vllm", "--engine-args", "a=1", "a=2"), "--engine-args a: given twice"),
-        (("--engine-args", "tensor_parallel_size=2"), "--engine-args requires --engine vllm"),
     ],
 )
 def test_engine_args_refuses_invalid(argv: tuple[str, ...], message: str) -> None:
@@ -47,24 +52,17 @@ def test_engine_args_refuses_invalid(argv: tuple[str, ...], message: str) -> Non
         parse(*argv)
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        ("run", "pocket", "--checkpoint", "pocket", "--out", "RUN"),
-        ("doctor", "pocket"),
-        ("bench", "pocket"),
-    ],
-)
+@pytest.mark.parametrize("verb", VERBS)
 def test_engine_args_reach_vllm_before_loading(
     verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     requested: list[dict[str, Any]] = []
 
-    def refuse(info: Any, **rest: Any) -> None:
+    def refuse(self: Any, info: Any, **rest: Any) -> None:
         requested.append({"label": info.label, **rest})
         raise ConfigError("not today")
 
-    monkeypatch.setattr(vllm_engine, "VllmEngine", refuse)
+    monkeypatch.setattr(VllmEngine, "__init__", refuse)
     run = tmp_path / "run"
     argv = [str(run) if word == "RUN" else word for word in verb]
     code = main([*argv, "--dtype", "float32", "--engine", "vllm", "--engine-args", "tensor_parallel_size=2"])
@@ -72,3 +70,31 @@ def test_engine_args_reach_vllm_before_loading(
     assert "not today" in capsys.readouterr().err
     assert requested == [{"label": "pocket", "dtype": "float32", "arguments": {"tensor_parallel_size": 2}}]
     assert not run.exists()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--engine", "vlm"), "unknown engine 'vlm'; did you mean 'vllm'"),
+        (("--engine-args", "tensor_parallel_size=2"), "engine torch takes no arguments, such as tensor_par"),
+    ],
+)
+def test_engines_and_arguments_that_do_not_exist_are_refused(
+    verb: tuple[str, ...],
+    given: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    assert main([str(run) if word == "RUN" else word for word in verb] + list(given)) == ConfigError.exit_code
+    assert message in capsys.readouterr().err
+    assert not run.exists()
+
+
+def test_show_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "engines"]) == 0
+    shown = capsys.readouterr().out
+    assert "torch: Runs requests on a loaded checkpoint.\n" in shown
+    assert "    --engine-args: arguments of vllm.LLM" in shown

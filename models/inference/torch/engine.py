@@ -105,6 +105,11 @@ class TorchEngine(EngineType):
             trust_remote_code=settings.trust_remote_code,
         )
 
+    @property
+    def label(self) -> str:
+        """See `EngineType.label`."""
+        return self.checkpoint.label
+
     def measure(self, context: int, batch: int) -> "Throughput":
         """See `EngineType.measure`."""
         from evalsuite.models.throughput import measure_throughput

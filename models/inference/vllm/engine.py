@@ -123,6 +123,11 @@ class VllmEngine(EngineType):
         trusted = {"trust_remote_code": True} if settings.trust_remote_code else {}
         return cls(info, dtype=settings.dtype, arguments={**trusted, **settings.arguments})
 
+    @property
+    def label(self) -> str:
+        """See `EngineType.label`."""
+        return self.info.label
+
     def measure(self, context: int, batch: int) -> "Throughput":
         """See `EngineType.measure`."""
         from evalsuite.models.vllm_plugin.benchmark import measure_served
