@@ -13,7 +13,7 @@ import pandas as pd
 
 from evalsuite.foundation import DataError
 from evalsuite.reports.records.merging import CheckpointEntry, MergedPlan
-from evalsuite.reports.records.reading import NO_CHOICE, NO_CONTEXT, read_score_rows
+from evalsuite.reports.records.reading import NO_CHOICE, NO_CONTEXT, read_score_files
 from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.score_files import UNKNOWN_SCORER, ScorerVersion, score_paths
@@ -91,27 +91,25 @@ def read_journal(
 
 def _read(journal: JournalRef, run: Path, log: ReadLog) -> pd.DataFrame | None:
     paths = score_paths(run, journal.benchmark.name, journal.protocol)
-    return pd.concat([_read_file(journal, path, log) for path in paths]) if paths else None
-
-
-def _read_file(journal: JournalRef, path: Path, log: ReadLog) -> pd.DataFrame:
+    if not paths:
+        return None
     metric, units = journal.plan.metric, journal.plan.units
     has_choices = journal.protocol == "loglikelihood"
-    frame, scorer = read_score_rows(
-        path,
+    frame, scorers = read_score_files(
+        paths,
         [metric, *([units] if units else [])],
         list(dict.fromkeys([SUMMED, metric])) if has_choices else [],
         extracted=journal.extracts_answers,
     )
-    _refuse_missing_clusters(frame, journal, path)
+    _refuse_missing_clusters(frame, journal, paths)
     value = frame[f"value.{metric}"]
-    outside = value.notna() & ~value.between(0, 1)
-    if journal.plan.direction == "higher" and outside.any():
-        bad = frame[outside].iloc[0]
-        raise DataError(
-            f"{path}, row {bad['row']}: {metric} = {bad[f'value.{metric}']:g}; "
-            "a score is a fraction between 0 and 1"
-        )
+    if journal.plan.direction == "higher":
+        outside = value.notna() & ~value.between(0, 1)
+        for _, bad in frame[outside].head(1).iterrows():
+            raise DataError(
+                f"{_place(paths, bad)}: {metric} = {bad[f'value.{metric}']:g}; "
+                "a score is a fraction between 0 and 1"
+            )
     columns = ["seed", "context", "doc_id", "prompt_hash", "chance", "row", "cluster"]
     columns += ["weights_id", "fingerprint", "sampling", "outcome"]
     selected = frame[columns].astype(dict.fromkeys(columns[7:], "str"))
@@ -120,24 +118,32 @@ def _read_file(journal: JournalRef, path: Path, log: ReadLog) -> pd.DataFrame:
     if has_choices:
         selected["answer"], selected["scored_answer"] = frame[f"choice.{SUMMED}"], frame[f"choice.{metric}"]
     else:
-        # A fraction, such as an F1 or ROUGE, compares texts: there is no answer to agree on.
-        is_answer = journal.extracts_answers and value.dropna().isin([0.0, 1.0]).all()
-        selected["answer"] = frame["extracted"] if is_answer else np.full(len(frame), None, dtype=object)
+        selected["answer"] = _answers(frame, value) if journal.extracts_answers else None
         selected["scored_answer"] = np.full(len(frame), NO_CHOICE, dtype=np.int32)
-    selected["journal"] = np.full(len(frame), len(log.journals))
-    log.journals.append(path)
-    log.scorers.append(scorer)
+    selected["journal"] = frame["file"] + len(log.journals)
+    log.journals += paths
+    log.scorers += scorers
     log.score_rows += len(frame)
     return selected
 
 
-def _refuse_missing_clusters(frame: pd.DataFrame, journal: JournalRef, path: Path) -> None:
+def _answers(frame: pd.DataFrame, value: pd.Series) -> np.ndarray:
+    """Extracted answers; None in a file with fractions, such as F1, which compare texts. [rows]"""
+    fractions = frame.loc[value.notna() & ~value.isin([0.0, 1.0]), "file"].unique()
+    return np.where(frame["file"].isin(fractions), None, frame["extracted"])
+
+
+def _place(paths: Sequence[Path], row: pd.Series) -> str:
+    return f"{paths[row['file']]}, row {row['row']}"
+
+
+def _refuse_missing_clusters(frame: pd.DataFrame, journal: JournalRef, paths: Sequence[Path]) -> None:
     """Raise DataError for a score row without a cluster: as independent it would narrow the intervals."""
     column, missing = journal.benchmark.cluster_column, frame["cluster"].isna()
     if column is not None and missing.any():
         raise DataError(
-            f"{path}, row {frame.loc[missing, 'row'].iloc[0]}: 'cluster' is missing, but documents of "
-            f"benchmark '{journal.benchmark.name}' are resampled by column '{column}'; score again with "
+            f"{_place(paths, frame[missing].iloc[0])}: 'cluster' is missing, but documents of benchmark "
+            f"'{journal.benchmark.name}' are resampled by column '{column}'; score again with "
             "`evalsuite run … --score-only`"
         )
 

@@ -38,6 +38,7 @@ SCALARS = {
 }
 """Columns of one value a row; `value.<metric>`, `choice.<metric>` and `detail` (JSON) follow."""
 NESTED = {"values": ("value.", pa.float64()), "choices": ("choice.", pa.int32())}
+REPAIR = "repeat `evalsuite run … --score-only`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,27 +121,51 @@ def pack_rows(rows: Sequence[Mapping[str, Any]], info: ScoreFileInfo) -> bytes:
 
 
 def open_score_file(path: Path) -> tuple[pq.ParquetFile, ScoreFileInfo]:
-    """Open a score file. Raises DataError for a missing or damaged file, and for another schema."""
+    """Open a score file.
+
+    Raises:
+        DataError: the file is missing or damaged, has another schema, lacks rows or a column, or a column has
+            another type.
+    """
     try:
         # Read at once: another process may replace the file.
         file = pq.ParquetFile(pa.BufferReader(Path(path).read_bytes()))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, pa.ArrowException) as error:
-        raise DataError(
-            f"{path}: not a parquet file ({error}); repeat `evalsuite run … --score-only`"
-        ) from error
+        raise DataError(f"{path}: not a parquet file ({error}); {REPAIR}") from error
+    names = file.schema_arrow.names
     try:
         value = json.loads((file.schema_arrow.metadata or {})[METADATA])
         schema = value.pop("schema")
-        if schema == SCHEMA:
-            return file, ScoreFileInfo(scorer=ScorerVersion(**value.pop("scorer")), **value)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: not a score file (no evalsuite metadata: {error!r})") from error
-    raise DataError(
-        f"{path}: scores of schema {schema!r}, this evalsuite reads {SCHEMA}; repeat "
-        "`evalsuite run … --score-only`"
-    )
+        if schema != SCHEMA:
+            raise DataError(f"{path}: scores of schema {schema!r}, this evalsuite reads {SCHEMA}; {REPAIR}")
+        info = ScoreFileInfo(scorer=ScorerVersion(**value.pop("scorer")), **value)
+        texts = (info.inputs, *asdict(info.scorer).values())
+        if {*map(type, texts)} != {str} or {type(info.rows), type(info.undecided)} != {int}:
+            raise TypeError("a value has another type")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: not a score file (no evalsuite metadata: {error!r}); {REPAIR}") from error
+    for name, kind in _column_types(names).items():
+        if names.count(name) != 1 or file.schema_arrow.field(name).type != kind:
+            raise DataError(f"{path}: column '{name}' is missing, repeated or not of type {kind}; {REPAIR}")
+    if info.rows != file.metadata.num_rows:
+        raise DataError(f"{path}: {file.metadata.num_rows} rows, its metadata says {info.rows!r}; {REPAIR}")
+    return file, info
+
+
+def _column_types(names: Sequence[str]) -> dict[str, pa.DataType]:
+    """Return the type of every column that a file with these columns must have."""
+    nested = {name: kind for prefix, kind in NESTED.values() for name in names if name.startswith(prefix)}
+    return {**SCALARS, **nested, "detail": pa.string()}
+
+
+def read_columns(file: pq.ParquetFile, path: Path, names: Sequence[str] | None = None) -> pa.Table:
+    """Read columns of an open score file; None reads all. Raises DataError for damaged pages."""
+    try:
+        return file.read(names, use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path}: damaged ({error}); {REPAIR}") from error
 
 
 def read_info(path: Path) -> ScoreFileInfo | None:
@@ -164,15 +189,13 @@ def read_rows(path: Path, numbers: Iterable[int] | None = None) -> dict[int, dic
     Raises:
         DataError: not a score file.
     """
-    table = open_score_file(path)[0].read()
-    if missing := sorted({*SCALARS, "detail"} - set(table.column_names)):
-        raise DataError(f"{path}: lacks column '{missing[0]}'")
+    table = read_columns(open_score_file(path)[0], path)
     wanted = list(range(1, table.num_rows + 1) if numbers is None else sorted(set(numbers)))
     rows = table.take(pa.array([number - 1 for number in wanted], pa.int64())).to_pylist()
-    return {number: _nested(row) for number, row in zip(wanted, rows, strict=True)}
+    return {number: _nested(row, f"{path}, row {number}") for number, row in zip(wanted, rows, strict=True)}
 
 
-def _nested(row: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     found: dict[str, Any] = {name: row[name] for name in SCALARS}
     for field, (prefix, _) in NESTED.items():
         found[field] = {
@@ -180,4 +203,15 @@ def _nested(row: Mapping[str, Any]) -> dict[str, Any]:
             for name, value in row.items()
             if name.startswith(prefix) and value is not None
         }
-    return found | {"detail": json.loads(row["detail"])}
+    return found | {"detail": parse_detail(row["detail"], place)}
+
+
+def parse_detail(text: str | None, place: str) -> dict[str, Any]:
+    """Parse the detail of a row. Raises DataError, which names its place, if it is no JSON object."""
+    try:
+        detail = json.loads(text or "")
+    except ValueError as error:
+        raise DataError(f"{place}: 'detail' is no JSON ({error}); {REPAIR}") from error
+    if not isinstance(detail, dict):
+        raise DataError(f"{place}: 'detail' is no JSON object; {REPAIR}")
+    return detail
