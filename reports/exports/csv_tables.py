@@ -5,43 +5,39 @@ import io
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from evalsuite.reports.analysis.bootstrap_sample import Estimate
+from evalsuite.reports.analysis.measures.agreement import AgreementRow
+from evalsuite.reports.analysis.measures.flips import MEASURES
+from evalsuite.reports.analysis.measures.letters import LetterRow
+from evalsuite.reports.analysis.rows import BenchmarkRow
+from evalsuite.reports.columns import Entry, columns_of, estimate_cells, interval_cells
 from evalsuite.reports.report import Report
-from evalsuite.reports.statistics.intervals import Interval
 
 
 def leaderboard_csv(report: Report) -> str:
-    """One row per checkpoint, protocol and scope (`all` or a category). Scores and drops are fractions."""
-    rows = []
+    """One row per checkpoint, protocol and scope (`all`, `informative` or a category), in fractions."""
+    columns = columns_of("csv")
+    rows: list[dict[str, Any]] = []
     for row in report.averages:
-        checkpoint = report.checkpoints[row.checkpoint]
-        rows.append(
-            {
-                "label": checkpoint.label,
-                "weights_id": checkpoint.plan.weights_id,
-                "role": checkpoint.plan.role,
-                "teacher": _teacher(report, row.checkpoint),
-                "protocol": row.protocol,
-                "scope": row.scope,
-                "rank": row.rank,
-                "rank_low": row.rank_low,
-                "rank_high": row.rank_high,
-                **_estimate("recovery", row.recovery),
-                **_estimate("chance_normalized_recovery", row.chance_normalized_recovery),
-                **_interval("score", row.score),
-                **_interval("drop", row.drop),
-                "win_or_tie_rate": row.win_or_tie_rate,
-                "benchmarks": " ".join(row.benchmarks),
-                "missing": " ".join(row.missing),
-                "documents": row.documents,
-            }
-        )
+        checkpoint, entry = report.checkpoints[row.checkpoint], Entry.of(report, row)
+        cells: dict[str, Any] = {
+            "label": checkpoint.label,
+            "weights_id": checkpoint.plan.weights_id,
+            "role": checkpoint.plan.role,
+            "teacher": _teacher(report, row.checkpoint),
+            "protocol": row.protocol,
+            "scope": row.scope,
+        }
+        for name, column in columns.items():
+            cells |= column.csv(name, entry)
+        rows.append(cells)
     return _csv(rows)
 
 
 def scores_csv(report: Report) -> str:
     """One row per checkpoint, benchmark, protocol and context; incomplete cells have counts and no score."""
     plans = {benchmark.name: benchmark for benchmark in report.benchmarks}
+    flips = {(r.checkpoint, r.scope, r.protocol, r.context): r for r in report.agreements_by_benchmark}
+    letters = {(r.checkpoint, r.benchmark, r.context): r for r in report.letters}
     rows = []
     for row in report.scores:
         plan = plans[row.benchmark]
@@ -61,18 +57,21 @@ def scores_csv(report: Report) -> str:
                 "documents": row.documents,
                 "planned": how.planned(row.context),
                 "seeds": row.seeds,
-                **_interval("score", row.score),
+                **interval_cells("score", row.score),
                 "score_method": row.score.method,
                 "seed_deviation": row.seed_deviation,
-                **_interval("drop", row.drop),
+                **interval_cells("drop", row.drop),
                 "drop_method": row.drop.method if row.drop else None,
-                **_estimate("recovery", row.recovery),
-                **_estimate("chance_normalized_recovery", row.chance_normalized_recovery),
+                **estimate_cells("recovery", row.recovery),
+                **estimate_cells("chance_normalized_recovery", row.chance_normalized_recovery),
                 "wins": row.wins,
                 "losses": row.losses,
                 "mcnemar_p": row.mcnemar,
                 "mde": row.mde,
                 **row.outcomes,
+                **_informative_cells(report, row),
+                **_flip_cells(flips.get((row.checkpoint, row.benchmark, row.protocol, row.context))),
+                **_letter_cells(letters.get((row.checkpoint, row.benchmark, row.context)), row.protocol),
             }
         )
     for cell in report.tensor.incomplete:
@@ -107,9 +106,9 @@ def gap_csv(report: Report) -> str:
             "benchmark": row.benchmark,
             "context": row.context,
             "documents": row.documents,
-            **_interval("gap", row.gap),
-            **_interval("drop_loglikelihood", row.drop_loglikelihood),
-            **_interval("drop_generation", row.drop_generation),
+            **interval_cells("gap", row.gap),
+            **interval_cells("drop_loglikelihood", row.drop_loglikelihood),
+            **interval_cells("drop_generation", row.drop_generation),
         }
         for who in ("teacher", "student"):
             flat[f"{who}_loglikelihood"] = row.loglikelihood[who]
@@ -135,8 +134,8 @@ def paper_comparison_csv(report: Report) -> str:
             "weights_id": report.checkpoints[row.checkpoint].plan.weights_id,
             "teacher": _teacher(report, row.checkpoint),
             "benchmarks": " ".join(row.benchmarks),
-            **_estimate("recovery", row.recovery),
-            **_estimate("chance_normalized_recovery", row.chance_normalized_recovery),
+            **estimate_cells("recovery", row.recovery),
+            **estimate_cells("chance_normalized_recovery", row.chance_normalized_recovery),
             "paper_model": row.model,
             "paper_scale": None if row.model is None else row.scale,
             "paper_recovery": row.paper_recovery,
@@ -151,14 +150,31 @@ def _teacher(report: Report, checkpoint: int) -> str | None:
     return None if teacher is None else report.checkpoints[teacher].label
 
 
-def _interval(name: str, interval: Interval | None) -> dict[str, float | None]:
-    if interval is None:
-        return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
-    return {name: interval.point, f"{name}_low": interval.low, f"{name}_high": interval.high}
+def _informative_cells(report: Report, row: BenchmarkRow) -> dict[str, Any]:
+    """Whether the benchmark is informative for the checkpoint's teacher, and why not."""
+    teacher = report.checkpoints[row.checkpoint].teacher
+    who = row.checkpoint if teacher is None else teacher
+    for each in report.informative:
+        if (each.teacher, each.benchmark, each.protocol) == (who, row.benchmark, row.protocol):
+            return {"informative": int(each.is_informative), "not_informative_why": each.why or None}
+    return {"informative": None, "not_informative_why": None}
 
 
-def _estimate(name: str, estimate: Estimate) -> dict[str, float | str | None]:
-    return {**_interval(name, estimate.interval), f"{name}_undefined": estimate.why or None}
+def _flip_cells(row: AgreementRow | None) -> dict[str, Any]:
+    cells: dict[str, Any] = {}
+    for name in MEASURES:
+        estimate = None if row is None else getattr(row, name)
+        cells |= interval_cells(name, None if estimate is None else estimate.interval)
+    return cells
+
+
+def _letter_cells(row: LetterRow | None, protocol: str) -> dict[str, Any]:
+    """Named answers; empty under log-likelihood and without choices."""
+    if row is None or protocol != "generation":
+        return {"named": None, **interval_cells("accuracy_among_named", None), "letters": None}
+    letters = " ".join(f"{name}:{share:.4f}" for name, share in row.letters.items())
+    accuracy = interval_cells("accuracy_among_named", row.accuracy_among_named.interval)
+    return {"named": row.named, **accuracy, "letters": letters}
 
 
 def _csv(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -13,6 +13,7 @@ from evalsuite.reports.analysis.findings import (
     replicate_sentences,
 )
 from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.columns import Entry, columns_of
 from evalsuite.reports.report import Report
 
 
@@ -29,7 +30,8 @@ def report_markdown(report: Report) -> str:
     if report.warnings:
         parts.append("### Warnings\n\n" + "\n".join(f"- {escape(w)}" for w in report.warnings))
     parts.append(
-        "<sub>Recovery: student ÷ teacher, ratio of macro averages. Parentheses: 95 % intervals.</sub>"
+        "<sub>Recovery: student ÷ teacher, ratio of macro averages over the informative benchmarks. "
+        "Parentheses: 95 % intervals.</sub>"
     )
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -58,37 +60,57 @@ def _about(report: Report) -> str:
 
 def _recovery(report: Report, teacher: int) -> list[str]:
     students = report.students(teacher)
-    rows = [r for r in report.averages if r.checkpoint in students and r.scope == ALL]
+    columns = columns_of("markdown")
     main = report.protocols[0]
+    rows = [r for r in report.averages if r.checkpoint in students and (r.scope, r.protocol) == (ALL, main)]
     lines: list[list[str]] = []
     notes: list[str] = []
-    for row in order([r for r in rows if r.protocol == main]):
+    for leading in order([Entry.of(report, row).leading for row in rows]):
+        entries = {
+            protocol: Entry.of(report, row)
+            for protocol in report.protocols
+            if (row := report.average(leading.checkpoint, protocol)) is not None
+        }
         cells = [
-            formatting.rank(row) or formatting.NOTHING,
-            f"**{escape(report.checkpoints[row.checkpoint].label)}**",
+            formatting.rank(leading) or formatting.NOTHING,
+            f"**{escape(report.checkpoints[leading.checkpoint].label)}**",
         ]
-        for protocol in report.protocols:
-            average = report.average(row.checkpoint, protocol)
-            part = r"\*" if average and average.missing else ""
-            cells.append(formatting.estimate(average.recovery) + part if average else formatting.NOTHING)
-            if part and not notes:
-                notes.append(r"\* Incomplete: averaged over the benchmarks that have scores; no rank.")
-        cells.append(formatting.percent(row.chance_normalized_recovery.point))
-        gap = report.gap(row.checkpoint)
-        cells.append(
-            f"{formatting.signed(100 * gap.gap.point)} ({formatting.span(gap.gap)})"
-            if gap
-            else formatting.NOTHING
-        )
+        for column in columns.values():
+            for protocol in report.protocols if column.per_protocol else (main,):
+                entry = entries.get(protocol)
+                part = column.per_protocol and entry is not None and entry.average.missing
+                cells.append(
+                    formatting.NOTHING if entry is None else column.text(entry) + (r"\*" if part else "")
+                )
+                if part and not notes:
+                    notes.append(r"\* Incomplete: averaged over the benchmarks that have scores; no rank.")
         lines.append(cells)
     if not lines:
         return []
     header = ["rank", "model"]
-    header += [f"recovery %, {formatting.PROTOCOL_TITLES[protocol]}" for protocol in report.protocols]
-    header += ["chance-normalized %", "gap, points"]
+    for column in columns.values():
+        header += (
+            [f"{column.header}, {formatting.PROTOCOL_TITLES[protocol]}" for protocol in report.protocols]
+            if column.per_protocol
+            else [column.header]
+        )
+    notes += _left_out(report, teacher)
     seeds = [escape(text) for protocol in report.protocols for text in replicate_sentences(report, protocol)]
     title = f"### Recovery of {escape(report.checkpoints[teacher].label)}"
     return ["\n\n".join([title, table(header, lines), *notes, *seeds])]
+
+
+def _left_out(report: Report, teacher: int) -> list[str]:
+    """What recovery leaves out because the teacher's scores say nothing there, with the reasons."""
+    titles = {benchmark.name: benchmark.title for benchmark in report.benchmarks}
+    found = []
+    for protocol in report.protocols:
+        rows = [r for r in report.informative if (r.teacher, r.protocol) == (teacher, protocol)]
+        left = [f"{titles[row.benchmark]}: {row.why}" for row in rows if not row.is_informative]
+        if left:
+            what = f"Not informative under {formatting.PROTOCOL_TITLES[protocol]}, {len(left)} of {len(rows)}"
+            found.append(f"{what}: {escape('; '.join(left))}.")
+    return found
 
 
 def _incomplete(report: Report) -> list[str]:

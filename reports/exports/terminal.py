@@ -3,6 +3,7 @@
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.columns import Entry, columns_of
 from evalsuite.reports.report import Report
 
 
@@ -73,22 +74,24 @@ def _table(report: Report, teacher: int | None, protocol: str) -> str:
         ]
 
     title = "no teacher" if teacher is None else report.checkpoints[teacher].label
-    header = ["", title, "recovery %", "95 % interval", "chance-normalized %"]
+    shown = columns_of("terminal")
+    header = ["", title, *(column.header for column in shown.values())]
     lines = [[*header, *(benchmark.title for benchmark in benchmarks)]]
     if teacher is not None:
-        lines.append(["", "teacher", "", "", "", *cells(teacher)])
-    averages = {r.checkpoint: r for r in report.averages if (r.protocol, r.scope) == (protocol, ALL)}
-    in_order = [r.checkpoint for r in order([averages[i] for i in members if i in averages])]
-    for i in [*in_order, *(i for i in members if i not in averages)]:
-        average = averages.get(i)
-        interval = average.recovery.interval if average else None
+        lines.append(["", "teacher", *("" for _ in shown), *cells(teacher)])
+    entries = {
+        r.checkpoint: Entry.of(report, r)
+        for r in report.averages
+        if (r.protocol, r.scope) == (protocol, ALL) and r.checkpoint in members
+    }
+    in_order = [r.checkpoint for r in order([entries[i].leading for i in members if i in entries])]
+    for i in [*in_order, *(i for i in members if i not in entries)]:
+        entry = entries.get(i)
         lines.append(
             [
-                formatting.rank(average) if average else "",
+                formatting.rank(entry.leading) if entry else "",
                 report.checkpoints[i].label,
-                formatting.percent(interval.point if interval else None),
-                formatting.span(interval) if interval else "undefined" if average else "",
-                formatting.percent(average.chance_normalized_recovery.point if average else None),
+                *(column.text(entry) if entry else formatting.NOTHING for column in shown.values()),
                 *cells(i),
             ]
         )

@@ -1,0 +1,127 @@
+"""Columns of the leaderboard: one declaration serves CSV, Markdown and terminal."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from evalsuite.reports.columns import COLUMNS, Column, Entry, columns_of
+from evalsuite.reports.exports.csv_tables import leaderboard_csv, scores_csv
+from evalsuite.reports.exports.markdown import report_markdown
+from evalsuite.reports.exports.terminal import leaderboard_text
+from evalsuite.reports.report import Report, build_report
+
+OLD = [
+    "label",
+    "weights_id",
+    "role",
+    "teacher",
+    "protocol",
+    "scope",
+    "rank",
+    "rank_low",
+    "rank_high",
+    "recovery",
+    "recovery_low",
+    "recovery_high",
+    "recovery_undefined",
+    "chance_normalized_recovery",
+    "chance_normalized_recovery_low",
+    "chance_normalized_recovery_high",
+    "chance_normalized_recovery_undefined",
+    "score",
+    "score_low",
+    "score_high",
+    "drop",
+    "drop_low",
+    "drop_high",
+    "win_or_tie_rate",
+    "benchmarks",
+    "missing",
+    "documents",
+]
+
+
+@pytest.fixture(scope="module")
+def report(small_run: Path) -> Report:
+    return build_report([small_run])
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    """The rows of a CSV."""
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_one_declaration_reaches_every_output(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    column = Column(
+        title="right answers lost",
+        hint="1 − retained.",
+        value=lambda entry: None if entry.agreement is None else 1 - (entry.agreement.retained.point or 0.0),
+        kind="value",
+        better="lower",
+    )
+    monkeypatch.setitem(COLUMNS._items, "forgotten", column)
+    row = report.agreement_with_teacher(2, "loglikelihood")
+    percent = f"{100 * (1 - row.retained.point):.1f}"
+    found = next(
+        each
+        for each in rows_of(leaderboard_csv(report))
+        if (each["label"], each["protocol"], each["scope"]) == ("weak", "loglikelihood", "all")
+    )
+    assert float(found["forgotten"]) == pytest.approx(1 - row.retained.point)
+    for text in (report_markdown(report), leaderboard_text(report)):
+        assert "right answers lost %" in text
+        assert percent in next(line for line in text.splitlines() if "weak" in line and percent in line)
+    assert columns_of("page")["forgotten"].sort_key(Entry.of(report, report.average(2, "loglikelihood")))
+
+
+def test_csv_keeps_the_names_and_order_of_its_columns(report: Report) -> None:
+    rows = rows_of(leaderboard_csv(report))
+    assert list(rows[0])[: len(OLD)] == OLD
+    assert {row["scope"] for row in rows} >= {"all", "informative", "knowledge"}
+    assert set(rows[0]) == {name for row in rows for name in row}
+    for row, average in zip(rows, report.averages, strict=True):
+        assert row["recovery"] == ("" if average.recovery.point is None else str(average.recovery.point))
+        assert row["drop_high"] == ("" if average.drop is None else str(average.drop.high))
+        assert row["agreement_low"] == (
+            ""
+            if (r := report.agreement_with_teacher(average.checkpoint, average.protocol, average.scope))
+            is None
+            or r.agreement.interval is None
+            else str(r.agreement.interval.low)
+        )
+
+
+def test_scores_csv_has_flips_letters_and_what_is_informative(report: Report) -> None:
+    rows = {
+        (row["label"], row["benchmark"], row["protocol"], row["context"]): row
+        for row in rows_of(scores_csv(report))
+    }
+    row = rows["weak", "piqa", "generation", ""]
+    (flips,) = (
+        r
+        for r in report.agreements_by_benchmark
+        if (r.checkpoint, r.scope, r.protocol) == (2, "piqa", "generation")
+    )
+    assert float(row["retained"]) == flips.retained.point
+    assert float(row["agreement_high"]) == flips.agreement.interval.high
+    assert row["informative"] == "1"
+    assert row["letters"].startswith("a:")
+    assert 0 < float(row["accuracy_among_named"]) < 1
+    assert rows["weak", "wikitext", "loglikelihood", ""]["retained"] == ""
+    assert rows["weak", "piqa", "loglikelihood", ""]["letters"] == ""
+
+
+@pytest.mark.parametrize("name", COLUMNS.names())
+def test_every_column_states_what_it_returns(report: Report, name: str) -> None:
+    column = COLUMNS[name]
+    assert column.hint.endswith(".")
+    shapes = set()
+    for average in report.averages:
+        entry = Entry.of(report, average)
+        shapes.add(tuple(column.csv(name, entry)) if "csv" in column.outputs else ())
+        assert column.text(entry)
+        key = column.sort_key(entry)
+        assert key is None or isinstance(key, float)
+    assert len(shapes) == 1
