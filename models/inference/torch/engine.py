@@ -26,6 +26,7 @@ from evalsuite.models.inference.torch.cuda_graphs import cuda_graph_step, eager_
 from evalsuite.models.inference.torch.loglikelihood import LoglikelihoodBatch, make_remaining_batches
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.scheduler import KEY_BLOCK, GenerationScheduler
+from evalsuite.models.inference.torch.verify_cache import refuse_unsupported, verify_cache
 from evalsuite.models.recurrence import fla_backend, use_triton
 from evalsuite.models.student import StudentForCausalLM
 
@@ -47,7 +48,8 @@ class TorchEngine(EngineType):
         batch_tokens: padded tokens in one forward pass; None chooses by device and free memory.
 
     Raises:
-        ConfigError: decoder and head of the model cannot be run separately, or `max_length` is not positive.
+        ConfigError: decoder and head of the model cannot be run separately, its state is not carried from one
+            part of a text to the next, or `max_length` is not positive.
     """
 
     display_name = "torch"
@@ -60,7 +62,9 @@ class TorchEngine(EngineType):
         self.max_length = max_length or _max_positions(model)
         if self.max_length < 1:
             raise ConfigError(f"max_length = {max_length}: must be positive")
-        self.runner = ModelRunner(model)
+        with refuse_unsupported(model):
+            self.runner = ModelRunner(model)
+            verify_cache(self.runner, model)
         self.eos_ids = eos_token_ids(model.config, checkpoint.tokenizer, model.generation_config)
         self.limits = compute_batch_limits(self.runner, model.num_parameters(), batch_tokens)
         on_gpu = self.runner.device.type == "cuda"

@@ -55,7 +55,7 @@ class ModelRunner:
         parts = self.lm_head(hidden).float()
         if full.isfinite().all():
             same = torch.allclose(full, plain, atol=0.1, rtol=0.05)
-            if not same or not _close(full, parts, exact=self.dtype in (torch.float32, torch.float64)):
+            if not same or not logits_close(full, parts, exact=self.dtype in (torch.float32, torch.float64)):
                 deviation = float((full - (parts if same else plain)).abs().max())
                 raise ConfigError(
                     f"{type(model).__name__}: the head on the decoder's output differs from the model's own "
@@ -150,7 +150,7 @@ def _cudnn_attention_disabled() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def _close(full: Tensor, parts: Tensor, *, exact: bool) -> bool:
+def logits_close(full: Tensor, parts: Tensor, *, exact: bool) -> bool:
     """Whether logits [1, T, V] differ by rounding alone.
 
     In half precision single positions are not conclusive: massive activations at first and special tokens

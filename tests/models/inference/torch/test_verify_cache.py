@@ -1,0 +1,82 @@
+"""Architectures that the engine cannot run are refused in words when they are loaded."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, LlamaConfig, RwkvConfig
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.inference.torch import verify_cache
+from evalsuite.models.inference.torch.engine import TorchEngine
+from evalsuite.models.inference.torch.model_runner import ModelRunner
+
+SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2}
+HEADS: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
+
+
+def engine(config: Any) -> TorchEngine:
+    """Load a random model of this architecture."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    # Random weights of the usual size hardly let one token see another.
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 and "embed" not in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return TorchEngine(Checkpoint("x", "x", model, SimpleNamespace(eos_token_id=0), "0" * 16), max_length=64)
+
+
+def test_a_state_that_is_not_carried_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"RwkvForCausalLM: a text read in parts gives other logits"):
+        engine(RwkvConfig(**SIZES, attention_hidden_size=32, context_length=64))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4),
+        AutoConfig.for_model(
+            "qwen3_next", **SIZES, **HEADS, head_dim=8, num_experts=2, num_experts_per_tok=1,
+            linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+            layer_types=["linear_attention", "full_attention"],
+        ),
+        AutoConfig.for_model(
+            "lfm2", **SIZES, **HEADS, block_ff_dim=48, layer_types=["conv", "full_attention"]
+        ),
+    ],
+    ids=["bloom", "qwen3-next", "lfm2"],
+)  # fmt: skip
+def test_architectures_with_caches_of_their_own_are_refused(config: Any) -> None:
+    with pytest.raises(ConfigError, match=r"engine torch cannot run this architecture.*use another one"):
+        engine(config)
+
+
+def test_an_error_of_evalsuite_is_passed_on() -> None:
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES, **HEADS))
+    with pytest.raises(ConfigError, match=r"^own$"), verify_cache.refuse_unsupported(model):
+        raise ConfigError("own")
+    with pytest.raises(KeyboardInterrupt), verify_cache.refuse_unsupported(model):
+        raise KeyboardInterrupt
+
+
+def test_a_cache_that_loses_keys_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = LlamaConfig(**SIZES, **HEADS)
+    assert engine(config).max_length == 64
+    whole = ModelRunner.prefill
+
+    def forgetful(self: ModelRunner, rows: Any, *, parent: Any = None, **rest: Any) -> Any:
+        if parent is not None:
+            for layer in parent.layers:
+                layer.values = torch.zeros_like(layer.values)
+        return whole(self, rows, parent=parent, **rest)
+
+    monkeypatch.setattr(ModelRunner, "prefill", forgetful)
+    with pytest.raises(ConfigError, match="LlamaForCausalLM: a text read in parts"):
+        engine(config)
