@@ -125,7 +125,7 @@ def _time(
         except Exception as error:  # The estimate is optional: a run must not fail because of it.
             return f"expected time: unknown, cannot time a few layers of {checkpoint.label} ({error})"
         if rates is None:
-            return f"expected time: unknown for engine {kind.display_name}"
+            return f"expected time: unknown for engine {engine}"
         prefill_seconds += rates.seconds(prefill, 0)
         decode_seconds += rates.seconds(0, decode)
     parts = [f"{duration(prefill_seconds)} prefill"]
