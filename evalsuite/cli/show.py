@@ -93,8 +93,7 @@ def print_registry(
         describe: docstring of a definition; its first sentence is printed.
     """
     for name in registry:
-        problem, origin = registry.problem(name), registry.origin(name)
-        plugin = "" if origin == "evalsuite" else f" [{origin}]"
+        problem, plugin = registry.problem(name), plugin_origin(registry, name)
         if problem is None:
             print(f"{name}: {first_sentence(describe(registry[name]))}{plugin}")
             yield name
@@ -103,6 +102,12 @@ def print_registry(
         else:
             print(f"{name}: {first_sentence(describe(registry[name]))}\n    {problem}")
             yield name
+
+
+def plugin_origin(registry: Registry[Any], name: str) -> str:
+    """Return the package of a plugin, in brackets; "" for a definition of evalsuite."""
+    origin = registry.origin(name)
+    return "" if origin == "evalsuite" else f" [{origin}]"
 
 
 def show_objectives(arguments: argparse.Namespace) -> int:
@@ -161,12 +166,13 @@ def show_selectors(arguments: argparse.Namespace) -> int:
     problems = {name: SELECTORS.problem(name) for name in SELECTORS}
     usable = [name for name in SELECTORS if problems[name] is None or SELECTORS.origin(name) == "evalsuite"]
     rows = [
-        (name, each.requires, each.summary, each.source)
+        (name, each.requires, each.summary, each.source + plugin_origin(SELECTORS, name))
         for name, each in ((name, SELECTORS[name]) for name in usable)
     ]
     print(table(("selector", "needs", "method", "source"), rows))
-    for problem in filter(None, problems.values()):
-        print(problem)
+    for name, problem in problems.items():
+        if problem is not None:
+            print(f"{name}: {problem}" if name in usable else f"{name}: cannot be used: {problem}")
     sets = [
         (name, f"{s.teacher} ({s.layers})", ", ".join(map(str, s.sets)))
         for name, s in published_sets().items()

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from evalsuite.distill.selection import SELECTORS
 from evalsuite.distill.stage import OBJECTIVES
 from evalsuite.foundation.registry import Registry
+from evalsuite.models.inference import ENGINES
 from evalsuite.models.mixers import MIXERS
 from evalsuite.protocols.scorers import SCORERS
 
 PACKAGE = Path(__file__).parent / "package"
-REGISTRIES: tuple[Registry, ...] = (MIXERS, OBJECTIVES, SCORERS)
+REGISTRIES: tuple[Registry, ...] = (MIXERS, OBJECTIVES, SELECTORS, ENGINES, SCORERS)
 """Registries that other packages extend."""
 
 EntryPoints = Mapping[str, Mapping[str, str]]

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 from evalsuite.api import RunConfig, distill, evaluate, load_run
 from evalsuite.cli.entry import main
 from evalsuite.distill.recipe import RECIPES
-from evalsuite.models.checkpoints import load_checkpoint
+from evalsuite.models.checkpoints import describe_checkpoint, load_checkpoint
 from evalsuite.tasks.benchmark import FOLDER
 from tests.plugin.conftest import PACKAGE
 
@@ -49,6 +50,8 @@ def suite(folder: Path) -> Path:
     [
         ("mixers", MIXER),
         ("objectives", "example_distillation"),
+        ("selectors", "example_last_layers"),
+        ("engines", "example_rereading"),
         ("scorers", "example_last_word"),
     ],
 )
@@ -56,8 +59,17 @@ def test_every_extension_is_listed_with_its_package(
     example: Path, subject: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["show", subject]) == 0
-    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith(f"{name}: "))
-    assert line.endswith("[evalsuite-example 1.0]")
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith(name))
+    assert "[evalsuite-example 1.0]" in line
+
+
+def test_layers_are_selected(example: Path, tmp_path: Path) -> None:
+    out = tmp_path / "layers.json"
+    command = ["select", str(recipe(tmp_path)), "--selector", "example_last_layers", "--budget", "2"]
+    assert main([*command, "--out", str(out), "--quiet"]) == 0
+    layers = json.loads(out.read_text())["layers"]
+    teacher = describe_checkpoint("pocket").config.num_hidden_layers
+    assert layers == [teacher - 2, teacher - 1]
 
 
 def test_a_student_is_distilled_and_evaluated(example: Path, tmp_path: Path) -> None:
@@ -76,11 +88,24 @@ def test_a_student_is_distilled_and_evaluated(example: Path, tmp_path: Path) -> 
     )
     evaluate(config)
     samples = load_run(run).samples
+    _check_engine(config, samples)
     assert len(samples) == 12
     words = samples["response"].str.split()
     assert (samples["extracted"] == words.map(lambda each: each[-1] if each else "")).all()
     assert set(samples["value.accuracy"]) <= {0.0, 1.0}
     assert pd.Series(samples["value.accuracy"])[samples["checkpoint"] == "pocket"].mean() > 0.5
+
+
+def _check_engine(config: RunConfig, expected: pd.DataFrame) -> None:
+    """Evaluate with the example's engine, whose greedy responses are those of the torch engine."""
+    out = Path(config.out).with_name("reread")
+    evaluate(replace(config, engine="example_rereading", out=out))
+    samples = load_run(out).samples
+    key = ["checkpoint", "doc_id"]
+    assert samples.sort_values(key)["response"].tolist() == expected.sort_values(key)["response"].tolist()
+    assert not set(samples["fingerprint"]) & set(expected["fingerprint"])
+    engines = json.loads((out / "environment.json").read_text())["engines"].values()
+    assert {each["engine"] for each in engines} == {"example_rereading"}
 
 
 @pytest.mark.slow
