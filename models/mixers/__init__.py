@@ -54,7 +54,7 @@ def make_mixer(
     where = f"layer {layer}, {name}"
     kind = MIXERS.get_or_raise(name, where)
     shape = AttentionShape.from_attention(attention, norm_eps, layer)
-    parsed = parse_options(kind.Options, options, where)
+    parsed: Any = parse_options(kind.Options, options, where)
     return kind.from_attention(attention, shape, parsed, layer=layer, window=window)
 
 

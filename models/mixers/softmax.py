@@ -49,6 +49,9 @@ class SoftmaxMixer(Mixer):
     served_as = "attention"
     options: SoftmaxOptions
     span: AttentionSpan
+    cache_width: int
+    """Widths of key and value, summed over heads."""
+    query_width: int
 
     @classmethod
     def from_attention(
@@ -117,10 +120,11 @@ class SoftmaxMixer(Mixer):
     def attention_matrix(
         self: Any,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
         token_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the attention matrix [B, H, T, T] and the values [B, T, H, V] that it mixes."""
+        assert position_embeddings is not None
         q = self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
         k = self.k_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
         v = self.v_proj(hidden_states).unflatten(-1, (-1, self.head_dim))

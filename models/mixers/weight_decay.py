@@ -15,9 +15,10 @@ def no_weight_decay(model: nn.Module) -> frozenset[str]:
     excluded = set(not_matrices(model))
     for prefix, module in model.named_modules():
         path = f"{prefix}." if prefix else ""
+        names = [name for name, _ in module.named_parameters()]
         if path.endswith("lm_head.") and isinstance(module, nn.Linear):
             excluded.add(f"{path}weight")
         elif isinstance(module, Mixer):
-            excluded -= {f"{path}{name}" for name, _ in module.named_parameters()}
+            excluded -= {f"{path}{name}" for name in names}
             excluded |= {f"{path}{name}" for name in module.no_weight_decay()}
     return frozenset(name for name, _ in model.named_parameters() if name in excluded)
