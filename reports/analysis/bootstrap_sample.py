@@ -45,6 +45,20 @@ class Estimate:
         return self.interval.point if self.interval else None
 
 
+def _combined(rows: np.ndarray, terms: Terms) -> np.ndarray:
+    """Σ coefficient · row, in the order of the terms; most coefficients are 1 and −1. [columns of `rows`]"""
+    total: np.ndarray | None = None
+    for row, factor in terms.items():
+        if total is None:
+            total = 0.0 + factor * rows[row]
+        elif factor == -1.0:
+            total -= rows[row]
+        else:
+            total += factor * rows[row]
+    assert total is not None
+    return total
+
+
 class ResampledStratum:
     """A stratum with the draws of its column means, and contrasts between its columns."""
 
@@ -55,7 +69,7 @@ class ResampledStratum:
         self._draws = resample(stratum, draws)
         self._deviates = stratum.rng("score").standard_t(self.degrees, draws)
         # Totals in units of the mean size, so that the mean over units is the mean over documents.
-        self._totals = stratum.totals * (stratum.units / stratum.documents)
+        self._columns = np.ascontiguousarray((stratum.totals * (stratum.units / stratum.documents)).T)
         self._sizes = stratum.sizes * (stratum.units / stratum.documents)
 
     def point(self, terms: Terms) -> float:
@@ -64,7 +78,7 @@ class ResampledStratum:
 
     def units(self, terms: Terms) -> np.ndarray:
         """The contrast in each document, or cluster. [units]"""
-        return np.asarray(sum(factor * self._totals[:, column] for column, factor in terms.items()))
+        return _combined(self._columns, terms)
 
     def is_binary(self, terms: Terms) -> bool:
         """Whether only right and wrong answers enter, from documents without clusters."""
@@ -72,7 +86,7 @@ class ResampledStratum:
 
     def bootstrap(self, terms: Terms) -> Contrast:
         """The contrast by the bootstrap."""
-        draws = np.asarray(sum(factor * self._draws[column] for column, factor in terms.items()))
+        draws = _combined(self._draws, terms)
         point, units = self.point(terms), self.units(terms)
         residual = units - point * self._sizes
         variance = float(residual @ residual) / (len(units) * (len(units) - 1))
