@@ -60,6 +60,8 @@ class RunConfig:
     """Documents per benchmark, a seeded sample, instead of the suite's own limits."""
     skip_missing: bool = field(default=False, metadata=_read_by("build"))
     """Leave out benchmarks without data or consent to execute code, by name, instead of refusing them."""
+    strict: bool = field(default=False, metadata=_read_by("build"))
+    """Refuse contexts that no checkpoint supports, instead of leaving them out by name."""
     data: Path | str | None = field(default=None, metadata=_read_by("build"))
     """Frozen data as written by `evalsuite prepare`; None: EVALSUITE_DATA, else the hub."""
     engine: str = field(default="torch", metadata=_read_by("infer"))
@@ -116,6 +118,8 @@ class RunConfig:
                 raise ConfigError("no suite given: name one from `evalsuite show suites`, or a YAML file")
             if not self.checkpoints and self.teacher is None:
                 raise ConfigError("no checkpoints given: pass --checkpoint and/or --teacher")
+        if self.strict and self.skip_missing:
+            raise ConfigError("--strict leaves nothing out, --skip-missing does: pass either")
         for setting in fields(self):
             if getattr(self, setting.name) != _default(setting):
                 self._check_phases(setting)

@@ -43,6 +43,7 @@ def build_requests(
     data_dir: Data,
     *,
     skip_missing: bool = False,
+    strict: bool = False,
     trust_remote_code: bool = False,
     quiet: bool = False,
 ) -> Index:
@@ -62,7 +63,7 @@ def build_requests(
     facts: dict[str, Any] = {}
     if before is None:
         # Requests without an index come from an interrupted build.
-        loaded = load_documents(resolved, checkpoints, data_dir, skip_missing=skip_missing)
+        loaded = load_documents(resolved, checkpoints, data_dir, skip_missing=skip_missing, strict=strict)
         resolved, found = resolved.without(loaded.left_out), loaded.documents
         facts = {"left_out": loaded.left_out, "partial": loaded.partial}
         for name, documents in found.items():

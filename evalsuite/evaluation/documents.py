@@ -39,6 +39,7 @@ def load_documents(
     data_dir: Path | str | None,
     *,
     skip_missing: bool = False,
+    strict: bool = False,
 ) -> LoadedDocuments:
     """Load the documents of every benchmark.
 
@@ -50,22 +51,22 @@ def load_documents(
         resolved: the resolved suite.
         checkpoints: of the run.
         data_dir: as in `evaluate`.
-        skip_missing: leave out benchmarks without data or consent to execute code, and contexts that no
-            checkpoint supports, instead of raising.
+        skip_missing: leave out benchmarks without data or consent to execute code, instead of raising.
+        strict: raise for contexts that no checkpoint supports, instead of leaving them out.
 
     Raises:
         DataError, MissingDependencyError: missing data or assets.
-        ConfigError: a context that no checkpoint supports, a benchmark that executes code without consent,
-            or no benchmark is left.
+        ConfigError: a context that no checkpoint supports (only if strict), a benchmark that executes code
+            without consent, or no benchmark is left.
     """
     loaded = LoadedDocuments({}, {}, unreadable_contexts(resolved, checkpoints))
-    if loaded.left_out and not skip_missing:
+    if loaded.left_out and strict:
         where, why = next(iter(loaded.left_out.items()))
         name, _, context = where.partition("@")
         raise ConfigError(
             f"{resolved.suite.location}: benchmarks: {name}: 'contexts' = {context}: {why}; use shorter "
             "contexts "
-            "in a suite of your own, add a checkpoint with more positions, or pass --skip-missing"
+            "in a suite of your own, add a checkpoint with more positions, or leave out --strict"
         )
     resolved = resolved.without(loaded.left_out)
     for entry, benchmark in resolved.entries:

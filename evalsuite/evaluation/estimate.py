@@ -68,7 +68,9 @@ def estimate_run(config: RunConfig) -> Estimate:
         expand_folders(config.checkpoints), config.teacher, trust_remote_code=trusted
     )
     resolved = resolve_suite(config.suite, described, limit=config.limit)
-    loaded = load_documents(resolved, described, config.data, skip_missing=config.skip_missing)
+    loaded = load_documents(
+        resolved, described, config.data, skip_missing=config.skip_missing, strict=config.strict
+    )
     resolved, found = resolved.without(loaded.left_out), loaded.documents
     encoder = Encoder(described[0].tokenizer)
     result = Estimate(

@@ -35,22 +35,18 @@ def test_context_beyond_all_checkpoints_is_refused_or_left_out(crew: Any, tmp_pa
     for call in (evaluate, estimate_run):
         with pytest.raises(
             ConfigError,
-            match=rf"long.yaml: benchmarks: {NAME}: 'contexts' = 4096: a supports at most 2,048 .*-missing",
+            match=rf"long.yaml: benchmarks: {NAME}: 'contexts' = 4096: a supports at most 2,048 .*--strict",
         ):
-            call(RunConfig(suite=both, checkpoints=["a"], out=run, quiet=True))
+            call(RunConfig(suite=both, checkpoints=["a"], out=run, strict=True, quiet=True))
     assert not (run / "documents").exists()
     for _ in range(2):  # The second call resumes, and still knows.
-        summary = evaluate(
-            RunConfig(suite=both, checkpoints=["a", "b"], out=run, skip_missing=True, quiet=True)
-        )
+        summary = evaluate(RunConfig(suite=both, checkpoints=["a", "b"], out=run, quiet=True))
         assert list(summary.left_out) == [f"{NAME}@4096"]
         assert f"{NAME}@4096 is left out: of all checkpoints a supports most, 2,048 tokens" in str(summary)
         assert {row["context"] for row in records(run) if row["benchmark"] == NAME} == {128}
         assert read_plan(run).benchmarks[0].contexts == (128,)
     other = tmp_path / "other"
-    evaluate(
-        RunConfig(suite=suite(tmp_path, [4096]), checkpoints=["a"], out=other, skip_missing=True, quiet=True)
-    )
+    evaluate(RunConfig(suite=suite(tmp_path, [4096]), checkpoints=["a"], out=other, quiet=True))
     assert {row["benchmark"] for row in records(other)} == {"pocket_facts"}
 
 

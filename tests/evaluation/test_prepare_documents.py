@@ -36,7 +36,7 @@ def test_prepared_documents_equal_generated_documents(
         shipped = (Path(ruler.__file__).parents[2] / "benchmarks" / f"{name}.yaml").read_text()
         own.write_text(shipped.replace("count: 500", f"count: {count}"))
         recall.write_text(recall.read_text().replace(f"benchmark: {name},", f"benchmark: {name}.yaml,"))
-    how: dict[str, Any] = {"phases": ("build",), "skip_missing": True, "quiet": True}
+    how: dict[str, Any] = {"phases": ("build",), "quiet": True}
     evaluate(RunConfig(suite=recall, checkpoints=[str(tiny)], out=tmp_path / "made", **how))
     assert main(["prepare", str(recall), "--data", str(data), "--checkpoint", str(tiny), "--quiet"]) == 0
     told = capsys.readouterr().out
