@@ -73,8 +73,8 @@ class Recipe(Strict):
     """On several GPUs: replicate the student (none) or shard it (full: FSDP2). auto: full from 3B parameters.
     Layerwise stages are never sharded."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    tensorboard: bool = False
-    """Also log metrics to TensorBoard."""
+    track: str | None = None
+    """Experiment tracker that the metrics are also logged to: `tensorboard` or `trackio`."""
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Name → overrides, for the ablations of the source; select with `recipe:name`."""
 
@@ -139,7 +139,7 @@ class Recipe(Strict):
         return self
 
 
-NON_HASHED_FIELDS = ("title", "source", "notes", "variants", "checkpoint", "tensorboard", "sharding")
+NON_HASHED_FIELDS = ("title", "source", "notes", "variants", "checkpoint", "track", "sharding")
 """Fields of a recipe that do not affect the trained weights."""
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from evalsuite.foundation import ConfigError
 
-RECIPE = {"saving": "checkpoint"}
+RECIPE = {"saving": "checkpoint", "tensorboard": "track"}
 STUDENT = {"checkpoints": "initial_checkpoints", "sizes_of": "shape_from"}
 ARCHITECTURE = {
     "layers": "num_hidden_layers",

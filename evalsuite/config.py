@@ -60,8 +60,6 @@ class RunConfig:
     """Documents per benchmark, a seeded sample, instead of the suite's own limits."""
     skip_missing: bool = field(default=False, metadata=_read_by("build"))
     """Leave out benchmarks without data or consent to execute code, by name, instead of refusing them."""
-    strict: bool = field(default=False, metadata=_read_by("build"))
-    """Refuse contexts that no checkpoint supports, instead of leaving them out by name."""
     data: Path | str | None = field(default=None, metadata=_read_by("build"))
     """Frozen data as written by `evalsuite prepare`; None: EVALSUITE_DATA, else the hub."""
     engine: str = field(default="torch", metadata=_read_by("infer"))
@@ -89,6 +87,8 @@ class RunConfig:
     workers: int | Literal["auto"] | None = field(default=None, metadata=_read_by("score"))
     """Processes that score; ``auto`` takes one per processor if there is enough work. None is ``auto`` on the
     command line and 1 in Python, where more need an ``if __name__ == "__main__":`` guard in the script."""
+    track: str | None = field(default=None, metadata=_read_by("score"))
+    """Experiment tracker that the scores are also logged to: ``tensorboard`` or ``trackio``."""
     quiet: bool = False
     """No progress bars."""
 
@@ -118,8 +118,6 @@ class RunConfig:
                 raise ConfigError("no suite given: name one from `evalsuite show suites`, or a YAML file")
             if not self.checkpoints and self.teacher is None:
                 raise ConfigError("no checkpoints given: pass --checkpoint and/or --teacher")
-        if self.strict and self.skip_missing:
-            raise ConfigError("--strict leaves nothing out, --skip-missing does: pass either")
         for setting in fields(self):
             if getattr(self, setting.name) != _default(setting):
                 self._check_phases(setting)

@@ -12,7 +12,7 @@ from evalsuite.distill.config import ArchitectureConfig, SelectionProvenance
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.training.provenance import chain
 from evalsuite.distill.types import CausalLM
-from evalsuite.foundation import CheckpointError, ConfigError, MissingDependencyError
+from evalsuite.foundation import CheckpointError, ConfigError
 from evalsuite.foundation.strict import parse
 from evalsuite.models.kernels.apply import apply_fused_kernels
 
@@ -36,15 +36,6 @@ class TrainingModels:
     def dtype(self) -> torch.dtype:
         """dtype of the forward and backward passes."""
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
-
-
-def tensorboard_writer(out: Path) -> Any:
-    """A TensorBoard writer in the run folder."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise MissingDependencyError("'tensorboard: true' needs `pip install tensorboard`") from None
-    return SummaryWriter(str(out / "tensorboard"))
 
 
 def override_mixers(recipe: Recipe, mixers: Sequence[str] | None) -> Recipe:

@@ -1,4 +1,4 @@
-"""Training metrics: metrics.jsonl, TensorBoard, the progress bar, and detection of diverged losses."""
+"""Training metrics: metrics.jsonl, trackers, the progress bar, and detection of diverged losses."""
 
 import json
 import math
@@ -14,6 +14,7 @@ from torch import Tensor
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import EvalsuiteError, append_jsonl, progress, read_jsonl, write_bytes, write_text
+from evalsuite.foundation.tracking import Tracker
 
 MAX_LOGGED_STEPS = 5000
 """Logged steps per stage; longer stages log every n-th step."""
@@ -65,7 +66,7 @@ class MetricsLogger:
         title: str,
         quiet: bool,
         is_main: bool,
-        tensorboard: Any = None,
+        tracker: Tracker | None = None,
     ) -> None:
         self._folder, self._stage, self._labels, self._columns = folder, stage, labels, columns
         self._rows: list[dict[str, Any]] = []
@@ -74,7 +75,7 @@ class MetricsLogger:
         self._smoothed: list[float] = []
         self._best: list[float] = []
         self._num_far = 0
-        self._is_main, self._tensorboard = is_main, tensorboard
+        self._is_main, self._tracker = is_main, tracker
         self.seconds, self._resumed_at = seconds, time.monotonic()
         self._flushed_at = self._resumed_at
         total = stage.steps * stage.tokens_per_step
@@ -144,9 +145,9 @@ class MetricsLogger:
                     "seconds": round(self.seconds + now - self._resumed_at, 3),
                 }
                 self._rows.append(metrics)
-                if self._tensorboard is not None:
-                    for name in (*self._columns, "grad_norm", "lr"):
-                        self._tensorboard.add_scalar(f"{label}/{name}", metrics[name], pending.tokens)
+                if self._tracker is not None:
+                    logged = (*self._columns, "grad_norm", "lr")
+                    self._tracker.log({f"{label}/{name}": metrics[name] for name in logged}, pending.tokens)
         if now - self._flushed_at > FLUSH_SECONDS:
             self._write_rows()
 

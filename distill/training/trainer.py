@@ -9,7 +9,7 @@ Students are trained together so that they see identical data and share every te
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -30,7 +30,6 @@ from evalsuite.distill.training.builders import (
     override_mixers,
     resolve_checkpoints,
     resolve_layer_selection,
-    tensorboard_writer,
 )
 from evalsuite.distill.training.checkpoint import (
     TrainerState,
@@ -48,6 +47,7 @@ from evalsuite.distill.training.provenance import build_lineage
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import ConfigError, locked, read_jsonl
+from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
 
 
 def distill(
@@ -78,6 +78,8 @@ def distill(
     out = Path(out)
     process_group = ProcessGroup(device)
     if process_group.is_main:
+        if recipe.track is not None:
+            check_tracker(recipe.track)
         # Before the lock, which would leave a file in a folder that is refused.
         check_run_dir(out, recipe)
     with locked(out / ".lock", wait=False) if process_group.is_main else nullcontext():
@@ -93,8 +95,17 @@ def distill(
         data_recipe = generate_responses(recipe, out, process_group.device, quiet=quiet)
         models = build_models(resolve_checkpoints(recipe, out), process_group.device)
         readers = validate_data(data_recipe, models.tokenizer)
-        Trainer(recipe, data_recipe, out, models, process_group, quiet, readers).train()
+        with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
+            Trainer(recipe, data_recipe, out, models, process_group, quiet, readers, tracker).train()
         return folders
+
+
+def _tracker(recipe: Recipe, out: Path) -> AbstractContextManager[Tracker | None]:
+    if recipe.track is None:
+        return nullcontext()
+    name = f"{recipe.name}-{recipe.hash}"
+    config = recipe.model_dump(mode="json", exclude={"notes", "variants"})
+    return open_tracker(recipe.track, out, project="evalsuite-distill", run=name, config=config)
 
 
 class Trainer:
@@ -112,9 +123,11 @@ class Trainer:
         process_group: ProcessGroup,
         quiet: bool,
         readers: dict[str, Reader],
+        tracker: Tracker | None = None,
     ) -> None:
         self.recipe, self.data_recipe, self.out = recipe, data_recipe, out
         self.models, self.process_group, self.quiet, self.readers = models, process_group, quiet, readers
+        self.tracker = tracker
         for stage in recipe.stages:
             stage.check_students(models.students)
         trainable_sets = {stage.trainable_set for stage in recipe.stages}
@@ -207,7 +220,7 @@ class Trainer:
             title=f"{stage.name} ({number + 1}/{len(self.recipe.stages)})",
             quiet=self.quiet,
             is_main=is_main,
-            tensorboard=tensorboard_writer(self.out) if self.recipe.tensorboard and is_main else None,
+            tracker=self.tracker,
         )
 
     def _save_state_mid_stage(self, metrics: MetricsLogger) -> None:

@@ -52,6 +52,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--data", type=Path, metavar="DIR", help="value of $EVALSUITE_DATA in the recipe")
     parser.add_argument("--out", type=Path, help="folder for the checkpoints; repeat the command to resume")
+    parser.add_argument(
+        "--track", metavar="TRACKER", help="also log losses to an experiment tracker: tensorboard or trackio"
+    )
     parser.add_argument("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one)")
     parser.add_argument(
         "--dry-run", action="store_true", help="print tokens, FLOPs, memory and time, and exit"
@@ -95,7 +98,8 @@ def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str
     from evalsuite.distill import load_recipe
 
     layers = [] if arguments.layers is None else [f"student.softmax_layers={json.dumps(arguments.layers)}"]
-    overrides = [*arguments.overrides, *layers]
+    track = [] if arguments.track is None else [f"track={arguments.track}"]
+    overrides = [*arguments.overrides, *layers, *track]
     plain = load_recipe(arguments.recipe, overrides)
     order = list(plain.variants)
     names = order if arguments.variants == ["all"] else arguments.variants

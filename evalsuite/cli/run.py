@@ -58,12 +58,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--skip-missing",
         action="store_true",
-        help="leave out benchmarks without data or consent to execute code, by name",
-    )
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="refuse contexts that no checkpoint supports, which are otherwise left out by name",
+        help="leave out benchmarks without data and contexts that no checkpoint supports, by name",
     )
     add_engine_option(parser, "inference engine")
     parser.add_argument(
@@ -113,6 +108,9 @@ def add(commands: argparse._SubParsersAction) -> None:
         type=int,
         metavar="N",
         help="processes that score (default: one per processor if there is enough work)",
+    )
+    parser.add_argument(
+        "--track", metavar="TRACKER", help="also log scores to an experiment tracker: tensorboard or trackio"
     )
     add_model_options(parser)
     add_data_option(parser)

@@ -12,6 +12,7 @@ from evalsuite.evaluation.environment import coverage_notices, read_environment,
 from evalsuite.evaluation.run_paths import CheckpointRef, read_index, responses_folder
 from evalsuite.executors import EXECUTORS, Executor
 from evalsuite.foundation import ConfigError, RunFolderError, locked
+from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
 
 
 @dataclass
@@ -103,6 +104,8 @@ def evaluate(config: RunConfig) -> Summary:
 
 def _evaluate(config: RunConfig) -> Summary:
     out = Path(config.out)
+    if config.track is not None:
+        check_tracker(config.track)
     checkpoints = expand_folders(config.checkpoints)
     executor = EXECUTORS.get_or_raise(config.executor, "'executor'")()
     if "infer" in config.phases:
@@ -149,7 +152,6 @@ def _build(config: RunConfig, out: Path, checkpoints: Sequence[str]) -> None:
         described,
         config.data,
         skip_missing=config.skip_missing,
-        strict=config.strict,
         trust_remote_code=config.trust_remote_code,
         quiet=config.quiet,
     )
@@ -239,7 +241,25 @@ def _score(config: RunConfig, out: Path, summary: Summary) -> None:
         quiet=config.quiet,
     )
     summary.scores = write_scores(out)
+    if config.track is not None:
+        name = out.resolve().name
+        with open_tracker(config.track, out, project="evalsuite-run", run=name, config={}) as tracker:
+            _track(summary.scores, tracker)
     summary.errors = count_errors(out)
+
+
+def _track(scores: Any, tracker: Tracker) -> None:
+    """Log the main metric of every checkpoint, benchmark and protocol, at its context in tokens (0: none).
+
+    Args:
+        scores: as `Summary.scores`.
+    """
+    if scores.empty:
+        return
+    for step, steps in scores[scores["main"]].fillna({"context": 0}).groupby("context"):
+        keys = ["label", "benchmark", "protocol", "metric"]
+        means = steps.groupby(keys, observed=True)["score"].mean().dropna()
+        tracker.log({"/".join(key): float(value) for key, value in means.items()}, int(step))
 
 
 def count_errors(run: Path) -> dict[str, tuple[int, str]]:

@@ -13,7 +13,14 @@ _MODELS = {
     "transformers",
     "zstandard",
 }
-_EXTRAS = {"fla": "gpu", "ray": "ray", "triton": "gpu", "vllm": "vllm"}
+_EXTRAS = {
+    "fla": "gpu",
+    "ray": "ray",
+    "tensorboard": "track",
+    "trackio": "track",
+    "triton": "gpu",
+    "vllm": "vllm",
+}
 
 
 def missing_dependency(error: ModuleNotFoundError, verb: str) -> MissingDependencyError | None:

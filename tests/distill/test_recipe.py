@@ -176,7 +176,7 @@ def test_hash_covers_exactly_what_affects_the_result(write):
     for same in (
         "title=x",
         "checkpoint.state_interval_seconds=1",
-        "tensorboard=true",
+        "track=tensorboard",
         "variants={}",
         "sharding=full",
     ):

@@ -6,10 +6,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import estimate_run, evaluate
@@ -50,6 +53,24 @@ def test_all_checkpoints_get_the_same_documents(crew: Any, suite: Path, tmp_path
     assert requested["pocket_facts.loglikelihood"] == requested["pocket_facts.generation"]
     assert {row["context"] for row in found["pocket_niah_single_1.generation"]} == {128, 256}
     assert (run / "scores.parquet").is_file()
+
+
+def test_scores_can_be_tracked(crew: Any, suite: Path, tmp_path: Path) -> None:
+    config = RunConfig(suite=suite, checkpoints=["a"], out=tmp_path / "run", track="tensorboard", quiet=True)
+    scores = evaluate(config).scores
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    main = scores[scores["main"]]
+    assert len(main) == 7
+    for row in main.itertuples():
+        logged = events.Tensors(f"a/{row.benchmark}/{row.protocol}/{row.metric}")
+        values = {event.step: make_ndarray(event.tensor_proto).item() for event in logged}
+        assert values[0 if pd.isna(row.context) else row.context] == pytest.approx(row.score)
+
+
+def test_an_unknown_tracker_is_refused_before_anything_is_built(suite: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown tracker 'wandb'"):
+        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=tmp_path / "run", track="wandb", quiet=True))
+    assert not (tmp_path / "run").exists()
 
 
 def test_score_rows_hold_engine_responses(crew: Any, suite: Path, tmp_path: Path) -> None:

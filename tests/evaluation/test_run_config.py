@@ -23,7 +23,6 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "out": (["--out", "o"], "o"),
     "limit": (["--limit", "3"], 3),
     "skip_missing": (["--skip-missing"], True),
-    "strict": (["--strict"], True),
     "data": (["--data", "d"], "d"),
     "engine": (["--engine", "vllm"], "vllm"),
     "engine_args": (["--engine-args", "seed=1"], {"seed": 1}),
@@ -37,6 +36,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "export_shard": (["--export-shard", "x.tar.xz"], "x.tar.xz"),
     "merge_shards": (["--merge-shards", "x.tar.xz"], ["x.tar.xz"]),
     "workers": (["--workers", "2"], 2),
+    "track": (["--track", "tensorboard"], "tensorboard"),
     "quiet": (["--quiet"], True),
 }
 """Field → its flags and its value in YAML."""
@@ -75,7 +75,7 @@ def test_flags_file_and_python_give_the_same_configuration(phase: Any, tmp_path:
     values = {
         each.name: VALUES[each.name][1]
         for each in fields(RunConfig)
-        if each.name not in ("phases", "strict")
+        if each.name != "phases"
         and (
             not (readers := each.metadata.get("phases"))
             or (phase in readers if phase else not each.metadata["alone"])
@@ -141,7 +141,6 @@ def test_a_dry_run_of_one_phase_is_refused(phase: str, tmp_path: Path) -> None:
         ({"dtype": "float23"}, "'dtype' = 'float23'; did you mean 'float32'"),
         ({"checkpoints": "a"}, r"'checkpoints' = 'a': give a list, \['a'\]"),
         ({"suite": None}, "no suite given"),
-        ({"strict": True, "skip_missing": True}, "--strict leaves nothing out, --skip-missing does"),
         ({"checkpoints": []}, "no checkpoints given: pass --checkpoint and/or --teacher"),
     ],
 )
@@ -186,7 +185,6 @@ def test_the_configuration_is_recorded_by_phase(crew: Any, suite: Path, tmp_path
         "teacher": "t",
         "limit": 2,
         "skip_missing": False,
-        "strict": False,
         "data": None,
         "trust_remote_code": False,
     }
