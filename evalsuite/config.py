@@ -60,6 +60,8 @@ class RunConfig:
     """Documents per benchmark, a seeded sample, instead of the suite's own limits."""
     skip_missing: bool = field(default=False, metadata=_read_by("build"))
     """Leave out benchmarks without data or consent to execute code, by name, instead of refusing them."""
+    strict: bool = field(default=False, metadata=_read_by("build"))
+    """Refuse contexts that no checkpoint supports, instead of leaving them out by name."""
     data: Path | str | None = field(default=None, metadata=_read_by("build"))
     """Frozen data as written by `evalsuite prepare`; None: EVALSUITE_DATA, else the hub."""
     engine: str = field(default="torch", metadata=_read_by("infer"))
@@ -118,6 +120,8 @@ class RunConfig:
                 raise ConfigError("no suite given: name one from `evalsuite show suites`, or a YAML file")
             if not self.checkpoints and self.teacher is None:
                 raise ConfigError("no checkpoints given: pass --checkpoint and/or --teacher")
+        if self.strict and self.skip_missing:
+            raise ConfigError("--strict leaves nothing out, --skip-missing does: pass either")
         for setting in fields(self):
             if getattr(self, setting.name) != _default(setting):
                 self._check_phases(setting)
@@ -182,9 +186,11 @@ class CompareConfig(_Selected):
     policy: Path | str | None = None
     """Gate policy; the report shows its verdict."""
     questions: bool = False
-    """Show question texts in the drill-down, from the documents in the run folders."""
+    """Show document texts in the sample browser, from the documents in the run folders."""
     redact: bool = False
     """Omit question texts and absolute paths, for a page that is published."""
+    samples: bool = field(default=True, metadata={"flag": "--no-samples"})
+    """Write the samples that the page loads on demand (``OUT/samples/*.js``)."""
     export_samples: bool = False
     """Also write every response and score by document id, without questions."""
     data: Path | str | None = None
@@ -264,6 +270,10 @@ class GateConfig(_Selected):
     """The rules; a file or a `Policy`."""
     min_recovery: float | None = None
     """Minimum recovery, as a fraction of the teacher, e.g. 0.9."""
+    min_agreement: float | None = None
+    """Minimum share of documents with the teacher's choice or extracted answer, e.g. 0.8."""
+    min_retained: float | None = None
+    """Minimum share of the teacher's right answers that stay right, e.g. 0.85."""
     max_gap: float | None = None
     """Maximum gap between the protocols, in points, e.g. 5."""
     out: Path | str | None = None
@@ -274,17 +284,22 @@ class GateConfig(_Selected):
         _normalize(self, "runs", "checkpoints")
         if not self.runs:
             raise ConfigError("no runs given: name run folders")
-        given = self.min_recovery is not None or self.max_gap is not None
-        if (self.policy is not None) == given:
-            raise ConfigError("pass either --policy FILE, or --min-recovery and/or --max-gap")
+        if (self.policy is not None) == any(bound is not None for bound in self._bounds.values()):
+            options = [f"--{name.replace('_', '-')}" for name in self._bounds]
+            raise ConfigError(f"pass either --policy FILE, or {' and/or '.join(options)}")
         _ = self.selection
+
+    @property
+    def _bounds(self) -> dict[str, float | None]:
+        names = ("min_recovery", "min_agreement", "min_retained", "max_gap")
+        return {name: getattr(self, name) for name in names}
 
     def load_policy(self) -> "Policy":
         """Return the policy. Raises ConfigError for an invalid file or rule."""
         from evalsuite.reports import load_policy, policy_from_options
 
         if self.policy is None:
-            return policy_from_options(min_recovery=self.min_recovery, max_gap=self.max_gap)
+            return policy_from_options(**self._bounds)
         return load_policy(Path(self.policy)) if isinstance(self.policy, str | Path) else self.policy
 
 

@@ -58,7 +58,12 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--skip-missing",
         action="store_true",
-        help="leave out benchmarks without data and contexts that no checkpoint supports, by name",
+        help="leave out benchmarks without data or consent to execute code, by name",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse contexts that no checkpoint supports, which are otherwise left out by name",
     )
     add_engine_option(parser, "inference engine")
     parser.add_argument(

@@ -152,6 +152,7 @@ def _build(config: RunConfig, out: Path, checkpoints: Sequence[str]) -> None:
         described,
         config.data,
         skip_missing=config.skip_missing,
+        strict=config.strict,
         trust_remote_code=config.trust_remote_code,
         quiet=config.quiet,
     )

@@ -23,6 +23,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "out": (["--out", "o"], "o"),
     "limit": (["--limit", "3"], 3),
     "skip_missing": (["--skip-missing"], True),
+    "strict": (["--strict"], True),
     "data": (["--data", "d"], "d"),
     "engine": (["--engine", "vllm"], "vllm"),
     "engine_args": (["--engine-args", "seed=1"], {"seed": 1}),
@@ -75,7 +76,7 @@ def test_flags_file_and_python_give_the_same_configuration(phase: Any, tmp_path:
     values = {
         each.name: VALUES[each.name][1]
         for each in fields(RunConfig)
-        if each.name != "phases"
+        if each.name not in ("phases", "strict")
         and (
             not (readers := each.metadata.get("phases"))
             or (phase in readers if phase else not each.metadata["alone"])
@@ -141,6 +142,7 @@ def test_a_dry_run_of_one_phase_is_refused(phase: str, tmp_path: Path) -> None:
         ({"dtype": "float23"}, "'dtype' = 'float23'; did you mean 'float32'"),
         ({"checkpoints": "a"}, r"'checkpoints' = 'a': give a list, \['a'\]"),
         ({"suite": None}, "no suite given"),
+        ({"strict": True, "skip_missing": True}, "--strict leaves nothing out, --skip-missing does"),
         ({"checkpoints": []}, "no checkpoints given: pass --checkpoint and/or --teacher"),
     ],
 )
@@ -185,6 +187,7 @@ def test_the_configuration_is_recorded_by_phase(crew: Any, suite: Path, tmp_path
         "teacher": "t",
         "limit": 2,
         "skip_missing": False,
+        "strict": False,
         "data": None,
         "trust_remote_code": False,
     }
