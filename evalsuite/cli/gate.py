@@ -10,6 +10,8 @@ from evalsuite.cli.parser import command
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Add the command."""
+    from evalsuite.reports.gate.metrics import RULE_METRICS, option_names
+
     parser = command(
         commands,
         "gate",
@@ -24,15 +26,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         "runs", nargs="*", metavar="RUN-or-LOG", help="finished run folders, or logs of another harness"
     )
     parser.add_argument("--policy", type=Path, help="a YAML policy")
-    parser.add_argument(
-        "--min-recovery",
-        type=float,
-        metavar="X",
-        help="minimum recovery, as a fraction of the teacher, e.g. 0.9",
-    )
-    parser.add_argument(
-        "--max-gap", type=float, metavar="Y", help="maximum gap between the protocols, in points, e.g. 5"
-    )
+    for option, metric in option_names().items():
+        kind = RULE_METRICS[metric]
+        parser.add_argument(
+            f"--{option.replace('_', '-')}",
+            type=float,
+            metavar="X",
+            help=f"{'minimum' if kind.bound == 'min' else 'maximum'} {kind.hint}",
+        )
     add_import_options(parser)
     add_selection_options(parser)
     parser.add_argument(

@@ -1,22 +1,17 @@
 """The policy of a gate: its rules, read strictly from YAML or from command-line options."""
 
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict import Strict, parse, read_yaml
 from evalsuite.foundation.taxonomy import Category, Protocol
+from evalsuite.reports.gate.metrics import RULE_METRICS, RuleMetric, option_names
 from evalsuite.reports.records.run_selection import ErrorRule, RunSelection
 
 SCHEMA = 2
-Metric = Literal["recovery", "chance_normalized_recovery", "score", "gap", "drop", "regression"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
-AT_LEAST = ("recovery", "chance_normalized_recovery", "score")
-"""Fractions with a `min`; the other metrics are points with a `max`."""
-OVER_RUNS = ("recovery", "chance_normalized_recovery", "drop")
-"""Metrics that can be decided over training runs."""
 RETIRED = {"lines": "rules", "centred_recovery": "chance_normalized_recovery", "deficit": "drop"}
 """Keys and metrics of schema 1, and what they are called now."""
 
@@ -24,13 +19,12 @@ RETIRED = {"lines": "rules", "centred_recovery": "chance_normalized_recovery", "
 class Rule(Strict):
     """One requirement of a policy."""
 
-    metric: Metric
-    """`recovery`, `chance_normalized_recovery`: share of the teacher. `score`: a fraction. `gap`, `drop`:
-    points relative to the teacher. `regression`: points lost relative to the checkpoint of a stored run."""
+    metric: str
+    """One of the metrics above."""
     min: float | None = None
-    """Lower bound of recovery, chance_normalized_recovery and score: a fraction, 0.95 for 95 %."""
+    """Lower bound, a fraction: 0.95 for 95 %."""
     max: float | None = None
-    """Upper bound of gap, drop and regression, in points."""
+    """Upper bound, in points (for `kl` in nats)."""
     name: str | None = None
     protocol: Protocol | None = None
     """None: every protocol of the run, one result each. A gap takes none."""
@@ -50,30 +44,40 @@ class Rule(Strict):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Rule":
-        wanted, other = ("min", "max") if self.metric in AT_LEAST else ("max", "min")
+        if self.metric not in RULE_METRICS:
+            raise ValueError(
+                f"'metric' = '{self.metric}': unknown metric{nearest(self.metric, RULE_METRICS)}"
+            )
+        kind = self.kind
+        wanted, other = (kind.bound, "max" if kind.bound == "min" else "min")
         threshold = getattr(self, wanted)
         if threshold is None or getattr(self, other) is not None:
             raise ValueError(f"{self.metric} takes '{wanted}', and only that")
-        if wanted == "min" and not 0 <= threshold <= 1.5:
-            raise ValueError("'min' is a fraction: 0.95 means 95 %")
-        if wanted == "max" and not -100 <= threshold <= 100:
-            raise ValueError("'max' is in points, -100 to 100")
+        if why := kind.check(threshold):
+            raise ValueError(why)
         if self.benchmark is not None and self.category is not None:
             raise ValueError("give either 'benchmark' or 'category'")
         if self.context is not None and self.benchmark is None:
             raise ValueError("'context' needs a 'benchmark'")
-        if (self.baseline is not None) != (self.metric == "regression"):
-            raise ValueError("'baseline' belongs to regression, and regression needs it")
-        if self.over == "runs" and self.metric not in OVER_RUNS:
-            raise ValueError(f"'over: runs' belongs to {', '.join(OVER_RUNS)}")
-        if self.metric == "gap" and self.protocol is not None:
-            raise ValueError("a gap is between the protocols: leave 'protocol' out")
+        if (self.baseline is not None) != kind.needs_baseline:
+            needing = [name for name, each in RULE_METRICS.items() if each.needs_baseline]
+            raise ValueError(f"'baseline' belongs to {', '.join(needing)}, and {', '.join(needing)} needs it")
+        if self.over == "runs" and not kind.over_runs:
+            able = [name for name, each in RULE_METRICS.items() if each.over_runs]
+            raise ValueError(f"'over: runs' belongs to {', '.join(able)}")
+        if kind.between_protocols and self.protocol is not None:
+            raise ValueError(f"a {self.metric} is between the protocols: leave 'protocol' out")
         return self
+
+    @property
+    def kind(self) -> RuleMetric:
+        """What the rule measures."""
+        return RULE_METRICS[self.metric]
 
     @property
     def threshold(self) -> float:
         """The `min` or the `max`."""
-        value = self.min if self.metric in AT_LEAST else self.max
+        value = self.min if self.kind.bound == "min" else self.max
         assert value is not None  # guaranteed by the validator
         return value
 
@@ -111,9 +115,9 @@ def load_policy(path: Path) -> Policy:
     _refuse_retired(value, path)
     for number, rule in enumerate(value.get("rules") or []):
         metric = rule.get("metric") if isinstance(rule, dict) else None
-        if isinstance(metric, str) and metric not in METRICS:
+        if isinstance(metric, str) and metric not in RULE_METRICS:
             new = RETIRED.get(metric)
-            hint = f"; it is now '{new}'" if new else nearest(metric, METRICS)
+            hint = f"; it is now '{new}'" if new else nearest(metric, RULE_METRICS)
             raise ConfigError(f"{path}: 'rules.{number}.metric' = '{metric}': unknown metric{hint}")
     policy = parse(value, Policy, str(path))
     rules = tuple(
@@ -131,17 +135,26 @@ def _refuse_retired(value: dict[str, Any], path: Path) -> None:
         raise ConfigError(f"{path}: a policy of schema 1; this evalsuite reads schema {SCHEMA}: {renames}")
 
 
-def policy_from_options(min_recovery: float | None = None, max_gap: float | None = None) -> Policy:
-    """Build the policy of `--min-recovery` (a fraction, under every protocol) and `--max-gap` (points).
+def policy_from_options(**bounds: float | None) -> Policy:
+    """Build the policy of the command line's options, such as `min_recovery=0.9` and `max_gap=5`.
+
+    Args:
+        bounds: thresholds by option, see `option_names`; None for options that are not given. Rules apply
+            under every protocol.
 
     Raises:
-        ConfigError: neither is given, or a value is NaN or a percentage instead of a fraction.
+        ConfigError: none is given, an unknown one, or a value that is NaN or a percentage instead of a
+            fraction.
     """
-    rules: list[dict[str, Any]] = []
-    if min_recovery is not None:
-        rules.append({"metric": "recovery", "min": min_recovery})
-    if max_gap is not None:
-        rules.append({"metric": "gap", "max": max_gap})
+    known = option_names()
+    rules = []
+    for option, threshold in bounds.items():
+        if option not in known:
+            raise ConfigError(f"unknown option '{option}' of a gate{nearest(option, known)}")
+        if threshold is not None:
+            metric = known[option]
+            rules.append({"metric": metric, RULE_METRICS[metric].bound: threshold})
+    flags = [f"--{option.replace('_', '-')}" for option in known]
     if not rules:
-        raise ConfigError("a gate needs --min-recovery, --max-gap or a policy")
-    return parse({"rules": rules}, Policy, "--min-recovery/--max-gap")
+        raise ConfigError(f"a gate needs {', '.join(flags)} or a policy")
+    return parse({"rules": rules}, Policy, "/".join(flags))

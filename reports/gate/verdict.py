@@ -9,8 +9,10 @@ from evalsuite.foundation import ConfigError, nearest
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
 from evalsuite.reports.gate.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED, Decision, decide
-from evalsuite.reports.gate.evaluator import Evaluator, Measurement, NotMeasured
-from evalsuite.reports.gate.policy import AT_LEAST, Policy, Rule
+from evalsuite.reports.gate.evidence import Evidence
+from evalsuite.reports.gate.measurement import Measurement, NotMeasured
+from evalsuite.reports.gate.metrics import Unit
+from evalsuite.reports.gate.policy import Policy, Rule
 from evalsuite.reports.records.run_selection import RunSelection
 
 EXIT = {PASS: 0, REGRESSION: 1, INCONCLUSIVE: 2, UNMEASURED: 3}
@@ -33,6 +35,7 @@ class RuleResult:
     outcome: str
     threshold: float
     at_least: bool
+    unit: Unit = "points"
     point: float | None = None
     low: float | None = None
     high: float | None = None
@@ -55,8 +58,10 @@ class RuleResult:
         """Such as ``93.1 % (91.8 to 94.4)``."""
         if self.point is None or self.low is None or self.high is None:
             return formatting.NOTHING
-        scale = 100 if self.at_least else 1
-        ends = f"{formatting.plain(scale * self.low)} to {formatting.plain(scale * self.high)}"
+        scale, digits = (100, 1) if self.unit == "fraction" else (1, 3 if self.unit == "nats" else 1)
+        ends = (
+            f"{formatting.plain(scale * self.low, digits)} to {formatting.plain(scale * self.high, digits)}"
+        )
         return f"{self._amount(self.point)} ({ends})"
 
     @property
@@ -94,9 +99,13 @@ class RuleResult:
         return self.high < self.threshold if self.at_least else self.low > self.threshold
 
     def _amount(self, value: float, unit: str = "%") -> str:
-        if self.at_least:
+        if self.unit == "fraction":
             return f"{formatting.plain(100 * value)} {unit}"
-        return f"{formatting.plain(value)} points"
+        return (
+            f"{formatting.plain(value, 3)} nats"
+            if self.unit == "nats"
+            else f"{formatting.plain(value)} points"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,21 +193,21 @@ def run_gate(
 
 def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
     """Apply a policy to loaded results, without writing files."""
-    evaluator = Evaluator(tensor)
+    evidence = Evidence(tensor)
     tasks = [
         (rule, protocol, checkpoint)
         for rule in policy.rules
         for checkpoint in _selected(tensor, rule, policy)
         for protocol in _protocols(tensor, rule)
     ]
-    found = [evaluator.measure(rule, protocol, checkpoint) for rule, protocol, checkpoint in tasks]
+    found = [rule.kind.measure(evidence, rule, protocol, checkpoint) for rule, protocol, checkpoint in tasks]
     measured = [
         (task, each) for task, each in zip(tasks, found, strict=True) if isinstance(each, Measurement)
     ]
     decisions = decide(
         [measurement for _, measurement in measured],
         [rule.threshold for (rule, _, _), _ in measured],
-        [rule.metric in AT_LEAST for (rule, _, _), _ in measured],
+        [rule.kind.bound == "min" for (rule, _, _), _ in measured],
         policy.confidence,
     )
     queue = iter(decisions)
@@ -233,7 +242,7 @@ def _selected(tensor: ResultTensor, rule: Rule, policy: Policy) -> list[int]:
 
 def _protocols(tensor: ResultTensor, rule: Rule) -> list[str | None]:
     """Protocols under which a rule is evaluated; [None] for a gap."""
-    if rule.metric == "gap":
+    if rule.kind.between_protocols:
         return [None]
     if rule.protocol is not None:
         return [rule.protocol]
@@ -267,7 +276,7 @@ def _result(
 ) -> RuleResult:
     rule, protocol, checkpoint = task
     label = tensor.checkpoints[checkpoint].label
-    at_least = rule.metric in AT_LEAST
+    at_least = rule.kind.bound == "min"
     if isinstance(found, NotMeasured) or decision is None:
         return RuleResult(
             name=_name(rule, protocol),
@@ -277,6 +286,7 @@ def _result(
             outcome=UNMEASURED,
             threshold=rule.threshold,
             at_least=at_least,
+            unit=rule.kind.unit,
             why=found.why if isinstance(found, NotMeasured) else "",
         )
     return RuleResult(
@@ -287,6 +297,7 @@ def _result(
         outcome=decision.outcome,
         threshold=rule.threshold,
         at_least=at_least,
+        unit=rule.kind.unit,
         point=found.point,
         low=decision.low,
         high=decision.high,
@@ -306,7 +317,8 @@ def _without_student(tensor: ResultTensor, rule: Rule, protocol: str | None) -> 
         protocol=protocol,
         outcome=UNMEASURED,
         threshold=rule.threshold,
-        at_least=rule.metric in AT_LEAST,
+        at_least=rule.kind.bound == "min",
+        unit=rule.kind.unit,
         why=f"the run has no student, only {', '.join(entry.label for entry in tensor.checkpoints)}",
     )
 

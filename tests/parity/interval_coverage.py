@@ -20,7 +20,7 @@ import numpy as np
 from evalsuite.foundation import progress, write_text
 from evalsuite.reports.analysis.recovery import mean_drop, ratio_of
 from evalsuite.reports.gate.decide import REGRESSION, decide
-from evalsuite.reports.gate.evaluator import Measurement
+from evalsuite.reports.gate.measurement import Measurement
 from evalsuite.reports.statistics.intervals import Interval
 from tests.parity.exit_codes import exit_with
 from tests.parity.simulation import LONGBENCH, Setting, Simulated, draw, points, truths

@@ -17,7 +17,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
 from evalsuite.reports import Policy, load_policy, policy_from_options, run_gate
 from evalsuite.reports.gate.decide import decide
-from evalsuite.reports.gate.evaluator import Measurement
+from evalsuite.reports.gate.measurement import Measurement
 from evalsuite.reports.records.run_folder import read_plan
 from evalsuite.reports.statistics.contrasts import Contrast
 from tests.reports.score_edits import edit_rows

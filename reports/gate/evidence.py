@@ -1,0 +1,156 @@
+"""Evidence for the gate: the cells that a rule selects, resampled when first needed, and what is missing."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evalsuite.foundation import EvalsuiteError, nearest
+from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
+from evalsuite.reports.analysis.gaps import GapPool
+from evalsuite.reports.analysis.measures.agreement import AgreementPool
+from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor, load_result_tensor
+from evalsuite.reports.analysis.scopes import Pool
+from evalsuite.reports.gate.measurement import NotMeasured
+from evalsuite.reports.records.merging import CellKey
+
+if TYPE_CHECKING:
+    from evalsuite.reports.gate.policy import Rule
+
+SHOWN = 10
+"""Maximum number of documents named for a rule that fails."""
+NO_TEACHER = NotMeasured("the run has no teacher to compare with")
+
+
+class Evidence:
+    """What rules are measured on; each protocol is resampled at most once, when first needed."""
+
+    def __init__(self, tensor: ResultTensor) -> None:
+        """Measure on `tensor`."""
+        self.tensor = tensor
+        self._pools: dict[str, Pool] = {}
+        self._gaps: GapPool | None = None
+        self._agreements: dict[tuple[str, int], AgreementPool] = {}
+        self._baselines: dict[str, ResultTensor | str] = {}
+
+    def pool(self, protocol: str) -> Pool:
+        """The cells of a protocol."""
+        if protocol not in self._pools:
+            self._pools[protocol] = Pool(self.tensor, protocol)
+        return self._pools[protocol]
+
+    @property
+    def gaps(self) -> GapPool:
+        """The cells with both protocols."""
+        if self._gaps is None:
+            self._gaps = GapPool(self.tensor)
+        return self._gaps
+
+    def agreement(self, protocol: str, teacher: int) -> AgreementPool:
+        """The flips of the students of a teacher."""
+        key = protocol, teacher
+        if key not in self._agreements:
+            self._agreements[key] = AgreementPool(self.tensor, protocol, teacher)
+        return self._agreements[key]
+
+    def sample(
+        self, rule: "Rule", protocol: str, needed: Sequence[int]
+    ) -> tuple[BootstrapSample, list[Cell]] | NotMeasured:
+        """The sample of the cells that a rule selects and that all of `needed` have, complete."""
+        pool = self.pool(protocol)
+        chosen = [
+            i for i, cell in enumerate(pool.cells) if matches(rule, cell) and set(needed) <= set(cell.present)
+        ]
+        lacking = missing(rule, self.tensor, protocol, needed, {pool.cells[i].key for i in chosen})
+        data = pool.sample(tuple(chosen))
+        if lacking or data is None:
+            return NotMeasured(lacking or nothing(rule, self.tensor, protocol))
+        return data, [pool.cells[i] for i in chosen]
+
+    def baseline(self, path: str) -> ResultTensor | str:
+        """Load a stored run once; the reason if it cannot be read."""
+        if path not in self._baselines:
+            try:
+                selection = replace(self.tensor.selection, teacher=None, checkpoints=())
+                self._baselines[path] = load_result_tensor([Path(path)], selection)
+            except EvalsuiteError as error:
+                self._baselines[path] = f"the baseline cannot be read: {error}"
+        return self._baselines[path]
+
+
+def matches(rule: "Rule", cell: Cell) -> bool:
+    """Whether a rule selects a cell."""
+    if rule.benchmark is not None and cell.benchmark.name != rule.benchmark:
+        return False
+    if rule.category is not None and cell.benchmark.category != rule.category:
+        return False
+    return rule.context is None or cell.context == rule.context
+
+
+def missing(
+    rule: "Rule",
+    tensor: ResultTensor,
+    protocol: str,
+    needed: Sequence[int],
+    there: Collection[CellKey],
+    protocols: Sequence[str] = (),
+) -> str:
+    """Explain which planned cells are not measured for all of `needed`; empty if none is.
+
+    Args:
+        rule: selects benchmarks and contexts.
+        tensor: gives the plan and its incomplete cells.
+        protocol: of the cells.
+        needed: checkpoints.
+        there: the measured cells.
+        protocols: only benchmarks with all of these count.
+    """
+    found = []
+    for benchmark in tensor.merged.benchmarks:
+        how = benchmark.protocols.get(protocol)  # type: ignore[call-overload]  # the keys are these texts
+        if how is None or how.direction == "lower":
+            continue
+        others = [benchmark.protocols.get(name) for name in protocols]  # type: ignore[call-overload]
+        if any(other is None or other.direction == "lower" for other in others):
+            continue
+        if rule.benchmark not in (None, benchmark.name) or rule.category not in (None, benchmark.category):
+            continue
+        for context in how.contexts:
+            key = benchmark.name, protocol, context
+            if rule.context not in (None, context) or key in there:
+                continue
+            lacking = [(who, cell) for who in needed if (cell := tensor.unmeasured(who, key)) is not None]
+            found += [cell.sentence([tensor.checkpoints[who].label], benchmark.name) for who, cell in lacking]
+            if not lacking:
+                found.append(f"{name_of(key)}: in the plan, but without comparable responses")
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return "; ".join(found[:SHOWN]) + more
+
+
+def nothing(rule: "Rule", tensor: ResultTensor, protocol: str) -> str:
+    """Explain why no cell is selected."""
+    if rule.benchmark is not None:
+        names = [benchmark.name for benchmark in tensor.merged.benchmarks]
+        if rule.benchmark not in names:
+            return f"the run has no benchmark '{rule.benchmark}'{nearest(rule.benchmark, names)}"
+        place = "" if rule.context is None else f" at {rule.context:,} tokens"
+        return f"the run has no '{rule.benchmark}'{place} with a score under {protocol}"
+    what = f"no benchmark of category '{rule.category}'" if rule.category else "no benchmark"
+    return f"the run has {what} with a score under {protocol}"
+
+
+def name_of(key: CellKey) -> str:
+    """Such as ``niah at 512 tokens``."""
+    name, _, context = key
+    return name if context is None else f"{name} at {context:,} tokens"
+
+
+def lost_documents(cells: Sequence[Cell], checkpoint: int, teacher: int) -> tuple[str, ...]:
+    """Documents on which the teacher scores higher, a few per benchmark."""
+    found = []
+    for cell in cells:
+        scores = cell.scores()
+        worse = scores[cell.present.index(checkpoint)] < scores[cell.present.index(teacher)]
+        found.append([f"{cell.benchmark.name}/{document}" for document in cell.documents[worse]])
+    share = max(1, SHOWN // max(1, len(found)))
+    return tuple([name for names in found for name in names[:share]][:SHOWN])

@@ -1,0 +1,156 @@
+"""The metrics of the gate's rules: one definition and one registration each.
+
+    RULE_METRICS.add("lost", RuleMetric(measure=lost, bound="max", unit="points", hint="..."))
+
+makes `{metric: lost, max: 3}` a rule of every policy.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+from evalsuite.foundation.registry import Registry
+
+if TYPE_CHECKING:
+    from evalsuite.reports.gate.evidence import Evidence
+    from evalsuite.reports.gate.measurement import Measurement, NotMeasured
+    from evalsuite.reports.gate.policy import Rule
+
+Measure = Callable[["Evidence", "Rule", str | None, int], "Measurement | NotMeasured"]
+"""(evidence, rule, protocol, checkpoint) → the quantity; between the protocols, `protocol` is None."""
+Unit = Literal["fraction", "points", "nats"]
+RANGES: dict[Unit, tuple[float, float, str]] = {
+    "fraction": (0.0, 1.5, "a fraction: 0.95 means 95 %"),
+    "points": (-100.0, 100.0, "in points, -100 to 100"),
+    "nats": (0.0, 1000.0, "in nats per token, 0 or more"),
+}
+"""Unit → least and largest threshold, and what a threshold is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleMetric:
+    """What a rule can demand of a checkpoint."""
+
+    measure: Measure
+    bound: Literal["min", "max"]
+    """Whether a rule states the least or the largest admissible value."""
+    unit: Unit
+    hint: str
+    """What it is, for the documentation and the command line."""
+    has_option: bool = False
+    """Whether `evalsuite gate` has an option for it: `--min-recovery`."""
+    over_runs: bool = False
+    """Whether a rule may decide over the training runs of a recipe."""
+    between_protocols: bool = False
+    """Whether it compares the protocols, so that a rule states none."""
+    needs_baseline: bool = False
+    """Whether a rule names a stored run to compare with."""
+
+    def check(self, threshold: float) -> str | None:
+        """Why a threshold is not admissible; None if it is. NaN is not."""
+        low, high, what = RANGES[self.unit]
+        return None if low <= threshold <= high else f"'{self.bound}' is {what}"
+
+
+RULE_METRICS: Registry[RuleMetric] = Registry("metric of a gate rule")
+
+
+def option_names() -> dict[str, str]:
+    """Option → metric, such as `min_recovery` → `recovery`."""
+    return {f"{each.bound}_{name}": name for name, each in RULE_METRICS.items() if each.has_option}
+
+
+def _lazy(module: str, name: str) -> Measure:
+    """A measure of this package that is imported when it is used: the command line lists options quickly."""
+
+    def measure(
+        evidence: "Evidence", rule: "Rule", protocol: str | None, checkpoint: int
+    ) -> "Measurement | NotMeasured":
+        found: Measure = getattr(import_module(f"evalsuite.reports.gate.{module}"), name)
+        return found(evidence, rule, protocol, checkpoint)
+
+    return measure
+
+
+RULE_METRICS.add(
+    "recovery",
+    RuleMetric(
+        measure=_lazy("standard_metrics", "recovery"),
+        bound="min",
+        unit="fraction",
+        hint="recovery, as a fraction of the teacher, e.g. 0.9",
+        has_option=True,
+        over_runs=True,
+    ),
+)
+RULE_METRICS.add(
+    "chance_normalized_recovery",
+    RuleMetric(
+        measure=_lazy("standard_metrics", "chance_normalized_recovery"),
+        bound="min",
+        unit="fraction",
+        hint="recovery after subtracting the chance level, as a fraction of the teacher",
+        over_runs=True,
+    ),
+)
+RULE_METRICS.add(
+    "score",
+    RuleMetric(
+        measure=_lazy("standard_metrics", "score"),
+        bound="min",
+        unit="fraction",
+        hint="the checkpoint's own macro average",
+    ),
+)
+RULE_METRICS.add(
+    "agreement",
+    RuleMetric(
+        measure=_lazy("standard_metrics", "agreement"),
+        bound="min",
+        unit="fraction",
+        hint="share of documents with the teacher's choice or extracted answer, e.g. 0.8",
+        has_option=True,
+    ),
+)
+RULE_METRICS.add(
+    "retained",
+    RuleMetric(
+        measure=_lazy("standard_metrics", "retained"),
+        bound="min",
+        unit="fraction",
+        hint="share of the teacher's right answers that stay right, e.g. 0.85",
+        has_option=True,
+    ),
+)
+RULE_METRICS.add(
+    "gap",
+    RuleMetric(
+        measure=_lazy("standard_metrics", "gap"),
+        bound="max",
+        unit="points",
+        hint="gap between the protocols, in points, e.g. 5",
+        has_option=True,
+        between_protocols=True,
+    ),
+)
+RULE_METRICS.add(
+    "drop",
+    RuleMetric(
+        measure=_lazy("standard_metrics", "drop"),
+        bound="max",
+        unit="points",
+        hint="teacher − student, in points",
+        over_runs=True,
+    ),
+)
+RULE_METRICS.add(
+    "regression",
+    RuleMetric(
+        measure=_lazy("regression", "regression"),
+        bound="max",
+        unit="points",
+        hint="points lost relative to the same checkpoint in `baseline`",
+        needs_baseline=True,
+    ),
+)

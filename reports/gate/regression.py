@@ -1,0 +1,95 @@
+"""The gate's metric `regression`: points lost relative to the same checkpoint of a stored run."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evalsuite.foundation import content_hash, nearest
+from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, ResampledStratum
+from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
+from evalsuite.reports.analysis.scopes import weights_of
+from evalsuite.reports.gate.evidence import SHOWN, matches, missing, name_of, nothing
+from evalsuite.reports.gate.measurement import Measurement, NotMeasured
+from evalsuite.reports.statistics.bootstrap import Stratum
+
+if TYPE_CHECKING:
+    from evalsuite.reports.gate.evidence import Evidence
+    from evalsuite.reports.gate.policy import Rule
+
+
+def regression(
+    evidence: "Evidence", rule: "Rule", protocol: str | None, checkpoint: int
+) -> Measurement | NotMeasured:
+    """Points lost relative to the same checkpoint of a stored run."""
+    assert protocol is not None
+    tensor = evidence.tensor
+    baseline = evidence.baseline(str(rule.baseline))
+    if isinstance(baseline, str):
+        return NotMeasured(baseline)
+    label = tensor.checkpoints[checkpoint].label
+    before = _counterpart(baseline, rule.baseline_checkpoint or label, rule.baseline_checkpoint is None)
+    if before is None:
+        labels = [each.label for each in baseline.checkpoints]
+        wanted = rule.baseline_checkpoint or label
+        return NotMeasured(f"{rule.baseline}: has no checkpoint '{wanted}'{nearest(wanted, labels)}")
+    cells = [
+        c
+        for c in tensor.cells
+        if c.protocol == protocol and matches(rule, c) and not c.is_perplexity and checkpoint in c.present
+    ]
+    lacking = missing(rule, tensor, protocol, [checkpoint], {cell.key for cell in cells})
+    if lacking or not cells:
+        return NotMeasured(lacking or nothing(rule, tensor, protocol))
+    strata, look_at = [], []
+    for cell in cells:
+        old = next((c for c in baseline.cells if c.key == cell.key and before in c.present), None)
+        if old is None:
+            gone = baseline.unmeasured(before, cell.key)
+            found = gone and gone.sentence([baseline.checkpoints[before].label], cell.benchmark.name)
+            return NotMeasured(f"{rule.baseline}: {found or f'{name_of(cell.key)}: not in the baseline'}")
+        rows, documents = _paired(old, before, cell, checkpoint)
+        if len(rows) < 2 or not tensor.selection.admits(len(rows), len(cell.documents)):
+            return NotMeasured(
+                f"{name_of(cell.key)}: only {len(rows):,} of {len(cell.documents):,} documents have the "
+                "same prompt in the baseline"
+            )
+        strata.append(ResampledStratum(_stratum(rows, documents, old, before, cell, checkpoint)))
+        lost = documents[rows[:, 1] < rows[:, 0]]
+        look_at += [f"{cell.benchmark.name}/{document}" for document in lost]
+    data = BootstrapSample(strata, weights_of(cells))
+    return Measurement(data.difference(0, 1).scaled(100), data.documents, tuple(look_at[:SHOWN]))
+
+
+def _counterpart(baseline: ResultTensor, label: str, or_only_student: bool) -> int | None:
+    for i, checkpoint in enumerate(baseline.checkpoints):
+        if label in (checkpoint.label, checkpoint.plan.label, checkpoint.plan.weights_id):
+            return i
+    students = [i for i, checkpoint in enumerate(baseline.checkpoints) if not checkpoint.is_teacher]
+    return students[0] if or_only_student and len(students) == 1 else None
+
+
+def _paired(old: Cell, before: int, new: Cell, after: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores [documents, 2] before and after on documents with the same prompt, and the documents."""
+    documents, a, b = np.intersect1d(old.documents, new.documents, assume_unique=True, return_indices=True)
+    same_prompt = old.prompt_hashes[a] == new.prompt_hashes[b]
+    scores = [
+        cell.scores()[cell.present.index(checkpoint)][at[same_prompt]]
+        for cell, checkpoint, at in ((old, before, a), (new, after, b))
+    ]
+    return np.column_stack(scores), documents[same_prompt]
+
+
+def _stratum(
+    rows: np.ndarray, documents: np.ndarray, old: Cell, before: int, new: Cell, after: int
+) -> Stratum:
+    """Stratum of the scores [documents, 2] before and after, with the clusters and seeds of their cells."""
+    cells = ((old, before, "before"), (new, after, "after"))
+    at = np.searchsorted(new.documents, documents)
+    return Stratum(
+        rows,
+        tuple(name for _, _, name in cells),
+        content_hash([new.key, documents.tolist()]),
+        None if new.clusters is None else np.unique(new.clusters[at], return_inverse=True)[1],
+        np.array([cell.seed_variance()[cell.present.index(who)] for cell, who, _ in cells]),
+        np.array([max(1, len(cell.seeds) - 1) for cell, _, _ in cells]),
+    )

@@ -1,0 +1,166 @@
+"""Measures of the metrics that rules of a gate come with, except `regression`."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.reports.analysis.measures.agreement import WHY, level
+from evalsuite.reports.analysis.measures.flips import Measure
+from evalsuite.reports.analysis.recovery import mean_drop, ratio_of
+from evalsuite.reports.analysis.replicates import RunSpread
+from evalsuite.reports.gate.evidence import (
+    NO_TEACHER,
+    SHOWN,
+    Evidence,
+    lost_documents,
+    matches,
+    missing,
+)
+from evalsuite.reports.gate.measurement import Measurement, NotMeasured
+
+if TYPE_CHECKING:
+    from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
+    from evalsuite.reports.gate.policy import Rule
+
+
+def score(
+    evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
+) -> Measurement | NotMeasured:
+    """The checkpoint's own macro average."""
+    assert protocol is not None
+    found = evidence.sample(rule, protocol, [checkpoint])
+    if isinstance(found, NotMeasured):
+        return found
+    data, _ = found
+    return Measurement(data.level_contrast(checkpoint), data.documents, ())
+
+
+def drop(
+    evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
+) -> Measurement | NotMeasured:
+    """Teacher − student, in points."""
+    assert protocol is not None
+    teacher = evidence.tensor.checkpoints[checkpoint].teacher
+    found = evidence.sample(rule, protocol, [checkpoint] if teacher is None else [checkpoint, teacher])
+    if isinstance(found, NotMeasured):
+        return found
+    if teacher is None:
+        return NO_TEACHER
+    data, cells = found
+    over = _runs(evidence, rule, protocol, checkpoint, data)
+    if isinstance(over, NotMeasured):
+        return over
+    contrast = mean_drop(data, over[0], teacher, over[1])
+    return Measurement(contrast.scaled(100), data.documents, lost_documents(cells, checkpoint, teacher))
+
+
+def recovery_over(above_chance: bool) -> Callable[..., Measurement | NotMeasured]:
+    """Measure recovery, chance-normalized or not."""
+
+    def recovery(
+        evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
+    ) -> Measurement | NotMeasured:
+        assert protocol is not None
+        teacher = evidence.tensor.checkpoints[checkpoint].teacher
+        found = evidence.sample(rule, protocol, [checkpoint] if teacher is None else [checkpoint, teacher])
+        if isinstance(found, NotMeasured):
+            return found
+        if teacher is None:
+            return NO_TEACHER
+        data, cells = found
+        over = _runs(evidence, rule, protocol, checkpoint, data)
+        if isinstance(over, NotMeasured):
+            return over
+        if above_chance and any(cell.chance is None for cell in cells):
+            return NotMeasured("the chance level of a benchmark is not known")
+        chance = evidence.pool(protocol).chance if above_chance else None
+        ratio = ratio_of(data, over[0], teacher, chance, over[1])
+        if isinstance(ratio, str):
+            return NotMeasured(f"recovery is undefined: {ratio}")
+        look_at = lost_documents(cells, checkpoint, teacher)
+        return Measurement(ratio.numerator, data.documents, look_at, ratio.denominator)
+
+    return recovery
+
+
+def _runs(
+    evidence: Evidence, rule: "Rule", protocol: str, checkpoint: int, data: "BootstrapSample"
+) -> tuple[list[int], RunSpread | None] | NotMeasured:
+    """The checkpoint, or the runs of its recipe and the spread between them."""
+    if rule.over == "documents":
+        return [checkpoint], None
+    recipes = evidence.pool(protocol).recipes
+    students = [i for i in recipes.runs(checkpoint) if np.isfinite(data.level(i))]
+    spread = recipes.spread(data, evidence.tensor.checkpoints[checkpoint].teacher)
+    if len(students) < 2 or spread is None:
+        label = evidence.tensor.checkpoints[checkpoint].label
+        return NotMeasured(
+            f"'over: runs' needs two or more training runs that differ only by seed, and '{label}' "
+            "is the only one of its recipe with these scores: train another seed, or decide over "
+            "documents"
+        )
+    return students, spread
+
+
+def flips(measure: Measure) -> Callable[..., Measurement | NotMeasured]:
+    """Measure agreement with the teacher, or the share of its right answers that is retained."""
+
+    def measured(
+        evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
+    ) -> Measurement | NotMeasured:
+        assert protocol is not None
+        teacher = evidence.tensor.checkpoints[checkpoint].teacher
+        if teacher is None:
+            return NO_TEACHER
+        found = evidence.sample(rule, protocol, [checkpoint, teacher])
+        if isinstance(found, NotMeasured):
+            return found
+        pool = evidence.agreement(protocol, teacher)
+        chosen = [i for i, cell in enumerate(pool.cells) if matches(rule, cell)]
+        chosen = pool.cells_with(measure, [checkpoint], chosen)
+        data = pool.sample(measure, chosen)
+        if data is None:
+            return NotMeasured(WHY[measure])
+        contrast = level(data, measure, pool.column(measure, checkpoint))
+        look_at = lost_documents([pool.cells[i] for i in chosen], checkpoint, teacher)
+        return Measurement(contrast, data.documents, look_at)
+
+    return measured
+
+
+def gap(
+    evidence: "Evidence", rule: "Rule", protocol: str | None, checkpoint: int
+) -> Measurement | NotMeasured:
+    """Drop under generation − drop under log-likelihood, in points."""
+    pool, tensor = evidence.gaps, evidence.tensor
+    teacher = tensor.checkpoints[checkpoint].teacher
+    if teacher is None:
+        return NO_TEACHER
+    needed = [checkpoint, teacher]
+    chosen = [i for i in pool.answered(needed) if matches(rule, pool.protocol_pairs[i].loglikelihood)]
+    there = {pool.protocol_pairs[i].loglikelihood.key for i in chosen}
+    there |= {pool.protocol_pairs[i].generation.key for i in chosen}
+    lacking = [missing(rule, tensor, name, needed, there, PROTOCOLS) for name in PROTOCOLS]
+    if any(lacking):
+        return NotMeasured("; ".join(filter(None, lacking)))
+    if not chosen:
+        what = rule.benchmark or rule.category or "nothing"
+        return NotMeasured(f"{what}: not evaluated under both protocols on the same documents")
+    data = pool.of(chosen)
+    look_at = []
+    for i in chosen:
+        pair = pool.protocol_pairs[i]
+        loglikelihood, generation = pair.scores(checkpoint)
+        for position in np.flatnonzero((loglikelihood >= 0.5) & (generation < 0.5)):
+            document = pair.loglikelihood.documents[pair.in_loglikelihood[position]]
+            look_at.append(f"{pair.loglikelihood.benchmark.name}/{document}")
+    gap = data.contrast(pool.gap(checkpoint, teacher)).scaled(100)
+    return Measurement(gap, data.documents, tuple(look_at[:SHOWN]))
+
+
+recovery = recovery_over(above_chance=False)
+chance_normalized_recovery = recovery_over(above_chance=True)
+agreement = flips("agreement")
+retained = flips("retained")

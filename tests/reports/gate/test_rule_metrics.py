@@ -1,0 +1,107 @@
+"""Metrics of rules: agreement and retained against the report, and a metric that a test registers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalsuite.foundation import ConfigError
+from evalsuite.foundation.strict import parse
+from evalsuite.reports import Policy, policy_from_options, run_gate
+from evalsuite.reports.gate.measurement import Measurement
+from evalsuite.reports.gate.metrics import RULE_METRICS, RuleMetric, option_names
+from evalsuite.reports.gate.standard_metrics import drop
+from evalsuite.reports.report import Report, build_report
+
+
+def policy(*rules: dict[str, Any]) -> Policy:
+    """A policy of these rules."""
+    return parse({"rules": list(rules)}, Policy, "policy")
+
+
+@pytest.fixture(scope="module")
+def report(small_run: Path) -> Report:
+    return build_report([small_run])
+
+
+@pytest.mark.parametrize("metric", ["agreement", "retained"])
+@pytest.mark.parametrize("category", [None, "recall"])
+def test_flips_are_those_of_the_report(
+    small_run: Path, report: Report, metric: str, category: str | None
+) -> None:
+    rule = {"metric": metric, "min": 0.9, "protocol": "generation"}
+    verdict = run_gate([small_run], policy(rule | ({"category": category} if category else {})))
+    for result in verdict.results:
+        checkpoint = next(i for i, each in enumerate(report.checkpoints) if each.label == result.checkpoint)
+        row = report.agreement_with_teacher(checkpoint, "generation", category or "all")
+        interval = getattr(row, metric).interval
+        assert (result.point, result.low, result.high) == (interval.point, interval.low, interval.high)
+        assert result.at_least
+        assert result.sentence.startswith(f"{100 * interval.point:.1f} % (")
+    weak = next(result for result in verdict.results if result.checkpoint == "weak")
+    assert weak.outcome == "regression"
+    assert verdict.exit_code == 1
+
+
+def test_agreement_of_one_benchmark_passes_and_names_documents_when_it_fails(small_run: Path) -> None:
+    rules = [
+        {"metric": "agreement", "min": low, "benchmark": "arc_easy", "protocol": "loglikelihood"}
+        for low in (0.2, 0.99)
+    ]
+    verdict = run_gate([small_run], policy(*rules))
+    assert [result.outcome for result in verdict.results] == ["pass", "pass", "regression", "regression"]
+    assert all(name.startswith("arc_easy/") for name in verdict.results[2].look_at)
+
+
+def test_what_has_no_answers_is_not_measured(small_run: Path, tmp_path: Path) -> None:
+    verdict = run_gate(
+        [small_run], policy({"metric": "agreement", "min": 0.5, "category": "language_modeling"})
+    )
+    assert verdict.exit_code == 3
+    teacher = run_gate(
+        [small_run],
+        parse({"rules": [{"metric": "retained", "min": 0.5}], "checkpoints": ["teacher"]}, Policy, "p"),
+    )
+    assert teacher.exit_code == 3
+    assert "no teacher to compare with" in teacher.results[0].why
+
+
+def test_a_registered_metric_is_a_rule_and_an_option(
+    small_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half_drop(evidence: Any, rule: Any, protocol: str | None, checkpoint: int) -> Any:
+        found = drop(evidence, rule, protocol, checkpoint)
+        if not isinstance(found, Measurement):
+            return found
+        return Measurement(found.contrast.scaled(0.5), found.documents, found.look_at)
+
+    metric = RuleMetric(measure=half_drop, bound="max", unit="points", hint="half the drop", has_option=True)
+    monkeypatch.setitem(RULE_METRICS._items, "half_drop", metric)
+    whole = run_gate([small_run], policy({"metric": "drop", "max": 1}))
+    half = run_gate([small_run], policy_from_options(max_half_drop=1))
+    assert [each.point for each in half.results] == [each.point / 2 for each in whole.results]
+    assert half.results[0].name == "half drop of average under loglikelihood"
+    with pytest.raises(ConfigError, match="'max' is in points, -100 to 100"):
+        policy_from_options(max_half_drop=101)
+
+
+def test_options_are_those_of_the_metrics() -> None:
+    assert set(option_names()) >= {"min_recovery", "min_agreement", "min_retained", "max_gap"}
+    with pytest.raises(
+        ConfigError, match="unknown option 'min_agrement' of a gate; did you mean 'min_agreement'"
+    ):
+        policy_from_options(min_agrement=0.5)
+    with pytest.raises(ConfigError, match=r"a fraction: 0\.95 means 95 %"):
+        policy_from_options(min_retained=81.0)
+    with pytest.raises(ConfigError, match="unknown metric; did you mean 'retained'"):
+        policy({"metric": "retaind", "min": 0.5})
+
+
+@pytest.mark.parametrize("name", RULE_METRICS.names())
+def test_metrics_refuse_nan_and_the_other_bound(name: str) -> None:
+    kind = RULE_METRICS[name]
+    extra = {"baseline": "x"} if kind.needs_baseline else {}
+    with pytest.raises(ConfigError, match=f"'{kind.bound}'"):
+        policy({"metric": name, kind.bound: float("nan"), **extra})
+    with pytest.raises(ConfigError, match=f"takes '{kind.bound}', and only that"):
+        policy({"metric": name, "max" if kind.bound == "min" else "min": 0.5, **extra})
