@@ -56,6 +56,7 @@ def test_a_wheel_puts_nothing_but_evalsuite_into_site_packages(wheel: zipfile.Zi
 @pytest.mark.slow
 def test_a_wheel_holds_every_file_of_every_room(wheel: zipfile.ZipFile) -> None:
     held = set(wheel.namelist())
+    assert "evalsuite/py.typed" in held
     for room in ROOMS:
         for path in (ROOT / room).rglob("*"):
             unshipped = {"__pycache__", "results"} & set(path.parts)

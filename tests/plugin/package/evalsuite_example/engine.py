@@ -48,11 +48,12 @@ class Rereading(EngineType):
         """See `EngineType.label`."""
         return self.checkpoint.label
 
-    @torch.inference_mode()
     def _logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
         """Return log-probabilities [T, V] of the token after each position."""
         ids = torch.tensor([list(tokens)], device=self.model.device)
-        return self.model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
+        with torch.inference_mode():
+            logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
+            return logits.float().log_softmax(-1)
 
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreResponse]]:
         """See `Engine.score`."""
