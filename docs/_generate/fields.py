@@ -13,9 +13,13 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
+from evalsuite.reports.gate.policy import Policy
+
 PLAIN = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any value", Path: "path"}
 COMPARISONS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 REQUIRED = object()
+ELSEWHERE: dict[type, str] = {Policy: "gate-policy.md"}
+"""Classes that other configurations contain → the page that describes them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +60,8 @@ def reachable(*roots: type) -> list[type]:
             found.append(kind)
             for key in keys(kind):
                 for inner in classes(key.annotation):
-                    visit(inner)
+                    if inner not in ELSEWHERE:
+                        visit(inner)
 
     for root in roots:
         visit(root)
@@ -88,7 +93,8 @@ def keys(kind: type) -> list[Key]:
             )
             for name, field in kind.model_fields.items()
         ]
-    hints = get_type_hints(kind)
+    # Imported for type checkers only, so that reading a run's configuration needs no pydantic.
+    hints = get_type_hints(kind, localns={"Policy": Policy})
     found = []
     for field in dataclasses.fields(kind):
         default = field.default
@@ -134,7 +140,8 @@ def words(annotation: Any) -> str:
     if hasattr(annotation, "__metadata__"):
         return words(inner[0])
     if is_config(annotation):
-        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+        page = ELSEWHERE.get(annotation, "")
+        return f"[{annotation.__name__}]({page}#{annotation.__name__.lower()})"
     raise TypeError(f"no words for the type {annotation!r}")
 
 

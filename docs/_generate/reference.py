@@ -1,8 +1,16 @@
 """What `<!-- generate: WHAT -->` may name: configuration classes, the command line, registries."""
 
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
-from docs._generate import commands, fields
+from docs._generate import commands, fields, registries
+from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.stage import OBJECTIVES, Stage
+from evalsuite.executors import EXECUTORS
+from evalsuite.models.inference import ENGINES
+from evalsuite.models.mixers import MIXERS
+from evalsuite.protocols.scorers import SCORERS, describe_scorer
 
 
 def generate(what: str) -> str:
@@ -12,15 +20,64 @@ def generate(what: str) -> str:
         ValueError: an unknown directive; MkDocs stops with it.
     """
     kind, *names = what.split()
-    if kind == "commands":
-        return commands.reference()
     if kind == "fields":
         return fields.reference(*(load(name) for name in names))
-    raise ValueError(f"unknown directive '{what}'; known: commands, fields CLASS …")
+    if what not in DIRECTIVES:
+        raise ValueError(f"unknown directive '{what}'; known: fields CLASS …, {', '.join(DIRECTIVES)}")
+    return DIRECTIVES[what]()
 
 
 def load(name: str) -> type:
-    """Return the object of a dotted name, such as `evalsuite.distill.recipe.Recipe`."""
+    """Return the class of a dotted name, such as `evalsuite.distill.recipe.Recipe`."""
     module, _, attribute = name.rpartition(".")
     found: type = getattr(import_module(module), attribute)
     return found
+
+
+def recipe() -> str:
+    """Return the keys of recipes, with the settings of every objective."""
+    return fields.reference(
+        Recipe, *lines_of(Stage, [OBJECTIVES[name] for name in registries.own(OBJECTIVES)])
+    )
+
+
+def mixer_options() -> str:
+    """Return the options of every mixer."""
+    return fields.reference(*lines_of(object, [MIXERS[name].Options for name in registries.own(MIXERS)]))
+
+
+def lines_of(root: type, kinds: list[type]) -> list[type]:
+    """Return configuration classes, each after those that it derives from."""
+    bases = [
+        base
+        for kind in kinds
+        for base in reversed(kind.__mro__)
+        if base is not root and issubclass(base, root) and fields.is_config(base)
+    ]
+    return list(dict.fromkeys(bases))
+
+
+def mixers() -> str:
+    """Return mixers with their options and presets."""
+    presets = []
+    for name in registries.own(MIXERS):
+        for preset, values in getattr(MIXERS[name].Options, "presets", {}).items():
+            settings = ", ".join(
+                f"`{key}: {fields.in_yaml(value).strip('`')}`" for key, value in values.items()
+            )
+            presets.append(f"| `{name}` | `{preset}` | {settings or 'the defaults'} |")
+    head = "| mixer | preset | options |\n|---|---|---|"
+    return f"{registries.table(MIXERS)}\n\n### Presets\n\n{head}\n" + "\n".join(presets)
+
+
+DIRECTIVES: dict[str, Callable[[], Any]] = {
+    "commands": commands.reference,
+    "recipe": recipe,
+    "mixers": mixers,
+    "mixer options": mixer_options,
+    "objectives": lambda: registries.table(OBJECTIVES),
+    "scorers": lambda: registries.table(SCORERS, describe_scorer),
+    "engines": lambda: registries.table(ENGINES),
+    "executors": lambda: registries.table(EXECUTORS),
+}
+"""Directive → the Markdown that takes its place."""

@@ -1,9 +1,11 @@
 """Every page below docs/extend: its example is short, complete, and has the effect that the page states."""
 
+import json
 import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from safetensors.numpy import load_file
@@ -57,3 +59,37 @@ def test_mixer(page: PageCode) -> None:
     assert all((decay != decay[0]).any() for decay in decays), "the decay was not trained"
     for check in ("batched", "padded left", "packed", "decode"):
         assert re.search(rf"^{check} .* 0/4$", printed, re.MULTILINE), printed
+
+
+def test_objective(page: PageCode) -> None:
+    page.run()
+    lines = (page.folder / "students" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert steps
+    for step in steps:
+        assert step["loss"] == pytest.approx((step["forward"] + step["reverse"]) / 2, rel=1e-4)
+    assert steps[-1]["loss"] < steps[0]["loss"]
+
+
+def test_executor(page: PageCode) -> None:
+    page.run()
+    run = page.folder / "runs" / "facts"
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["config"]["infer"]["executor"] == "fresh"
+    assert len(pd.read_parquet(next((run / "scores").glob("*.loglikelihood.*")))) == 10
+
+
+def test_engine(page: PageCode) -> None:
+    page.run()
+    run = page.folder / "runs" / "int8"
+    (engine,) = json.loads((run / "environment.json").read_text())["engines"].values()
+    assert engine["engine"] == "int8_weights"
+    assert engine["versions"]["weights"] == "int8 per row"
+    rounded = pd.read_parquet(next((run / "scores").glob("*.loglikelihood.*")))
+    page.call("evalsuite run facts.yaml --checkpoint pocket --out runs/torch")
+    exact = pd.read_parquet(next((page.folder / "runs" / "torch" / "scores").glob("*.loglikelihood.*")))
+    first, second = (
+        np.array([json.loads(detail)["logprobs"] for detail in scores["detail"]])
+        for scores in (rounded, exact)
+    )
+    assert 1e-4 < abs(first - second).max() < 1.0
