@@ -14,6 +14,8 @@ from transformers.activations import ACT2FN
 
 from evalsuite.foundation import CheckpointError, nearest
 
+STUDENT_TYPE = "evalsuite_student"
+"""`model_type` of students."""
 MAX_SIZE = 2**31
 """No size of a model reaches it; larger ones overflow."""
 
@@ -62,7 +64,7 @@ def check_config(file: Path) -> None:
     config = read_object(file)
     if not isinstance(config.get("model_type"), str):
         raise _invalid(file, "model_type", config.get("model_type"), "must name an architecture")
-    if config["model_type"] == "evalsuite_student":
+    if config["model_type"] == STUDENT_TYPE:
         _check_student(file, config)
     _check_fields(file, config, "")
 

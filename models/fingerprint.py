@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import CheckpointError, canonical_json, content_hash, file_hash
-from evalsuite.models.checkpoint_config import read_object
+from evalsuite.models.checkpoint_config import STUDENT_TYPE, read_object
 from evalsuite.models.safetensors_index import stored_tensors
 
 STUDENT_SOURCE = ("mixers", "recurrence", "kernels", "student")
@@ -128,7 +128,12 @@ def _is_docstring(node: Any) -> bool:
 
 def _stable_config(folder: Path) -> dict[str, Any]:
     """Config and end-of-sequence tokens, without volatile keys."""
-    settings: dict[str, Any] = {"config": _without_volatile(read_object(folder / "config.json"))}
+    config = _without_volatile(read_object(folder / "config.json"))
+    if config.get("model_type") == STUDENT_TYPE:
+        # It names the few lines by which transformers finds evalsuite, so that students saved without it have
+        # the same id. In other models it names the code that computes them.
+        config.pop("auto_map", None)
+    settings: dict[str, Any] = {"config": config}
     if (folder / "generation_config.json").is_file():
         settings["eos_token_id"] = read_object(folder / "generation_config.json").get("eos_token_id")
     return settings

@@ -1,11 +1,14 @@
 """Student configuration: the teacher's config, one mixer per layer, and mixer options."""
 
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
 from evalsuite.foundation import CheckpointError, ConfigError, nearest
+from evalsuite.models.checkpoint_config import STUDENT_TYPE
 from evalsuite.models.mixers import MIXERS, parse_options
+from evalsuite.models.student.remote_code import AUTO_MAP, write_module
 
 SCHEMA = 2
 """Version of the config fields and parameter names. Schema 1 had other names of mixer parameters."""
@@ -41,7 +44,7 @@ class StudentConfig(PreTrainedConfig):
     Sizes (`hidden_size`, `vocab_size`, …) are read from the teacher's config.
     """
 
-    model_type = "evalsuite_student"
+    model_type = STUDENT_TYPE
 
     def __init__(
         self,
@@ -104,6 +107,18 @@ class StudentConfig(PreTrainedConfig):
         if base is not None and name in _TEACHER_FIELDS:
             return getattr(base, name)
         raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
+
+    def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Save config.json, and the module by which transformers loads the student from evalsuite."""
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_module(folder)
+        self.auto_map = AUTO_MAP
+        super().save_pretrained(save_directory, push_to_hub, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Do nothing: transformers would copy our source files into every folder saved afterwards."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields to save; `base` is derived from `teacher` and left out."""
