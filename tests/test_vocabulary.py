@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("evalsuite", "tasks", "models", "distill", "reports", "tests")
 
 RETIRED = {
+    "journal": "response log, score file",
+    "journals": "response logs, score files",
     "judge": "score, scorer",
     "judged": "scored",
     "judges": "scorers",

@@ -1,7 +1,7 @@
 """Responses on disk: appended as they arrive, never computed twice, never shared across fingerprints.
 
-The folder holds one journal per fingerprint and verb, `<fingerprint>.<verb>.jsonl`; each line is
-`{"key": [request hash, sampling, seed], "response": {…}}`. Journals are append-only and locked, so several
+The folder holds one response log per fingerprint and verb, `<fingerprint>.<verb>.jsonl`; each line is
+`{"key": [request hash, sampling, seed], "response": {…}}`. Logs are append-only and locked, so several
 processes may share a folder; of two lines with the same key the later one counts.
 """
 
@@ -35,7 +35,7 @@ class ResponseCache:
     """The responses in one folder.
 
     Raises:
-        DataError: a journal has a line that is not a response (an incomplete last line is dropped).
+        DataError: a log has a line that is not a response (an incomplete last line is dropped).
         RunFolderError: the folder is not writable or the disk is full; existing lines stay intact.
     """
 

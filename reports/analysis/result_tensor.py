@@ -22,11 +22,11 @@ from evalsuite.reports.records.coverage import (
     incomplete_warnings,
     refuse_more_than_planned,
 )
-from evalsuite.reports.records.journals import JournalRef, ReadLog, read_journal
 from evalsuite.reports.records.merging import CellKey, CheckpointEntry, MergedPlan, merge_plans
 from evalsuite.reports.records.reading import NO_CHOICE, NO_CONTEXT
 from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
 from evalsuite.reports.records.run_selection import RunSelection
+from evalsuite.reports.records.score_rows import BenchmarkProtocol, ReadLog, collect_score_rows
 from evalsuite.reports.statistics.seeds import seed_effect
 
 
@@ -47,9 +47,9 @@ class Cell:
     outcomes: np.ndarray
     """[C, S, D] indices into OUTCOMES"""
     lines: np.ndarray
-    """[C, S, D] line in the journal"""
-    journals: np.ndarray
-    """[C, S, D] index into `ResultTensor.journals`"""
+    """[C, S, D] number of the row in its score file, from 1"""
+    score_files: np.ndarray
+    """[C, S, D] index into `ResultTensor.score_files`"""
     chance: np.ndarray | None
     """[D] chance level as a fraction; None if unknown"""
     units: np.ndarray
@@ -115,7 +115,7 @@ class ResultTensor:
     cells: tuple[Cell, ...]
     incomplete: tuple[IncompleteCell, ...]
     selection: RunSelection
-    journals: tuple[Path, ...]
+    score_files: tuple[Path, ...]
     score_rows: int
     """Number of score rows read."""
     errors: dict[tuple[int, str, str], int]
@@ -146,7 +146,7 @@ def load_result_tensor(runs: Sequence[Path], selection: RunSelection | None = No
         selection: teacher, checkpoints, partial cells and errors; default: complete cells, errors are wrong.
 
     Raises:
-        DataError: no score rows, invalid ones (see `read_journal`), or more documents than planned.
+        DataError: no score rows, invalid ones (see `collect_score_rows`), or more documents than planned.
         RunFolderError, ConfigError: see `merge_plans`.
     """
     selection = selection or RunSelection()
@@ -157,15 +157,15 @@ def load_result_tensor(runs: Sequence[Path], selection: RunSelection | None = No
     incomplete: list[IncompleteCell] = []
     for benchmark in merged.benchmarks:
         for protocol, plan in benchmark.protocols.items():
-            journal = JournalRef(benchmark, protocol, plan)
-            frame = read_journal(journal, merged, selection, log)
+            source = BenchmarkProtocol(benchmark, protocol, plan)
+            frame = collect_score_rows(source, merged, selection, log)
             for context in plan.contexts:
                 key = benchmark.name, protocol, context
                 found: list[Cell] = []
                 lacking: list[IncompleteCell] = []
                 if frame is not None:
                     part = frame[frame["context"] == (NO_CONTEXT if context is None else context)]
-                    found, lacking = _cells(part, journal, context, merged.checkpoints, selection, log)
+                    found, lacking = _cells(part, source, context, merged.checkpoints, selection, log)
                 there = {i for cell in found for i in cell.present} | {each.checkpoint for each in lacking}
                 lacking += [
                     IncompleteCell(i, *key, 0, plan.planned(context))
@@ -184,7 +184,7 @@ def load_result_tensor(runs: Sequence[Path], selection: RunSelection | None = No
         tuple(cells),
         tuple(incomplete),
         selection,
-        tuple(log.journals),
+        tuple(log.score_files),
         log.score_rows,
         log.errors,
         warnings,
@@ -193,14 +193,14 @@ def load_result_tensor(runs: Sequence[Path], selection: RunSelection | None = No
 
 def _cells(
     frame: pd.DataFrame,
-    journal: JournalRef,
+    source: BenchmarkProtocol,
     context: int | None,
     checkpoints: Sequence[CheckpointEntry],
     selection: RunSelection,
     log: ReadLog,
 ) -> tuple[list[Cell], list[IncompleteCell]]:
     """Arrange the score rows of one benchmark, protocol and context as cells."""
-    seeds = sorted(journal.plan.seeds)
+    seeds = sorted(source.plan.seeds)
     codes, documents = pd.factorize(frame["doc_id"], sort=True)
     at = (frame["checkpoint"].to_numpy(), np.searchsorted(seeds, frame["seed"].to_numpy()), codes)
     size = (len(checkpoints), len(seeds), len(documents))
@@ -211,34 +211,34 @@ def _cells(
         return array
 
     there = grid(True, False, bool)
-    refuse_more_than_planned(there, journal, context, checkpoints)
+    refuse_more_than_planned(there, source, context, checkpoints)
     failed = np.asarray(grid(frame["failed"], False, bool).any(axis=1))
     scored = np.asarray(there.all(axis=1))
-    if journal.plan.direction == "lower" and not selection.excludes_errors:
+    if source.plan.direction == "lower" and not selection.excludes_errors:
         scored &= ~failed
     prompt_codes, hashes = pd.factorize(frame["prompt_hash"])
     prompts = grid(prompt_codes, -1, np.int64)
     groups, lacking = comparable_groups(
-        ScoredDocuments(scored, failed, prompts), journal, context, checkpoints, selection, log
+        ScoredDocuments(scored, failed, prompts), source, context, checkpoints, selection, log
     )
     if not groups:
         return [], lacking
     values = grid(frame["value"], np.nan, float)
     codes_of = {name: index for index, name in enumerate(OUTCOMES)}
     outcomes = grid(frame["outcome"].map(codes_of), 0, np.int8)
-    lines, journals = grid(frame["row"], 0, np.int64), grid(frame["journal"], 0, np.int32)
+    lines, score_files = grid(frame["row"], 0, np.int64), grid(frame["file"], 0, np.int32)
     units = grid(frame["units"], 1.0, float)
     answers = grid(frame["answer"], NO_CHOICE, np.int32)
     scored_answers = grid(frame["scored_answer"], NO_CHOICE, np.int32)
-    chance = _chance(frame, codes, len(documents), journal) if _has_chance(frame, journal) else None
-    clusters = _clusters(frame, codes, len(documents), journal)
+    chance = _chance(frame, codes, len(documents), source) if _has_chance(frame, source) else None
+    clusters = _clusters(frame, codes, len(documents), source)
     cells = []
     for rows, selected in groups:
         pick = np.ix_(np.asarray(rows), np.arange(len(seeds)), selected)
         cells.append(
             Cell(
-                benchmark=journal.benchmark,
-                protocol=journal.protocol,
+                benchmark=source.benchmark,
+                protocol=source.protocol,
                 context=context,
                 seeds=tuple(int(seed) for seed in seeds),
                 present=tuple(rows),
@@ -246,15 +246,15 @@ def _cells(
                 values=values[pick],
                 outcomes=outcomes[pick],
                 lines=lines[pick],
-                journals=journals[pick],
+                score_files=score_files[pick],
                 chance=None if chance is None else chance[selected],
                 units=units[pick],
                 prompt_hashes=np.asarray(hashes, dtype=str)[prompts[pick][0, 0]],
                 clusters=None if clusters is None else np.unique(clusters[selected], return_inverse=True)[1],
                 answers=answers[pick],
                 scored_answers=scored_answers[pick],
-                answer_names=log.answers.get(journal.benchmark.name, ())
-                if journal.protocol == "generation"
+                answer_names=log.answers.get(source.benchmark.name, ())
+                if source.protocol == "generation"
                 else (),
             )
         )
@@ -262,7 +262,7 @@ def _cells(
 
 
 def _clusters(
-    frame: pd.DataFrame, codes: np.ndarray, documents: int, journal: JournalRef
+    frame: pd.DataFrame, codes: np.ndarray, documents: int, source: BenchmarkProtocol
 ) -> np.ndarray | None:
     """Cluster of each document; None if the score rows have none. [documents]
 
@@ -277,21 +277,21 @@ def _clusters(
     clusters[codes] = names
     if not known.all() or (clusters[codes] != names).any():
         raise DataError(
-            f"{journal.benchmark.name}: the {journal.protocol} score rows disagree on 'cluster' of a "
+            f"{source.benchmark.name}: the {source.protocol} score rows disagree on 'cluster' of a "
             "document; score the runs again with --score-only"
         )
     return clusters
 
 
-def _has_chance(frame: pd.DataFrame, journal: JournalRef) -> bool:
-    if journal.plan.direction == "lower":
+def _has_chance(frame: pd.DataFrame, source: BenchmarkProtocol) -> bool:
+    if source.plan.direction == "lower":
         return False
-    return isinstance(journal.benchmark.chance, float | int) or not frame["chance"].isna().any()
+    return isinstance(source.benchmark.chance, float | int) or not frame["chance"].isna().any()
 
 
-def _chance(frame: pd.DataFrame, codes: np.ndarray, documents: int, journal: JournalRef) -> np.ndarray:
+def _chance(frame: pd.DataFrame, codes: np.ndarray, documents: int, source: BenchmarkProtocol) -> np.ndarray:
     """Chance level of each document: that of its score rows, else the plan's. [documents]"""
-    plan = journal.benchmark.chance
+    plan = source.benchmark.chance
     chance = np.full(documents, plan if isinstance(plan, float | int) else np.nan, dtype=float)
     known = frame["chance"].notna().to_numpy()
     chance[codes[known]] = frame["chance"].to_numpy()[known]

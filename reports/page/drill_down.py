@@ -28,7 +28,7 @@ Questions = Callable[[str, Sequence[str]], Mapping[str, str]]
 class RowRef:
     """Location of one score row."""
 
-    journal: int
+    score_file: int
     row: int
 
 
@@ -164,17 +164,17 @@ def _look_up(tensor: ResultTensor, picks: Sequence[Sample]) -> dict[tuple[int, i
     wanted: dict[int, set[int]] = {}
     for pick in picks:
         for place in _places(pick):
-            wanted.setdefault(place.journal, set()).add(place.row)
+            wanted.setdefault(place.score_file, set()).add(place.row)
     return {
-        (journal, number): row
-        for journal, numbers in wanted.items()
-        for number, row in read_rows(tensor.journals[journal], numbers).items()
+        (score_file, number): row
+        for score_file, numbers in wanted.items()
+        for number, row in read_rows(tensor.score_files[score_file], numbers).items()
     }
 
 
 def _place(cell: Cell, checkpoint: int, seed: int, document: int) -> RowRef:
     at = (cell.present.index(checkpoint), seed, document)
-    return RowRef(int(cell.journals[at]), int(cell.lines[at]))
+    return RowRef(int(cell.score_files[at]), int(cell.lines[at]))
 
 
 def _places(pick: Sample) -> list[RowRef]:
@@ -205,7 +205,7 @@ def _texts(picks: Mapping[str, Sequence[Sample]], questions: Questions | None) -
 def _shown(
     pick: Sample, rows: Mapping[tuple[int, int], dict[str, Any]], texts: Mapping[tuple[str, str], str]
 ) -> dict[str, Any]:
-    places = [rows[place.journal, place.row] for place in _places(pick)]
+    places = [rows[place.score_file, place.row] for place in _places(pick)]
     student = places[0]
     has_teacher = pick.teacher is not None and pick.teacher in pick.cell.present
     metric = pick.cell.plan.metric

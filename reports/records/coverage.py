@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from evalsuite.foundation import DataError
-from evalsuite.reports.records.journals import JournalRef, ReadLog
 from evalsuite.reports.records.merging import CellKey, CheckpointEntry
 from evalsuite.reports.records.run_selection import RunSelection
+from evalsuite.reports.records.score_rows import BenchmarkProtocol, ReadLog
 
 Group = tuple[list[int], np.ndarray]
 """Checkpoints, and the positions of the documents on which they are compared."""
@@ -75,51 +75,51 @@ def incomplete_warnings(
 
 
 def refuse_more_than_planned(
-    there: np.ndarray, journal: JournalRef, context: int | None, checkpoints: Sequence[CheckpointEntry]
+    there: np.ndarray, source: BenchmarkProtocol, context: int | None, checkpoints: Sequence[CheckpointEntry]
 ) -> None:
     """Refuse score rows of more documents than the plan has.
 
     Args:
         there: [C, S, D] whether there is a score row.
-        journal, context: the cell.
+        source, context: the cell.
         checkpoints: their labels.
 
     Raises:
         DataError: naming the benchmark, the checkpoint and both counts.
     """
     counts = there.any(axis=1).sum(axis=1)
-    planned = journal.plan.planned(context)
+    planned = source.plan.planned(context)
     for checkpoint in np.flatnonzero(counts > planned).tolist():
         place = "" if context is None else f" at {context:,} tokens"
         raise DataError(
-            f"plan.yaml: benchmark '{journal.benchmark.name}'{place} has {planned:,} documents, but "
-            f"'{checkpoints[checkpoint].label}' has {journal.protocol} score rows of {counts[checkpoint]:,}: "
+            f"plan.yaml: benchmark '{source.benchmark.name}'{place} has {planned:,} documents, but "
+            f"'{checkpoints[checkpoint].label}' has {source.protocol} score rows of {counts[checkpoint]:,}: "
             "the runs sampled different documents, or the plan is of another run; compare them separately"
         )
 
 
 def comparable_groups(
     data: ScoredDocuments,
-    journal: JournalRef,
+    source: BenchmarkProtocol,
     context: int | None,
     checkpoints: Sequence[CheckpointEntry],
     selection: RunSelection,
     log: ReadLog,
 ) -> tuple[list[Group], list[IncompleteCell]]:
     """Group the measured checkpoints: students with their teacher, and whoever has the same documents."""
-    planned = journal.plan.planned(context)
+    planned = source.plan.planned(context)
     counts = data.scored.sum(axis=1)
     lacking: list[IncompleteCell] = []
 
     def is_measured(checkpoint: int, documents: int, why: str = "") -> bool:
         if selection.admits(documents, planned):
             return True
-        key = journal.benchmark.name, journal.protocol, context
+        key = source.benchmark.name, source.protocol, context
         lacking.append(IncompleteCell(checkpoint, *key, documents, planned, why))
         return False
 
     there = np.flatnonzero((data.prompts >= 0).any(axis=(1, 2)))
-    measured = [int(i) for i in there if is_measured(int(i), int(counts[i]), _errors(data, int(i), journal))]
+    measured = [int(i) for i in there if is_measured(int(i), int(counts[i]), _errors(data, int(i), source))]
     teachers = {i for i in measured if checkpoints[i].is_teacher}
     groups = []
     for teacher in sorted(teachers):
@@ -135,8 +135,8 @@ def comparable_groups(
             place = "" if context is None else f" at {context:,} tokens"
             who = ", ".join(f"'{checkpoints[i].label}'" for i in rows)
             log.warnings.append(
-                f"{journal.benchmark.title}{place}: {who} {'is' if len(rows) == 1 else 'are'} compared on "
-                f"{len(documents):,} of {planned:,} documents under {journal.protocol}."
+                f"{source.benchmark.title}{place}: {who} {'is' if len(rows) == 1 else 'are'} compared on "
+                f"{len(documents):,} of {planned:,} documents under {source.protocol}."
             )
     for rows, documents in groups:
         for row in rows if len(documents) == 0 else ():
@@ -144,9 +144,9 @@ def comparable_groups(
     return [group for group in groups if len(group[1])], lacking
 
 
-def _errors(data: ScoredDocuments, checkpoint: int, journal: JournalRef) -> str:
+def _errors(data: ScoredDocuments, checkpoint: int, source: BenchmarkProtocol) -> str:
     failed = int(data.failed[checkpoint].sum())
-    return f"{failed:,} are errors" if failed and journal.plan.direction == "lower" else ""
+    return f"{failed:,} are errors" if failed and source.plan.direction == "lower" else ""
 
 
 def _difference(data: ScoredDocuments, checkpoint: int, teacher: int) -> str:

@@ -32,7 +32,7 @@ def score_table(run: Path, plan: Plan | None = None) -> pd.DataFrame:
     """
     plan = plan or read_plan(run)
     tables = [
-        _of_journal(run, plan, benchmark, protocol)
+        _of_protocol(run, plan, benchmark, protocol)
         for benchmark, protocol in plan.cells()
         if score_paths(run, benchmark.name, protocol)
     ]
@@ -49,7 +49,7 @@ def write_scores(run: Path) -> pd.DataFrame:
     return table
 
 
-def _of_journal(run: Path, plan: Plan, benchmark: BenchmarkPlan, protocol: str) -> pd.DataFrame:
+def _of_protocol(run: Path, plan: Plan, benchmark: BenchmarkPlan, protocol: str) -> pd.DataFrame:
     how = benchmark.protocols[protocol]  # type: ignore[index]  # the keys are these very texts
     frame = read_run_scores(run, benchmark.name, protocol, [how.metric, *([how.units] if how.units else [])])
     checkpoints = {checkpoint.weights_id: checkpoint for checkpoint in plan.checkpoints}

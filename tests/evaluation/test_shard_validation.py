@@ -70,17 +70,17 @@ def merge_command(built: Path, home: Path, *shards: Path) -> list[str]:
     return ["run", str(built / "small.yaml"), *options]
 
 
-def journal(shard: Path, verb: str = "score") -> Path:
+def response_log(shard: Path, verb: str = "score") -> Path:
     return sorted((shard / "responses").glob(f"*.{verb}.jsonl"))[-1]
 
 
 def with_row(change: Callable[[dict[str, Any]], Any], verb: str = "score") -> Callable[[Path], None]:
-    """Replace the last response of one journal."""
+    """Replace the last response of one response log."""
 
     def spoil(shard: Path) -> None:
-        rows: list[Any] = list(read_jsonl(journal(shard, verb)))
+        rows: list[Any] = list(read_jsonl(response_log(shard, verb)))
         rows[-1] = change(rows[-1])
-        journal(shard, verb).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        response_log(shard, verb).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     return spoil
 
@@ -129,8 +129,8 @@ def with_bytes(name: str, data: bytes) -> Callable[[Path], None]:
     return spoil
 
 
-def renamed_journal(shard: Path) -> None:
-    path = journal(shard)
+def renamed_log(shard: Path) -> None:
+    path = response_log(shard)
     path.rename(path.with_name(path.name.replace(".score.", ".scores.")))
 
 
@@ -207,7 +207,7 @@ MALFORMED: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "registered parameters as text": (with_registered(parameters="7B"), "registered.json", "parameters"),
     "a registered lineage as text": (with_registered(lineage="gpt"), "registered.json", "lineage"),
     "an unknown field of a registration": (with_registered(role="x"), "registered.json", "role"),
-    "a journal of an unknown verb": (renamed_journal, "scores.jsonl", "score"),
+    "a log of an unknown verb": (renamed_log, "scores.jsonl", "score"),
 }
 
 
@@ -243,14 +243,15 @@ def test_a_sound_response_replaces_a_refusal(home: Path, built: Path, shard: Pat
     """Of two equal keys the later sound response counts, wherever the refusal lies."""
     refusal = {"logprobs": [], "greedy": [], "lengths": [], "error": "out of memory"}
     with_row(lambda row: row | {"response": refusal})(shard)
-    sound = {str(row["key"]): row["response"] for row in read_jsonl(journal(built / "shard"))}
+    sound = {str(row["key"]): row["response"] for row in read_jsonl(response_log(built / "shard"))}
     merge_shards(home, [shard])
     assert sum(merge_shards(home, [built / "shard"]).values()) == 1
-    here = {str(row["key"]): row["response"] for row in read_jsonl(home / "responses" / journal(shard).name)}
+    merged = home / "responses" / response_log(shard).name
+    here = {str(row["key"]): row["response"] for row in read_jsonl(merged)}
     assert here == sound
     # A refusal never replaces a sound response.
     assert sum(merge_shards(home, [shard]).values()) == 0
-    here = {str(row["key"]): row["response"] for row in read_jsonl(home / "responses" / journal(shard).name)}
+    here = {str(row["key"]): row["response"] for row in read_jsonl(merged)}
     assert here == sound
 
 

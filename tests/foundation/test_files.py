@@ -1,4 +1,4 @@
-"""Files are whole or absent, and journals survive torn lines, full disks and concurrent writers."""
+"""Files are whole or absent, and logs survive torn lines, full disks and concurrent writers."""
 
 import fcntl
 import multiprocessing
@@ -24,29 +24,29 @@ from evalsuite.foundation import files as files_module
 
 
 def test_a_torn_last_line_is_neither_read_nor_swallows_the_next_row(tmp_path: Path) -> None:
-    journal = tmp_path / "answers.jsonl"
-    append_jsonl(journal, [{"n": 1}, {"n": 2}])
-    with open(journal, "ab") as file:
+    log = tmp_path / "answers.jsonl"
+    append_jsonl(log, [{"n": 1}, {"n": 2}])
+    with open(log, "ab") as file:
         file.write(b'{"n": 3, "half')
-    assert [row["n"] for row in read_jsonl(journal)] == [1, 2]
-    append_jsonl(journal, [{"n": 4}])
-    assert [row["n"] for row in read_jsonl(journal)] == [1, 2, 4]
+    assert [row["n"] for row in read_jsonl(log)] == [1, 2]
+    append_jsonl(log, [{"n": 4}])
+    assert [row["n"] for row in read_jsonl(log)] == [1, 2, 4]
 
 
 def test_a_torn_line_longer_than_one_read_is_cut_whole(tmp_path: Path) -> None:
-    journal = tmp_path / "answers.jsonl"
-    append_jsonl(journal, [{"n": 1}])
-    with open(journal, "ab") as file:
+    log = tmp_path / "answers.jsonl"
+    append_jsonl(log, [{"n": 1}])
+    with open(log, "ab") as file:
         file.write(b"x" * 200_000)
-    append_jsonl(journal, [{"n": 2}])
-    assert [row["n"] for row in read_jsonl(journal)] == [1, 2]
+    append_jsonl(log, [{"n": 2}])
+    assert [row["n"] for row in read_jsonl(log)] == [1, 2]
 
 
 def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -> None:
-    journal = tmp_path / "answers.jsonl"
-    journal.write_bytes(b'{"n": 1}\nnot json\n{"n": 2}\n')
+    log = tmp_path / "answers.jsonl"
+    log.write_bytes(b'{"n": 1}\nnot json\n{"n": 2}\n')
     with pytest.raises(DataError, match="line 2"):
-        list(read_jsonl(journal))
+        list(read_jsonl(log))
 
 
 def _append_many(path: Path, writer: int) -> None:
@@ -55,14 +55,14 @@ def _append_many(path: Path, writer: int) -> None:
 
 
 def test_two_processes_append_without_mixing_lines(tmp_path: Path) -> None:
-    journal = tmp_path / "answers.jsonl"
+    log = tmp_path / "answers.jsonl"
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_append_many, args=(journal, n)) for n in range(2)]
+    writers = [context.Process(target=_append_many, args=(log, n)) for n in range(2)]
     for process in writers:
         process.start()
     for process in writers:
         process.join()
-    rows = list(read_jsonl(journal))
+    rows = list(read_jsonl(log))
     assert sorted((row["writer"], row["number"]) for row in rows) == [
         (w, n) for w in range(2) for n in range(50)
     ]
@@ -95,15 +95,15 @@ def _append_until_the_disk_is_full(path: Path, outcome: "multiprocessing.Queue[s
 
 
 def test_a_full_disk_is_named_and_leaves_no_partial_row(tmp_path: Path) -> None:
-    journal = tmp_path / "answers.jsonl"
-    append_jsonl(journal, [{"n": 1}])
+    log = tmp_path / "answers.jsonl"
+    append_jsonl(log, [{"n": 1}])
     context = multiprocessing.get_context("spawn")
     outcome = context.Queue()
-    process = context.Process(target=_append_until_the_disk_is_full, args=(journal, outcome))
+    process = context.Process(target=_append_until_the_disk_is_full, args=(log, outcome))
     process.start()
     assert "cannot be appended to" in outcome.get(timeout=60)
     process.join()
-    assert journal.read_bytes() == b'{"n": 1}\n'
+    assert log.read_bytes() == b'{"n": 1}\n'
 
 
 def test_nan_is_never_written(tmp_path: Path) -> None:

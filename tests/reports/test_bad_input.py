@@ -94,7 +94,7 @@ def test_rows_without_the_planned_cluster_are_refused(run: Path, tmp_path: Path,
         run_gate([run], policy_from_options(min_recovery=0.5))
 
 
-def test_misnamed_journal_is_refused(run: Path, tmp_path: Path) -> None:
+def test_misnamed_score_file_is_refused(run: Path, tmp_path: Path) -> None:
     edit(run, lambda i, row: row | {"benchmark": "piqa"})
     with pytest.raises(EvalsuiteError, match=r"facts\.loglikelihood\.\w+\.parquet: has score rows of piqa"):
         compare([run], tmp_path / "out")

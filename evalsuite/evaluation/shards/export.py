@@ -29,8 +29,8 @@ def export_shard(run: Path, out: Path) -> Path:
         RunFolderError: the run has no responses, or `out` cannot be written.
     """
     run = Path(run)
-    journals = sorted(responses_folder(run).glob("*.jsonl"))
-    if not journals:
+    logs = sorted(responses_folder(run).glob("*.jsonl"))
+    if not logs:
         raise RunFolderError(f"{run}: no responses to export")
     index = read_index(run)
     known = fingerprints(run)
@@ -41,9 +41,9 @@ def export_shard(run: Path, out: Path) -> Path:
         _add_member(archive, environment_path(Path()).name, environment_path(run).read_bytes())
         if registered_path(run).is_file():
             _add_member(archive, str(registered_path(Path())), registered_path(run).read_bytes())
-        for journal in journals:
-            rows = sorted((_as_float32(row) for row in read_jsonl(journal)), key=lambda row: str(row["key"]))
-            _add_member(archive, f"responses/{journal.name}", _lines(rows))
+        for log in logs:
+            rows = sorted((_as_float32(row) for row in read_jsonl(log)), key=lambda row: str(row["key"]))
+            _add_member(archive, f"responses/{log.name}", _lines(rows))
         for curve in (loss_curve_path(run, each.label) for each in checkpoints):
             if curve.is_file():
                 _add_member(archive, str(curve.relative_to(run)), curve.read_bytes())

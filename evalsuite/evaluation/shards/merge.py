@@ -36,9 +36,9 @@ def merge_shards(run: Path, shards: Sequence[Path]) -> dict[str, int]:
         found.append(shard)
     counts: dict[str, int] = {}
     for shard in found:
-        for weights_id, journals in shard.responses.items():
+        for weights_id, logs in shard.responses.items():
             label = index.labels[weights_id]
-            new = sum(_append(responses_folder(run) / name, rows) for name, rows in journals.items())
+            new = sum(_append(responses_folder(run) / name, rows) for name, rows in logs.items())
             counts[label] = counts.get(label, 0) + new
         _write_facts(run, shard, index.labels)
     update_environment(run, engines=engines)

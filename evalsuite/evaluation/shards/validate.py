@@ -168,7 +168,7 @@ class _GenerationRow(_ShardPart):
 
 
 ROWS: dict[str, type[_ScoreRow] | type[_GenerationRow]] = {"score": _ScoreRow, "generate": _GenerationRow}
-"""Verb of a journal → schema of its lines."""
+"""Verb of a response log → schema of its lines."""
 Part = TypeVar("Part", bound=_ShardPart)
 
 
@@ -186,7 +186,7 @@ class Shard:
     curves: dict[str, bytes] = field(default_factory=dict)
     """weights_id → loss curve."""
     responses: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
-    """weights_id → journal's name → rows."""
+    """weights_id → name of the response log → rows."""
 
 
 @contextmanager
@@ -325,10 +325,10 @@ def _request_limits(run: Path, index: Index, tokenizer: str) -> dict[str, dict[t
 def _rows(
     path: Path, source: str, requests: Mapping[str, Mapping[tuple[Any, ...], Limits]], run: Path
 ) -> list[dict[str, Any]]:
-    """Read the responses of one journal, and compare each with its request."""
+    """Read the responses of one response log, and compare each with its request."""
     verb = path.name.split(".")[-2] if path.name.count(".") == 2 and path.suffix == ".jsonl" else ""
     if verb not in ROWS:
-        raise DataError(f"{source}: not a journal of {' or '.join(ROWS)} responses")
+        raise DataError(f"{source}: not a log of {' or '.join(ROWS)} responses")
     rows = []
     for number, row in enumerate(read_jsonl(path), 1):
         where = f"{source}, line {number}"

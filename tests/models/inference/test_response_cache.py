@@ -139,13 +139,13 @@ def test_rejected_and_truncated_requests_rerun_with_a_longer_model(tmp_path: Pat
 def test_an_incomplete_line_is_dropped_and_an_invalid_one_reported(tmp_path: Path) -> None:
     engine = Counting()
     run_requests(engine, ResponseCache(tmp_path), requests(3), quiet=True)
-    journal = tmp_path / f"{engine.fingerprint}.score.jsonl"
-    whole = journal.read_bytes()
-    journal.write_bytes(whole[:-7])
+    log = tmp_path / f"{engine.fingerprint}.score.jsonl"
+    whole = log.read_bytes()
+    log.write_bytes(whole[:-7])
     run_requests(engine, ResponseCache(tmp_path), requests(3), quiet=True)
     assert engine.computed == 7
-    assert sorted(journal.read_bytes().splitlines()) == sorted(whole.splitlines())
-    journal.write_text('{"key": ["x", "", 0]}\n' + whole.decode())
+    assert sorted(log.read_bytes().splitlines()) == sorted(whole.splitlines())
+    log.write_text('{"key": ["x", "", 0]}\n' + whole.decode())
     with pytest.raises(DataError, match="line 1"):
         run_requests(engine, ResponseCache(tmp_path), requests(3), quiet=True)
 
@@ -175,8 +175,8 @@ def test_a_folder_that_is_not_writable(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_complete_lines_intact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Counting()
     run_requests(engine, ResponseCache(tmp_path), requests(2), quiet=True)
-    journal = tmp_path / f"{engine.fingerprint}.score.jsonl"
-    before = journal.read_bytes()
+    log = tmp_path / f"{engine.fingerprint}.score.jsonl"
+    before = log.read_bytes()
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -185,7 +185,7 @@ def test_a_full_disk_leaves_complete_lines_intact(tmp_path: Path, monkeypatch: p
     with pytest.raises(RunFolderError, match="No space left"):
         run_requests(engine, ResponseCache(tmp_path), requests(5), quiet=True)
     monkeypatch.undo()
-    assert journal.read_bytes() == before
+    assert log.read_bytes() == before
     again = Counting()
     run_requests(again, ResponseCache(tmp_path), requests(5), quiet=True)
     assert again.computed == 6
@@ -210,7 +210,7 @@ def work(folder: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, list[dict[str, object]]]:
-    """The distinct rows of each journal."""
+    """The distinct rows of each log."""
     return {
         path.name: sorted(map(json.loads, set(path.read_text().splitlines())), key=str)
         for path in sorted(folder.glob("*.jsonl"))

@@ -22,8 +22,8 @@ SUMMED = "acc"
 """The metric that picks the choice of the highest summed log-probability."""
 
 
-class JournalRef(NamedTuple):
-    """The journals of one benchmark under one protocol, with its plan."""
+class BenchmarkProtocol(NamedTuple):
+    """One benchmark under one protocol, with its plan."""
 
     benchmark: BenchmarkPlan
     protocol: str
@@ -43,7 +43,7 @@ class JournalRef(NamedTuple):
 class ReadLog:
     """Files, warnings and counts collected while score rows are read."""
 
-    journals: list[Path] = field(default_factory=list)
+    score_files: list[Path] = field(default_factory=list)
     """Score files"""
     scorers: list[ScorerVersion] = field(default_factory=list)
     """Of each score file, what scored it"""
@@ -55,55 +55,55 @@ class ReadLog:
     score_rows: int = 0
 
 
-def read_journal(
-    journal: JournalRef, merged: MergedPlan, selection: RunSelection, log: ReadLog
+def collect_score_rows(
+    source: BenchmarkProtocol, merged: MergedPlan, selection: RunSelection, log: ReadLog
 ) -> pd.DataFrame | None:
     """Read and filter the score rows of one benchmark and protocol.
 
     Returns:
         Columns checkpoint (index), seed, context, doc_id, cluster, prompt_hash, chance, outcome, value,
         units, row, answer and scored_answer (codes, −1 for none), failed (whether the response is an error;
-        its value is 0, or NaN for a perplexity), journal (index into `log.journals`); one row per
+        its value is 0, or NaN for a perplexity), file (index into `log.score_files`); one row per
         checkpoint, seed, context and document. None without score rows.
 
     Raises:
         DataError: invalid score rows, a score outside 0 … 1, or two different scores for one key.
     """
     checkpoints = merged.checkpoints
-    frames = [_read(journal, run, log) for run in merged.runs]
+    frames = [_read(source, run, log) for run in merged.runs]
     frames = [frame for frame in frames if frame is not None]
     if frames:
-        frame = _of_known_checkpoints(pd.concat(frames, ignore_index=True), journal, merged, log)
-        frame = _planned(frame, journal, log)
+        frame = _of_known_checkpoints(pd.concat(frames, ignore_index=True), source, merged, log)
+        frame = _planned(frame, source, log)
     if not frames or frame.empty:
-        log.warnings.append(f"{journal.benchmark.title}: no {journal.protocol} scores yet.")
+        log.warnings.append(f"{source.benchmark.title}: no {source.protocol} scores yet.")
         return None
-    frame = _one_sampling(frame, journal, log)
-    frame = _one_fingerprint(frame, journal, checkpoints, log)
+    frame = _one_sampling(frame, source, log)
+    frame = _one_fingerprint(frame, source, checkpoints, log)
     frame = _without_repeats(frame, checkpoints, log)
-    _compare_scorers(frame, journal, checkpoints, log)
-    if journal.protocol == "generation":
+    _compare_scorers(frame, source, checkpoints, log)
+    if source.protocol == "generation":
         codes, names = pd.factorize(frame["answer"], sort=True)
         frame["answer"] = codes.astype(np.int32)
-        log.answers[journal.benchmark.name] = tuple(map(str, names))
-    return _with_errors(frame, journal, checkpoints, selection, log)
+        log.answers[source.benchmark.name] = tuple(map(str, names))
+    return _with_errors(frame, source, checkpoints, selection, log)
 
 
-def _read(journal: JournalRef, run: Path, log: ReadLog) -> pd.DataFrame | None:
-    paths = score_paths(run, journal.benchmark.name, journal.protocol)
+def _read(source: BenchmarkProtocol, run: Path, log: ReadLog) -> pd.DataFrame | None:
+    paths = score_paths(run, source.benchmark.name, source.protocol)
     if not paths:
         return None
-    metric, units = journal.plan.metric, journal.plan.units
-    has_choices = journal.protocol == "loglikelihood"
+    metric, units = source.plan.metric, source.plan.units
+    has_choices = source.protocol == "loglikelihood"
     frame, scorers = read_score_files(
         paths,
         [metric, *([units] if units else [])],
         list(dict.fromkeys([SUMMED, metric])) if has_choices else [],
-        extracted=journal.extracts_answers,
+        extracted=source.extracts_answers,
     )
-    _refuse_missing_clusters(frame, journal, paths)
+    _refuse_missing_clusters(frame, source, paths)
     value = frame[f"value.{metric}"]
-    if journal.plan.direction == "higher":
+    if source.plan.direction == "higher":
         outside = value.notna() & ~value.between(0, 1)
         for _, bad in frame[outside].head(1).iterrows():
             raise DataError(
@@ -118,10 +118,10 @@ def _read(journal: JournalRef, run: Path, log: ReadLog) -> pd.DataFrame | None:
     if has_choices:
         selected["answer"], selected["scored_answer"] = frame[f"choice.{SUMMED}"], frame[f"choice.{metric}"]
     else:
-        selected["answer"] = _answers(frame, value) if journal.extracts_answers else None
+        selected["answer"] = _answers(frame, value) if source.extracts_answers else None
         selected["scored_answer"] = np.full(len(frame), NO_CHOICE, dtype=np.int32)
-    selected["journal"] = frame["file"] + len(log.journals)
-    log.journals += paths
+    selected["file"] = frame["file"] + len(log.score_files)
+    log.score_files += paths
     log.scorers += scorers
     log.score_rows += len(frame)
     return selected
@@ -137,19 +137,19 @@ def _place(paths: Sequence[Path], row: pd.Series) -> str:
     return f"{paths[row['file']]}, row {row['row']}"
 
 
-def _refuse_missing_clusters(frame: pd.DataFrame, journal: JournalRef, paths: Sequence[Path]) -> None:
+def _refuse_missing_clusters(frame: pd.DataFrame, source: BenchmarkProtocol, paths: Sequence[Path]) -> None:
     """Raise DataError for a score row without a cluster: as independent it would narrow the intervals."""
-    column, missing = journal.benchmark.cluster_column, frame["cluster"].isna()
+    column, missing = source.benchmark.cluster_column, frame["cluster"].isna()
     if column is not None and missing.any():
         raise DataError(
             f"{_place(paths, frame[missing].iloc[0])}: 'cluster' is missing, but documents of benchmark "
-            f"'{journal.benchmark.name}' are resampled by column '{column}'; score again with "
+            f"'{source.benchmark.name}' are resampled by column '{column}'; score again with "
             "`evalsuite run … --score-only`"
         )
 
 
 def _of_known_checkpoints(
-    frame: pd.DataFrame, journal: JournalRef, merged: MergedPlan, log: ReadLog
+    frame: pd.DataFrame, source: BenchmarkProtocol, merged: MergedPlan, log: ReadLog
 ) -> pd.DataFrame:
     index = {checkpoint.plan.weights_id: i for i, checkpoint in enumerate(merged.checkpoints)}
     frame["checkpoint"] = frame["weights_id"].map(index)
@@ -159,60 +159,60 @@ def _of_known_checkpoints(
     if strangers:
         who = ", ".join(strangers)
         log.warnings.append(
-            f"{journal.benchmark.title}: score rows of weights_id {who} belong to no plan and are ignored."
+            f"{source.benchmark.title}: score rows of weights_id {who} belong to no plan and are ignored."
         )
     return frame[~unknown].astype({"checkpoint": int})
 
 
-def _planned(frame: pd.DataFrame, journal: JournalRef, log: ReadLog) -> pd.DataFrame:
+def _planned(frame: pd.DataFrame, source: BenchmarkProtocol, log: ReadLog) -> pd.DataFrame:
     """Leave out seeds and contexts that the plan does not have."""
-    contexts = [NO_CONTEXT if context is None else context for context in journal.plan.contexts]
-    for column, planned in (("seed", journal.plan.seeds), ("context", contexts)):
+    contexts = [NO_CONTEXT if context is None else context for context in source.plan.contexts]
+    for column, planned in (("seed", source.plan.seeds), ("context", contexts)):
         other = ~frame[column].isin(planned)
         if other.any():
             found = ", ".join(map(str, sorted(frame.loc[other, column].unique())))
             log.warnings.append(
-                f"{journal.benchmark.title}: {int(other.sum()):,} {journal.protocol} score rows of {column} "
+                f"{source.benchmark.title}: {int(other.sum()):,} {source.protocol} score rows of {column} "
                 f"{found} are not in the plan and are ignored."
             )
             frame = frame[~other]
     return frame
 
 
-def _one_sampling(frame: pd.DataFrame, journal: JournalRef, log: ReadLog) -> pd.DataFrame:
-    wanted = journal.plan.sampling
+def _one_sampling(frame: pd.DataFrame, source: BenchmarkProtocol, log: ReadLog) -> pd.DataFrame:
+    wanted = source.plan.sampling
     found = sorted(frame["sampling"].unique())
     if found == [wanted] or (not wanted and len(found) == 1):
         return frame
     if wanted not in found:
         raise DataError(
-            f"{journal.benchmark.name}: the plan has sampling '{wanted}', the {journal.protocol} score rows "
+            f"{source.benchmark.name}: the plan has sampling '{wanted}', the {source.protocol} score rows "
             f"have {', '.join(map(repr, found))}"
         )
     others = ", ".join(repr(name) for name in found if name != wanted)
     log.warnings.append(
-        f"{journal.benchmark.title}: {journal.protocol} score rows with sampling {others} are ignored."
+        f"{source.benchmark.title}: {source.protocol} score rows with sampling {others} are ignored."
     )
     return frame[frame["sampling"] == wanted]
 
 
 def _one_fingerprint(
-    frame: pd.DataFrame, journal: JournalRef, checkpoints: Sequence[CheckpointEntry], log: ReadLog
+    frame: pd.DataFrame, source: BenchmarkProtocol, checkpoints: Sequence[CheckpointEntry], log: ReadLog
 ) -> pd.DataFrame:
     """Keep one fingerprint per checkpoint: the one with most score rows, then the latest."""
     counts = frame.groupby(["checkpoint", "fingerprint"], as_index=False).agg(
-        score_rows=("row", "size"), journal=("journal", "max")
+        score_rows=("row", "size"), file=("file", "max")
     )
     if not counts["checkpoint"].duplicated().any():
         return frame
-    counts = counts.sort_values(["score_rows", "journal"], ascending=False)
+    counts = counts.sort_values(["score_rows", "file"], ascending=False)
     dropped = counts[counts["checkpoint"].duplicated()]
     for checkpoint, fingerprint, count in zip(
         dropped["checkpoint"], dropped["fingerprint"], dropped["score_rows"], strict=True
     ):
         log.warnings.append(
-            f"{journal.benchmark.title}: '{checkpoints[checkpoint].label}' was evaluated more than once "
-            f"under {journal.protocol}, with different engines, dtypes or package versions; the {count:,} "
+            f"{source.benchmark.title}: '{checkpoints[checkpoint].label}' was evaluated more than once "
+            f"under {source.protocol}, with different engines, dtypes or package versions; the {count:,} "
             f"score rows of {fingerprint} are ignored."
         )
     selected = counts[~counts["checkpoint"].duplicated()]
@@ -232,8 +232,8 @@ def _without_repeats(
     twice = distinct[distinct.duplicated(key, keep=False)].sort_values(key)
     if not twice.empty:
         one, two = (
-            f"{log.journals[journal]}, row {row}"
-            for journal, row in zip(twice["journal"].iloc[:2], twice["row"].iloc[:2], strict=True)
+            f"{log.score_files[file]}, row {row}"
+            for file, row in zip(twice["file"].iloc[:2], twice["row"].iloc[:2], strict=True)
         )
         raise DataError(
             f"'{checkpoints[int(twice['checkpoint'].iloc[0])].label}' has two different scores for document "
@@ -243,31 +243,31 @@ def _without_repeats(
 
 
 def _compare_scorers(
-    frame: pd.DataFrame, journal: JournalRef, checkpoints: Sequence[CheckpointEntry], log: ReadLog
+    frame: pd.DataFrame, source: BenchmarkProtocol, checkpoints: Sequence[CheckpointEntry], log: ReadLog
 ) -> None:
     """Warn if checkpoints were scored by different versions."""
     versions: dict[ScorerVersion, list[str]] = {}
-    for checkpoint, number in frame[["checkpoint", "journal"]].drop_duplicates().itertuples(index=False):
+    for checkpoint, number in frame[["checkpoint", "file"]].drop_duplicates().itertuples(index=False):
         if log.scorers[number] != UNKNOWN_SCORER:
             versions.setdefault(log.scorers[number], []).append(checkpoints[checkpoint].label)
     if len(versions) > 1:
         groups = "; ".join(f"{', '.join(labels)} by {version}" for version, labels in versions.items())
         log.warnings.append(
-            f"{journal.benchmark.title}: {journal.protocol} responses were scored by different versions: "
+            f"{source.benchmark.title}: {source.protocol} responses were scored by different versions: "
             f"{groups}. Repeat `evalsuite run … --score-only` on the older run."
         )
 
 
 def _with_errors(
     frame: pd.DataFrame,
-    journal: JournalRef,
+    source: BenchmarkProtocol,
     checkpoints: Sequence[CheckpointEntry],
     selection: RunSelection,
     log: ReadLog,
 ) -> pd.DataFrame:
     """Mark responses that are errors; they score 0 unless the selection excludes them."""
     failed = (frame["outcome"] == "error") | frame["value"].isna()
-    is_perplexity = journal.plan.direction == "lower"
+    is_perplexity = source.plan.direction == "lower"
     frame = frame.assign(failed=failed)
     frame.loc[failed, "value"] = np.nan if is_perplexity else 0.0
     fate = "count as wrong"
@@ -279,9 +279,9 @@ def _with_errors(
         np.bincount(frame.loc[failed, "checkpoint"], minlength=len(checkpoints))
     ):
         if count:
-            log.errors[checkpoint, journal.benchmark.name, journal.protocol] = int(count)
+            log.errors[checkpoint, source.benchmark.name, source.protocol] = int(count)
             log.warnings.append(
-                f"{journal.benchmark.title}: {count:,} {journal.protocol} responses of "
+                f"{source.benchmark.title}: {count:,} {source.protocol} responses of "
                 f"'{checkpoints[checkpoint].label}' are errors and {fate}."
             )
     return frame
