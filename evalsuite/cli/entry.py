@@ -20,6 +20,7 @@ from evalsuite.cli import (
     describe_interrupt,
     distill,
     doctor,
+    export,
     gate,
     prepare,
     retired,
@@ -36,7 +37,7 @@ CRASHED = 70
 INPUT_OUTPUT = 74
 """A broken pipe, or a file that the system cannot read or write."""
 
-VERBS = (demo, distill, select, prepare, run, compare, gate, bench, doctor, show)
+VERBS = (demo, distill, select, prepare, run, compare, gate, export, bench, doctor, show)
 RESUMABLE = ("demo", "distill", "select", "prepare", "run")
 """Commands that resume when they are repeated."""
 

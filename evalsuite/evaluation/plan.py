@@ -13,7 +13,13 @@ from evalsuite.evaluation.run_paths import Cell, CheckpointRef, Index
 from evalsuite.foundation import ConfigError, RunFolderError
 from evalsuite.foundation.strict import parse
 from evalsuite.models.inference.requests import SamplingParams
-from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan
+from evalsuite.reports.records.run_folder import (
+    BenchmarkPlan,
+    CheckpointPlan,
+    HubDataset,
+    Plan,
+    ProtocolPlan,
+)
 from evalsuite.tasks.benchmark import Benchmark, SamplingSpec
 from evalsuite.tasks.sources.documents import Document
 from evalsuite.tasks.suite import Entry, Suite, load_suite, resolve, resolve_sampling
@@ -258,7 +264,20 @@ def _benchmark_plan(
         contexts=entry.contexts,
         group=benchmark.group,
         cluster_column=benchmark.cluster_column,
+        dataset=hub_dataset(benchmark),
         protocols=protocols,
+    )
+
+
+def hub_dataset(benchmark: Benchmark) -> HubDataset | None:
+    """The dataset of a benchmark; None if it is generated, or its subjects come from several."""
+    sources = [source for _, source in benchmark.subject_sources]
+    if len({(source.dataset, source.split) for source in sources}) != 1:
+        return None
+    configs = {source.config for source in sources}
+    first = sources[0]
+    return HubDataset(
+        id=first.dataset, config=configs.pop() if len(configs) == 1 else None, split=first.split
     )
 
 

@@ -12,6 +12,9 @@ LOSS_STATEMENT = "Distillation Loss Statement"
 """Section of a student's card that an evaluation fills in (term of arXiv 2604.25110)."""
 _FRONT_MATTER = re.compile(r"---\s*\n(?P<yaml>.*?)\n?---\s*(?:\n|$)(?P<body>.*)", re.DOTALL)
 
+_BAR = re.compile(r"(?<!\\)\|")
+_ESCAPED_BAR = r"\\|"
+
 
 def read_card(text: str, place: str) -> tuple[dict[str, Any], str]:
     """Split a card into its front matter and its body.
@@ -51,6 +54,6 @@ def replace_section(body: str, title: str, content: str) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; cells are text."""
+    """A Markdown table; a bar inside a cell is escaped unless it is already."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(_BAR.sub(_ESCAPED_BAR, cell) for cell in line)} |" for line in lines)

@@ -61,6 +61,16 @@ class ProtocolPlan(Strict):
         return self
 
 
+class HubDataset(Strict):
+    """The data of a benchmark on the Hugging Face Hub."""
+
+    id: str
+    """`organization/name`"""
+    config: str | None = None
+    """None: the only config, or several."""
+    split: str
+
+
 class BenchmarkPlan(Strict):
     """One benchmark of a plan."""
 
@@ -78,6 +88,8 @@ class BenchmarkPlan(Strict):
     cluster_column: str | None = None
     """Column of the data whose equal values mark documents that are resampled together: every score row
     names its cluster. None: documents are independent."""
+    dataset: HubDataset | None = None
+    """Where its documents come from; None: generated, of several datasets, or not stated."""
     protocols: dict[Protocol, ProtocolPlan] = Field(min_length=1)
 
     @field_validator("chance")
