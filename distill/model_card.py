@@ -19,10 +19,9 @@ from evalsuite.foundation.model_card import LOSS_STATEMENT, read_card, table, wr
 FILE = "README.md"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 NOT_RECORDED = "not recorded"
-LOAD = """import evalsuite.models  # registers the architecture
-from transformers import AutoModelForCausalLM, AutoTokenizer
+LOAD = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("{label}")
+model = AutoModelForCausalLM.from_pretrained("{label}", trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained("{label}")"""
 
 
