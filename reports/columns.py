@@ -17,6 +17,7 @@ from evalsuite.foundation.registry import Registry
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.agreement import AgreementRow
+from evalsuite.reports.analysis.measures.tolerance import ToleranceRow
 from evalsuite.reports.analysis.rows import AverageRow, GapRow
 from evalsuite.reports.analysis.scopes import INFORMATIVE
 from evalsuite.reports.report import Report
@@ -37,6 +38,8 @@ class Entry:
     average: AverageRow
     agreement: AgreementRow | None
     """Compared with its teacher in the same scope."""
+    tolerance: ToleranceRow | None
+    """The tolerance curve in the same scope."""
     gap: GapRow | None
     """Between the protocols, over all benchmarks with both."""
 
@@ -44,7 +47,13 @@ class Entry:
     def of(cls, report: Report, average: AverageRow) -> "Entry":
         """Collect the rows that belong to an average."""
         where = average.checkpoint, average.protocol, average.scope
-        return cls(report, average, report.agreement_with_teacher(*where), report.gap(average.checkpoint))
+        return cls(
+            report=report,
+            average=average,
+            agreement=report.agreement_with_teacher(*where),
+            tolerance=report.tolerance(*where),
+            gap=report.gap(average.checkpoint),
+        )
 
     @property
     def is_student(self) -> bool:
@@ -301,6 +310,15 @@ for _name, _column in {
         title="gained",
         hint="Share of documents that only the student has right.",
         value=_agreement("gained"),
+        outputs=("csv", "page"),
+        with_interval=False,
+    ),
+    "critical_tolerance": Column(
+        title="α*",
+        hint="The smallest relative tolerance within which the student is on half of the benchmarks.",
+        value=lambda entry: None if entry.tolerance is None else entry.tolerance.critical_half,
+        kind="interval",
+        better="lower",
         outputs=("csv", "page"),
         with_interval=False,
     ),

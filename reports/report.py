@@ -22,6 +22,8 @@ from evalsuite.reports.analysis.measures.informative import (
     informative_rows,
 )
 from evalsuite.reports.analysis.measures.letters import LetterRow, letter_rows
+from evalsuite.reports.analysis.measures.recall import RecallRow, recall_rows
+from evalsuite.reports.analysis.measures.tolerance import ToleranceRow, tolerance_rows
 from evalsuite.reports.analysis.pairs import pair_rows
 from evalsuite.reports.analysis.paper_comparison import (
     PaperOrder,
@@ -67,6 +69,10 @@ class Report:
     """Every benchmark of every teacher and protocol, with the reason where it is not informative."""
     letters: tuple[LetterRow, ...]
     """Named answers and their distribution, under generation with choices."""
+    recall: tuple[RecallRow, ...]
+    """Needles, RULER's mean and LongBench, by context and over the contexts."""
+    tolerances: tuple[ToleranceRow, ...]
+    """Share of benchmarks and documents within a tolerance of the teacher, per student and scope."""
     agreements: tuple[AgreementRow, ...]
     """Every student compared with its teacher, per protocol and scope: agreement, retained, flips."""
     agreements_by_benchmark: tuple[AgreementRow, ...]
@@ -165,6 +171,13 @@ class Report:
                 return row
         return None
 
+    def tolerance(self, checkpoint: int, protocol: str, scope: str = ALL) -> ToleranceRow | None:
+        """The tolerance curve of a student in a scope."""
+        for row in self.tolerances:
+            if (row.checkpoint, row.protocol, row.scope) == (checkpoint, protocol, scope):
+                return row
+        return None
+
     def gap(self, checkpoint: int, benchmark: str = ALL) -> GapRow | None:
         """The gap row of a student."""
         for row in self.gaps:
@@ -211,6 +224,8 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
         else None,
         informative=tuple(informative),
         letters=tuple(letter_rows(tensor)),
+        recall=tuple(row for pool in pools.values() for row in recall_rows(pool)),
+        tolerances=tuple(row for name, pool in pools.items() for row in tolerance_rows(pool, names[name])),
         agreements=tuple(agreements),
         agreements_by_benchmark=tuple(by_benchmark),
         agreement_ceilings=tuple(ceilings),

@@ -1,4 +1,4 @@
-"""leaderboard.csv, scores.csv, gap.csv and paper_comparison.csv: every number of the page, unrounded."""
+"""The tables of a report as CSV, unrounded: leaderboard, scores, recall, gap and paper comparison."""
 
 import csv
 import io
@@ -93,6 +93,26 @@ def scores_csv(report: Report) -> str:
             }
         )
     return _csv(rows)
+
+
+def recall_csv(report: Report) -> str:
+    """One row per checkpoint, protocol and recall number: needles, RULER's mean by context, LongBench."""
+    return _csv(
+        {
+            "label": report.checkpoints[row.checkpoint].label,
+            "weights_id": report.checkpoints[row.checkpoint].plan.weights_id,
+            "teacher": _teacher(report, row.checkpoint),
+            "protocol": row.protocol,
+            "recall": row.kind,
+            "context": row.context,
+            "tasks": " ".join(row.tasks),
+            "missing": " ".join(row.missing),
+            "documents": row.documents,
+            **estimate_cells("score", row.score),
+            **estimate_cells("recovery", row.recovery),
+        }
+        for row in report.recall
+    )
 
 
 def gap_csv(report: Report) -> str:

@@ -25,6 +25,7 @@ def report_markdown(report: Report) -> str:
     parts += _incomplete(report)
     parts += _paper_comparison(report)
     parts += _gap(report)
+    parts += _recall(report)
     parts += _needles(report)
     parts += _variants(report)
     if report.warnings:
@@ -212,6 +213,34 @@ def _gap(report: Report) -> list[str]:
             f"protocols{tau}; {sum(i.proven for i in agreement.inversions)} of the changes are significant."
         )
     return [text]
+
+
+def _recall(report: Report) -> list[str]:
+    """Needles, RULER's mean and LongBench over all contexts, one column each."""
+    kinds = {"needles": "needles", "ruler": "RULER, 13 tasks", "longbench": "LongBench"}
+    parts = []
+    for protocol in report.protocols:
+        rows = [row for row in report.recall if row.protocol == protocol]
+        found = {(row.kind, row.checkpoint): row for row in rows if row.context is None}
+        for row in rows:  # a single context is its own mean
+            found.setdefault((row.kind, row.checkpoint), row)
+        shown = [
+            kind for kind in kinds if any(found.get((kind, i)) for i, _ in enumerate(report.checkpoints))
+        ]
+        lines = [
+            [escape(checkpoint.label)]
+            + [
+                formatting.NOTHING
+                if (row := found.get((kind, i))) is None
+                else formatting.estimate(row.score)
+                for kind in shown
+            ]
+            for i, checkpoint in enumerate(report.checkpoints)
+        ]
+        if shown:
+            title = f"{formatting.PROTOCOL_TITLES[protocol]}, %"
+            parts.append(table([title, *(kinds[kind] for kind in shown)], lines))
+    return ["### Recall\n\n" + "\n\n".join(parts)] if parts else []
 
 
 def _needles(report: Report) -> list[str]:

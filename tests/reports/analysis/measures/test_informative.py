@@ -108,7 +108,9 @@ def test_a_teacher_at_chance_everywhere_measures_nothing(synthetic: SimpleNamesp
     assert headline(comparison.report) == said
     assert comparison.text.startswith(said)
     assert said in comparison.markdown
-    assert [w for w in comparison.report.warnings if w.startswith("Nothing was measured under loglikelihood")]
+    assert [
+        w for w in comparison.report.warnings if w.startswith("Nothing was measured under log-likelihood")
+    ]
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [row["is_informative"] for row in report["informative"]] == [False] * 4
     assert comparison.report.average(1, "loglikelihood", "informative") is None

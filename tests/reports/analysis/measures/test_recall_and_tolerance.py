@@ -1,0 +1,112 @@
+"""Recall as three numbers, and tolerance curves, against values counted by hand."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from evalsuite.reports.analysis.measures.recall import RULER_TASKS
+from evalsuite.reports.analysis.measures.tolerance import critical, shortfall
+from evalsuite.reports.report import build_report
+
+
+def recall_run(synthetic: SimpleNamespace, folder: Path, ruler: tuple[str, ...]) -> Path:
+    """RULER tasks at two contexts, two LongBench sets, and a recall task that is none of these."""
+    kinds = [
+        *((name, "ruler", (512, 1024)) for name in ruler),
+        *((f"longbench_{name}", "longbench", ()) for name in ("a", "b")),
+        ("mqar", None, ()),
+    ]
+    return synthetic.make_run(
+        folder,
+        [
+            synthetic.SyntheticBenchmark(
+                name, name, "recall", 40, 0.0, contexts, protocols=("generation",), group=group
+            )
+            for name, group, contexts in kinds
+        ],
+        [
+            synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.9, "teacher"),
+            synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.2 if c == 1024 else 0.6),
+        ],
+    )
+
+
+def test_recall_is_three_numbers(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    report = build_report([recall_run(synthetic, tmp_path / "run", RULER_TASKS)])
+    rows = {(row.checkpoint, row.kind, row.context): row for row in report.recall}
+    assert {key[1:] for key in rows} == {
+        *((kind, context) for kind in ("needles", "ruler") for context in (512, 1024, None)),
+        ("longbench", None),
+    }
+    scores = {(r.checkpoint, r.benchmark, r.context): r.score.point for r in report.scores}
+    for context in (512, 1024):
+        mean = np.mean([scores[1, name, context] for name in RULER_TASKS])
+        assert rows[1, "ruler", context].score.point == pytest.approx(mean)
+    needles = [scores[1, f"niah_single_{i}", c] for i in (1, 2, 3) for c in (512, 1024)]
+    assert rows[1, "needles", None].score.point == pytest.approx(np.mean(needles))
+    longbench = rows[1, "longbench", None]
+    assert longbench.tasks == ("longbench_a", "longbench_b")
+    sets = [[scores[i, name, None] for name in longbench.tasks] for i in (1, 0)]
+    assert longbench.recovery.point == pytest.approx(np.mean(sets[0]) / np.mean(sets[1]))
+    interval = longbench.score.interval
+    assert 0 <= interval.low < interval.point < interval.high <= 1
+
+
+def test_a_mean_over_a_part_of_ruler_is_undefined(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    some = (*RULER_TASKS[:3], "ruler_vt")
+    report = build_report([recall_run(synthetic, tmp_path / "run", some)])
+    row = next(r for r in report.recall if (r.checkpoint, r.kind, r.context) == (1, "ruler", 512))
+    assert row.score.interval is None
+    assert row.score.why.startswith("9 of 13 tasks are missing: niah_multikey_1, ")
+    needles = next(r for r in report.recall if (r.checkpoint, r.kind, r.context) == (1, "needles", 512))
+    assert needles.score.interval is not None
+
+
+def test_shortfall_and_critical_tolerance() -> None:
+    lost = shortfall(np.array([0.5, 0.9, 1.0, 0.0, 0.3]), np.array([1.0, 0.9, 0.5, 0.0, 0.4]))
+    assert lost == pytest.approx([0.5, 0.0, 0.0, 0.0, 0.25])
+    columns = np.array([[0.5, 0.1], [0.0, 0.2], [0.25, 0.3], [0.1, 0.0]])
+    even = np.full(4, 0.25)
+    assert critical(columns, even, 0.5) == pytest.approx([0.1, 0.1])
+    assert critical(columns, even, 1.0) == pytest.approx([0.5, 0.3])
+    assert critical(columns, np.array([0.7, 0.1, 0.1, 0.1]), 0.5) == pytest.approx([0.5, 0.1])
+
+
+def test_curve_counts_benchmarks_within_alpha(small_run: Path) -> None:
+    report = build_report([small_run])
+    row = report.tolerance(2, "loglikelihood")
+    scores = {
+        (r.checkpoint, r.benchmark): r.score.point
+        for r in report.scores
+        if r.protocol == "loglikelihood" and r.benchmark != "wikitext"
+    }
+    lost = [max(0.0, 1 - scores[2, name] / scores[0, name]) for name in row.benchmarks]
+    assert row.critical_half.point == pytest.approx(min(lost))
+    assert row.critical_all.point == pytest.approx(max(lost))
+    for alpha, share in zip(row.alphas, row.curve, strict=True):
+        assert share.point == pytest.approx(np.mean([each <= alpha for each in lost]))
+        assert 0 <= share.low <= share.point <= share.high <= 1
+    assert [share.point for share in row.curve] == sorted(share.point for share in row.curve)
+    agreement = report.agreement_with_teacher(2, "loglikelihood")
+    assert row.documents[0] == pytest.approx(1 - agreement.lost.point)
+    assert row.critical_half.low < row.critical_half.high
+
+
+def test_the_teacher_has_no_curve_and_a_better_student_needs_no_tolerance(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    run = synthetic.make_run(
+        tmp_path / "run",
+        [synthetic.SyntheticBenchmark(name, name, "knowledge", 200) for name in "ab"],
+        [
+            synthetic.SyntheticCheckpoint("t", lambda *_: 0.5, "teacher"),
+            synthetic.SyntheticCheckpoint("s", lambda *_: 0.9),
+        ],
+    )
+    report = build_report([run])
+    assert {row.checkpoint for row in report.tolerances} == {1}
+    row = report.tolerance(1, "loglikelihood", "informative")
+    assert row.critical_all.point == row.critical_all.high == 0
+    assert row.curve[0].low == 1
