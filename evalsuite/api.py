@@ -153,6 +153,7 @@ def compare_with_texts(config: CompareConfig) -> "tuple[Comparison, dict[str, st
         questions=questions,
         redacted=config.redact,
         policy=policy,
+        samples=config.samples,
     )
     if config.export_samples:
         from evalsuite.reports.exports.samples import export_samples
@@ -207,7 +208,8 @@ class Run:
 
         Columns: the key of a score row (`weights_id`, `fingerprint`, `benchmark`, `protocol`, `seed`,
         `context`, `doc_id`, `prompt_hash`, `sampling`), `checkpoint`, `outcome`, `chance`, `error`,
-        `cluster`, one column ``value.METRIC`` per metric, and `response` and `extracted` of generation.
+        `cluster`, ``value.METRIC`` per metric, ``choice.METRIC`` (the index of the choice that a metric
+        picks) under log-likelihood, and `response` and `extracted` under generation.
         """
         import pandas as pd
 
@@ -237,7 +239,7 @@ class Run:
 
     @cached_property
     def gap(self) -> "pd.DataFrame":
-        """One row per student and scope, gap.csv of the report; empty without both protocols."""
+        """One row per student, benchmark and context, gap.csv of the report; empty without both protocols."""
         from evalsuite.reports.exports.csv_tables import gap_csv
 
         return _table(gap_csv(self.report))
@@ -283,6 +285,7 @@ def _sample(row: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
         "checkpoint": labels.get(row["weights_id"], row["checkpoint"]),
         **flat,
         **{f"value.{metric}": value for metric, value in row["values"].items()},
+        **{f"choice.{metric}": choice for metric, choice in row["choices"].items()},
         "response": detail.get("response"),
         "extracted": detail.get("extracted"),
     }

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalsuite.foundation import write_json, write_text
-from evalsuite.reports.exports.csv_tables import gap_csv, leaderboard_csv, paper_comparison_csv, scores_csv
+from evalsuite.reports.exports.csv_tables import (
+    gap_csv,
+    leaderboard_csv,
+    paper_comparison_csv,
+    recall_csv,
+    scores_csv,
+)
 from evalsuite.reports.exports.markdown import report_markdown
 from evalsuite.reports.exports.redact import redact
 from evalsuite.reports.exports.report_json import report_json
@@ -14,8 +20,8 @@ from evalsuite.reports.gate.outputs import markdown as gate_markdown
 from evalsuite.reports.gate.outputs import verdict_json, write_verdict
 from evalsuite.reports.gate.policy import Policy
 from evalsuite.reports.gate.verdict import Verdict, apply_policy
-from evalsuite.reports.page.drill_down import Questions
 from evalsuite.reports.page.render import render_page
+from evalsuite.reports.page.samples import Questions, remove_samples, write_samples
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.report import Report, build_report
 
@@ -55,21 +61,24 @@ def compare(
     questions: Questions | None = None,
     redacted: bool = False,
     policy: Policy | None = None,
+    samples: bool = True,
 ) -> Comparison:
     """Build the report of finished or unfinished runs from their score rows.
 
-    Writes index.html, leaderboard.csv, scores.csv, report.md and report.json; gap.csv if a benchmark has both
-    protocols; paper_comparison.csv if benchmarks and mixers match arXiv 2504.14366; with a policy also
-    junit.xml, gate.md and gate.json. Stale optional files of an earlier call are removed.
+    Writes index.html, leaderboard.csv, scores.csv, report.md and report.json; samples/*.js, which the page
+    loads on demand; gap.csv if a benchmark has both protocols; paper_comparison.csv if benchmarks and mixers
+    match arXiv 2504.14366; with a policy also junit.xml, gate.md and gate.json. Stale optional files of an
+    earlier call are removed.
 
     Args:
         runs: run folders.
         out: folder for the report.
         selection: teacher, checkpoints, partial cells and errors; default: as the policy states, else as in
             the plans, complete cells only, and errors are wrong.
-        questions: looks up question texts for the drill-down.
+        questions: looks up question texts for the sample browser.
         redacted: leave out question texts and reduce absolute paths to their last component.
         policy: gate policy; adds its verdict to the report.
+        samples: write the samples that the page loads on demand (`samples/*.js`).
 
     Raises:
         RunFolderError: a folder is no run folder, or `out` cannot be written.
@@ -81,21 +90,27 @@ def compare(
     if redacted:
         report = redact(report)
     out = Path(out)
+    questions = None if redacted else questions
+    cells = write_samples(report, out, questions, redacted=redacted) if samples else remove_samples(out)
     texts = {
         "leaderboard.csv": leaderboard_csv(report),
         "scores.csv": scores_csv(report),
         **({"gap.csv": gap_csv(report)} if report.gaps else {}),
+        **({"recall.csv": recall_csv(report)} if report.recall else {}),
         **({"paper_comparison.csv": paper_comparison_csv(report)} if report.paper_comparison else {}),
         "report.md": _markdown(report, verdict),
-        "index.html": render_page(report, None if redacted else questions, verdict, redacted=redacted),
+        "index.html": render_page(
+            report, verdict, samples=cells, has_questions=questions is not None, redacted=redacted
+        ),
     }
     for name, text in texts.items():
         write_text(out / name, text)
-    for name in {"gap.csv", "paper_comparison.csv"} - set(texts):
+    for name in {"gap.csv", "recall.csv", "paper_comparison.csv"} - set(texts):
         (out / name).unlink(missing_ok=True)
     gated = {} if verdict is None else {"gate": verdict_json(verdict)}
     write_json(out / "report.json", {**report_json(report), "redacted": redacted, **gated})
     files = [out / name for name in (*texts, "report.json")]
+    files += sorted((out / "samples").glob("*.js"))
     if verdict is not None:
         files += write_verdict(verdict, out)
     return Comparison(report, out, tuple(files), verdict)

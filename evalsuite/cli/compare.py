@@ -31,12 +31,18 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--questions",
         action="store_true",
-        help="show question texts in the drill-down, from the documents in the run folders",
+        help="show document texts in the sample browser, from the documents in the run folders",
     )
     parser.add_argument(
         "--redact",
         action="store_true",
         help="omit question texts and absolute paths, for a page that is published",
+    )
+    parser.add_argument(
+        "--no-samples",
+        dest="samples",
+        action="store_false",
+        help="do not write the samples that the page loads on demand (OUT/samples/*.js)",
     )
     parser.add_argument(
         "--export-samples",

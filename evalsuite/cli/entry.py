@@ -27,6 +27,7 @@ from evalsuite.cli import (
     run,
     select,
     show,
+    view,
 )
 from evalsuite.cli.parser import Parser
 from evalsuite.foundation import EvalsuiteError, RunFolderError
@@ -37,7 +38,7 @@ CRASHED = 70
 INPUT_OUTPUT = 74
 """A broken pipe, or a file that the system cannot read or write."""
 
-VERBS = (demo, distill, select, prepare, run, compare, gate, export, bench, doctor, show)
+VERBS = (demo, distill, select, prepare, run, compare, gate, view, export, bench, doctor, show)
 RESUMABLE = ("demo", "distill", "select", "prepare", "run")
 """Commands that resume when they are repeated."""
 

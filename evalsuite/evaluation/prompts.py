@@ -1,4 +1,4 @@
-"""Text for people: document texts in a report's drill-down, and prompts exactly as a model receives them.
+"""Text for people: document texts of a report's samples, and prompts exactly as a model receives them.
 
 Reports identify documents by their hashes. Importing this module imports no torch and no harness, so that a
 report with document texts can be rebuilt on a laptop.

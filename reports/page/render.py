@@ -2,9 +2,9 @@
 
 import base64
 import gzip
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +14,38 @@ from markupsafe import Markup
 import evalsuite
 from evalsuite.reports import formatting
 from evalsuite.reports.gate.verdict import Verdict
-from evalsuite.reports.page import drill_down, gate, overview
+from evalsuite.reports.page import gate, overview
+from evalsuite.reports.page.figures import script_json
+from evalsuite.reports.page.samples import SampleCell
 from evalsuite.reports.page.section import TEMPLATES, Section
 from evalsuite.reports.page.sections import ordered_sections
 from evalsuite.reports.report import Report
 
 FOLDER = Path(__file__).parent
-DRILL_DOWN_BYTES = 700_000
-"""Size limit of the drill-down; with many checkpoints fewer documents are shown per table cell."""
+SCRIPTS = ("page.js", "board.js", "figures.js", "samples.js")
+PLOTLY = FOLDER / "vendor" / "plotly-cartesian.min.js"
 
 
 def render_page(
     report: Report,
-    questions: drill_down.Questions | None = None,
     verdict: Verdict | None = None,
     *,
+    samples: Sequence[SampleCell] = (),
+    has_questions: bool = False,
     redacted: bool = False,
 ) -> str:
     """Render the page.
 
     Args:
         report: the report to show.
-        questions: looks up question texts for the drill-down; None leaves them out, as redacted pages must.
         verdict: a gate verdict, shown first.
+        samples: cells whose samples lie beside the page, as `write_samples` returns them.
+        has_questions: whether the samples contain document texts.
         redacted: whether the page states that it is redacted.
     """
-    documents, per_cell = packed_drill_down(report, questions)
     environment = _environment(
         report,
-        {"per_cell": per_cell, "has_questions": questions is not None, "is_redacted": redacted},
+        {"has_samples": bool(samples), "has_questions": has_questions, "is_redacted": redacted},
     )
     return environment.get_template("index.html.j2").render(
         version=evalsuite.__version__,
@@ -62,15 +65,17 @@ def render_page(
             for each in ordered_sections()
             if (view := each.view(report)) is not None
         ],
-        documents=documents,
-        labels=_json([checkpoint.label for checkpoint in report.checkpoints]),
-        teachers=_json(
-            [None if s.teacher is None else report.checkpoints[s.teacher].label for s in report.checkpoints]
-        ),
-        titles=_json({benchmark.name: benchmark.title for benchmark in report.benchmarks}),
+        sample_facts=_sample_facts(report, samples),
         style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
-        script=Markup((FOLDER / "script.js").read_text(encoding="utf-8")),
+        scripts=[Markup((FOLDER / "scripts" / name).read_text(encoding="utf-8")) for name in SCRIPTS],
+        plotly=packed_plotly(),
     )
+
+
+@cache
+def packed_plotly() -> str:
+    """The bundle that draws the figures, as base64 of gzip: a third of its size."""
+    return base64.b64encode(gzip.compress(PLOTLY.read_bytes(), 9, mtime=0)).decode()
 
 
 def _environment(report: Report, facts: Mapping[str, Any]) -> jinja2.Environment:
@@ -102,20 +107,21 @@ def breakable(label: str) -> Markup:
     return Markup("<wbr>").join(re.findall(r"[^_/@.-]*[_/@.-]*", label))
 
 
-def packed_drill_down(report: Report, questions: drill_down.Questions | None) -> tuple[str, int]:
-    """The drill-down as base64 of gzip, with as many documents per table cell as fit."""
-    for per_cell in (20, 12, 6, 3):
-        rows = drill_down.drill_downs(report.tensor, questions, per_cell)
-        data = json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode()
-        packed = base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
-        if len(packed) <= DRILL_DOWN_BYTES:
-            break
-    return packed, per_cell
-
-
-def _json(value: Any) -> Markup:
-    """JSON that is safe inside a script element."""
-    text = json.dumps(value, ensure_ascii=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
+def _sample_facts(report: Report, samples: Sequence[SampleCell]) -> Markup:
+    """What the sample browser knows without loading anything."""
+    return script_json(
+        {
+            "labels": [checkpoint.label for checkpoint in report.checkpoints],
+            "teachers": [checkpoint.teacher for checkpoint in report.checkpoints],
+            "cells": [
+                {
+                    "name": cell.name,
+                    "benchmark": cell.benchmark,
+                    "title": cell.title,
+                    "protocol": cell.protocol,
+                    "lower": cell.is_lower_better,
+                }
+                for cell in samples
+            ],
+        }
+    )

@@ -1,10 +1,7 @@
 """compare: output files, no torch import, escaping of labels."""
 
-import base64
 import csv
-import gzip
 import json
-import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -17,21 +14,19 @@ import pytest
 from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare, policy_from_options, run_gate
 from evalsuite.reports.records.run_folder import read_plan
-from tests.reports.score_edits import edit_rows
+from tests.reports.page_samples import sample_rows
+from tests.reports.score_edits import all_rows, edit_rows
 
 EVIL = "<img src=x onerror=alert(1)>`|*_&amp;"
-
-
-def documents_of(page: str) -> dict[str, Any]:
-    """What the page's dialogs show."""
-    packed = re.search(r'id="documents">([^<]*)<', page).group(1)
-    return json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
 def test_output_files_are_consistent(small_run: Path, tmp_path: Path) -> None:
     made = compare([small_run], tmp_path)
     names = {"index.html", "leaderboard.csv", "scores.csv", "gap.csv", "report.md", "report.json"}
-    assert {path.name for path in tmp_path.iterdir()} == names == {path.name for path in made.files}
+    names |= {f"samples/{path.name}" for path in (tmp_path / "samples").iterdir()}
+    assert len(names) > 10
+    written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert written == names == {str(path.relative_to(tmp_path)) for path in made.files}
     rows = list(csv.DictReader((tmp_path / "leaderboard.csv").open()))
     row = next(r for r in rows if (r["label"], r["protocol"], r["scope"]) == ("weak", "generation", "all"))
     report = json.loads((tmp_path / "report.json").read_text())
@@ -68,7 +63,7 @@ def test_no_gap_table_without_a_benchmark_under_both_protocols(
     assert (tmp_path / "out" / "gap.csv").is_file()
     # The stale gap.csv of an earlier call is removed.
     made = compare([synthetic.make_run(tmp_path / "run", benchmarks, answerers)], tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in made.files}
+    assert {path for path in (tmp_path / "out").rglob("*") if path.is_file()} == set(made.files)
     assert not (tmp_path / "out" / "gap.csv").exists()
     assert "gap.csv" not in made.page.read_text()
 
@@ -112,10 +107,14 @@ class Tags(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.links: list[str] = []
+        self.scripts: list[str | None] = []
+        """Types of the script elements."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note a tag."""
         self.tags.append(tag)
+        if tag == "script":
+            self.scripts.append(dict(attrs).get("type"))
         self.links += [value or "" for name, value in attrs if name in ("src", "href")]
         assert not any(name.startswith("on") for name, _ in attrs), f"an event handler in <{tag}>"
 
@@ -135,7 +134,8 @@ def test_html_in_labels_is_escaped(synthetic: SimpleNamespace, tmp_path: Path) -
     tags = Tags()
     tags.feed(page)
     assert "img" not in tags.tags
-    assert tags.tags.count("script") == 5
+    assert tags.scripts.count(None) == 4
+    assert set(tags.scripts) == {None, "application/json", "text/plain"}
     assert all(link.startswith(("#", "data:,")) for link in tags.links)
     assert "&lt;img src=x" in page
     markdown = (tmp_path / "out" / "report.md").read_text()
@@ -155,36 +155,50 @@ def test_formulas_in_labels_are_quoted_in_csv(synthetic: SimpleNamespace, tmp_pa
     assert "'=1+1" in (tmp_path / "out" / "leaderboard.csv").read_text()
 
 
-def test_drill_down_shows_documents(small_run: Path, tmp_path: Path) -> None:
-    found = documents_of(compare([small_run], tmp_path).page.read_text())
-    cell = found["2|arc_easy|loglikelihood|"]
-    assert cell["of"] == 400
-    assert len(cell["documents"]) == 20
-    lost = [row for row in cell["documents"] if row["student"]["value"] < row["teacher"]["value"]]
-    assert 0 < len(lost) < 20
-    row = lost[0]
-    assert len(row["student"]["logprobs"]) == len(row["teacher"]["logprobs"]) == 4
-    assert row["expected"] == f"choice {'ABCD'[row['student']['gold']]}"
-    assert row["teacher"]["text"] == row["expected"] != row["student"]["text"]
-    generated = found["2|arc_easy|generation|"]["documents"]
-    assert {row["student"].get("outcome") for row in generated} >= {"looped", None}
-    gap = found["gap|2|arc_easy|"]
-    assert all(r["loglikelihood"]["value"] == 1 and r["student"]["value"] == 0 for r in gap["documents"])
-    both = found["2|niah|generation|*"]
-    assert {row["context"] for row in both["documents"]} == {512, 1024}
-    assert all("question" not in row for each in found.values() for row in each["documents"])
+def test_samples_are_every_document_with_every_response(small_run: Path, tmp_path: Path) -> None:
+    compare([small_run], tmp_path)
+    rows = sample_rows(tmp_path)
+    cell = [row for row in rows if row["cell"] == "arc_easy.loglikelihood"]
+    stored = all_rows(small_run, "arc_easy", "loglikelihood")
+    assert len(cell) == 400 == len({row["doc_id"] for row in stored})
+    by_document = {(row["checkpoint"], row["doc_id"]): row for row in stored}
+    for row in cell:
+        assert set(row["responses"]) == {0, 1, 2}
+        for label, response in zip(("teacher", "strong", "weak"), row["responses"].values(), strict=True):
+            source = by_document[label, row["id"]]
+            assert response["value"] == source["values"]["acc"]
+            assert response["choice"] == source["choices"]["acc"]
+            assert response["logprobs"] == pytest.approx(source["detail"]["logprobs"], abs=0.006)
+            assert row["gold"] == source["detail"]["gold"]
+    generated = [row for row in rows if row["cell"] == "arc_easy.generation"]
+    assert {row["responses"][2]["outcome"] for row in generated} >= {"looped", "ok"}
+    needles = [row for row in rows if row["cell"] == "niah.generation"]
+    assert {row["context"] for row in needles} == {512, 1024}
+    assert all("question" not in row for row in rows)
+
+
+def test_samples_of_an_earlier_report_are_removed(small_run: Path, tmp_path: Path) -> None:
+    compare([small_run], tmp_path)
+    (tmp_path / "samples" / "gone.generation.js").write_text("x")
+    (tmp_path / "samples" / "mine.parquet").write_text("x")
+    page = compare([small_run], tmp_path).page.read_text()
+    assert not (tmp_path / "samples" / "gone.generation.js").exists()
+    assert 'id="sample-open"' in page
+    page = compare([small_run], tmp_path, samples=False).page.read_text()
+    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["mine.parquet"]
+    assert 'id="sample-open"' not in page
+    assert "data-key" not in page.partition("<script")[0]
 
 
 def test_question_texts_are_joined_on_request_and_redacted(small_run: Path, tmp_path: Path) -> None:
     def questions(benchmark: str, documents: list[str]) -> dict[str, str]:
-        return dict.fromkeys(documents, f"{benchmark}: " + "why? " * 400)
+        return dict.fromkeys(documents, f"{benchmark}: " + "why? " * 1000)
 
-    page = compare([small_run], tmp_path / "local", questions=questions).page.read_text()
-    texts = [r["question"] for each in documents_of(page).values() for r in each["documents"]]
-    assert texts
-    assert all(len(text) <= 1000 for text in texts)
-    page = compare([small_run], tmp_path / "public", questions=questions, redacted=True).page.read_text()
-    assert all("question" not in r for each in documents_of(page).values() for r in each["documents"])
+    compare([small_run], tmp_path / "local", questions=questions)
+    texts = [row["question"] for row in sample_rows(tmp_path / "local")]
+    assert {len(text) for text in texts} == {4000}
+    compare([small_run], tmp_path / "public", questions=questions, redacted=True)
+    assert all("question" not in row for row in sample_rows(tmp_path / "public"))
 
 
 def test_warnings_are_on_the_page(synthetic: SimpleNamespace, tmp_path: Path) -> None:
@@ -263,7 +277,7 @@ def test_optional_sections_appear_with_their_data(synthetic: SimpleNamespace, tm
     page = compare([run], tmp_path / "more").page.read_text()
     assert "Decode speed by context" in page
     assert "selects 1 layers: 7." in page
-    assert "Importance by layer" in page
+    assert "importance by layer" in page
     assert "stability of the selection" not in page
     assert "cost" not in page.split("selects 1 layers: 7")[1].split("</p>")[0]
     (run / "selection.json").write_text(
@@ -324,7 +338,7 @@ def test_redacted_page_has_no_absolute_paths(synthetic: SimpleNamespace, tmp_pat
 @pytest.mark.parametrize(
     ("benchmark", "truth", "message"),
     [
-        ({"documents": 1}, 0.9999, "one document under loglikelihood is too few"),
+        ({"documents": 1}, 0.9999, "one document under log-likelihood is too few"),
         ({"documents": 2}, 0.9999, "S"),
         ({"documents": 40}, 1e-9, "is undefined: the teacher's score is not above zero"),
         ({"documents": 40, "chance": None}, 0.6, "S"),

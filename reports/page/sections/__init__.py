@@ -11,6 +11,7 @@ from evalsuite.reports.page.sections import (
     provenance,
     recall,
     recovery,
+    retention,
     scaling,
     training_curves,
 )
@@ -25,6 +26,7 @@ MODULES = (
     provenance,
     recall,
     recovery,
+    retention,
     scaling,
     training_curves,
 )

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from evalsuite.reports import formatting
-from evalsuite.reports.page.axes import log_axis, nice_axis
-from evalsuite.reports.page.charts import Curve, Plot, Point, curves
+from evalsuite.reports.page.axes import log_axis
+from evalsuite.reports.page.figures import Figure
+from evalsuite.reports.page.plots import Axis, Curve, Point, curves
 from evalsuite.reports.page.section import section
-from evalsuite.reports.page.sections.scaling import MAX_SERIES, ChartView
 from evalsuite.reports.records.sidecars import EfficiencyRow
 from evalsuite.reports.report import Report
 
@@ -50,7 +50,7 @@ def cost_rows(report: Report) -> list[CostRow]:
     return rows
 
 
-def cost_charts(report: Report) -> list[ChartView]:
+def cost_charts(report: Report) -> list[Figure]:
     """Speed and memory by context, one curve per checkpoint, at the most frequent batch size and device."""
     kinds: list[tuple[str, str, float, Callable[[EfficiencyRow], float | None]]] = [
         ("Decode speed", "tokens/s; higher is faster", 1, lambda cost: cost.decode_tokens_per_second),
@@ -63,7 +63,7 @@ def cost_charts(report: Report) -> list[ChartView]:
 
 def _charts(
     report: Report, title: str, unit: str, scale: float, value_of: Callable[[EfficiencyRow], float | None]
-) -> list[ChartView]:
+) -> list[Figure]:
     found = [(cost, value) for cost in report.efficiency if (value := value_of(cost)) is not None]
     if not found:
         return []
@@ -76,24 +76,19 @@ def _charts(
             label = f"{name} at {formatting.tokens(cost.context)}: {value / scale:,.4g} {unit.split(';')[0]}"
             families.setdefault(name, []).append(Point(cost.context, value / scale, label=label))
     series = [Curve(name, tuple(points)) for name, points in families.items()]
-    points = [point for curve in series for point in curve.points]
-    if len({point.x for point in points}) < 2:
+    contexts = [point.x for curve in series for point in curve.points]
+    if len(set(contexts)) < 2:
         return []
-    plot = Plot(log_axis([p.x for p in points]), nice_axis([p.y for p in points], include=[0.0]), 200)
-    caption = ", ".join(part for part in (f"batch {batch}", device, unit) if part)
-    parts = [series[start : start + MAX_SERIES] for start in range(0, len(series), MAX_SERIES)]
-    views = []
-    for number, part in enumerate(parts, 1):
-        full_title = f"{title} by context" + (f" ({number} of {len(parts)})" if len(parts) > 1 else "")
-        chart = curves(
-            part,
-            plot,
-            label=f"{full_title}. " + "; ".join(point.label for curve in part for point in curve.points),
-            x_labels=[formatting.tokens(round(tick)) for tick in plot.x_axis.ticks],
+    ticks = [(tick, formatting.tokens(round(tick))) for tick in log_axis(contexts).ticks]
+    return [
+        curves(
+            series,
+            Axis("context (tokens)", ticks=ticks, is_log=True),
+            Axis(unit.partition(";")[0], low=0),
+            title=f"{title} by context",
+            caption=", ".join(part for part in (f"batch {batch}", device, unit) if part),
         )
-        legend = tuple(curve.name for curve in part)
-        views.append(ChartView(full_title, caption, chart, legend, unit, "context (tokens)"))
-    return views
+    ]
 
 
 def _rate(value: float | None) -> str:
@@ -105,7 +100,7 @@ class CostView:
     """The section."""
 
     rows: list[CostRow]
-    charts: list[ChartView]
+    charts: list[Figure]
 
 
 @section("cost", "Cost", order=70)

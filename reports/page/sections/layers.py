@@ -7,15 +7,12 @@ from markupsafe import Markup
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import MIXER_TITLES, lineage_of
-from evalsuite.reports.page.axes import Axis, exact_axis, nice_axis
-from evalsuite.reports.page.charts import Curve, Plot, Point, curves, layer_bars, layer_strip
+from evalsuite.reports.page.axes import exact_axis
+from evalsuite.reports.page.charts import layer_strip
+from evalsuite.reports.page.figures import Figure
+from evalsuite.reports.page.plots import Axis, Curve, Point, curves, layer_bars
 from evalsuite.reports.page.section import section
-from evalsuite.reports.page.sections.scaling import (
-    MAX_SERIES,
-    ChartView,
-    comparable_students,
-    recovery_charts,
-)
+from evalsuite.reports.page.sections.scaling import comparable_students, recovery_charts
 from evalsuite.reports.records.sidecars import Selection
 from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.agreement import WINDOW, stability
@@ -40,9 +37,8 @@ class SelectorView:
 
     title: str
     about: str
-    importance: Markup | None
-    measure: str
-    stability: ChartView | None
+    importance: Figure | None
+    stability: Figure | None
 
 
 def layer_rows(report: Report) -> list[LayerRow]:
@@ -70,12 +66,12 @@ def layer_rows(report: Report) -> list[LayerRow]:
     return rows
 
 
-def layer_charts(report: Report) -> list[ChartView]:
+def layer_charts(report: Report) -> list[Figure]:
     """Quality by number of softmax layers: recovery of the hybrids, then scores of probe students."""
     return [chart for p in report.protocols for chart in _recovery_by_layers(report, p)] + _probes(report)
 
 
-def _recovery_by_layers(report: Report, protocol: str) -> list[ChartView]:
+def _recovery_by_layers(report: Report, protocol: str) -> list[Figure]:
     """One curve per selector and recipe; students without softmax layers are the first point of every curve.
 
     Variants that change something other than the layers are left out.
@@ -134,7 +130,7 @@ def _changed_otherwise(report: Report) -> set[int]:
     }
 
 
-def _probes(report: Report) -> list[ChartView]:
+def _probes(report: Report) -> list[Figure]:
     """Scores of the selectors' probe students, one chart per measured quantity."""
     charts = []
     for what in dict.fromkeys(each.what for s in report.selections for each in s.quality):
@@ -143,26 +139,16 @@ def _probes(report: Report) -> list[ChartView]:
             for selection, name in zip(report.selections, _names(report.selections), strict=True)
             if (points := _quality_points(selection, what, name))
         ]
-        drawn = [point for curve in series for point in curve.points]
-        ends = [end for p in drawn for end in (p.y, p.low, p.high) if end is not None]
-        plot = Plot(exact_axis([point.x for point in drawn]), nice_axis(ends))
-        parts = [series[start : start + MAX_SERIES] for start in range(0, len(series), MAX_SERIES)]
-        for number, part in enumerate(parts, 1):
-            title = f"{what}, by number of softmax layers"
-            title += f" ({number} of {len(parts)})" if len(parts) > 1 else ""
-            chart = curves(
-                part,
-                plot,
-                label=f"{title}. " + "; ".join(point.label for curve in part for point in curve.points),
-                x_labels=[f"{tick:g}" for tick in plot.x_axis.ticks],
-                y_suffix=" %",
+        counts = exact_axis([point.x for curve in series for point in curve.points]).ticks
+        charts.append(
+            curves(
+                series,
+                Axis("softmax layers", ticks=[(count, f"{count:g}") for count in counts]),
+                Axis("%"),
+                title=f"{what}, by number of softmax layers",
+                caption="Probe students trained by the selectors.",
             )
-            legend = tuple(curve.name for curve in part)
-            charts.append(
-                ChartView(
-                    title, "Probe students trained by the selectors.", chart, legend, "%", "softmax layers"
-                )
-            )
+        )
     return charts
 
 
@@ -204,7 +190,6 @@ def scores_above_minimum(selection: Selection) -> tuple[list[float | None], str]
 
 def _selector(selection: Selection, name: str) -> SelectorView:
     scores, measure = scores_above_minimum(selection)
-    label = f"{measure} per layer by {name}; softmax layers: {_listed(selection.layers)}"
     parts = [f"selects {len(selection.layers)} layers: {_listed(selection.layers)}"]
     if selection.stop is not None:
         parts.append(_stopped(selection))
@@ -216,9 +201,18 @@ def _selector(selection: Selection, name: str) -> SelectorView:
     return SelectorView(
         title=name,
         about="; ".join(parts) + ".",
-        importance=layer_bars(scores, selection.layers, label) if any_known(scores) else None,
-        measure=measure,
+        importance=_importance(scores, selection, name, measure) if any_known(scores) else None,
         stability=_stability(selection, name),
+    )
+
+
+def _importance(scores: Sequence[float | None], selection: Selection, name: str, measure: str) -> Figure:
+    return layer_bars(
+        scores,
+        selection.layers,
+        title=f"{name}: importance by layer",
+        caption=f"Softmax layers: {_listed(selection.layers)}.",
+        y_title=measure,
     )
 
 
@@ -239,7 +233,7 @@ def _stopped(selection: Selection) -> str:
     return text
 
 
-def _stability(selection: Selection, name: str) -> ChartView | None:
+def _stability(selection: Selection, name: str) -> Figure | None:
     """Rolling Jaccard similarity and backbone of the selected set during the search."""
     history = selection.history
     if len({step.tokens for step in history}) < 3:
@@ -260,28 +254,24 @@ def _stability(selection: Selection, name: str) -> ChartView | None:
         if at.jaccard is not None
     ]
     last = found[-1]
-    x_axis = nice_axis([step.tokens for step in history], include=[0], steps=4)
-    plot = Plot(x_axis, Axis(0, 1, (0, 0.25, 0.5, 0.75, 1)), 176)
     final = "unknown" if last.jaccard is None else f"{last.jaccard:.2f}"
-    chart = curves(
+    return curves(
         [
             Curve("mean Jaccard similarity", tuple(similarity)),
             Curve("backbone ÷ selected layers", tuple(backbone)),
         ],
-        plot,
-        label=f"Stability of {name}. At the end the mean Jaccard similarity is {final}, the backbone has "
-        f"{last.backbone} layers, and {last.union} layers are in any of the last {WINDOW} sets.",
-        x_labels=[formatting.tokens(round(tick)) for tick in x_axis.ticks],
+        Axis("training tokens"),
+        Axis("share", low=0),
+        title=f"{name}: stability of the selection",
+        caption=(
+            f"Over the last {WINDOW} sets. At the end: Jaccard {final}, backbone {last.backbone} of "
+            f"{len(history[-1].layers)}, union {last.union}. Dotted: {STABLE}"
+            f"{' and the stopping point.' if selection.stop is not None else '.'}"
+        ),
         reference=STABLE,
         marker=None if selection.stop is None else selection.stop.tokens,
+        height=240,
     )
-    caption = (
-        f"Over the last {WINDOW} sets. At the end: Jaccard {final}, backbone {last.backbone} of "
-        f"{len(history[-1].layers)}, union {last.union}. Dotted: {STABLE}"
-        f"{' and the stopping point.' if selection.stop is not None else '.'}"
-    )
-    legend = ("mean Jaccard similarity", "backbone ÷ selected layers")
-    return ChartView(f"{name}: stability of the selection", caption, chart, legend, "", "training tokens")
 
 
 def _names(selections: Sequence[Selection]) -> list[str]:
@@ -308,7 +298,7 @@ class LayersView:
     """The section."""
 
     rows: list[LayerRow]
-    charts: list[ChartView]
+    charts: list[Figure]
     selectors: list[SelectorView]
 
 

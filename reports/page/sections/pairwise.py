@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis import findings
+from evalsuite.reports.page.figures import Figure, text
+from evalsuite.reports.page.plots import heatmap
 from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 
@@ -50,11 +52,58 @@ def p_value(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 
+def _map(report: Report, protocol: str) -> Figure | None:
+    """Differences of all pairs as a matrix; None for fewer than three checkpoints."""
+    rows = [row for row in report.pairs if row.protocol == protocol]
+    order = [i for i in range(len(report.checkpoints)) if any(i in (row.first, row.second) for row in rows)]
+    if len(order) < 3:
+        return None
+    place = {checkpoint: at for at, checkpoint in enumerate(order)}
+    size = len(order)
+    differences: list[list[float | None]] = [[None] * size for _ in range(size)]
+    details: list[list[list[object]]] = [[[] for _ in range(size)] for _ in range(size)]
+    for row in rows:
+        ties = row.documents - row.wins - row.losses
+        note = "runs of one recipe" if row.are_replicates else f"p = {p_value(row.p_holm)} (Holm)"
+        mde = formatting.NOTHING if row.mde is None else f"{100 * row.mde:.1f}"
+        for sign, (one, other), (wins, losses) in (
+            (1, (row.first, row.second), (row.wins, row.losses)),
+            (-1, (row.second, row.first), (row.losses, row.wins)),
+        ):
+            differences[place[one]][place[other]] = sign * 100 * row.difference.point
+            details[place[one]][place[other]] = [note, mde, wins, losses, ties]
+    labels = [report.checkpoints[i].label for i in order]
+    most = max((abs(value) for line in differences for value in line if value is not None), default=1.0)
+    return heatmap(
+        labels,
+        labels,
+        differences,
+        title=f"Differences under {formatting.PROTOCOL_TITLES[protocol]}",
+        caption="Row minus column, in points of the macro average.",
+        scale=((0.0, "var(--loss)"), (0.5, "var(--card)"), (1.0, "var(--accent)")),
+        low=-most,
+        high=most,
+        unit="points",
+        trace={
+            "customdata": details,
+            "hovertext": [[text(f"{row} − {column}") for column in labels] for row in labels],
+            "hovertemplate": (
+                "%{hovertext}: <b>%{z:+.1f}</b> points<br>%{customdata[0]}, MDE80 %{customdata[1]} points<br>"
+                "%{customdata[2]} wins, %{customdata[3]} losses, %{customdata[4]} ties<extra></extra>"
+            ),
+        },
+        table=None,
+        row_height=20,
+        is_wide=size > 8,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PairsView:
     """The section."""
 
     lines: list[PairLine]
+    maps: list[Figure]
     replicates: list[str]
     """Sentences about runs of one recipe."""
 
@@ -64,4 +113,5 @@ def pairs_view(report: Report) -> PairsView | None:
     """All pairs of checkpoints; None if there is only one checkpoint."""
     lines = pair_lines(report)
     sentences = [s for protocol in report.protocols for s in findings.replicate_sentences(report, protocol)]
-    return PairsView(lines, sentences) if lines else None
+    maps = [_map(report, protocol) for protocol in report.protocols]
+    return PairsView(lines, [each for each in maps if each], sentences) if lines else None

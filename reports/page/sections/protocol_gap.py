@@ -11,7 +11,8 @@ from evalsuite.reports.analysis.gaps import CLASSES
 from evalsuite.reports.analysis.rows import Agreement, GapRow
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.page.axes import Axis, nice_axis
-from evalsuite.reports.page.charts import rank_lines
+from evalsuite.reports.page.figures import Figure, Table
+from evalsuite.reports.page.plots import Slope, slopes
 from evalsuite.reports.page.row_charts import Dumbbell, Share, axis_mark, dumbbells, stack
 from evalsuite.reports.page.section import section
 from evalsuite.reports.page.sections.paper_tables import paper_gap_sentence
@@ -62,10 +63,7 @@ class RankView:
     """Ranks under both protocols and the pairs whose order differs."""
 
     sentence: str
-    lines: Markup
-    left: tuple[tuple[str, str], ...]
-    """Label and score by rank."""
-    right: tuple[tuple[str, str], ...]
+    figure: Figure
     inversions: tuple[str, ...]
     """One sentence each, significant ones first."""
 
@@ -217,11 +215,6 @@ def _rank_view(
     checkpoints = agreement.checkpoints
     by_loglikelihood = sorted(checkpoints, key=lambda s: -left[s])
     by_generation = sorted(checkpoints, key=lambda s: -right[s])
-    moved = {
-        i
-        for inversion in agreement.inversions
-        for i in (inversion.loglikelihood_above, inversion.generation_above)
-    }
     label_of = {checkpoint: report.checkpoints[checkpoint].label for checkpoint in checkpoints}
     tau = "" if agreement.tau is None else f" (Kendall τ = {formatting.plain(agreement.tau, 2)})"
     proven = sum(inversion.proven for inversion in agreement.inversions)
@@ -233,21 +226,31 @@ def _rank_view(
         )
     else:
         sentence += "."
-    ranks = "; ".join(
-        f"{label_of[s]}: {by_loglikelihood.index(s) + 1} under log-likelihood, "
-        f"{by_generation.index(s) + 1} under generation"
-        for s in checkpoints
-    )
+    lines = [
+        Slope(
+            label_of[s],
+            by_loglikelihood.index(s),
+            by_generation.index(s),
+            formatting.percent(left[s]),
+            formatting.percent(right[s]),
+        )
+        for s in by_loglikelihood
+    ]
     return RankView(
         sentence=f"{sentence} {about}",
-        lines=rank_lines(
-            [by_loglikelihood.index(s) for s in checkpoints],
-            [by_generation.index(s) for s in checkpoints],
-            [s in moved for s in checkpoints],
-            f"Rank of each student. {ranks}",
+        figure=slopes(
+            lines,
+            ("log-likelihood, %", "generation, %"),
+            title="Rank under each protocol",
+            caption="Blue: a better rank under generation; orange: a worse one.",
+            table=Table(
+                ("model", "log-likelihood, %", "rank", "generation, %", "rank"),
+                tuple(
+                    (each.label, each.left_text, str(each.left + 1), each.right_text, str(each.right + 1))
+                    for each in lines
+                ),
+            ),
         ),
-        left=tuple((label_of[s], formatting.percent(left[s])) for s in by_loglikelihood),
-        right=tuple((label_of[s], formatting.percent(right[s])) for s in by_generation),
         inversions=tuple(
             f"{label_of[i.loglikelihood_above]} is {100 * i.difference_loglikelihood:.1f} points above "
             f"{label_of[i.generation_above]} under log-likelihood, "

@@ -1,10 +1,12 @@
 """Heatmaps: needle retrieval by context length, LongBench by task."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.rows import BenchmarkRow
+from evalsuite.reports.page.figures import Figure, Table
+from evalsuite.reports.page.plots import heatmap
 from evalsuite.reports.page.section import section
 from evalsuite.reports.records.merging import CellKey
 from evalsuite.reports.report import Report
@@ -21,18 +23,11 @@ class HeatCell:
     hint: str
 
 
-@dataclass(frozen=True, slots=True)
-class Heatmap:
-    """Checkpoints × contexts, or checkpoints × benchmarks."""
-
-    title: str
-    about: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, str, tuple[HeatCell | None, ...]], ...]
-    """Label, role, cells."""
+Row = tuple[str, tuple[HeatCell | None, ...]]
+"""Label of a checkpoint and its cells."""
 
 
-def needle_views(report: Report) -> list[Heatmap]:
+def needle_views(report: Report) -> list[Figure]:
     """One heatmap per benchmark with contexts and protocol."""
     views = []
     for benchmark in report.benchmarks:
@@ -47,14 +42,12 @@ def needle_views(report: Report) -> list[Heatmap]:
             contexts = sorted({row.context for row in rows if row.context is not None})
             documents = max(row.documents for row in rows)
             views.append(
-                Heatmap(
-                    title=benchmark.title,
-                    about=(
-                        f"{formatting.PROTOCOL_TITLES[protocol]}, "
-                        f"{formatting.count(documents)} documents per context"
-                    ),
-                    columns=tuple(formatting.tokens(context) for context in contexts),
-                    rows=_heat_rows(report, rows, (benchmark.name, protocol), contexts),
+                _figure(
+                    [formatting.tokens(context) for context in contexts],
+                    _heat_rows(report, rows, (benchmark.name, protocol), contexts),
+                    title=f"{benchmark.title}, {formatting.PROTOCOL_TITLES[protocol]}",
+                    caption=f"{formatting.count(documents)} documents per context",
+                    high=1.0,
                 )
             )
     return views
@@ -62,7 +55,7 @@ def needle_views(report: Report) -> list[Heatmap]:
 
 def _heat_rows(
     report: Report, rows: Sequence[BenchmarkRow], place: tuple[str, str], contexts: Sequence[int]
-) -> tuple[tuple[str, str, tuple[HeatCell | None, ...]], ...]:
+) -> list[Row]:
     found = {(row.checkpoint, row.context): row for row in rows}
     lines = []
     for i, checkpoint in enumerate(report.checkpoints):
@@ -71,8 +64,8 @@ def _heat_rows(
             for context in contexts
         )
         if any(cells):
-            lines.append((checkpoint.label, checkpoint.plan.role, cells))
-    return tuple(lines)
+            lines.append((checkpoint.label, cells))
+    return lines
 
 
 def _incomplete_cell(report: Report, checkpoint: int, key: CellKey) -> HeatCell | None:
@@ -105,11 +98,37 @@ def _mean_cell(label: str, cells: Sequence[HeatCell | None]) -> HeatCell | None:
     return HeatCell(formatting.percent(mean), mean, "", f"{label}: mean of {len(shares)} tasks")
 
 
-def _scaled(cell: HeatCell | None, top: float) -> HeatCell | None:
-    return cell if cell is None or cell.share is None else replace(cell, share=round(cell.share / top, 3))
+def _figure(
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    *,
+    title: str,
+    caption: str,
+    high: float,
+    is_wide: bool = False,
+) -> Figure:
+    """Shares as shades of one color; a click opens the documents of a cell."""
+    texts = [[cell.text if cell else formatting.NOTHING for cell in cells] for _, cells in rows]
+    return heatmap(
+        columns,
+        [label for label, _ in rows],
+        [[None if cell is None else cell.share for cell in cells] for _, cells in rows],
+        title=title,
+        caption=caption,
+        texts=texts,
+        hover=[[cell.hint if cell else "" for cell in cells] for _, cells in rows],
+        low=0.0,
+        high=high,
+        trace={"meta": {"keys": [[cell.key if cell else "" for cell in cells] for _, cells in rows]}},
+        table=Table(
+            ("model", *columns),
+            tuple((label, *line) for (label, _), line in zip(rows, texts, strict=True)),
+        ),
+        is_wide=is_wide,
+    )
 
 
-def longbench_view(report: Report) -> Heatmap | None:
+def longbench_view(report: Report) -> Figure | None:
     """Checkpoints × LongBench tasks; None without such a benchmark group."""
     tasks = [
         b
@@ -120,7 +139,7 @@ def longbench_view(report: Report) -> Heatmap | None:
     tasks = [task for task in tasks if any(name == task.name for _, name in rows)]
     if not tasks:
         return None
-    lines: list[tuple[str, str, tuple[HeatCell | None, ...]]] = []
+    lines: list[Row] = []
     for i, checkpoint in enumerate(report.checkpoints):
         cells = tuple(
             _heat_cell(report, rows.get((i, task.name)))
@@ -128,15 +147,17 @@ def longbench_view(report: Report) -> Heatmap | None:
             for task in tasks
         )
         if any(cells):
-            lines.append((checkpoint.label, checkpoint.plan.role, cells))
-    lines = [(label, role, (*cells, _mean_cell(label, cells))) for label, role, cells in lines]
-    top = max((cell.share or 0.0 for _, _, cells in lines for cell in cells if cell), default=0.0) or 1.0
-    lines = [(label, role, tuple(_scaled(cell, top) for cell in cells)) for label, role, cells in lines]
-    return Heatmap(
+            lines.append((checkpoint.label, (*cells, _mean_cell(checkpoint.label, cells))))
+    return _figure(
+        [*(task.title.removeprefix("LongBench ") for task in tasks), "mean"],
+        lines,
         title="LongBench",
-        about="",
-        columns=(*(task.title.removeprefix("LongBench ") for task in tasks), "mean"),
-        rows=tuple(lines),
+        caption=(
+            "Each task in its own metric (F1, ROUGE-L, accuracy or edit similarity), in percent; the darkest "
+            "shade is the highest score."
+        ),
+        high=max((cell.share or 0.0 for _, cells in lines for cell in cells if cell), default=0.0) or 1.0,
+        is_wide=True,
     )
 
 
@@ -144,8 +165,8 @@ def longbench_view(report: Report) -> Heatmap | None:
 class RecallView:
     """The section."""
 
-    needles: list[Heatmap]
-    longbench: Heatmap | None
+    needles: list[Figure]
+    longbench: Figure | None
 
 
 @section("recall", "Recall", order=40)

@@ -1,156 +1,230 @@
-"""Recovery tables: one view per protocol and scope."""
+"""The leaderboard: one table of all checkpoints, filtered in place by protocol and benchmarks."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from markupsafe import Markup
 
-from evalsuite.foundation.taxonomy import CATEGORIES
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis import findings
 from evalsuite.reports.analysis.averages import order
+from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.analysis.rows import AverageRow, BenchmarkRow, DropRow
-from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.analysis.rows import AverageRow
+from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
+from evalsuite.reports.columns import Column, Entry, columns_of
 from evalsuite.reports.page.axes import Axis, nice_axis
-from evalsuite.reports.page.row_charts import axis_mark, interval_mark
+from evalsuite.reports.page.figures import script_json
 from evalsuite.reports.page.section import section
+from evalsuite.reports.page.sections.benchmark_cells import BenchmarkCell, BenchmarkColumn, benchmark_columns
 from evalsuite.reports.records.run_folder import BenchmarkPlan
 from evalsuite.reports.report import Report
+from evalsuite.reports.statistics.intervals import Interval
 
 SHORT = 60
 """Recovery axes that would span more points than this start at 0."""
+SCOPES = {INFORMATIVE: "Informative", **formatting.CATEGORY_TITLES}
+"""Filters of the table and their titles."""
+LEADING = ("agreement", "retained")
+"""Columns beside recovery; the others that are declared for the page follow."""
+
+
+def summary_columns() -> list[Column]:
+    """The declared columns of the page; recovery, over the benchmarks that are chosen, comes first."""
+    declared = columns_of("page")
+    recovery = replace(
+        declared.pop("recovery"),
+        title="recovery",
+        hint="Student ÷ teacher, ratio of macro averages over the chosen benchmarks.",
+        with_interval=True,
+    )
+    declared.pop("informative_recovery", None)  # A filter of the page, which needs no column.
+    return [recovery, *(declared.pop(name) for name in LEADING), *declared.values()]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """One benchmark."""
-
-    title: str
-    hint: str
-    is_perplexity: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CellView:
-    """One score with its change from the teacher and the key of its drill-down."""
+class Summary:
+    """One number of a checkpoint in one view."""
 
     text: str
-    change: str
-    kind: str
-    """`loss` or `gain` if significant, `tie` if not, `none` without a comparison, `incomplete`."""
-    key: str
-    hint: str
-    sort: float | None
+    interval: str = ""
+    sort: float | None = None
+    hint: str = ""
+
+    def packed(self) -> list[Any]:
+        """As the page's script reads it, without empty ends."""
+        found = [self.text, self.interval, self.sort, self.hint]
+        while len(found) > 1 and found[-1] in ("", None):
+            found.pop()
+        return found
 
 
 @dataclass(frozen=True, slots=True)
-class RowView:
-    """One checkpoint."""
+class Line:
+    """One checkpoint in one view."""
 
-    rank: str
-    rank_sort: float | None
-    label: str
+    rank: Summary
     about: str
-    recovery: str
-    interval: str
-    recovery_sort: float | None
-    mark: Markup
-    why: str
-    chance_normalized: str
-    chance_normalized_hint: str
-    chance_normalized_sort: float | None
-    win_or_tie: str
-    win_or_tie_sort: float | None
-    cells: tuple[CellView, ...]
+    summaries: tuple[Summary, ...]
+    mark: tuple[float, float, float] | None
+    """Position of the recovery interval on the axis, in percent: low, point, high."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One protocol and scope."""
+
+    protocol: str
+    scope: str
+    caption: str
+    sentences: tuple[str, ...]
+    """About runs of one recipe."""
+    columns: tuple[int, ...]
+    """Indices of the benchmark columns that belong to it."""
+    ticks: tuple[tuple[float, str], ...]
+    """Position in percent and label."""
+    reference: float | None
+    """Position of the teacher's 100 %."""
+    lines: Mapping[int, Line]
+    """By checkpoint; absent ones are hidden."""
+
+    @property
+    def key(self) -> str:
+        """Protocol and scope."""
+        return f"{self.protocol}|{self.scope}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One checkpoint with its cells in all benchmark columns."""
+
+    checkpoint: int
+    label: str
+    cells: tuple[BenchmarkCell, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A teacher with its students."""
+    """A teacher (None for checkpoints without one) with its students, best first."""
 
-    teacher: RowView
-    students: tuple[RowView, ...]
+    teacher: Row | None
+    students: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryView:
-    """One table."""
+class Board:
+    """The section."""
 
-    protocol: str
-    scope: str
-    title: str
-    caption: str
-    axis: Markup
-    columns: tuple[Column, ...]
     groups: tuple[Group, ...]
-    orphans: tuple[RowView, ...]
-    """Checkpoints without a teacher."""
+    columns: tuple[BenchmarkColumn, ...]
+    summaries: tuple[tuple[str, str, str], ...]
+    """Header, explanation and first order of sorting of the columns before the benchmarks."""
+    views: tuple[View, ...]
+    first: View
+    hidden: tuple[int, ...]
+    """Benchmark columns that the first view does not show."""
+    data: Markup
+    """The views as JSON."""
+    protocols: tuple[str, ...]
+    scopes: tuple[tuple[str, str], ...]
+    """Filters of benchmarks and their titles; empty if there is only one."""
+    uninformative: tuple[str, ...]
+    """Sentences about the benchmarks left out of the informative ones."""
 
 
-def recovery_views(report: Report) -> list[RecoveryView]:
-    """A view for every protocol and scope with scores; perplexities alone suffice."""
-    views = []
-    for protocol in report.protocols:
-        for scope in (ALL, *CATEGORIES):
-            view = _view(report, protocol, scope)
-            if view is not None:
-                views.append(view)
-    return views
-
-
-def _view(report: Report, protocol: str, scope: str) -> RecoveryView | None:
-    benchmarks = [
-        benchmark
-        for benchmark in report.benchmarks
-        if protocol in benchmark.protocols and scope in (ALL, benchmark.category)
+@section("recovery", "What the students retain", order=20, nav="Leaderboard")
+def board(report: Report) -> Board | None:
+    """The leaderboard; None without any score."""
+    columns = benchmark_columns(report)
+    views = [
+        view
+        for protocol in report.protocols
+        for scope in SCOPES
+        if (view := _view(report, protocol, scope, columns)) is not None
     ]
-    scores: dict[tuple[int, str], list[BenchmarkRow]] = {}
-    for each in report.scores:
-        if each.protocol == protocol:
-            scores.setdefault((each.checkpoint, each.benchmark), []).append(each)
-    drops = {(r.checkpoint, r.benchmark): r for r in report.drops if r.protocol == protocol}
-    started = report.started(protocol)
-    benchmarks = [b for b in benchmarks if b.name in started]
-    if not benchmarks:
+    if not views:
         return None
-    averages = {
-        row.checkpoint: row for row in report.averages if (row.protocol, row.scope) == (protocol, scope)
-    }
-    axis = _axis(list(averages.values()))
-
-    def row(checkpoint: int) -> RowView:
-        cells = tuple(
-            _cell(report, checkpoint, b, protocol, scores.get((checkpoint, b.name), []), drops)
-            for b in benchmarks
-        )
-        return _row(report, checkpoint, averages.get(checkpoint), axis, cells)
-
-    groups = []
-    for teacher in report.teachers:
-        students = report.students(teacher)
-        in_order = [r.checkpoint for r in order([averages[s] for s in students if s in averages])]
-        in_order += [
-            s
-            for s in students
-            if s not in averages
-            and any((s, b.name) in scores or report.incomplete(s, b.name, protocol) for b in benchmarks)
-        ]
-        groups.append(Group(row(teacher), tuple(row(s) for s in in_order)))
-    orphans = [row(i) for i, s in enumerate(report.checkpoints) if s.teacher is None and not s.is_teacher]
-    return RecoveryView(
-        protocol=protocol,
-        scope=scope,
-        title=formatting.CATEGORY_TITLES[scope],
-        caption=_caption(report, benchmarks, averages, protocol, scope),
-        axis=axis_mark(axis) if axis else Markup(""),
-        columns=tuple(_column(b, protocol) for b in benchmarks),
-        groups=tuple(groups),
-        orphans=tuple(orphans),
+    scopes = dict.fromkeys(view.scope for view in views)
+    return Board(
+        groups=tuple(_groups(report, columns, views[0])),
+        columns=tuple(columns),
+        summaries=tuple((column.header, column.hint, _first_order(column)) for column in summary_columns()),
+        views=tuple(views),
+        first=views[0],
+        hidden=tuple(at for at in range(len(columns)) if at not in views[0].columns),
+        data=script_json({view.key: _packed(view) for view in views}),
+        protocols=report.protocols,
+        scopes=tuple((name, SCOPES[name]) for name in SCOPES if name in scopes) if len(scopes) > 1 else (),
+        uninformative=tuple(_uninformative(report)),
     )
 
 
-def _axis(rows: list[AverageRow]) -> Axis | None:
+def _packed(view: View) -> dict[str, Any]:
+    return {
+        "caption": view.caption,
+        "sentences": view.sentences,
+        "columns": view.columns,
+        "ticks": view.ticks,
+        "reference": view.reference,
+        "lines": {
+            checkpoint: [
+                line.rank.packed(),
+                line.about,
+                [summary.packed() for summary in line.summaries],
+                line.mark,
+            ]
+            for checkpoint, line in view.lines.items()
+        },
+    }
+
+
+def _groups(report: Report, columns: Sequence[BenchmarkColumn], first: View) -> list[Group]:
+    def row(checkpoint: int) -> Row:
+        cells = tuple(column.cell(checkpoint) for column in columns)
+        return Row(checkpoint, report.checkpoints[checkpoint].label, cells)
+
+    averages = {
+        each.checkpoint: each
+        for each in report.averages
+        if (each.protocol, each.scope) == (first.protocol, first.scope)
+    }
+    groups = []
+    for teacher in report.teachers:
+        students = report.students(teacher)
+        best = [each.checkpoint for each in order([averages[s] for s in students if s in averages])]
+        in_order = [*best, *(s for s in students if s not in averages)]
+        groups.append(Group(row(teacher), tuple(row(s) for s in in_order)))
+    alone = [i for i, each in enumerate(report.checkpoints) if each.teacher is None and not each.is_teacher]
+    return [*groups, Group(None, tuple(row(i) for i in alone))] if alone else groups
+
+
+def _view(report: Report, protocol: str, scope: str, columns: Sequence[BenchmarkColumn]) -> View | None:
+    shown = [i for i, column in enumerate(columns) if column.is_in(protocol, scope)]
+    if not shown:
+        return None
+    averages = {
+        each.checkpoint: each for each in report.averages if (each.protocol, each.scope) == (protocol, scope)
+    }
+    axis = _axis(list(averages.values()))
+    there = [
+        i
+        for i in range(len(report.checkpoints))
+        if i in averages or any(columns[at].cell(i).is_measured for at in shown)
+    ]
+    return View(
+        protocol=protocol,
+        scope=scope,
+        caption=_caption(report, [columns[at].benchmark for at in shown], protocol, scope),
+        sentences=tuple(findings.replicate_sentences(report, protocol)) if scope == ALL else (),
+        columns=tuple(shown),
+        ticks=_ticks(axis),
+        reference=None if axis is None else axis.at(100.0),
+        lines={i: _line(report, i, averages.get(i), protocol, scope, axis) for i in there},
+    )
+
+
+def _axis(rows: Sequence[AverageRow]) -> Axis | None:
     intervals = [row.recovery.interval for row in rows if row.recovery.interval is not None]
     if not intervals:
         return None
@@ -159,117 +233,81 @@ def _axis(rows: list[AverageRow]) -> Axis | None:
     return nice_axis(ends, include=include, steps=6)
 
 
-def _row(
+def _ticks(axis: Axis | None, most: int = 4) -> tuple[tuple[float, str], ...]:
+    """Labeled ticks, thinned to about `most`; 100 keeps its label."""
+    if axis is None:
+        return ()
+    stride = -(-len(axis.ticks) // most)
+    start = axis.ticks.index(100.0) % stride if 100.0 in axis.ticks else 0
+    return tuple((axis.at(tick), f"{tick:g}") for tick in axis.ticks[start::stride])
+
+
+def _line(
     report: Report,
     checkpoint: int,
     average: AverageRow | None,
+    protocol: str,
+    scope: str,
     axis: Axis | None,
-    cells: tuple[CellView, ...],
-) -> RowView:
+) -> Line:
     plan = report.checkpoints[checkpoint].plan
-    interval = average.recovery.interval if average else None
-    label = report.checkpoints[checkpoint].label
-    mark = Markup("")
-    if interval is not None and axis is not None:
-        mark_label = (
-            f"{formatting.percent(interval.point)} percent, 95 % interval {formatting.span(interval)}"
-        )
-        mark = interval_mark(interval.scaled(100), axis, mark_label, reference=100.0)
     lineage = lineage_of(plan)
     about = [lineage.describe_mixers(), formatting.parameters(plan.parameters)]
     if not lineage.complete and lineage.tokens:
         about.append(f"after {formatting.tokens(lineage.tokens)} tokens")
     if average and average.missing:
         about.append(f"incomplete, no rank: missing {', '.join(average.missing)}")
-    is_student = report.checkpoints[checkpoint].teacher is not None
-    return RowView(
-        rank=formatting.rank(average) if average else "",
-        rank_sort=average.rank if average else None,
-        label=label,
-        about=" · ".join(part for part in about if part),
-        recovery=formatting.percent(interval.point)
-        if interval
-        else ("100" if not is_student else formatting.NOTHING),
-        interval=formatting.span(interval) if interval else "",
-        recovery_sort=interval.point if interval else None,
-        mark=mark,
-        why=average.recovery.why if average and is_student else "",
-        chance_normalized=formatting.percent(average.chance_normalized_recovery.point)
-        if average and is_student
-        else "",
-        chance_normalized_hint=_chance_normalized_hint(average) if average and is_student else "",
-        chance_normalized_sort=average.chance_normalized_recovery.point if average else None,
-        win_or_tie=formatting.percent(average.win_or_tie_rate) if average and is_student else "",
-        win_or_tie_sort=average.win_or_tie_rate if average else None,
-        cells=cells,
-    )
+    columns = summary_columns()
+    if average is None or report.checkpoints[checkpoint].teacher is None:
+        reference = "100" if report.checkpoints[checkpoint].is_teacher else formatting.NOTHING
+        summaries = [Summary(reference), *(Summary("") for _ in columns[1:])]
+    else:
+        entry = Entry.of(report, average)
+        summaries = [_summary(column, entry) for column in columns]
+    interval = average.recovery.interval if average else None
+    mark = None
+    if interval is not None and axis is not None:
+        mark = axis.at(100 * interval.low), axis.at(100 * interval.point), axis.at(100 * interval.high)
+    rank = Summary(formatting.rank(average), sort=average.rank) if average else Summary("")
+    return Line(rank, " · ".join(part for part in about if part), tuple(summaries), mark)
 
 
-def _chance_normalized_hint(average: AverageRow) -> str:
-    if average.chance_normalized_recovery.interval is None:
-        return average.chance_normalized_recovery.why
-    return f"95 % interval {formatting.span(average.chance_normalized_recovery.interval)}"
+def _summary(column: Column, entry: Entry) -> Summary:
+    """A number whose interval stands below it, or is shown on hover like the reason why it is undefined."""
+    value = column.value(entry)
+    text = replace(column, with_interval=False).text(entry)
+    interval = value.interval if isinstance(value, Estimate) else value
+    if not isinstance(interval, Interval):
+        why = value.why if isinstance(value, Estimate) else ""
+        below = "undefined" if why and column.with_interval else ""
+        return Summary(text, below, column.sort_key(entry), why)
+    span = formatting.span(interval, 1 if column.unit == "number" else 100, column.digits)
+    sort = round(interval.point, 6)
+    if column.with_interval:
+        return Summary(text, span, sort)
+    return Summary(text, "", sort, f"95 % interval {span}")
 
 
-def _cell(
-    report: Report,
-    checkpoint: int,
-    benchmark: BenchmarkPlan,
-    protocol: str,
-    rows: list[BenchmarkRow],
-    drops: Mapping[tuple[int, str], DropRow],
-) -> CellView:
-    if incomplete := report.incomplete(checkpoint, benchmark.name, protocol):
-        text = formatting.coverage(*incomplete)
-        hint = f"{report.checkpoints[checkpoint].label}, {benchmark.title}: {text} documents, not measured"
-        return CellView(text, "", "incomplete", "", hint, None)
-    if not rows:
-        return CellView(formatting.NOTHING, "", "none", "", "no scores", None)
-    found = drops.get((checkpoint, benchmark.name))
-    how = benchmark.protocols[protocol]  # type: ignore[index]  # the keys are the protocol names
-    context = "*" if any(row.context is not None for row in rows) else ""
-    key = f"{checkpoint}|{benchmark.name}|{protocol}|{context}"
-    label = report.checkpoints[checkpoint].label
-    if how.direction == "lower":
-        return _perplexity_cell(rows[0], found, key, label, benchmark.title)
-    score = sum(row.score.point for row in rows) / len(rows)
-    if found is None or any(row.drop is None for row in rows):
-        hint = f"{label}, {benchmark.title}: {formatting.percent(score)}"
-        return CellView(formatting.percent(score), "", "none", key, hint, score)
-    change = formatting.signed(-100 * found.drop.point)
-    hint = f"{label}, {benchmark.title}: {formatting.percent(score)}, {change} vs. the teacher"
-    hint += f" (95 % interval {formatting.span(found.drop.scaled(-1))})"
-    return CellView(formatting.percent(score), change, found.kind, key, hint, score)
+def _first_order(column: Column) -> str:
+    return "ascending" if column.better == "lower" else "descending"
 
 
-def _perplexity_cell(row: BenchmarkRow, found: DropRow | None, key: str, label: str, title: str) -> CellView:
-    level = f"{row.score.point:.3f}"
-    if found is None:
-        return CellView(level, "", "none", key, f"{label}, {title}: log-perplexity {level}", row.score.point)
-    change = formatting.signed(found.drop.point, 3)
-    span = formatting.span(found.drop, 1, 3)
-    hint = f"{label}, {title}: log-perplexity {level}, {change} nats (95 % {span})"
-    return CellView(level, change, found.kind, key, hint, row.score.point)
+def _uninformative(report: Report) -> list[str]:
+    """Which benchmarks are not informative, by teacher, protocol and reason."""
+    titles = {benchmark.name: benchmark.title for benchmark in report.benchmarks}
+    found: dict[tuple[int, str, str], list[str]] = {}
+    for row in report.informative:
+        if not row.is_informative:
+            found.setdefault((row.teacher, row.protocol, row.why), []).append(titles[row.benchmark])
+    return [
+        f"{', '.join(names)} ({formatting.PROTOCOL_TITLES[protocol]}"
+        + (f", {report.checkpoints[teacher].label}" if len(report.teachers) > 1 else "")
+        + f"): {why}."
+        for (teacher, protocol, why), names in found.items()
+    ]
 
 
-def _column(benchmark: BenchmarkPlan, protocol: str) -> Column:
-    how = benchmark.protocols[protocol]  # type: ignore[index]
-    few_shot = f"{how.num_fewshot}-shot, " if how.num_fewshot else ""
-    hint = f"{few_shot}{how.metric}"
-    if benchmark.contexts:
-        hint += f", mean of {len(benchmark.contexts)} contexts"
-    if how.direction == "lower":
-        hint = f"log-perplexity per {(how.units or 'document').rstrip('s')}, lower is better"
-    return Column(benchmark.title, hint, how.direction == "lower")
-
-
-def _caption(
-    report: Report,
-    benchmarks: list[BenchmarkPlan],
-    averages: dict[int, AverageRow],
-    protocol: str,
-    scope: str,
-) -> str:
+def _caption(report: Report, benchmarks: Sequence[BenchmarkPlan], protocol: str, scope: str) -> str:
     counted = [b for b in benchmarks if b.protocols[protocol].direction == "higher"]  # type: ignore[index]
     names = {b.name for b in counted}
     cells = [c for c in report.tensor.cells if c.protocol == protocol and c.benchmark.name in names]
@@ -282,6 +320,8 @@ def _caption(
     if not counted:
         return "Log-perplexities and their change from the teacher, in nats. They do not enter recovery."
     what = "one benchmark" if len(counted) == 1 else f"{len(counted)} benchmarks"
+    if scope == INFORMATIVE:
+        what = what.replace("benchmark", "informative benchmark")
     groups = {b.group for b in counted if b.group}
     weights = "" if len(counted) == 1 else ", weighted equally"
     units = len({b.group or b.name for b in counted})
@@ -293,31 +333,4 @@ def _caption(
         "bootstrap over documents (or their clusters). Changes are coloured if they are proven after Holm's "
         "correction over all students and benchmarks."
         + (f" Compared on a part of the planned documents: {', '.join(partial)}." if partial else "")
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class RecoverySection:
-    """The section."""
-
-    tables: list[RecoveryView]
-    protocols: tuple[str, ...]
-    scopes: list[tuple[str, str]]
-    """Categories with benchmarks and their titles; empty if there is only one."""
-    replicates: dict[str, list[str]]
-    """Protocol → sentences about runs of one recipe."""
-
-
-@section("recovery", "Teacher recovery", order=20, nav="Recovery")
-def recovery_section(report: Report) -> RecoverySection:
-    """Recovery by protocol and category."""
-    found = {benchmark.category for benchmark in report.benchmarks}
-    titles = formatting.CATEGORY_TITLES.items()
-    return RecoverySection(
-        tables=recovery_views(report),
-        protocols=report.protocols,
-        scopes=[(name, title) for name, title in titles if name in (ALL, *found)] if len(found) > 1 else [],
-        replicates={
-            protocol: findings.replicate_sentences(report, protocol) for protocol in report.protocols
-        },
     )

@@ -1,35 +1,17 @@
 """Scaling charts: recovery by training tokens, by teacher size, or by another quantity."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-
-from markupsafe import Markup
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.page.axes import exact_axis, log_axis, nice_axis
-from evalsuite.reports.page.charts import Curve, Plot, Point, curves
+from evalsuite.reports.page.axes import exact_axis, log_axis
+from evalsuite.reports.page.figures import Figure
+from evalsuite.reports.page.plots import Axis, Curve, Point, curves
 from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 
 
-@dataclass(frozen=True, slots=True)
-class ChartView:
-    """A chart with its title, caption and legend."""
-
-    title: str
-    caption: str
-    chart: Markup
-    legend: tuple[str, ...]
-    y_title: str
-    x_title: str
-
-
-MAX_SERIES = 8
-"""Distinct series styles; further series go to another chart with the same axes."""
-
-
-def scaling_views(report: Report) -> list[ChartView]:
+def scaling_views(report: Report) -> list[Figure]:
     """Recovery by training tokens for checkpoints of one run, and by teacher size per mixer."""
     return [
         view
@@ -38,7 +20,7 @@ def scaling_views(report: Report) -> list[ChartView]:
     ]
 
 
-def _token_scaling(report: Report, protocol: str) -> list[ChartView]:
+def _token_scaling(report: Report, protocol: str) -> list[Figure]:
     families: dict[Hashable, list[int]] = {}
     for student in comparable_students(report, protocol):
         lineage = lineage_of(report.checkpoints[student].plan)
@@ -57,7 +39,7 @@ def _token_scaling(report: Report, protocol: str) -> list[ChartView]:
     )
 
 
-def _size_scaling(report: Report, protocol: str) -> list[ChartView]:
+def _size_scaling(report: Report, protocol: str) -> list[Figure]:
     families: dict[Hashable, list[int]] = {}
     for student in comparable_students(report, protocol):
         lineage = lineage_of(report.checkpoints[student].plan)
@@ -104,7 +86,7 @@ def recovery_charts(
     x_label: Callable[[float], str],
     name_of: Callable[[int], str] | None = None,
     log: bool = True,
-) -> list[ChartView]:
+) -> list[Figure]:
     """Recovery against a quantity of each student; one curve per family with at least two values of it.
 
     Args:
@@ -130,26 +112,18 @@ def recovery_charts(
     ]
     if not series:
         return []
-    points = [point for curve in series for point in curve.points]
-    ends = [end for point in points for end in (point.low, point.high) if end is not None]
-    x_axis = log_axis([p.x for p in points]) if log else exact_axis([p.x for p in points])
-    plot = Plot(x_axis, nice_axis(ends, include=[100.0]))
-    parts = [series[start : start + MAX_SERIES] for start in range(0, len(series), MAX_SERIES)]
-    views = []
-    for number, part in enumerate(parts, 1):
-        full_title = f"{title}, {formatting.PROTOCOL_TITLES[protocol]}"
-        full_title += f" ({number} of {len(parts)})" if len(parts) > 1 else ""
-        chart = curves(
-            part,
-            plot,
-            label=f"{full_title}. " + "; ".join(point.label for curve in part for point in curve.points),
-            x_labels=[x_label(tick) for tick in plot.x_axis.ticks],
-            y_suffix=" %",
+    values = [point.x for curve in series for point in curve.points]
+    ticks = (log_axis(values) if log else exact_axis(values)).ticks
+    return [
+        curves(
+            series,
+            Axis(x_title, ticks=[(tick, x_label(tick)) for tick in ticks], is_log=log),
+            Axis("recovery, %"),
+            title=f"{title}, {formatting.PROTOCOL_TITLES[protocol]}",
+            caption=caption,
             reference=100.0,
         )
-        legend = tuple(curve.name for curve in part)
-        views.append(ChartView(full_title, caption, chart, legend, "recovery", x_title))
-    return views
+    ]
 
 
 def _point(report: Report, student: int, x: float, protocol: str) -> Point:
@@ -162,6 +136,6 @@ def _point(report: Report, student: int, x: float, protocol: str) -> Point:
 
 
 @section("scaling", "Scaling", order=50)
-def scaling_section(report: Report) -> list[ChartView] | None:
+def scaling_section(report: Report) -> list[Figure] | None:
     """The section; None without data."""
     return scaling_views(report) or None

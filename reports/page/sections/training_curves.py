@@ -6,10 +6,9 @@ import numpy as np
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.page.axes import nice_axis
-from evalsuite.reports.page.charts import Curve, Plot, Point, curves
+from evalsuite.reports.page.figures import Figure, Table
+from evalsuite.reports.page.plots import Axis, Curve, Point, curves
 from evalsuite.reports.page.section import section
-from evalsuite.reports.page.sections.scaling import MAX_SERIES, ChartView
 from evalsuite.reports.records.loss_curves import LossCurve
 from evalsuite.reports.report import Report
 
@@ -20,8 +19,8 @@ OUTLIER_RATIO = 8.0
 """Curves whose final loss differs from the median by more than this factor get a chart of their own."""
 
 
-def training_views(report: Report) -> list[ChartView]:
-    """Charts per stage, in the order of the first student's stages, at most eight students each.
+def training_views(report: Report) -> list[Figure]:
+    """Charts per stage, in the order of the first student's stages.
 
     Losses of different objectives, such as KL and cross entropy, are not drawn in one chart.
     """
@@ -47,32 +46,29 @@ def training_views(report: Report) -> list[ChartView]:
     ]
 
 
-def _charts(stage: str, found: Sequence[LossCurve]) -> list[ChartView]:
+def _charts(stage: str, found: Sequence[LossCurve]) -> list[Figure]:
     series = [Curve(losses.label, _means(losses)) for losses in found]
     if len({point.x for curve in series for point in curve.points}) < 2:
         return []
     median = float(np.median([curve.points[-1].y for curve in series]))
-    parts: list[tuple[Plot, list[Curve]]] = []
-    for side in (0, 1, -1):
-        alike = [curve for curve in series if _outlier_side(curve.points[-1].y, median) == side]
-        points = [point for curve in alike for point in curve.points]
-        if points:
-            plot = Plot(nice_axis([p.x for p in points]), nice_axis([p.y for p in points]), 240)
-            parts += [(plot, alike[start : start + MAX_SERIES]) for start in range(0, len(alike), MAX_SERIES)]
-    views = []
-    for number, (plot, part) in enumerate(parts, 1):
-        title = f"Loss in stage {stage}" + (f" ({number} of {len(parts)})" if len(parts) > 1 else "")
-        ends = "; ".join(f"{curve.name} ends at {curve.points[-1].y:.4g}" for curve in part)
-        chart = curves(
+    parts = [
+        alike
+        for side in (0, 1, -1)
+        if (alike := [curve for curve in series if _outlier_side(curve.points[-1].y, median) == side])
+    ]
+    return [
+        curves(
             part,
-            plot,
-            label=f"{title}. {ends}",
-            x_labels=[formatting.tokens(round(tick)) for tick in plot.x_axis.ticks],
+            Axis("training tokens"),
+            Axis("loss"),
+            title=f"Loss in stage {stage}" + (f" ({number} of {len(parts)})" if len(parts) > 1 else ""),
+            caption=CAPTION if len(part) > 1 else f"{part[0].name}. {CAPTION}",
+            table=Table(
+                ("model", "final loss"), tuple((each.name, f"{each.points[-1].y:.4g}") for each in part)
+            ),
         )
-        legend = tuple(curve.name for curve in part)
-        caption = CAPTION if len(part) > 1 else f"{part[0].name}. {CAPTION}"
-        views.append(ChartView(title, caption, chart, legend, "loss", "training tokens"))
-    return views
+        for number, part in enumerate(parts, 1)
+    ]
 
 
 def _outlier_side(loss: float, median: float) -> int:
@@ -92,6 +88,6 @@ def _means(losses: LossCurve) -> tuple[Point, ...]:
 
 
 @section("training", "Training", order=75)
-def training_section(report: Report) -> list[ChartView] | None:
+def training_section(report: Report) -> list[Figure] | None:
     """The section; None without data."""
     return training_views(report) or None

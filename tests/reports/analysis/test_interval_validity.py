@@ -10,7 +10,7 @@ import pytest
 from evalsuite.foundation.strict import parse
 from evalsuite.reports import Policy, run_gate
 from evalsuite.reports.exports.report_json import to_json
-from evalsuite.reports.page.sections.recovery import recovery_views
+from evalsuite.reports.page.sections.benchmark_cells import benchmark_columns
 from evalsuite.reports.report import build_report
 from evalsuite.reports.statistics import paired
 
@@ -168,9 +168,8 @@ def test_cells_that_show_gain_or_loss_are_corrected_for_multiplicity(
     models = [synthetic.SyntheticCheckpoint("t", constant(0.6), "teacher")]
     models += [synthetic.SyntheticCheckpoint(f"s{i}", constant(0.6)) for i in range(10)]
     report = build_report([synthetic.make_run(tmp_path / "run", benchmarks, models, seed=1)])
-    views = [view for view in recovery_views(report) if view.scope == "all"]
     cells = [
-        cell.kind for view in views for group in view.groups for row in group.students for cell in row.cells
+        column.cell(student).kind for column in benchmark_columns(report) for student in report.students()
     ]
     assert len(cells) == 100
     assert set(cells) == {"tie"}

@@ -1,4 +1,4 @@
-"""The page in Chromium: sorting, filters, drill-down, dark mode, no errors, no requests."""
+"""The page in Chromium: sorting, filters, sample browser, dark mode, no errors, no requests."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ FLAGS = [
 ]
 
 UNNAMED = """() => [...document.querySelectorAll('button, select, input, a, svg[role=img], [tabindex]')]
-    .filter((e) => e.id !== 'drill-body')
+    .filter((e) => e.id !== 'sample-body')
     .filter((e) => !(e.getAttribute('aria-label') || e.textContent.trim() || e.title))
     .filter((e) => !e.labels?.[0]?.textContent.trim())
     .map((e) => e.outerHTML.slice(0, 120))"""
@@ -58,7 +58,9 @@ def page(browser: Any, page_path: Path, request: pytest.FixtureRequest) -> Itera
     trouble: list[str] = []
     page.on("console", lambda message: trouble.append(f"console: {message.text}"))
     page.on("pageerror", lambda error: trouble.append(f"error: {error}"))
-    page.on("request", lambda r: None if r.url.startswith(("file:", "data:")) else trouble.append(r.url))
+    page.on(
+        "request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else trouble.append(r.url)
+    )
     page.goto(page_path.as_uri())
     page.scheme = scheme
     yield page
@@ -68,44 +70,68 @@ def page(browser: Any, page_path: Path, request: pytest.FixtureRequest) -> Itera
 
 def labels(page: Any) -> list[str]:
     """Labels of the students of the table that is shown, from the top."""
-    return page.locator(".view:not([hidden]) tbody:not(.anchor) .model .name").all_inner_texts()
+    return page.locator(".board tbody:not(.anchor) tr:not([hidden]) .model .name").all_inner_texts()
 
 
-def test_sort_filter_and_drill_down(page: Any) -> None:
+def test_sort_filter_and_samples(page: Any) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert labels(page) == ["strong", "weak"]
-    recovery = page.locator(".view:not([hidden]) th:has(.sorter)").nth(2)
+    assert page.locator("input[name=scope]:checked").get_attribute("value") == "informative"
+    recovery = page.locator(".board th:has(.sorter)").nth(2)
     recovery.locator("button").click()
     assert recovery.get_attribute("aria-sort") == "descending"
     recovery.locator("button").click()
     assert recovery.get_attribute("aria-sort") == "ascending"
     assert labels(page) == ["weak", "strong"]
 
+    before = page.locator("tr[data-checkpoint='1'] .summary").first.inner_text()
     page.locator("input[name=protocol][value=generation]").check()
-    assert page.locator(".view:not([hidden])").get_attribute("data-protocol") == "generation"
+    assert labels(page) == ["strong", "weak"]
+    assert page.locator("tr[data-checkpoint='1'] .summary").first.inner_text() != before
     page.locator("input[name=scope][value=recall]").check()
-    shown = page.locator(".view:not([hidden])")
-    assert shown.count() == 1
-    assert shown.locator("thead .first").inner_text().startswith("S-NIAH-1")
+    heads = page.locator(".board thead th[data-column]:visible")
+    assert [text.strip() for text in heads.all_inner_texts()] == ["S-NIAH-1"]
     page.locator("input[name=protocol][value=loglikelihood]").check()
-    assert page.locator(".view:not([hidden])").count() == 0
+    assert not page.locator(".board").is_visible()
     assert page.locator("#empty").is_visible()
     page.locator("input[name=scope][value=all]").check()
+    assert page.locator("tr[data-checkpoint='2'] .mark").is_visible()
 
-    page.locator(".view:not([hidden]) button.cell[data-key='2|arc_easy|loglikelihood|']").click()
+    page.locator(".board button.cell[data-key='2|arc_easy|loglikelihood|']").click()
     dialog = page.locator("dialog[open]")
     dialog.locator(".doc").first.wait_for()
     assert dialog.locator(".doc").count() == 20
-    assert "weak on ARC-Easy: log-likelihood" in dialog.locator("h2").inner_text()
+    assert page.locator("#sample-about").inner_text() == "400 of 400 documents, shown: 1 to 20"
+    assert page.locator("#sample-student").locator("option:checked").inner_text() == "weak"
     assert dialog.locator(".question").first.inner_text() == "<b>Why?</b>"
     assert dialog.locator(".choices").first.locator("li").count() == 4
+    document = dialog.locator(".doc code").nth(3).inner_text()
+    page.locator("#sample-document").fill(document)
+    dialog.locator(f".doc:only-child code:text('{document}')").wait_for()
+    page.locator("#sample-document").fill("")
+    page.locator("#sample-flip").select_option("lost")
+    dialog.locator(".doc:nth-child(2)").wait_for()
+    verdicts = dialog.locator(".doc").first.locator("h4 span:last-child").all_inner_texts()
+    assert verdicts == ["right", "wrong"]
+    lost = page.locator("#sample-about").inner_text()
+    page.locator("#sample-next").click()
+    page.wait_for_function("document.getElementById('sample-about').innerText.includes('shown: 21')")
+    page.locator("#sample-student").select_option("strong")
+    page.wait_for_function("(lost) => document.getElementById('sample-about').innerText !== lost", arg=lost)
+    assert page.locator("#sample-flip").input_value() == "lost"
+    assert page.evaluate("document.querySelector('dialog').scrollWidth <= innerWidth")
     page.keyboard.press("Escape")
     assert page.locator("dialog[open]").count() == 0
 
     page.locator("button.cell[data-key='gap|2|arc_easy|']").click()
     dialog.locator(".doc").first.wait_for()
-    assert "correct under log-likelihood, wrong under generation" in dialog.locator("h2").inner_text()
-    page.locator("#drill-close").click()
+    assert page.locator("#sample-flip").input_value() == "protocol"
+    _, under_loglikelihood, under_generation = (
+        dialog.locator(".doc").first.locator("h4 span:last-child").all_inner_texts()
+    )
+    assert under_loglikelihood == "right"
+    assert under_generation.endswith("wrong")
+    page.locator("#sample-close").click()
 
     page.locator("#gap-student").select_option(label="strong")
     assert page.locator(".gap-table:not([hidden])").get_attribute("data-checkpoint") == "1"
@@ -130,7 +156,7 @@ def test_colors_follow_the_system_and_the_button(page: Any) -> None:
 def test_everything_has_a_name_and_can_be_reached_by_keyboard(page: Any) -> None:
     unnamed = page.evaluate(UNNAMED)
     assert unnamed == []
-    page.locator(".view:not([hidden]) button.cell").first.focus()
+    page.locator(".board button.cell:visible").first.focus()
     page.keyboard.press("Enter")
     page.locator("dialog[open] .doc").first.wait_for()
     assert page.evaluate("document.activeElement.closest('dialog') !== null")
@@ -156,6 +182,13 @@ def rich_page(rich_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compare([rich_run], tmp_path_factory.mktemp("rich_page"), policy=policy).page
 
 
+def draw_all(page: Any) -> None:
+    """Scroll to every figure, which draws it."""
+    for figure in page.locator(".plot").all():
+        figure.scroll_into_view_if_needed()
+        figure.locator(".main-svg").first.wait_for()
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1440, "dark"), (2560, "light")])
 def test_no_label_is_cut_and_nothing_is_wider_than_the_window(
     browser: Any, rich_page: Path, width: int, scheme: str
@@ -164,15 +197,46 @@ def test_no_label_is_cut_and_nothing_is_wider_than_the_window(
     page = context.new_page()
     trouble: list[str] = []
     page.on("console", lambda message: trouble.append(message.text))
-    page.on("request", lambda r: None if r.url.startswith(("file:", "data:")) else trouble.append(r.url))
+    page.on(
+        "request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else trouble.append(r.url)
+    )
     page.goto(rich_page.as_uri())
     assert page.locator("section").count() == 12
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.evaluate(CUT) == []
-    page.locator('.heat tr:has-text("gla-135m") button.cell').last.click()
-    page.locator("dialog[open] .doc").first.wait_for()
-    page.keyboard.press("Escape")
-    page.locator("#layers svg.curves circle").first.hover(force=True)
+    draw_all(page)
+    assert page.locator(".plot:not([data-drawn])").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.locator("#scaling .plot .points path").first.hover(force=True)
+    assert "recover" in page.locator("#scaling").first.inner_text().lower()
+    page.locator("#scaling .hovertext").first.wait_for()
+    context.close()
+    assert trouble == []
+
+
+def test_markup_and_formulas_stay_inert(browser: Any, synthetic: Any, tmp_path: Path) -> None:
+    evil = "<img src=x onerror=alert(1)><a href='https://example.org'>$x$</a>%{x}"
+    checkpoints = [synthetic.SyntheticCheckpoint(evil, lambda *_: 0.8, "teacher")]
+    checkpoints += [synthetic.SyntheticCheckpoint(f"{evil}{i}", lambda *_: 0.6) for i in range(3)]
+    benchmarks = [synthetic.SyntheticBenchmark("piqa", evil, "common_sense", 60, 0.5)]
+    run = synthetic.make_run(tmp_path / "run", benchmarks, checkpoints)
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    trouble: list[str] = []
+    page.on("console", lambda message: trouble.append(message.text))
+    page.on("dialog", lambda dialog: trouble.append(dialog.message))
+    page.on(
+        "request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else trouble.append(r.url)
+    )
+    page.goto(
+        compare([run], tmp_path / "out", questions=lambda b, ids: dict.fromkeys(ids, evil)).page.as_uri()
+    )
+    draw_all(page)
+    page.locator("button.cell:visible").first.click()
+    page.locator("dialog[open] .question").first.wait_for()
+    assert page.locator("dialog[open] .question").first.inner_text() == evil
+    assert page.locator("img, .plot a, a[href^=http]").count() == 0
+    assert evil in page.locator("#pairs .plot").first.text_content()
     context.close()
     assert trouble == []
 

@@ -1,0 +1,331 @@
+"""The kinds of figures that several sections share: curves, heatmaps, rank changes, bars per layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import fmean
+from typing import Any
+
+import plotly.graph_objects as go
+
+from evalsuite.reports.page.figures import DASHES, SERIES_COLORS, SYMBOLS, Figure, Table, color, figure, text
+
+Ticks = Sequence[tuple[float, str]]
+"""Positions on an axis and their labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a curve, with its interval if it has one."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    label: str = ""
+    """Shown on hover."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A named series."""
+
+    name: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of curves."""
+
+    title: str
+    suffix: str = ""
+    ticks: Ticks = ()
+    """Labeled positions; empty leaves the choice to Plotly."""
+    is_log: bool = False
+    low: float | None = None
+    """Value that the axis must include."""
+
+    def layout(self) -> dict[str, Any]:
+        """The axis in Plotly's terms."""
+        found: dict[str, Any] = {"title": {"text": text(self.title)}, "exponentformat": "B"}
+        if self.suffix:
+            found["ticksuffix"] = self.suffix
+        if self.ticks:
+            found |= {
+                "tickvals": [value for value, _ in self.ticks],
+                "ticktext": [text(label) for _, label in self.ticks],
+            }
+        if self.is_log:
+            found["type"] = "log"
+        if self.low == 0:
+            found["rangemode"] = "tozero"
+        return found
+
+
+def curves(
+    series: Sequence[Curve],
+    x_axis: Axis,
+    y_axis: Axis,
+    *,
+    title: str,
+    caption: str = "",
+    reference: float | None = None,
+    marker: float | None = None,
+    height: int = 300,
+    table: Table | None = None,
+) -> Figure:
+    """Curves with intervals; points with the same x, such as seeds, are joined at their mean.
+
+    Args:
+        series: one legend entry each.
+        x_axis: of all series.
+        y_axis: of all series.
+        title: heading.
+        caption: one or two sentences.
+        reference: a dotted horizontal line, such as the teacher's.
+        marker: a dotted vertical line, such as the stopping point of a search.
+        height: pixels of the plot without its legend.
+        table: the values, if not one row per point.
+    """
+    traces = [trace for index, curve in enumerate(series) for trace in _curve(curve, index)]
+    shapes = []
+    if reference is not None:
+        shapes.append(_line(x0=0, x1=1, xref="paper", y0=reference, y1=reference))
+    if marker is not None:
+        shapes.append(_line(y0=0, y1=1, yref="paper", x0=marker, x1=marker))
+    layout = {"xaxis": x_axis.layout(), "yaxis": y_axis.layout(), "shapes": shapes}
+    layout["showlegend"] = len(series) > 1
+    return figure(
+        traces,
+        layout,
+        title=title,
+        caption=caption,
+        height=height,
+        table=table or _point_table(series, x_axis, y_axis),
+        is_wide=len(series) > SERIES_COLORS,
+    )
+
+
+def _curve(curve: Curve, index: int) -> list[go.Scatter]:
+    points = sorted(curve.points, key=lambda point: point.x)
+    style: dict[str, Any] = {
+        "name": text(curve.name),
+        "legendgroup": str(index),
+        "line": {"color": color(index), "width": 2, "dash": DASHES[index // SERIES_COLORS % len(DASHES)]},
+    }
+    dots: dict[str, Any] = {
+        "x": [point.x for point in points],
+        "y": [point.y for point in points],
+        "marker": {"color": color(index), "size": 7, "symbol": SYMBOLS[index % len(SYMBOLS)]},
+    }
+    if any(point.label for point in points):
+        dots |= {"hovertext": [text(point.label) for point in points], "hoverinfo": "text"}
+    if any(point.low is not None for point in points):
+        dots["error_y"] = {
+            "array": [(point.high or point.y) - point.y for point in points],
+            "arrayminus": [point.y - (point.low if point.low is not None else point.y) for point in points],
+            "thickness": 1.2,
+            "width": 0,
+        }
+    if len({point.x for point in points}) == len(points):
+        # Many discs would hide the line.
+        return [go.Scatter(mode="lines+markers" if len(points) <= 24 else "lines", **dots, **style)]
+    middles = [(x, fmean(p.y for p in group)) for x, group in groupby(points, key=lambda point: point.x)]
+    line = go.Scatter(
+        x=[x for x, _ in middles], y=[y for _, y in middles], mode="lines", hoverinfo="skip", **style
+    )
+    return [line, go.Scatter(mode="markers", showlegend=False, **dots, **style)]
+
+
+def _line(**place: Any) -> dict[str, Any]:
+    return {"type": "line", "line": {"color": "var(--ref)", "width": 1.3, "dash": "dot"}, **place}
+
+
+def _point_table(series: Sequence[Curve], x_axis: Axis, y_axis: Axis) -> Table:
+    names = dict(x_axis.ticks)
+    rows = []
+    for curve in series:
+        for point in sorted(curve.points, key=lambda point: point.x):
+            interval = (
+                "" if point.low is None or point.high is None else f"{point.low:.4g} to {point.high:.4g}"
+            )
+            rows.append((curve.name, names.get(point.x, f"{point.x:,.6g}"), f"{point.y:.4g}", interval))
+    columns = ("series", x_axis.title, y_axis.title, "95 % interval")
+    if not any(row[3] for row in rows):
+        return Table(columns[:3], tuple(row[:3] for row in rows))
+    return Table(columns, tuple(rows))
+
+
+def heatmap(
+    columns: Sequence[str],
+    rows: Sequence[str],
+    values: Sequence[Sequence[float | None]],
+    *,
+    title: str,
+    table: Table | None,
+    caption: str = "",
+    texts: Sequence[Sequence[str]] | None = None,
+    hover: Sequence[Sequence[str]] | None = None,
+    scale: Sequence[tuple[float, str]] = ((0.0, "var(--card)"), (1.0, "var(--shade)")),
+    low: float | None = None,
+    high: float | None = None,
+    unit: str = "",
+    trace: dict[str, Any] | None = None,
+    row_height: int = 24,
+    is_wide: bool = False,
+) -> Figure:
+    """A heatmap with the first row on top.
+
+    Args:
+        columns: labels.
+        rows: labels.
+        values: rows × columns; None leaves a cell empty.
+        title: heading.
+        table: the values; None where the section has a table of them.
+        caption: one or two sentences.
+        texts: printed in the cells.
+        hover: text of each cell on hover.
+        scale: color scale from `low` to `high`.
+        low: value of its lower end; default: the smallest value.
+        high: value of its upper end; default: the largest value.
+        unit: title of the color bar; empty hides it.
+        trace: further properties of the trace.
+        row_height: pixels.
+        is_wide: whether it fills a row of the page.
+    """
+    cells: dict[str, Any] = {
+        "z": [list(row) for row in values],
+        "colorscale": [list(each) for each in scale],
+        "showscale": bool(unit),
+        "xgap": 2,
+        "ygap": 2,
+        "hoverongaps": False,
+        **(trace or {}),
+    }
+    if unit:
+        cells["colorbar"] = {"title": {"text": text(unit), "side": "right"}, "thickness": 10}
+    if low is not None and high is not None:
+        cells |= {"zmin": low, "zmax": high}
+    if texts is not None:
+        cells |= {"text": [[text(each) for each in row] for row in texts], "texttemplate": "%{text}"}
+    if hover is not None:
+        cells |= {"hovertext": [[text(each) for each in row] for row in hover], "hoverinfo": "text"}
+    plain = {"showgrid": False, "zeroline": False, "ticks": ""}
+    layout = {
+        "xaxis": {**_labels(columns), **plain, "side": "top"},
+        "yaxis": {**_labels(rows), **plain, "autorange": "reversed"},
+    }
+    return figure(
+        [go.Heatmap(**cells)],
+        layout,
+        title=title,
+        caption=caption,
+        table=table,
+        height=row_height * len(rows) + 60,
+        is_wide=is_wide,
+    )
+
+
+def _labels(labels: Sequence[str]) -> dict[str, Any]:
+    """Tick labels at 0, 1, …; positions are numbers, as equal labels would be merged as categories."""
+    return {"tickvals": list(range(len(labels))), "ticktext": [text(label) for label in labels]}
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """One student with its rank and score on both sides."""
+
+    label: str
+    left: int
+    right: int
+    left_text: str
+    right_text: str
+
+
+def slopes(
+    lines: Sequence[Slope], heads: tuple[str, str], *, title: str, caption: str = "", table: Table
+) -> Figure:
+    """Lines from ranks on the left to ranks on the right, rank 0 on top; colors tell rise from fall."""
+    traces = []
+    for line in lines:
+        hover = f"{line.label}: {heads[0]} {line.left_text} (#{line.left + 1}), "
+        hover += f"{heads[1]} {line.right_text} (#{line.right + 1})"
+        rise = line.left - line.right
+        style = {"color": f"var(--{'accent' if rise > 0 else 'generation' if rise < 0 else 'ref'})"}
+        traces.append(
+            go.Scatter(
+                x=[0, 1],
+                y=[line.left, line.right],
+                yaxis="y2" if line is lines[-1] and len(lines) > 1 else "y",
+                mode="lines+markers",
+                line={**style, "width": 2},
+                marker={**style, "size": 8},
+                name=text(line.label),
+                hovertext=[text(hover)] * 2,
+                hoverinfo="text",
+                showlegend=False,
+            )
+        )
+    by_left = sorted(lines, key=lambda line: line.left)
+    by_right = sorted(lines, key=lambda line: line.right)
+    bounds = [len(lines) - 0.5, -0.5]
+    bare = {"showgrid": False, "zeroline": False, "range": bounds, "ticks": ""}
+    layout = {
+        "xaxis": {
+            "tickvals": [0, 1],
+            "ticktext": [text(head) for head in heads],
+            "side": "top",
+            "showgrid": False,
+            "zeroline": False,
+            "range": [-0.04, 1.04],
+        },
+        "yaxis": {**_labels([f"{each.label} {each.left_text}" for each in by_left]), **bare},
+        "yaxis2": {
+            **_labels([f"{each.right_text} {each.label}" for each in by_right]),
+            **bare,
+            "overlaying": "y",
+            "side": "right",
+        },
+    }
+    return figure(
+        traces, layout, title=title, caption=caption, table=table, height=24 * len(lines) + 50, is_wide=True
+    )
+
+
+def layer_bars(
+    values: Sequence[float | None], softmax: Sequence[int], *, title: str, caption: str, y_title: str
+) -> Figure:
+    """One bar per layer, from 0; softmax layers are highlighted, None leaves a gap."""
+    traces = []
+    for name, is_softmax, paint in (("softmax", True, "var(--point)"), ("linear", False, "var(--wrong)")):
+        mine = [(at, v) for at, v in enumerate(values) if v is not None and (at in softmax) == is_softmax]
+        if mine:
+            traces.append(
+                go.Bar(
+                    x=[layer for layer, _ in mine],
+                    y=[value for _, value in mine],
+                    marker={"color": paint},
+                    name=name,
+                    hovertext=[f"layer {layer}: {value:.4g}, {name}" for layer, value in mine],
+                    hoverinfo="text",
+                )
+            )
+    rows = tuple(
+        (str(layer), "softmax" if layer in softmax else "linear", "" if v is None else f"{v:.4g}")
+        for layer, v in enumerate(values)
+    )
+    layout = {
+        "xaxis": {"title": {"text": "layer"}, "showgrid": False},
+        "yaxis": {"title": {"text": text(y_title)}},
+        "bargap": 0.18,
+        "barmode": "overlay",
+    }
+    return figure(
+        traces,
+        layout,
+        title=title,
+        caption=caption,
+        table=Table(("layer", "mixer", y_title), rows),
+        height=240,
+    )

@@ -1,0 +1,143 @@
+"use strict";
+// Figures: Plotly is unpacked when the first figure comes near the window, and each figure is drawn then.
+(() => {
+  const holders = [...document.querySelectorAll(".plot")];
+  if (!holders.length) return;
+  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  let unpacked;
+  const library = () => {
+    unpacked ??= (async () => {
+      const packed = document.getElementById("plotly").textContent.trim();
+      const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+      const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+      const script = document.createElement("script");
+      script.textContent = await new Response(stream).text();
+      document.head.append(script);
+      return globalThis.Plotly;
+    })();
+    return unpacked;
+  };
+
+  // Names of colors, such as var(--s0), become the colors of the current theme.
+  const painted = (value) => {
+    if (typeof value === "string") return value.startsWith("var(--") ? style(value.slice(4, -1)) : value;
+    if (Array.isArray(value)) return value.map(painted);
+    if (value && typeof value === "object") {
+      return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, painted(inner)]));
+    }
+    return value;
+  };
+
+  const axis = () => ({
+    gridcolor: style("--line"), linecolor: style("--line"), zerolinecolor: style("--line"), automargin: true,
+    tickfont: { size: 11.5 }, title: { font: { size: 12 }, standoff: 8 }, showline: false,
+  });
+  const defaults = () => ({
+    layout: {
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: style("--muted") },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      colorway: [0, 1, 2, 3, 4, 5, 6, 7].map((index) => style(`--s${index}`)),
+      hoverlabel: {
+        bgcolor: style("--card"), bordercolor: style("--ref"), align: "left",
+        font: { color: style("--fg"), size: 12.5, family: getComputedStyle(document.body).fontFamily },
+      },
+      margin: { l: 8, r: 12, t: 12, b: 8, autoexpand: true },
+      xaxis: axis(), yaxis: axis(),
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: style("--ref"), activecolor: style("--fg") },
+      hovermode: "closest", dragmode: "zoom",
+    },
+  });
+
+  const shortened = (label, most) => (label.length > most ? `${label.slice(0, most - 1)}…` : label);
+  const layoutOf = (holder, figure) => {
+    const width = holder.clientWidth;
+    const layout = painted(figure.layout);
+    layout.template = defaults();
+    layout.width = width;
+    let height = Number(holder.dataset.height);
+    if (width < 560) {
+      for (const [name, each] of Object.entries(layout)) {
+        if (/^[xy]axis/.test(name) && each.ticktext) {
+          // Entities such as &lt; are one letter; they are never cut in half.
+          each.ticktext = each.ticktext.map((label) => (label.includes("&") ? label : shortened(label, 15)));
+        }
+      }
+    }
+    const names = figure.data.filter((trace) => trace.name && trace.showlegend !== false).map((trace) => trace.name);
+    if (layout.showlegend !== false && names.length > 1) {
+      const longest = Math.max(...names.map((name) => name.length));
+      if (names.length > 8 && width >= 760) {
+        layout.legend = { x: 1.01, xanchor: "left", y: 1, yanchor: "top", font: { size: 11 } };
+        height = Math.max(height, 19 * names.length + 40);
+      } else {
+        const columns = Math.max(1, Math.floor((width - 30) / (7 * longest + 50)));
+        const rows = Math.ceil(names.length / columns);
+        layout.legend = { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", font: { size: 11.5 } };
+        if (rows > 3) layout.legend = { ...layout.legend, y: -0.28, yanchor: "top" };
+        height += 20 * rows + 10;
+      }
+    }
+    layout.height = height;
+    holder.style.height = `${height}px`;
+    return layout;
+  };
+  const configuration = {
+    displaylogo: false, responsive: false, showTips: false,
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    toImageButtonOptions: { format: "svg", filename: "evalsuite" },
+  };
+
+  const drawn = new Map();
+  const specification = (holder) => JSON.parse(holder.parentElement.querySelector("script").textContent);
+  const draw = async (holder) => {
+    if (drawn.has(holder)) return;
+    const figure = specification(holder);
+    drawn.set(holder, figure);
+    let plotly;
+    try {
+      plotly = await library();
+    } catch {
+      holder.hidden = true;
+      holder.parentElement.querySelector("details").open = true;
+      return;
+    }
+    await plotly.newPlot(holder, painted(figure.data), layoutOf(holder, figure), configuration);
+    holder.dataset.drawn = "true";
+    holder.on("plotly_click", (event) => {
+      const key = event.points[0].data.meta?.keys?.[event.points[0].pointIndex?.[0]]?.[event.points[0].pointIndex?.[1]];
+      if (key) document.dispatchEvent(new CustomEvent("samples", { detail: key }));
+    });
+  };
+  const redraw = () => {
+    for (const [holder, figure] of drawn) {
+      if (holder.dataset.drawn) globalThis.Plotly.react(holder, painted(figure.data), layoutOf(holder, figure), configuration);
+    }
+  };
+
+  const near = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (!entry.isIntersecting) continue;
+      near.unobserve(entry.target);
+      draw(entry.target);
+    }
+  }, { rootMargin: "400px" });
+  const widths = new WeakMap();
+  const resized = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      const before = widths.get(target);
+      widths.set(target, target.clientWidth);
+      if (before !== undefined && before !== target.clientWidth && target.dataset.drawn) {
+        globalThis.Plotly.react(target, painted(drawn.get(target).data), layoutOf(target, drawn.get(target)), configuration);
+      }
+    }
+  });
+  for (const holder of holders) {
+    near.observe(holder);
+    resized.observe(holder);
+  }
+  document.addEventListener("theme", redraw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  addEventListener("beforeprint", redraw);
+  addEventListener("afterprint", redraw);
+})();

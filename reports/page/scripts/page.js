@@ -1,0 +1,72 @@
+"use strict";
+(() => {
+  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const one = (id) => document.getElementById(id);
+
+  // Theme: system, light, dark. Browsers may forbid storage for local files.
+  const themes = ["auto", "light", "dark"];
+  const remember = (value) => { try { localStorage.setItem("evalsuite-theme", value); } catch { /* storage unavailable */ } };
+  const remembered = () => { try { return localStorage.getItem("evalsuite-theme"); } catch { return null; } };
+  const paint = (theme) => {
+    if (theme === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    const button = one("theme");
+    button.textContent = { auto: "Auto", light: "Light", dark: "Dark" }[theme];
+    button.setAttribute("aria-label", `Color theme: ${theme === "auto" ? "system" : theme}`);
+    button.dataset.now = theme;
+  };
+  paint(themes.includes(remembered()) ? remembered() : "auto");
+  one("theme").addEventListener("click", () => {
+    const next = themes[(themes.indexOf(one("theme").dataset.now) + 1) % themes.length];
+    paint(next);
+    remember(next);
+    document.dispatchEvent(new Event("theme"));
+  });
+
+  one("gap-student")?.addEventListener("change", (event) => {
+    for (const table of all(".gap-table")) table.hidden = table.dataset.checkpoint !== event.target.value;
+  });
+
+  // Sorting: within each teacher's group, the teacher first, undefined values last.
+  const compare = (a, b) => {
+    const [x, y] = [Number(a), Number(b)];
+    return Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b, undefined, { numeric: true }) : x - y;
+  };
+  const sort = (head, direction) => {
+    const table = head.closest("table");
+    const column = [...head.parentElement.children].indexOf(head);
+    all("th[aria-sort]", table).forEach((other) => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", direction);
+    const sign = direction === "ascending" ? 1 : -1;
+    for (const body of table.tBodies) {
+      if (body.classList.contains("anchor")) continue;
+      const key = (row) => row.children[column].dataset.sort ?? "";
+      const rows = [...body.rows].sort((a, b) => {
+        const [x, y] = [key(a), key(b)];
+        if (x === "" || y === "") return (x === "") - (y === "");
+        return sign * compare(x, y);
+      });
+      body.append(...rows);
+    }
+  };
+  for (const button of all(".sortable .sorter")) {
+    button.addEventListener("click", () => {
+      const head = button.closest("th");
+      const now = head.getAttribute("aria-sort");
+      sort(head, now === null ? button.dataset.first : now === "ascending" ? "descending" : "ascending");
+    });
+  }
+  document.querySelector(".board")?.addEventListener("sort", (event) => sort(event.detail, "ascending"));
+
+  // Fade the right edge of tables that scroll horizontally.
+  const fade = (wrap) => wrap.classList.toggle("more", wrap.scrollWidth - wrap.clientWidth - wrap.scrollLeft > 8);
+  const sizes = new ResizeObserver((entries) => entries.forEach((entry) => fade(entry.target)));
+  for (const wrap of all(".wrap")) {
+    sizes.observe(wrap);
+    wrap.addEventListener("scroll", () => fade(wrap), { passive: true });
+  }
+
+  // Expand all details for printing.
+  addEventListener("beforeprint", () => all("details").forEach((element) => { element.dataset.was = element.open; element.open = true; }));
+  addEventListener("afterprint", () => all("details").forEach((element) => { element.open = element.dataset.was === "true"; }));
+})();

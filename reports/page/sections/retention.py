@@ -1,0 +1,184 @@
+"""Agreement with the teacher: a scatter against recovery, and flips behind equal averages."""
+
+from dataclasses import dataclass
+from statistics import fmean
+
+import plotly.graph_objects as go
+
+from evalsuite.reports import formatting
+from evalsuite.reports.analysis.bootstrap_sample import Estimate
+from evalsuite.reports.analysis.measures.agreement import AgreementRow
+from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.page.figures import Figure, Table, figure, text
+from evalsuite.reports.page.section import section
+from evalsuite.reports.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionView:
+    """The section."""
+
+    sentence: str
+    figures: list[Figure]
+
+
+@section("retention", "What changed behind the averages", order=24, nav="Agreement")
+def retention_view(report: Report) -> RetentionView | None:
+    """Scatter and flips per protocol; None if no answers can be compared."""
+    figures = []
+    for protocol in report.protocols:
+        rows = [
+            row
+            for student in report.students()
+            if (row := report.agreement_with_teacher(student, protocol)) is not None
+        ]
+        figures += [
+            made for made in (_scatter(report, rows, protocol), _flips(report, rows, protocol)) if made
+        ]
+    return RetentionView(_sentence(report), figures) if figures else None
+
+
+def _sentence(report: Report) -> str:
+    """What the best student exchanged for its recovery; empty if it is unknown."""
+    best = formatting.best_student(report)
+    row = None if best is None else report.agreement_with_teacher(best.checkpoint, best.protocol)
+    if best is None or row is None or row.lost.point is None or row.gained.point is None:
+        return ""
+    label = report.checkpoints[row.checkpoint].label
+    return (
+        f"Recovery is a ratio of averages: {label} loses {formatting.percent(row.lost.point)} % of the "
+        f"documents and gains {formatting.percent(row.gained.point)} % over all benchmarks under "
+        f"{formatting.PROTOCOL_TITLES[row.protocol]}; averages show only the difference."
+    )
+
+
+def _scatter(report: Report, rows: list[AgreementRow], protocol: str) -> Figure | None:
+    """Recovery and agreement of every student; the ceiling is that of two runs of one recipe."""
+    found = [
+        (row, average.recovery.interval, row.agreement.interval)
+        for row in rows
+        if (average := report.average(row.checkpoint, protocol)) is not None
+    ]
+    points = [(row, x, y) for row, x, y in found if x is not None and y is not None]
+    if not points:
+        return None
+    ceilings = [
+        row.agreement.point
+        for row in report.agreement_ceilings
+        if row.protocol == protocol and row.scope == ALL and row.agreement.point is not None
+    ]
+    labels = [report.checkpoints[row.checkpoint].label for row, _, _ in points]
+    spoken = [
+        f"{label}: recovery {formatting.estimate(Estimate(x))} %, "
+        f"agreement {formatting.estimate(Estimate(y))} %"
+        for label, (_, x, y) in zip(labels, points, strict=True)
+    ]
+    trace = go.Scatter(
+        x=[100 * x.point for _, x, _ in points],
+        y=[100 * y.point for _, _, y in points],
+        error_x=_whiskers([(x.low, x.point, x.high) for _, x, _ in points]),
+        error_y=_whiskers([(y.low, y.point, y.high) for _, _, y in points]),
+        mode="markers+text" if len(points) <= 12 else "markers",
+        text=[text(label) for label in labels],
+        textposition="top center",
+        marker={"size": 9, "color": "var(--accent)"},
+        hovertext=[text(each) for each in spoken],
+        hoverinfo="text",
+    )
+    shapes = []
+    caption = "Equal recoveries hide different choices."
+    if ceilings:
+        level = 100 * fmean(ceilings)
+        line = {"color": "var(--ref)", "width": 1.3, "dash": "dot"}
+        shapes = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": level, "y1": level, "line": line}]
+        caption += f" Dotted: agreement of two training runs of one recipe, {level:.1f} % on average."
+    return figure(
+        [trace],
+        {
+            "xaxis": {"title": {"text": "recovery, %"}},
+            "yaxis": {"title": {"text": "agreement, %"}},
+            "shapes": shapes,
+            "showlegend": False,
+        },
+        title=f"Agreement against recovery, {formatting.PROTOCOL_TITLES[protocol]}",
+        caption=caption,
+        height=max(380, 20 * len(points) + 70),
+        table=Table(
+            ("model", "recovery %", "agreement %", "κ"),
+            tuple(
+                (
+                    label,
+                    formatting.estimate(Estimate(x)),
+                    formatting.estimate(Estimate(y)),
+                    formatting.NOTHING if row.kappa.point is None else f"{row.kappa.point:.2f}",
+                )
+                for label, (row, x, y) in zip(labels, points, strict=True)
+            ),
+        ),
+    )
+
+
+def _whiskers(intervals: list[tuple[float, float, float]]) -> dict[str, object]:
+    return {
+        "array": [100 * (high - point) for _, point, high in intervals],
+        "arrayminus": [100 * (point - low) for low, point, _ in intervals],
+        "color": "var(--span)",
+        "thickness": 1.2,
+        "width": 0,
+    }
+
+
+def _flips(report: Report, rows: list[AgreementRow], protocol: str) -> Figure | None:
+    """Documents lost to the left, gained to the right, for every student; fewest losses on top."""
+    known = [
+        (report.checkpoints[row.checkpoint].label, row, row.lost.point, row.gained.point)
+        for row in rows
+        if row.lost.point is not None and row.gained.point is not None
+    ]
+    if not known:
+        return None
+    known.sort(key=lambda each: each[2] or 0.0)
+    places = list(range(len(known)))
+    traces = [
+        go.Bar(
+            y=places,
+            x=[sign * 100 * (each[at] or 0.0) for each in known],
+            orientation="h",
+            name=name,
+            marker={"color": paint},
+            hovertext=[
+                text(f"{each[0]}: {name} {formatting.estimate(getattr(each[1], name))} %") for each in known
+            ],
+            hoverinfo="text",
+        )
+        for name, at, sign, paint in (("lost", 2, -1, "var(--loss)"), ("gained", 3, 1, "var(--gain)"))
+    ]
+    return figure(
+        traces,
+        {
+            "barmode": "relative",
+            "bargap": 0.25,
+            "yaxis": {
+                "tickvals": places,
+                "ticktext": [text(each[0]) for each in known],
+                "autorange": "reversed",
+                "showgrid": False,
+            },
+            "xaxis": {"title": {"text": "% of documents"}, "zeroline": True},
+        },
+        title=f"Flips, {formatting.PROTOCOL_TITLES[protocol]}",
+        caption="Documents that only the teacher has right (lost) or only the student (gained).",
+        height=max(240, 20 * len(known) + 70),
+        table=Table(
+            ("model", "lost %", "gained %", "retained %"),
+            tuple(
+                (
+                    label,
+                    formatting.estimate(row.lost),
+                    formatting.estimate(row.gained),
+                    formatting.estimate(row.retained),
+                )
+                for label, row, _, _ in known
+            ),
+        ),
+    )
