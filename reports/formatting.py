@@ -1,12 +1,11 @@
 """Number formats and the headline, shared by the page, the exports and the gate."""
 
+from evalsuite.foundation.taxonomy import PROTOCOL_TITLES as PROTOCOL_TITLES
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.rows import AverageRow, GapRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.intervals import Interval
-
-PROTOCOL_TITLES = {"loglikelihood": "log-likelihood", "generation": "generation"}
 
 CATEGORY_TITLES = {
     "all": "All",

@@ -10,11 +10,10 @@ from pydantic import Field, field_validator, model_validator
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.foundation.strict import Strict, load
+from evalsuite.foundation.taxonomy import Protocol
 
 FOLDER = Path(__file__).parent / "benchmarks"
-PROTOCOLS = ("loglikelihood", "generation")
 
-ProtocolName = Literal["loglikelihood", "generation"]
 Chance = float | Literal["per_document"] | None
 
 
@@ -279,9 +278,9 @@ class Benchmark(TaskConfig):
         return any(source.fewshot_split is not None for _, source in self.subject_sources)
 
     @property
-    def protocols(self) -> tuple[ProtocolName, ...]:
+    def protocols(self) -> tuple[Protocol, ...]:
         """Protocols that the benchmark defines."""
-        found: list[ProtocolName] = []
+        found: list[Protocol] = []
         if self.loglikelihood is not None:
             found.append("loglikelihood")
         if self.generation is not None:

@@ -8,7 +8,8 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict import load
-from evalsuite.tasks.benchmark import Benchmark, ProtocolName, SamplingSpec, TaskConfig, load_benchmark
+from evalsuite.foundation.taxonomy import Protocol
+from evalsuite.tasks.benchmark import Benchmark, SamplingSpec, TaskConfig, load_benchmark
 
 FOLDER = Path(__file__).parent / "suites"
 
@@ -30,16 +31,16 @@ class Entry(TaskConfig):
 
     benchmark: str
     """A name from `evalsuite show benchmarks`, or a YAML file relative to the suite's."""
-    protocols: tuple[ProtocolName, ...] = ()
+    protocols: tuple[Protocol, ...] = ()
     """Empty: all protocols of the benchmark."""
     contexts: tuple[int, ...] = ()
     """Empty: those of the benchmark."""
     limit: int | None = Field(default=None, ge=1)
     """Documents, per context length where there are several; None: the suite's limit."""
-    limits: dict[ProtocolName, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    limits: dict[Protocol, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """Fewer documents under one protocol: a seeded sample of the documents of the other."""
-    num_fewshot: dict[ProtocolName, int] = Field(default_factory=dict)
-    metrics: dict[ProtocolName, str] = Field(default_factory=dict)
+    num_fewshot: dict[Protocol, int] = Field(default_factory=dict)
+    metrics: dict[Protocol, str] = Field(default_factory=dict)
     """Main metric per protocol, where it differs from the benchmark's."""
     sampling: SamplingOverride | None = None
     """Overrides the suite's sampling."""
@@ -58,7 +59,7 @@ class Suite(TaskConfig):
     title: str
     limit: int | None = Field(default=None, ge=1)
     """Documents per benchmark: a seeded sample, the same for every checkpoint; None: all."""
-    limits: dict[ProtocolName, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    limits: dict[Protocol, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """Default of the entries' `limits`."""
     seed: int = 0
     """Seed of document samples, generated documents and few-shot examples."""
@@ -178,11 +179,11 @@ def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, 
                 )
     if entry.contexts and not benchmark.contexts:
         raise ConfigError(f"{location}: 'contexts': it has no context lengths; remove this key")
-    metrics: dict[ProtocolName, str] = {
+    metrics: dict[Protocol, str] = {
         protocol: getattr(benchmark, protocol).metric for protocol in benchmark.protocols
     }
     metrics |= entry.metrics
-    num_fewshot: dict[ProtocolName, int] = {
+    num_fewshot: dict[Protocol, int] = {
         protocol: getattr(benchmark, protocol).num_fewshot for protocol in benchmark.protocols
     }
     num_fewshot |= entry.num_fewshot
@@ -203,8 +204,8 @@ def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, 
 
 
 def _limits(
-    suite: Suite, entry: Entry, benchmark: Benchmark, protocols: Sequence[ProtocolName]
-) -> tuple[int | None, dict[ProtocolName, int]]:
+    suite: Suite, entry: Entry, benchmark: Benchmark, protocols: Sequence[Protocol]
+) -> tuple[int | None, dict[Protocol, int]]:
     """Return the number of documents to load, and smaller limits per protocol.
 
     An entry's limit overrides the suite's, and a limit per protocol overrides one for both. Generated
@@ -224,7 +225,7 @@ def _limits(
     return most, fewer
 
 
-def _with_overrides(benchmark: Benchmark, metrics: dict[ProtocolName, str], prompt: str | None) -> Benchmark:
+def _with_overrides(benchmark: Benchmark, metrics: dict[Protocol, str], prompt: str | None) -> Benchmark:
     """Return the benchmark with a suite's metrics and prompt format."""
     changed: dict[str, object] = {}
     if benchmark.loglikelihood is not None:

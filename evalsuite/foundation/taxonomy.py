@@ -8,6 +8,8 @@ from typing import Literal, get_args
 Protocol = Literal["loglikelihood", "generation"]
 """How a benchmark is evaluated: by the log-likelihoods of its choices, or by generated text."""
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+PROTOCOL_TITLES = {"loglikelihood": "log-likelihood", "generation": "generation"}
+"""Protocol → its name in texts."""
 
 Category = Literal[
     "knowledge",

@@ -39,7 +39,7 @@ def replicate_sentences(report: Report, protocol: str) -> list[str]:
         for group, which in zip(groups, names, strict=True)
     ]
     return [
-        f"Recovery of training runs that differ only in seed, in per cent ± standard deviation, under {how}: "
+        f"Recovery of training runs that differ only in seed, in % ± standard deviation, under {how}: "
         f"{'; '.join(each)}. Pooled, {tie}"
     ]
 

@@ -277,7 +277,7 @@ def _clusters(
     clusters[codes] = names
     if not known.all() or (clusters[codes] != names).any():
         raise DataError(
-            f"{source.benchmark.name}: the {source.protocol} score rows disagree on 'cluster' of a "
+            f"{source.benchmark.name}: the {source.protocol_title} score rows disagree on 'cluster' of a "
             "document; score the runs again with --score-only"
         )
     return clusters

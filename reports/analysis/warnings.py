@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports.analysis.measures.informative import InformativeRow
 from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.rows import AverageRow, DropRow, GapRow
@@ -37,7 +37,7 @@ def _single_documents(tensor: ResultTensor) -> list[str]:
     """Cells of one document, for which no interval exists."""
     return [
         f"{cell.benchmark.title}: one {'document' if cell.clusters is None else 'cluster of documents'} "
-        f"under {cell.protocol} is too few for an average."
+        f"under {PROTOCOL_TITLES[cell.protocol]} is too few for an average."
         for cell in tensor.cells
         if cell.independent_units < 2
     ]
@@ -46,7 +46,8 @@ def _single_documents(tensor: ResultTensor) -> list[str]:
 def _undefined_recoveries(tensor: ResultTensor, averages: Sequence[AverageRow]) -> list[str]:
     """Averages over all benchmarks whose recovery is undefined."""
     return [
-        f"'{tensor.checkpoints[row.checkpoint].label}': recovery under {row.protocol} is undefined: "
+        f"'{tensor.checkpoints[row.checkpoint].label}': recovery under {PROTOCOL_TITLES[row.protocol]} is "
+        "undefined: "
         f"{row.recovery.why}."
         for row in averages
         if row.scope == ALL and tensor.checkpoints[row.checkpoint].teacher is not None and row.recovery.why
@@ -64,14 +65,16 @@ def _not_informative(tensor: ResultTensor, informative: Sequence[InformativeRow]
         label = tensor.checkpoints[teacher].label
         if not any(row.is_informative for row in rows):
             found.append(
-                f"Nothing was measured under {protocol}: on no benchmark is '{label}' above chance with "
+                f"Nothing was measured under {PROTOCOL_TITLES[protocol]}: on no benchmark is '{label}' "
+                "above chance with "
                 "answers that it names. Recoveries compare guesses."
             )
             continue
         left = [titles[row.benchmark] for row in rows if not row.is_informative]
         if left:
             found.append(
-                f"Informative recovery of the students of '{label}' under {protocol} leaves out "
+                f"Informative recovery of the students of '{label}' under {PROTOCOL_TITLES[protocol]} "
+                "leaves out "
                 f"{', '.join(left)}: the teacher is not above chance there, or rarely names an answer."
             )
     return found
@@ -87,7 +90,7 @@ def _missing_teachers(tensor: ResultTensor) -> list[str]:
                 place = f"{cell.benchmark.title}{f' at {cell.context:,} tokens' if cell.context else ''}"
                 found.append(
                     f"{place}: the teacher '{tensor.checkpoints[teacher].label}' has no comparable scores "
-                    f"under {cell.protocol}; it does not count toward recovery."
+                    f"under {PROTOCOL_TITLES[cell.protocol]}; it does not count toward recovery."
                 )
     return found
 
@@ -106,12 +109,14 @@ def _incomplete_averages(tensor: ResultTensor, averages: Sequence[AverageRow]) -
         without_rank = f"and {'is' if one else 'are'} not ranked."
         if len(missing) > len(there):
             text = (
-                f"{'has' if one else 'have'} only {', '.join(there)} under {protocol}: {average} over these "
+                f"{'has' if one else 'have'} only {', '.join(there)} under {PROTOCOL_TITLES[protocol]}: "
+                f"{average} over these "
                 f"{without_rank}"
             )
         else:
             text = (
-                f"{'lacks' if one else 'lack'} {', '.join(missing)} under {protocol}: {average} over the "
+                f"{'lacks' if one else 'lack'} {', '.join(missing)} under {PROTOCOL_TITLES[protocol]}: "
+                f"{average} over the "
                 f"other {len(there)} {without_rank}"
             )
         found.append(f"{', '.join(labels)} {text}")
@@ -132,7 +137,8 @@ def _above_teacher(tensor: ResultTensor, averages: Sequence[AverageRow]) -> list
         if labels:
             whose = "scores above its" if len(labels) == 1 else "score above their"
             found.append(
-                f"{', '.join(labels)} {whose} teacher under {protocol}: recovery above 100 % is learned "
+                f"{', '.join(labels)} {whose} teacher under {PROTOCOL_TITLES[protocol]}: recovery above "
+                "100 % is learned "
                 "during training and may hide losses. The headline names the best other student."
             )
     return found
@@ -156,7 +162,8 @@ def _gains_by_benchmark(tensor: ResultTensor, drops: Sequence[DropRow], gaps: Se
             listed.append(f"{students} (the teacher is below chance)" if is_below else students)
         if listed:
             found.append(
-                f"Significantly above their teacher under {protocol}: {', '.join(listed)}. Recovery offsets "
+                f"Significantly above their teacher under {PROTOCOL_TITLES[protocol]}: "
+                f"{', '.join(listed)}. Recovery offsets "
                 "such gains against losses on other benchmarks."
             )
     return found

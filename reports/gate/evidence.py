@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evalsuite.foundation import EvalsuiteError, nearest
+from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
 from evalsuite.reports.analysis.gaps import GapPool
 from evalsuite.reports.analysis.measures.agreement import AgreementPool
@@ -134,9 +135,9 @@ def nothing(rule: "Rule", tensor: ResultTensor, protocol: str) -> str:
         if rule.benchmark not in names:
             return f"the run has no benchmark '{rule.benchmark}'{nearest(rule.benchmark, names)}"
         place = "" if rule.context is None else f" at {rule.context:,} tokens"
-        return f"the run has no '{rule.benchmark}'{place} with a score under {protocol}"
+        return f"the run has no '{rule.benchmark}'{place} with a score under {PROTOCOL_TITLES[protocol]}"
     what = f"no benchmark of category '{rule.category}'" if rule.category else "no benchmark"
-    return f"the run has {what} with a score under {protocol}"
+    return f"the run has {what} with a score under {PROTOCOL_TITLES[protocol]}"
 
 
 def name_of(key: CellKey) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evalsuite.foundation import DataError
+from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
 from evalsuite.reports.records.merging import CellKey, CheckpointEntry
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.score_rows import BenchmarkProtocol, ReadLog
@@ -40,7 +41,9 @@ class IncompleteCell:
         text = (
             f"{place}: {who} {'has' if len(labels) == 1 else 'have'} {self.documents:,} of {self.planned:,}"
         )
-        return f"{text} documents under {self.protocol}{f' ({self.why})' if self.why else ''}"
+        return (
+            f"{text} documents under {PROTOCOL_TITLES[self.protocol]}{f' ({self.why})' if self.why else ''}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,8 @@ def refuse_more_than_planned(
         place = "" if context is None else f" at {context:,} tokens"
         raise DataError(
             f"plan.yaml: benchmark '{source.benchmark.name}'{place} has {planned:,} documents, but "
-            f"'{checkpoints[checkpoint].label}' has {source.protocol} score rows of {counts[checkpoint]:,}: "
+            f"'{checkpoints[checkpoint].label}' has {source.protocol_title} score rows of "
+            f"{counts[checkpoint]:,}: "
             "the runs sampled different documents, or the plan is of another run; compare them separately"
         )
 
@@ -136,7 +140,7 @@ def comparable_groups(
             who = ", ".join(f"'{checkpoints[i].label}'" for i in rows)
             log.warnings.append(
                 f"{source.benchmark.title}{place}: {who} {'is' if len(rows) == 1 else 'are'} compared on "
-                f"{len(documents):,} of {planned:,} documents under {source.protocol}."
+                f"{len(documents):,} of {planned:,} documents under {source.protocol_title}."
             )
     for rows, documents in groups:
         for row in rows if len(documents) == 0 else ():

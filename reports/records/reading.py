@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from evalsuite.foundation import DataError, nearest
-from evalsuite.foundation.taxonomy import OUTCOMES, PROTOCOLS
+from evalsuite.foundation.taxonomy import OUTCOMES, PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports.records.schema import KEY
 from evalsuite.reports.records.score_files import (
     SCALARS,
@@ -148,7 +148,7 @@ def read_run_scores(run: Path, benchmark: str, protocol: str, metrics: Sequence[
     """
     paths = score_paths(run, benchmark, protocol)
     if not paths:
-        raise DataError(f"{run}: no {protocol} scores of {benchmark}")
+        raise DataError(f"{run}: no {PROTOCOL_TITLES[protocol]} scores of {benchmark}")
     return read_score_files(paths, metrics)[0]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from evalsuite.foundation import DataError
+from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
 from evalsuite.reports.records.merging import CheckpointEntry, MergedPlan
 from evalsuite.reports.records.reading import NO_CHOICE, NO_CONTEXT, read_score_files
 from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
@@ -28,6 +29,11 @@ class BenchmarkProtocol(NamedTuple):
     benchmark: BenchmarkPlan
     protocol: str
     plan: ProtocolPlan
+
+    @property
+    def protocol_title(self) -> str:
+        """Name of the protocol in texts."""
+        return PROTOCOL_TITLES[self.protocol]
 
     @property
     def extracts_answers(self) -> bool:
@@ -76,7 +82,7 @@ def collect_score_rows(
         frame = _of_known_checkpoints(pd.concat(frames, ignore_index=True), source, merged, log)
         frame = _planned(frame, source, log)
     if not frames or frame.empty:
-        log.warnings.append(f"{source.benchmark.title}: no {source.protocol} scores yet.")
+        log.warnings.append(f"{source.benchmark.title}: no {source.protocol_title} scores yet.")
         return None
     frame = _one_sampling(frame, source, log)
     frame = _one_fingerprint(frame, source, checkpoints, log)
@@ -172,7 +178,8 @@ def _planned(frame: pd.DataFrame, source: BenchmarkProtocol, log: ReadLog) -> pd
         if other.any():
             found = ", ".join(map(str, sorted(frame.loc[other, column].unique())))
             log.warnings.append(
-                f"{source.benchmark.title}: {int(other.sum()):,} {source.protocol} score rows of {column} "
+                f"{source.benchmark.title}: {int(other.sum()):,} {source.protocol_title} score rows of "
+                f"{column} "
                 f"{found} are not in the plan and are ignored."
             )
             frame = frame[~other]
@@ -186,12 +193,13 @@ def _one_sampling(frame: pd.DataFrame, source: BenchmarkProtocol, log: ReadLog) 
         return frame
     if wanted not in found:
         raise DataError(
-            f"{source.benchmark.name}: the plan has sampling '{wanted}', the {source.protocol} score rows "
+            f"{source.benchmark.name}: the plan has sampling '{wanted}', the {source.protocol_title} "
+            "score rows "
             f"have {', '.join(map(repr, found))}"
         )
     others = ", ".join(repr(name) for name in found if name != wanted)
     log.warnings.append(
-        f"{source.benchmark.title}: {source.protocol} score rows with sampling {others} are ignored."
+        f"{source.benchmark.title}: {source.protocol_title} score rows with sampling {others} are ignored."
     )
     return frame[frame["sampling"] == wanted]
 
@@ -212,7 +220,8 @@ def _one_fingerprint(
     ):
         log.warnings.append(
             f"{source.benchmark.title}: '{checkpoints[checkpoint].label}' was evaluated more than once "
-            f"under {source.protocol}, with different engines, dtypes or package versions; the {count:,} "
+            f"under {source.protocol_title}, with different engines, dtypes or package versions; the "
+            f"{count:,} "
             f"score rows of {fingerprint} are ignored."
         )
     selected = counts[~counts["checkpoint"].duplicated()]
@@ -253,7 +262,7 @@ def _compare_scorers(
     if len(versions) > 1:
         groups = "; ".join(f"{', '.join(labels)} by {version}" for version, labels in versions.items())
         log.warnings.append(
-            f"{source.benchmark.title}: {source.protocol} responses were scored by different versions: "
+            f"{source.benchmark.title}: {source.protocol_title} responses were scored by different versions: "
             f"{groups}. Repeat `evalsuite run … --score-only` on the older run."
         )
 
@@ -281,7 +290,7 @@ def _with_errors(
         if count:
             log.errors[checkpoint, source.benchmark.name, source.protocol] = int(count)
             log.warnings.append(
-                f"{source.benchmark.title}: {count:,} {source.protocol} responses of "
+                f"{source.benchmark.title}: {count:,} {source.protocol_title} responses of "
                 f"'{checkpoints[checkpoint].label}' are errors and {fate}."
             )
     return frame

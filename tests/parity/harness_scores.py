@@ -40,11 +40,11 @@ from evalsuite.evaluation.run_paths import (
 )
 from evalsuite.foundation import ConfigError, DataError, write_text
 from evalsuite.foundation.metrics import PERPLEXITIES
+from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.models.inference.response_cache import ResponseCache
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.reports.records.score_table import score_table
-from evalsuite.tasks.benchmark import PROTOCOLS
 from evalsuite.tasks.sources.assets import ensure_asset
 from tests.parity.exit_codes import exit_with
 from tests.parity.lm_pub_quiz import is_bear, pub_quiz_scores

@@ -163,14 +163,14 @@ def errors(run: Path) -> None:
         ),
         (teacher_silent, "Facts: 'teacher' has 0 of 60 documents under generation: not measured."),
         (teacher_stranger, "'student' was distilled from another teacher (ffffffffffffffff)"),
-        (fewer_documents, "Facts: 'student' has 40 of 60 documents under loglikelihood: not measured."),
+        (fewer_documents, "Facts: 'student' has 40 of 60 documents under log-likelihood: not measured."),
         (
             other_documents,
-            "'student' has 0 of 60 documents under loglikelihood (its teacher lacks 60): not measured.",
+            "'student' has 0 of 60 documents under log-likelihood (its teacher lacks 60): not measured.",
         ),
         (
             other_words,
-            "'student' has 56 of 60 documents under loglikelihood (4 have other prompts than its teacher's)",
+            "'student' has 56 of 60 documents under log-likelihood (4 have other prompts than its teacher's)",
         ),
         (errors, "4 generation responses of 'student' are errors and count as wrong"),
     ],

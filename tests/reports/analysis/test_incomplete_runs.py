@@ -141,7 +141,7 @@ def test_student_above_teacher_is_not_the_headline(synthetic: SimpleNamespace, t
     )
     report = compare([run], tmp_path / "out").report
     assert headline(report).startswith("keeps recovers")
-    said = "'learns' scores above its teacher under loglikelihood"
+    said = "'learns' scores above its teacher under log-likelihood"
     assert any(warning.startswith(said) for warning in report.warnings)
 
 
@@ -163,6 +163,6 @@ def test_gains_that_offset_losses_are_a_warning(synthetic: SimpleNamespace, tmp_
     )
     warnings = compare([run], tmp_path / "out").report.warnings
     assert [each for each in warnings if "Significantly above" in each] == [
-        "Significantly above their teacher under loglikelihood: 1 student in A. Recovery offsets such gains "
+        "Significantly above their teacher under log-likelihood: 1 student in A. Recovery offsets such gains "
         "against losses on other benchmarks."
     ]

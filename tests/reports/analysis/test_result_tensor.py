@@ -127,7 +127,7 @@ def test_unfinished_checkpoint_is_excluded_with_warning(synthetic: SimpleNamespa
     tensor = load_result_tensor([run])
     assert tensor.find("facts", "loglikelihood")[0].present == (0, 1)
     assert tensor.find("facts", "generation")[0].present == (0, 1, 2)
-    assert any("'unfinished' has 20 of 60 documents under loglikelihood" in w for w in tensor.warnings)
+    assert any("'unfinished' has 20 of 60 documents under log-likelihood" in w for w in tensor.warnings)
     assert [(each.checkpoint, each.documents, each.planned) for each in tensor.incomplete] == [(2, 20, 60)]
 
 
@@ -145,7 +145,7 @@ def test_partial_cells_are_compared_on_request(synthetic: SimpleNamespace, tmp_p
     tensor = load_result_tensor([run], RunSelection(min_coverage=0.5))
     (cell,) = tensor.find("facts", "loglikelihood")
     assert (cell.present, len(cell.documents), cell.planned) == ((0, 1), 30, 60)
-    said = "Facts: 'teacher', 'student' are compared on 30 of 60 documents under loglikelihood."
+    said = "Facts: 'teacher', 'student' are compared on 30 of 60 documents under log-likelihood."
     assert said in tensor.warnings
     assert any("min_coverage 0.5" in warning for warning in tensor.warnings)
     assert load_result_tensor([run], RunSelection(min_coverage=0.51)).cells[0].present == (0,)
@@ -164,7 +164,7 @@ def test_documents_with_other_prompts_are_not_compared(synthetic: SimpleNamespac
     )
     tensor = load_result_tensor([run])
     assert tensor.find("facts", "loglikelihood")[0].present == (0,)
-    said = "55 of 60 documents under loglikelihood (5 have other prompts than its teacher's): not measured"
+    said = "55 of 60 documents under log-likelihood (5 have other prompts than its teacher's): not measured"
     assert any(said in w for w in tensor.warnings)
     partial = load_result_tensor([run], RunSelection(min_coverage=0.9)).find("facts", "loglikelihood")[0]
     assert (partial.present, len(partial.documents)) == ((0, 1), 55)
@@ -203,7 +203,7 @@ def test_second_fingerprint_is_ignored_with_warning(synthetic: SimpleNamespace, 
         edit(other, "facts", protocol, lambda row: row | {"fingerprint": "bf16"})
     tensor = load_result_tensor([one, other])
     assert len(tensor.cells[0].documents) == 60
-    assert any("was evaluated more than once under loglikelihood" in w for w in tensor.warnings)
+    assert any("was evaluated more than once under log-likelihood" in w for w in tensor.warnings)
 
 
 def test_score_outside_unit_interval_is_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_interrupted_student_is_not_measured(synthetic: SimpleNamespace, tmp_pat
     (cell,) = tensor.find("piqa", "loglikelihood")
     assert (cell.present, len(cell.documents)) == ((0,), 100)
     assert tensor.find("piqa", "generation")[0].present == (0, 1)
-    said = "PIQA: 's' has 60 of 100 documents under loglikelihood: not measured."
+    said = "PIQA: 's' has 60 of 100 documents under log-likelihood: not measured."
     assert said in tensor.warnings
 
 

@@ -131,7 +131,7 @@ def test_what_is_incomplete_is_not_measured(run: Path, tmp_path: Path) -> None:
     )
     (path,) = export([run], "model-card", tmp_path / "out").files
     statement = path.read_text().split("## Distillation Loss Statement")[1]
-    assert "'a student' has 295 of 300 documents under loglikelihood." in statement
+    assert "'a student' has 295 of 300 documents under log-likelihood." in statement
     assert "ARC-Easy, log-likelihood |" not in statement
 
 

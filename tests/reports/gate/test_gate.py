@@ -80,7 +80,7 @@ def test_inconclusive_rule_reports_documents_needed() -> None:
         ),
         (
             {"metric": "score", "min": 0.5, "benchmark": "needle", "protocol": "loglikelihood"},
-            "no 'needle' with a score under loglikelihood",
+            "no 'needle' with a score under log-likelihood",
         ),
         ({"metric": "gap", "max": 5, "benchmark": "needle"}, "not evaluated under both protocols"),
         (

@@ -57,7 +57,7 @@ def test_half_of_the_score_rows_is_not_measured(tmp_path: Path, who: str) -> Non
     run = copy_fixture(tmp_path / "run", first_half(who))
     verdict = run_gate([run], policy_from_options(min_recovery=0.9))
     assert verdict.exit_code == 3
-    assert f"facts: '{who}' has 60 of 120 documents under loglikelihood" in verdict.text
+    assert f"facts: '{who}' has 60 of 120 documents under log-likelihood" in verdict.text
 
 
 def test_one_missing_document_is_not_measured(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_errors_count_as_wrong(synthetic: SimpleNamespace, tmp_path: Path) -> No
     assert verdict.exit_code == 1
     (result,) = verdict.results
     assert result.documents == 1000
-    assert "95 loglikelihood responses of 'student' are errors and count as wrong" in verdict.text
+    assert "95 log-likelihood responses of 'student' are errors and count as wrong" in verdict.text
 
 
 def test_perplexity_with_errors_is_not_measured(synthetic: SimpleNamespace, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_warnings_are_part_of_the_verdict(tmp_path: Path) -> None:
         ),
     )
     verdict = run_gate([run], policy_from_options(min_recovery=0.9), out=tmp_path / "gate")
-    warning = "Facts: 2 loglikelihood responses of 'student' are errors"
+    warning = "Facts: 2 log-likelihood responses of 'student' are errors"
     assert warning in verdict.text
     suite = ET.parse(tmp_path / "gate" / "junit.xml").getroot().find("testsuite")
     assert suite is not None

@@ -180,7 +180,7 @@ def _another_schema(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (Path.unlink, "no parquet|no loglikelihood scores"),
+        (Path.unlink, "no parquet|no log-likelihood scores"),
         (_truncate, "not a parquet file"),
         (lambda path: path.write_bytes(b""), "not a parquet file"),
         (_rename, "has score rows of arc_easy, loglikelihood, fingerprint ffff"),
