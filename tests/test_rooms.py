@@ -41,7 +41,7 @@ FOLDERS = {
         "results",
         "examples",
     },
-    "docs": {"extend", "how-to", "reference"},
+    "docs": {"extend", "how-to", "notebooks", "reference"},
     "tests": {
         "api",
         "cli",

@@ -6,11 +6,17 @@ from typing import Any
 
 from docs._generate import commands, fields, registries
 from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.selection import SELECTORS
 from evalsuite.distill.stage import OBJECTIVES, Stage
 from evalsuite.executors import EXECUTORS
 from evalsuite.models.inference import ENGINES
 from evalsuite.models.mixers import MIXERS
 from evalsuite.protocols.scorers import SCORERS, describe_scorer
+from evalsuite.reports.columns import COLUMNS
+from evalsuite.reports.exports.formats import EXPORTERS
+from evalsuite.reports.gate.metrics import RULE_METRICS
+from evalsuite.reports.imports import IMPORTERS
+from evalsuite.reports.page.sections import SECTIONS
 
 
 def generate(what: str) -> str:
@@ -70,6 +76,16 @@ def mixers() -> str:
     return f"{registries.table(MIXERS)}\n\n### Presets\n\n{head}\n" + "\n".join(presets)
 
 
+def rule_metrics() -> str:
+    """Return the metrics of gate rules with their bounds and options."""
+    rows = [
+        f"| `{name}` | `{each.bound}` | {each.unit} | "
+        f"{f'`--{each.bound}-{name}`' if each.has_option else '–'} | {each.hint} |"
+        for name, each in RULE_METRICS.items()
+    ]
+    return "\n".join(("| metric | bound | unit | option | quantity |", "|---|---|---|---|---|", *rows))
+
+
 DIRECTIVES: dict[str, Callable[[], Any]] = {
     "commands": commands.reference,
     "recipe": recipe,
@@ -79,5 +95,11 @@ DIRECTIVES: dict[str, Callable[[], Any]] = {
     "scorers": lambda: registries.table(SCORERS, describe_scorer),
     "engines": lambda: registries.table(ENGINES),
     "executors": lambda: registries.table(EXECUTORS),
+    "selectors": lambda: registries.table(SELECTORS, lambda each: f"{each.summary} ({each.source})"),
+    "rule metrics": rule_metrics,
+    "columns": lambda: registries.table(COLUMNS, lambda each: each.hint),
+    "sections": lambda: registries.table(SECTIONS, lambda each: each.title),
+    "importers": lambda: registries.table(IMPORTERS, lambda each: each.title),
+    "exporters": lambda: registries.table(EXPORTERS, lambda each: f"{each.title}. {each.__doc__}"),
 }
 """Directive → the Markdown that takes its place."""

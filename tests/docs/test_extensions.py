@@ -93,3 +93,49 @@ def test_engine(page: PageCode) -> None:
         for scores in (rounded, exact)
     )
     assert 1e-4 < abs(first - second).max() < 1.0
+
+
+def test_selector(page: PageCode) -> None:
+    page.run()
+    selection = json.loads((page.folder / "layers.json").read_text())
+    by_norm = sorted(range(len(selection["scores"])), key=lambda layer: -selection["scores"][layer])
+    assert selection["selector"] == "output_norm"
+    assert selection["layers"] == sorted(by_norm[:2])
+    config = json.loads((page.folder / "students" / "gla" / "config.json").read_text())
+    assert [layer for layer, name in enumerate(config["mixers"]) if name == "softmax"] == selection["layers"]
+
+
+def test_gate_rule(page: PageCode) -> None:
+    use_as_demo(page, "passing")
+    page.run()
+    (rule,) = json.loads((page.folder / "verdict" / "gate.json").read_text())["results"]
+    assert rule["metric"] == "lead_over_chance"
+    assert rule["outcome"] == "pass"
+    policy = (page.folder / "policy.yaml").read_text()
+    (page.folder / "policy.yaml").write_text(policy.replace("min: 10", "min: 99"))
+    page.call("python lead_over_chance.py", code=1)
+
+
+def test_leaderboard_column(page: PageCode) -> None:
+    use_as_demo(page, "failing")
+    printed = page.run()
+    report = page.folder / "report"
+    table = pd.read_csv(report / "leaderboard.csv")
+    assert set(table.loc[table["label"] == "student", "training_tokens"]) == {1_000_000}
+    assert "training tokens" in printed
+    assert "training tokens" in (report / "report.md").read_text()
+
+
+def test_importer(page: PageCode) -> None:
+    page.run()
+    table = pd.read_csv(page.folder / "report" / "leaderboard.csv")
+    row = table[(table["label"] == "small") & (table["scope"] == "all")].iloc[0]
+    assert (row["documents"], row["score"], row["win_or_tie_rate"]) == (4, 0.5, 0.75)
+
+
+def test_exporter(page: PageCode) -> None:
+    use_as_demo(page, "failing")
+    page.run()
+    assert re.fullmatch(
+        r"student & \d+\.\d & \d+\.\d \\\\\n", (page.folder / "paper" / "recovery.tex").read_text()
+    )

@@ -34,19 +34,12 @@ def config_classes() -> dict[str, list[str]]:
     definitions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     known = {"Strict"}
     while True:
-        more = {
-            node.name
-            for node in definitions
-            if any(isinstance(base, ast.Name) and base.id in known for base in node.bases)
-        }
-        if more <= known:
+        # Other classes may have the name of a configuration class, so bases decide, not names.
+        found = [node for node in definitions if any(getattr(base, "id", "") in known for base in node.bases)]
+        if {node.name for node in found} <= known:
             break
-        known |= more
-    return {
-        node.name: fields
-        for node in definitions
-        if node.name in known - {"Strict"} and node.name[0] != "_" and (fields := public_fields(node))
-    }
+        known |= {node.name for node in found}
+    return {node.name: fields for node in found if node.name[0] != "_" and (fields := public_fields(node))}
 
 
 def public_fields(node: ast.ClassDef) -> list[str]:
