@@ -32,16 +32,26 @@ class AttentionSpan:
 
     window: int | None = None
     """Number of latest tokens, the query's own included; None for all."""
+    sinks: int = 0
+    """Number of first tokens that are attended to as well, however far back."""
 
     def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Whether queries attend to keys, by position: bool, in the shape of the two broadcast."""
+        """Whether queries attend to keys, by position in their sequence: bool, in the shape of the two
+        broadcast."""
         seen = keys <= queries
-        return seen if self.window is None else seen & (keys > queries - self.window)
+        if self.window is None:
+            return seen
+        near = keys > queries - self.window
+        return seen & (near | (keys < self.sinks) if self.sinks else near)
 
     def mean_length(self, length: int) -> float:
         """Tokens that a query attends to, averaged over a sequence of `length` tokens."""
-        whole = length if self.window is None else min(length, self.window)
+        whole = length if self.window is None else min(length, self.window + self.sinks)
         return (whole * (whole + 1) / 2 + (length - whole) * whole) / length
+
+
+FOUR_BYTES = ("recurrent", "length")
+"""Parts of a state in float32 or int32, whatever the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +59,8 @@ class CacheSpec:
     """What one sequence occupies in the cache of a layer."""
 
     states: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shapes of the parts of a recurrent state: "recurrent" in float32, all others in the model's dtype."""
+    """Shapes of the parts of a state of constant size; those in `FOUR_BYTES` have four bytes a number, all
+    others the model's dtype."""
     kv_width: int = 0
     """Numbers per cached token: the widths of key and value, summed over heads."""
     span: AttentionSpan | None = None
@@ -64,7 +75,7 @@ class CacheSpec:
     def state_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the recurrent state, whatever the length."""
         return sum(
-            torch.Size(shape).numel() * (4 if name == "recurrent" else dtype.itemsize)
+            torch.Size(shape).numel() * (4 if name in FOUR_BYTES else dtype.itemsize)
             for name, shape in self.states.items()
         )
 

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.attention_shape import AttentionShape
+from evalsuite.models.mixers.base import LayerCache
 from evalsuite.models.mixers.interface import AttentionSpan, CacheSpec, Mixer, StateKind
 from evalsuite.models.mixers.layers import apply_rotary_pos_emb
 from evalsuite.models.mixers.registry import MIXERS
 from evalsuite.models.mixers.teacher_weights import SOFTMAX_INITS, copy_softmax
+from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +33,13 @@ class SoftmaxOptions:
 class SlidingWindowOptions(SoftmaxOptions):
     window: int = 256
     """Number of latest tokens a query attends to, itself included."""
+    sinks: int = 0
+    """Number of first tokens that every query attends to as well."""
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ConfigError(f"window = {self.window}: must be 1 or more")
+        for name, least in (("window", 1), ("sinks", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must be {least} or more")
 
 
 @MIXERS.register("softmax")
@@ -117,6 +122,18 @@ class SoftmaxMixer(Mixer):
         )
         return (result[0].reshape(shape), result[1]) if rows > 1 else result
 
+    def project(
+        self: Any, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, T, H, D], keys and values [B, T, H / groups, D], normalised and rotated."""
+        q = self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
+        k = self.k_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
+        v = self.v_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
+        if hasattr(self, "q_norm"):
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = apply_rotary_pos_emb(q, *position_embeddings)
+        return q, apply_rotary_pos_emb(k, *position_embeddings), v
+
     def attention_matrix(
         self: Any,
         hidden_states: Tensor,
@@ -125,18 +142,14 @@ class SoftmaxMixer(Mixer):
     ) -> tuple[Tensor, Tensor]:
         """Return the attention matrix [B, H, T, T] and the values [B, T, H, V] that it mixes."""
         assert position_embeddings is not None
-        q = self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
-        k = self.k_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
-        v = self.v_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
-        if hasattr(self, "q_norm"):
-            q, k = self.q_norm(q), self.k_norm(k)
-        q = apply_rotary_pos_emb(q, *position_embeddings)
-        k = apply_rotary_pos_emb(k, *position_embeddings)
+        q, k, v = self.project(hidden_states, position_embeddings)
         k = k.repeat_interleave(self.num_key_value_groups, 2)
         v = v.repeat_interleave(self.num_key_value_groups, 2)
         scores = torch.einsum("bthd,bshd->bhts", q, k).float() * self.scaling
-        places = torch.arange(scores.shape[-1], device=scores.device)
-        visible = self.span.visible(places[:, None], places)[None, None]
+        places = torch.arange(scores.shape[-1], device=scores.device)[None]
+        if token_mask is not None:
+            places = token_mask.int().cumsum(1) - 1
+        visible = self.span.visible(places[:, :, None], places[:, None])[:, None]
         if token_mask is not None:
             visible = visible & token_mask[:, None, None, :]
         # The softmax over a pad's empty row is NaN; its value is never used.
@@ -157,7 +170,71 @@ class SlidingWindowMixer(SoftmaxMixer):
     @classmethod
     def make_span(cls, options: SlidingWindowOptions, teacher_window: int | None) -> AttentionSpan:
         """See `SoftmaxMixer.make_span`: the smaller of the two windows."""
-        return AttentionSpan(min(options.window, teacher_window or options.window))
+        return AttentionSpan(min(options.window, teacher_window or options.window), options.sinks)
+
+    @classmethod
+    def from_attention(
+        cls,
+        attention: nn.Module,
+        shape: AttentionShape,
+        options: Any,
+        *,
+        layer: int,
+        window: int | None,
+    ) -> nn.Module:
+        """See `Mixer.from_attention`."""
+        kind = SinkWindowMixer if options.sinks and cls is SlidingWindowMixer else cls
+        return super(SlidingWindowMixer, kind).from_attention(
+            attention, shape, options, layer=layer, window=window
+        )
+
+
+class SinkWindowMixer(SlidingWindowMixer):
+    """A sliding window with sinks: a state of constant size instead of keys and values per token."""
+
+    served_as = None
+
+    def cache_spec(self) -> CacheSpec:
+        """See `Mixer.cache_spec`."""
+        mixer: Any = self
+        kv_heads = self.cache_width // (2 * mixer.head_dim)
+        return CacheSpec(states=state_shapes(self.span, kv_heads, mixer.head_dim))
+
+    def forward(  # type: ignore[override]
+        self: Any,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        token_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        past_key_values: Any = None,
+        **attention: Any,
+    ) -> tuple[Tensor, Any]:
+        """Attend; packed sequences by their `attention_mask`, as in `SoftmaxMixer`."""
+        cache: LayerCache | None = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        if cu_seqlens is not None:
+            if cache is not None:
+                raise ConfigError(
+                    f"layer {self.layer_idx}: {self.name} with sinks = {self.span.sinks} cannot continue "
+                    "packed sequences from their states"
+                )
+            result: tuple[Tensor, Any] = super().forward(
+                hidden_states, position_embeddings, attention_mask, token_mask, cu_seqlens, **attention
+            )
+            return result
+        q, k, v = self.project(hidden_states, position_embeddings)
+        mixed, state = attend_with_state(
+            q,
+            k,
+            v,
+            span=self.span,
+            scale=self.scaling,
+            state=None if cache is None else cache.read(),
+            token_mask=token_mask,
+        )
+        if cache is not None:
+            cache.write(state)
+        return self.o_proj(mixed.flatten(2)), None
 
 
 _CLASSES: dict[tuple[type, type], type[nn.Module]] = {}
@@ -166,6 +243,6 @@ _CLASSES: dict[tuple[type, type], type[nn.Module]] = {}
 def _mixer_class(mixin: type[SoftmaxMixer], attention: type[nn.Module]) -> type[nn.Module]:
     """The class `attention` with the interface of `mixin`, made once."""
     if (mixin, attention) not in _CLASSES:
-        name = f"{mixin.name.title().replace('_', '')}{attention.__name__}"
+        name = f"{mixin.__name__.removesuffix('Mixer')}{attention.__name__}"
         _CLASSES[mixin, attention] = type(name, (mixin, attention), {})
     return _CLASSES[mixin, attention]

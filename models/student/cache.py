@@ -108,7 +108,7 @@ class StudentCache(DynamicCache):
 
 
 def _layer(spec: CacheSpec) -> DynamicLayer:
-    if spec.span is None:
+    if spec.states or spec.span is None:
         return RecurrentLayerCache()
     if spec.span.window is None:
         return DynamicLayer()

@@ -162,6 +162,9 @@ class StudentModel(StudentPreTrainedModel):
             if cu_seqlens is not None:
                 masks[span] = packed_mask(cu_seqlens, embeddings, span, row_length)
                 continue
+            if span.sinks:
+                # Such a layer makes its mask itself, from the positions in its state.
+                continue
             config = copy.copy(self.config.base)
             config.sliding_window = span.window
             make = create_causal_mask if span.window is None else create_sliding_window_causal_mask
@@ -273,4 +276,5 @@ def packed_mask(
     start = token - packed_position_ids(cu_seqlens, length)
     token, start = token.view(-1, row_length or length), start.view(-1, row_length or length)
     key, query = token.unsqueeze(1), token.unsqueeze(2)
-    return (span.visible(query, key) & (key >= start.unsqueeze(2))).unsqueeze(1)
+    first = start.unsqueeze(2)
+    return (span.visible(query - first, key - first) & (key >= first)).unsqueeze(1)
