@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evalsuite.foundation import DataError
+from evalsuite.foundation import DataError, MissingDependencyError
 from evalsuite.reports import RunSelection
 from evalsuite.reports.imports import find_importer, import_logs
 from evalsuite.reports.records.score_table import score_table
@@ -204,6 +205,20 @@ def test_failed_samples_of_inspect_are_errors(stored: Path) -> None:
     path = edit_log(stored, lambda log: log["samples"][0].update(error={"message": "out of memory"}))
     report = report_of("inspect", stored / "inspect" / "big_letters.json", path)
     assert sum(report.tensor.errors.values()) == 1
+
+
+def test_zstandard_without_its_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log.eval"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("header.json", "{}")
+    # The compression method stands in the local and in the central header of a member.
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x03\x04") + 8] = content[content.index(b"PK\x01\x02") + 10] = 93
+    path.write_bytes(content)
+    monkeypatch.setitem(sys.modules, "zipfile_zstd", None)
+    monkeypatch.delattr(zipfile, "ZIP_ZSTANDARD", raising=False)
+    with pytest.raises(MissingDependencyError, match=r"pip install zipfile-zstd, or convert the log"):
+        import_logs([("inspect", path)], tmp_path / "out")
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04 torn", b"", b"<html>"])
