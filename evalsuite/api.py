@@ -11,14 +11,15 @@ error that is raised on purpose is an `EvalsuiteError` that names the file, the 
 """
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from evalsuite.config import CompareConfig, GateConfig, RunConfig, read_run_config
 from evalsuite.foundation import EvalsuiteError
+from evalsuite.foundation.dependencies import missing_dependency
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +49,30 @@ __all__ = [
 ]
 
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _naming_extras(verb: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Refuse with the extra to install, as the command line does, where an optional package is missing."""
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            try:
+                return function(*args, **kwargs)
+            except ModuleNotFoundError as error:
+                missing = missing_dependency(error, verb)
+                if missing is None:
+                    raise
+                raise missing from error
+
+        return call
+
+    return decorate
+
+
+@_naming_extras("distill")
 def distill(
     recipe: "str | Path | Recipe",
     out: Path | str,
@@ -89,6 +114,7 @@ def distill(
     return [str(folder) for folder in folders]
 
 
+@_naming_extras("run")
 def evaluate(config: RunConfig) -> "Summary":
     """Evaluate checkpoints on a suite; repeating the call resumes.
 
@@ -105,6 +131,7 @@ def evaluate(config: RunConfig) -> "Summary":
     return run(config)
 
 
+@_naming_extras("run")
 def estimate(config: RunConfig) -> "Estimate":
     """Count the requests and tokens of a run and estimate its time; nothing is written.
 
@@ -115,6 +142,7 @@ def estimate(config: RunConfig) -> "Estimate":
     return estimate_run(config)
 
 
+@_naming_extras("compare")
 def compare(config: CompareConfig) -> "Comparison":
     """Write the report of runs; checkpoints are evaluated first.
 

@@ -1,5 +1,6 @@
 """The Python interface on finished runs: tables, verdicts, refusals, and what it imports."""
 
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -141,6 +142,30 @@ assert gate(GateConfig(runs=[{RUN!r}], max_gap=50)).exit_code == 0
 assert compare(CompareConfig(inputs=[{RUN!r}], out={str(tmp_path / "out")!r})).page.is_file()
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_a_missing_package_names_its_extra(tmp_path: Path) -> None:
+    code = f"""
+import sys
+for name in {HEAVY!r}:
+    sys.modules[name] = None
+from evalsuite.api import *
+for call, extra in (
+    (lambda: distill("pocket", "students"), "distill"),
+    (lambda: evaluate(RunConfig(suite="pocket", teacher="pocket", out="run")), "eval"),
+    (lambda: estimate(RunConfig(suite="pocket", teacher="pocket", out="run")), "eval"),
+    (lambda: compare(CompareConfig(inputs=["pocket"], suite="pocket", out="out")), "eval"),
+):
+    try:
+        call()
+    except EvalsuiteError as error:
+        assert f"pip install 'evalsuite[{{extra}}]'" in str(error), error
+    else:
+        raise AssertionError(extra)
+"""
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
 
 
 def test_importing_it_is_light() -> None:
