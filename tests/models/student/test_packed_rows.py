@@ -37,3 +37,12 @@ def test_the_mask_by_rows_is_the_block_diagonal_of_the_full_mask():
         rows = packed_mask(bounds, embeddings, span, 4)[:, 0]
         assert rows.shape == (3, 4, 4)
         assert torch.equal(torch.block_diag(*rows), whole)
+
+
+@torch.no_grad()
+def test_packed_sequences_stay_apart_in_eager_attention(make_teacher) -> None:
+    student = build_student(make_teacher(), ["softmax", "sliding_window"]).double()
+    student.set_attn_implementation("eager")
+    row = torch.arange(14)[None]
+    packed = student(row, cu_seqlens=torch.tensor([0, 5, 14])).logits
+    torch.testing.assert_close(packed[:, 5:], student(row[:, 5:]).logits)
