@@ -274,6 +274,8 @@ class GateConfig(_Selected):
     """Minimum share of documents with the teacher's choice or extracted answer, e.g. 0.8."""
     min_retained: float | None = None
     """Minimum share of the teacher's right answers that stay right, e.g. 0.85."""
+    max_kl: float | None = None
+    """Maximum KL(teacher ‖ student) at the right answers, in nats per token, e.g. 0.3."""
     max_gap: float | None = None
     """Maximum gap between the protocols, in points, e.g. 5."""
     out: Path | str | None = None
@@ -291,7 +293,7 @@ class GateConfig(_Selected):
 
     @property
     def _bounds(self) -> dict[str, float | None]:
-        names = ("min_recovery", "min_agreement", "min_retained", "max_gap")
+        names = ("min_recovery", "min_agreement", "min_retained", "max_kl", "max_gap")
         return {name: getattr(self, name) for name in names}
 
     def load_policy(self) -> "Policy":

@@ -17,9 +17,10 @@ from evalsuite.foundation.registry import Registry
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.agreement import AgreementRow
+from evalsuite.reports.analysis.measures.distances import DistanceRow
 from evalsuite.reports.analysis.measures.tolerance import ToleranceRow
 from evalsuite.reports.analysis.rows import AverageRow, GapRow
-from evalsuite.reports.analysis.scopes import INFORMATIVE
+from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.intervals import Interval
 
@@ -40,6 +41,8 @@ class Entry:
     """Compared with its teacher in the same scope."""
     tolerance: ToleranceRow | None
     """The tolerance curve in the same scope."""
+    distance: DistanceRow | None
+    """At the answers of all benchmarks; None in other scopes than `all`."""
     gap: GapRow | None
     """Between the protocols, over all benchmarks with both."""
 
@@ -52,6 +55,7 @@ class Entry:
             average=average,
             agreement=report.agreement_with_teacher(*where),
             tolerance=report.tolerance(*where),
+            distance=report.distance(average.checkpoint) if average.scope == ALL else None,
             gap=report.gap(average.checkpoint),
         )
 
@@ -319,6 +323,25 @@ for _name, _column in {
         value=lambda entry: None if entry.tolerance is None else entry.tolerance.critical_half,
         kind="interval",
         better="lower",
+        outputs=("csv", "page"),
+        with_interval=False,
+    ),
+    "kl": Column(
+        title="KL, nats",
+        hint="KL(teacher ‖ student) per token at the right answers, over the full vocabulary.",
+        value=lambda entry: None if entry.distance is None else entry.distance.kl,
+        kind="interval",
+        unit="number",
+        better="lower",
+        digits=3,
+        outputs=("csv", "page"),
+        with_interval=False,
+    ),
+    "equivalent_bits": Column(
+        title="bits",
+        hint="Bits of the rounding of the teacher that is as far from it.",
+        value=lambda entry: None if entry.distance is None else entry.distance.equivalent_bits,
+        unit="number",
         outputs=("csv", "page"),
         with_interval=False,
     ),

@@ -16,6 +16,7 @@ from evalsuite.reports.analysis.measures.agreement import (
     benchmark_agreement_rows,
     ceiling_rows,
 )
+from evalsuite.reports.analysis.measures.distances import DistanceRow, distance_rows
 from evalsuite.reports.analysis.measures.informative import (
     InformativeRow,
     informative_names,
@@ -37,6 +38,7 @@ from evalsuite.reports.analysis.rows import Agreement, AverageRow, BenchmarkRow,
 from evalsuite.reports.analysis.scopes import ALL, Pool
 from evalsuite.reports.analysis.variants import Ablation, ablations_of
 from evalsuite.reports.analysis.warnings import report_warnings
+from evalsuite.reports.records.distances import ANSWERS, read_distances
 from evalsuite.reports.records.loss_curves import LossCurve, read_loss_curves
 from evalsuite.reports.records.merging import CellKey, CheckpointEntry, MergedPlan
 from evalsuite.reports.records.run_folder import BenchmarkPlan, read_environment
@@ -71,6 +73,8 @@ class Report:
     """Named answers and their distribution, under generation with choices."""
     recall: tuple[RecallRow, ...]
     """Needles, RULER's mean and LongBench, by context and over the contexts."""
+    distances: tuple[DistanceRow, ...]
+    """KL divergence and top-1 agreement per text and part of it, with the roundings of the yardstick."""
     tolerances: tuple[ToleranceRow, ...]
     """Share of benchmarks and documents within a tolerance of the teacher, per student and scope."""
     agreements: tuple[AgreementRow, ...]
@@ -178,6 +182,13 @@ class Report:
                 return row
         return None
 
+    def distance(self, checkpoint: int, text: str = ANSWERS) -> DistanceRow | None:
+        """The distance of a student over a whole text."""
+        for row in self.distances:
+            if (row.checkpoint, row.text, row.kind) == (checkpoint, text, "all"):
+                return row
+        return None
+
     def gap(self, checkpoint: int, benchmark: str = ALL) -> GapRow | None:
         """The gap row of a student."""
         for row in self.gaps:
@@ -225,6 +236,7 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
         informative=tuple(informative),
         letters=tuple(letter_rows(tensor)),
         recall=tuple(row for pool in pools.values() for row in recall_rows(pool)),
+        distances=tuple(distance_rows(tensor, read_distances(runs))),
         tolerances=tuple(row for name, pool in pools.items() for row in tolerance_rows(pool, names[name])),
         agreements=tuple(agreements),
         agreements_by_benchmark=tuple(by_benchmark),

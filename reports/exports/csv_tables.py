@@ -1,4 +1,4 @@
-"""The tables of a report as CSV, unrounded: leaderboard, scores, recall, gap and paper comparison."""
+"""The tables of a report as CSV, unrounded: leaderboard, scores, recall, distances, gap, paper comparison."""
 
 import csv
 import io
@@ -112,6 +112,26 @@ def recall_csv(report: Report) -> str:
             **estimate_cells("recovery", row.recovery),
         }
         for row in report.recall
+    )
+
+
+def distances_csv(report: Report) -> str:
+    """One row per student or rounded teacher, text and part of it; KL in nats per token."""
+    return _csv(
+        {
+            "label": None if row.checkpoint is None else report.checkpoints[row.checkpoint].label,
+            "bits": row.bits,
+            "teacher": report.checkpoints[row.teacher].label,
+            "text": row.text,
+            "kind": row.kind,
+            "group": row.group,
+            "documents": row.documents,
+            "tokens": row.tokens,
+            **interval_cells("kl", row.kl),
+            **interval_cells("agreement", row.agreement),
+            **estimate_cells("equivalent_bits", row.equivalent_bits),
+        }
+        for row in report.distances
     )
 
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
 from evalsuite.foundation import EvalsuiteError, nearest
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
@@ -13,6 +15,7 @@ from evalsuite.reports.analysis.measures.agreement import AgreementPool
 from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor, load_result_tensor
 from evalsuite.reports.analysis.scopes import Pool
 from evalsuite.reports.gate.measurement import NotMeasured
+from evalsuite.reports.records.distances import read_distances
 from evalsuite.reports.records.merging import CellKey
 
 if TYPE_CHECKING:
@@ -33,6 +36,14 @@ class Evidence:
         self._gaps: GapPool | None = None
         self._agreements: dict[tuple[str, int], AgreementPool] = {}
         self._baselines: dict[str, ResultTensor | str] = {}
+        self._distances: tuple[pd.DataFrame | None] | None = None
+
+    @property
+    def distances(self) -> pd.DataFrame | None:
+        """The distances of the runs; None if they have none."""
+        if self._distances is None:
+            self._distances = (read_distances(self.tensor.merged.runs),)
+        return self._distances[0]
 
     def pool(self, protocol: str) -> Pool:
         """The cells of a protocol."""

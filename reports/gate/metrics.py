@@ -42,8 +42,9 @@ class RuleMetric:
     """Whether `evalsuite gate` has an option for it: `--min-recovery`."""
     over_runs: bool = False
     """Whether a rule may decide over the training runs of a recipe."""
-    between_protocols: bool = False
-    """Whether it compares the protocols, so that a rule states none."""
+    protocols: Literal["each", "both", "none"] = "each"
+    """`each`: a rule holds under every protocol, or the one that it states. `both` compares them and `none`
+    has nothing to do with them: then a rule states none."""
     needs_baseline: bool = False
     """Whether a rule names a stored run to compare with."""
 
@@ -124,6 +125,17 @@ RULE_METRICS.add(
     ),
 )
 RULE_METRICS.add(
+    "kl",
+    RuleMetric(
+        measure=_lazy("standard_metrics", "kl"),
+        bound="max",
+        unit="nats",
+        hint="KL(teacher ‖ student) at the right answers, in nats per token, e.g. 0.3",
+        has_option=True,
+        protocols="none",
+    ),
+)
+RULE_METRICS.add(
     "gap",
     RuleMetric(
         measure=_lazy("standard_metrics", "gap"),
@@ -131,7 +143,7 @@ RULE_METRICS.add(
         unit="points",
         hint="gap between the protocols, in points, e.g. 5",
         has_option=True,
-        between_protocols=True,
+        protocols="both",
     ),
 )
 RULE_METRICS.add(

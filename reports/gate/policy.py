@@ -65,8 +65,10 @@ class Rule(Strict):
         if self.over == "runs" and not kind.over_runs:
             able = [name for name, each in RULE_METRICS.items() if each.over_runs]
             raise ValueError(f"'over: runs' belongs to {', '.join(able)}")
-        if kind.between_protocols and self.protocol is not None:
+        if kind.protocols == "both" and self.protocol is not None:
             raise ValueError(f"a {self.metric} is between the protocols: leave 'protocol' out")
+        if kind.protocols == "none" and (self.protocol or self.category or self.context):
+            raise ValueError(f"{self.metric} has no protocol, category or context: leave them out")
         return self
 
     @property

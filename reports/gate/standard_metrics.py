@@ -7,6 +7,7 @@ import numpy as np
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.measures.agreement import WHY, level
+from evalsuite.reports.analysis.measures.distances import answer_distance
 from evalsuite.reports.analysis.measures.flips import Measure
 from evalsuite.reports.analysis.recovery import mean_drop, ratio_of
 from evalsuite.reports.analysis.replicates import RunSpread
@@ -164,3 +165,19 @@ recovery = recovery_over(above_chance=False)
 chance_normalized_recovery = recovery_over(above_chance=True)
 agreement = flips("agreement")
 retained = flips("retained")
+
+
+def kl(evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int) -> Measurement | NotMeasured:
+    """KL(teacher ‖ student) at the right answers, in nats per token; no other text is gated."""
+    if evidence.tensor.checkpoints[checkpoint].teacher is None:
+        return NO_TEACHER
+    frame = evidence.distances
+    found = frame is not None and answer_distance(evidence.tensor, frame, checkpoint, rule.benchmark)
+    if not found:
+        label = evidence.tensor.checkpoints[checkpoint].label
+        what = "" if rule.benchmark is None else f" on '{rule.benchmark}'"
+        return NotMeasured(
+            f"the run has no distances of '{label}'{what}: repeat `evalsuite distance` with it"
+        )
+    contrast, documents = found
+    return Measurement(contrast, documents, ())

@@ -241,8 +241,8 @@ def _selected(tensor: ResultTensor, rule: Rule, policy: Policy) -> list[int]:
 
 
 def _protocols(tensor: ResultTensor, rule: Rule) -> list[str | None]:
-    """Protocols under which a rule is evaluated; [None] for a gap."""
-    if rule.kind.between_protocols:
+    """Protocols under which a rule is evaluated; [None] for a metric of both or none."""
+    if rule.kind.protocols != "each":
         return [None]
     if rule.protocol is not None:
         return [rule.protocol]

@@ -59,7 +59,9 @@ def parse_loss_curves(data: bytes, label: str, source: str) -> list[LossCurve]:
     return [LossCurve(label, stage, tuple(at), tuple(values)) for stage, (at, values) in stages.items()]
 
 
-def read_loss_curves(runs: Sequence[Path], labels: Sequence[Mapping[str, str | None]] = ()) -> list[LossCurve]:
+def read_loss_curves(
+    runs: Sequence[Path], labels: Sequence[Mapping[str, str | None]] = ()
+) -> list[LossCurve]:
     """Read the losses of all runs, by student and stage in the order of training.
 
     Args:

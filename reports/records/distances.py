@@ -1,0 +1,132 @@
+"""`distances.parquet` of a run folder: how far models are from their teacher, per document.
+
+One row per compared model, text, document and group of tokens: sums over the compared tokens, as
+`evalsuite.models.diagnostics.distance` yields them. A compared model is a student, or the teacher rounded to
+a few bits, which is a mark of the yardstick.
+"""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from evalsuite.foundation import DataError, write_bytes
+
+SCHEMA = 1
+FILE = "distances.parquet"
+METADATA = b"evalsuite"
+ANSWERS = "answers"
+"""`text` of the tokens of the right choices of a run's benchmarks; other texts are named by the caller."""
+COLUMNS = {
+    "weights_id": pa.string(),  # of the student; of the teacher itself for a rounding
+    "bits": pa.int64(),  # of a rounded teacher; null for a student
+    "teacher": pa.string(),  # weights_id
+    "text": pa.string(),  # `answers`, or the name of a text such as `held-out`
+    "source": pa.string(),  # benchmark, or the part of the text that documents come from
+    "doc_id": pa.string(),
+    "token_class": pa.string(),  # null where tokens are not classified
+    "positions": pa.string(),  # such as `0-511`; null where positions are not told apart
+    "tokens": pa.int64(),
+    "kl": pa.float64(),  # KL(teacher ‖ model), summed over the tokens, in nats
+    "agreement": pa.int64(),  # tokens with the same most likely token
+    "teacher_nll": pa.float64(),  # negative log-likelihood of the tokens, summed, in nats
+    "student_nll": pa.float64(),
+}
+KEY = ["weights_id", "bits", "teacher", "text", "source", "doc_id", "token_class", "positions"]
+_REQUIRED = [name for name in COLUMNS if name not in ("bits", "token_class", "positions")]
+_ROUNDING = 1e-4
+"""A sum of KL divergences may be so much below zero by rounding."""
+
+
+def write_distances(run: Path, frame: pd.DataFrame) -> Path:
+    """Write distances to a run folder, atomically; rows of models that are measured again are replaced.
+
+    Args:
+        run: the folder.
+        frame: rows with the columns of `COLUMNS`.
+
+    Raises:
+        DataError: invalid rows, here or in the file that is there.
+        RunFolderError: the folder cannot be written.
+    """
+    path = Path(run) / FILE
+    models = ["weights_id", "bits", "teacher", "text"]
+    if path.is_file():
+        known = read_distance_file(path)
+        new = pd.MultiIndex.from_frame(frame[models].astype(object).fillna(-1))
+        old = pd.MultiIndex.from_frame(known[models].astype(object).fillna(-1))
+        frame = pd.concat([known[~old.isin(new)], frame], ignore_index=True)
+    frame = frame.sort_values(KEY, kind="stable", na_position="first")
+    columns = [pa.array(frame[name], kind, from_pandas=True) for name, kind in COLUMNS.items()]
+    table = pa.table(dict(zip(COLUMNS, columns, strict=True)))
+    _check(table, path)
+    buffer = io.BytesIO()
+    pq.write_table(
+        table.replace_schema_metadata({METADATA: json.dumps({"schema": SCHEMA})}), buffer, compression="zstd"
+    )
+    write_bytes(path, buffer.getvalue())
+    return path
+
+
+def read_distance_file(path: Path) -> pd.DataFrame:
+    """Read one file; see `COLUMNS`.
+
+    Raises:
+        DataError: a damaged file, another schema, a missing or extra column, or a value out of range.
+    """
+    try:
+        table = pq.read_table(pa.BufferReader(Path(path).read_bytes()))
+        schema = json.loads((table.schema.metadata or {})[METADATA])["schema"]
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{path}: not a file of distances ({error!r}); repeat `evalsuite distance`"
+        ) from error
+    if schema != SCHEMA:
+        raise DataError(
+            f"{path}: distances of schema {schema!r}, this evalsuite reads {SCHEMA}; repeat "
+            "`evalsuite distance`"
+        )
+    for name, kind in COLUMNS.items():
+        if name not in table.column_names or table.schema.field(name).type != kind:
+            raise DataError(f"{path}: column '{name}' is missing or not of type {kind}")
+    _check(table, path)
+    return table.select(list(COLUMNS)).to_pandas()
+
+
+def read_distances(runs: Sequence[Path]) -> pd.DataFrame | None:
+    """Read the distances of all runs; a model in several of them counts once. None without any.
+
+    Raises:
+        DataError: as `read_distance_file`.
+    """
+    paths = [path for run in runs if (path := Path(run) / FILE).is_file()]
+    if not paths:
+        return None
+    frame = pd.concat([read_distance_file(path) for path in paths], ignore_index=True)
+    return frame.drop_duplicates(KEY, ignore_index=True)
+
+
+def _check(table: pa.Table, path: Path) -> None:
+    """Raises DataError, naming the row, for a missing or impossible value, or a key that is there twice."""
+    for name in _REQUIRED:
+        _refuse(path, table[name].is_null().to_numpy(), f"'{name}' is missing")
+    values = {name: table[name].to_numpy() for name in ("tokens", "kl", "agreement", "teacher_nll")}
+    _refuse(path, values["tokens"] < 1, "'tokens' is below 1")
+    for name in ("kl", "teacher_nll"):
+        wrong = ~np.isfinite(values[name]) | (values[name] < -_ROUNDING * values["tokens"])
+        _refuse(path, wrong, f"'{name}' is negative or not finite")
+    outside = (values["agreement"] < 0) | (values["agreement"] > values["tokens"])
+    _refuse(path, outside, "'agreement' is not between 0 and 'tokens'")
+    repeated = table.select(KEY).to_pandas().duplicated()
+    _refuse(path, repeated.to_numpy(), "the same model, document and group is there twice")
+
+
+def _refuse(path: Path, wrong: np.ndarray, reason: str) -> None:
+    numbers = np.flatnonzero(wrong)
+    if len(numbers):
+        raise DataError(f"{path}, row {numbers[0] + 1}: {reason}")

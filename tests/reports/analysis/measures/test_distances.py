@@ -1,0 +1,214 @@
+"""Distances: the published sums per document give the published table; bad files are refused; the gate."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from evalsuite.foundation import DataError
+from evalsuite.reports import policy_from_options, run_gate
+from evalsuite.reports.analysis.measures.distances import DistanceRow, distance_rows
+from evalsuite.reports.columns import COLUMNS, Entry
+from evalsuite.reports.records.distances import COLUMNS as FIELDS
+from evalsuite.reports.records.distances import FILE, read_distance_file, read_distances, write_distances
+from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.report import build_report
+from evalsuite.reports.statistics.yardstick import equivalent_bits
+
+RESULTS = Path(__file__).parents[4] / "reports" / "results" / "distances"
+STUDENTS = ("hybrid", "kda", "kl-only", "linear_attention")
+ROUNDINGS = (8, 6, 5, 4, 3, 2)
+
+
+def published(benchmarks: tuple[str, ...]) -> pd.DataFrame:
+    """The published sums at the answers of some benchmarks as rows of `distances.parquet`."""
+    sums = pd.read_parquet(RESULTS / "answers.parquet")
+    sums = sums[sums["benchmark"].isin(benchmarks)]
+    frames = []
+    for name, bits in (*((name, None) for name in STUDENTS), *((f"{b}-bit", b) for b in ROUNDINGS)):
+        frames.append(
+            frame_of(
+                weights_id=name if bits is None else "teacher",
+                bits=bits,
+                source=sums["benchmark"],
+                doc_id=sums["doc_id"],
+                tokens=sums["tokens"],
+                kl=sums[f"{name}.kl"],
+                agreement=sums[f"{name}.agreement"],
+            )
+        )
+    return pd.concat(frames, ignore_index=True)
+
+
+def frame_of(**columns: object) -> pd.DataFrame:
+    """Rows with defaults for what a test does not state."""
+    base = {
+        "weights_id": "s",
+        "bits": None,
+        "teacher": "teacher",
+        "text": "answers",
+        "source": "a",
+        "token_class": None,
+        "positions": None,
+        "tokens": 4,
+        "kl": 1.0,
+        "agreement": 2,
+        "teacher_nll": 1.0,
+        "student_nll": 2.0,
+    }
+    frame = pd.DataFrame(base | columns)
+    return frame.assign(bits=frame["bits"].astype("Int64"))[list(FIELDS)]
+
+
+def tensor_of(*labels: str) -> SimpleNamespace:
+    """Checkpoints that are named by their weights, the first of them the teacher."""
+    return SimpleNamespace(
+        checkpoints=[
+            SimpleNamespace(plan=SimpleNamespace(weights_id=name), label=name, teacher=0 if i else None)
+            for i, name in enumerate(labels)
+        ]
+    )
+
+
+def find(rows: list[DistanceRow], **wanted: object) -> DistanceRow:
+    """The only row with these fields."""
+    (row,) = (r for r in rows if all(getattr(r, name) == value for name, value in wanted.items()))
+    return row
+
+
+def test_sums_per_document_give_the_published_table(tmp_path: Path) -> None:
+    small = ("arc_challenge", "mmlu", "winogrande")
+    frame = published(small)
+    write_distances(tmp_path, frame)
+    rows = distance_rows(tensor_of("teacher", *STUDENTS), read_distances([tmp_path]))
+    sums = pd.read_parquet(RESULTS / "answers.parquet")
+    for number, name in enumerate(STUDENTS, 1):
+        row = find(rows, checkpoint=number, kind="all")
+        parts = [part for _, part in sums.groupby("benchmark") if part["benchmark"].iloc[0] in small]
+        means = [part[f"{name}.kl"].sum() / part["tokens"].sum() for part in parts]
+        assert row.kl.point == pytest.approx(np.mean(means))
+        same = [part[f"{name}.agreement"].sum() / part["tokens"].sum() for part in parts]
+        assert row.agreement.point == pytest.approx(np.mean(same))
+        assert row.kl.low < row.kl.point < row.kl.high
+        assert (
+            row.equivalent_bits.interval.low < row.equivalent_bits.point < row.equivalent_bits.interval.high
+        )
+        source = find(rows, checkpoint=number, kind="source", group="mmlu")
+        assert source.kl.point == pytest.approx(means[1])
+    order = [find(rows, checkpoint=None, bits=bits, kind="all").kl.point for bits in ROUNDINGS]
+    assert order == sorted(order)
+    assert find(rows, bits=8, kind="all").equivalent_bits.why == "a rounding"
+
+
+def test_bits_of_the_published_distances() -> None:
+    table = pd.read_csv(RESULTS / "distances.csv").set_index("model")
+    table = table[table["text"] == "answers"]
+    scale = {bits: table.loc[f"{bits}-bit", "kl"] for bits in ROUNDINGS}
+    for name in STUDENTS:
+        found = float(equivalent_bits(np.array(table.loc[name, "kl"]), scale))
+        assert found == pytest.approx(table.loc[name, "equivalent_bits"], abs=0.005)
+    assert equivalent_bits(np.array([scale[5]]), scale) == pytest.approx([5])
+
+
+def test_a_scale_without_order_or_marks_gives_no_bits() -> None:
+    assert equivalent_bits(np.array(1.0), {8: 0.1}) == "the yardstick has fewer than two marks"
+    assert "does not grow" in equivalent_bits(np.array(1.0), {8: 0.3, 4: 0.2})
+    assert equivalent_bits(np.array(1e-9), {8: 0.0, 6: 0.1, 4: 1.0}) == pytest.approx(6.0)
+
+
+def test_classes_and_positions_are_token_means_over_documents() -> None:
+    rng = np.random.default_rng(3)
+    rows = [
+        {"doc_id": f"d{d}", "token_class": c, "positions": p, "tokens": int(n), "kl": float(n * k)}
+        for d in range(30)
+        for c in ("copied", "rare")
+        for p, n, k in (("0-511", rng.integers(5, 50), rng.random()), ("512-1023", 7, rng.random()))
+    ]
+    frame = pd.concat([frame_of(**{k: [v] for k, v in row.items()}, text="held-out") for row in rows])
+    found = distance_rows(tensor_of("teacher", "s"), frame)
+    table = pd.DataFrame(rows)
+    for kind, group in (("token_class", "copied"), ("positions", "512-1023")):
+        part = table[table[kind] == group]
+        row = find(found, kind=kind, group=group)
+        assert row.kl.point == pytest.approx(part["kl"].sum() / part["tokens"].sum())
+        assert (row.documents, row.tokens) == (30, int(part["tokens"].sum()))
+    assert find(found, kind="all").equivalent_bits.why.startswith("the run has no yardstick")
+
+
+def test_distances_beyond_the_scale_have_a_reason() -> None:
+    documents = [f"d{i}" for i in range(20)]
+    kl = {None: 9.0, 8: 0.1, 4: 2.0}
+    frame = pd.concat(
+        [
+            frame_of(doc_id=documents, weights_id="s" if bits is None else "teacher", bits=bits, kl=value)
+            for bits, value in kl.items()
+        ]
+    )
+    row = find(distance_rows(tensor_of("teacher", "s"), frame), checkpoint=1)
+    assert row.equivalent_bits.why == "further from the teacher than rounding it to 4 bits"
+
+
+def test_report_columns_and_gate_read_the_run_folder(small_run: Path, tmp_path: Path) -> None:
+    from shutil import copytree
+
+    run = copytree(small_run, tmp_path / "run")
+    plan = read_plan(run)
+    ids = {each.label: each.weights_id for each in plan.checkpoints}
+    rng = np.random.default_rng(5)
+    for label, level in (("strong", 0.1), ("weak", 0.9)):
+        kl = 4 * level * (1 + 0.2 * rng.standard_normal(50))
+        documents = [f"d{i}" for i in range(50)]
+        write_distances(run, frame_of(doc_id=documents, kl=kl, weights_id=ids[label], teacher=ids["teacher"]))
+    report = build_report([run])
+    weak = report.distance(2)
+    assert weak.kl.point == pytest.approx(0.9, abs=0.1)
+    entry = Entry.of(report, report.average(2, "loglikelihood"))
+    assert COLUMNS["kl"].text(entry) == f"{weak.kl.point:.3f}"
+    assert COLUMNS["kl"].text(Entry.of(report, report.average(2, "loglikelihood", "knowledge"))) == "–"
+    verdict = run_gate([run], policy_from_options(max_kl=0.5))
+    assert [(each.checkpoint, each.outcome) for each in verdict.results] == [
+        ("strong", "pass"),
+        ("weak", "regression"),
+    ]
+    assert verdict.results[1].sentence.startswith(f"{weak.kl.point:.3f} nats (")
+    (run / FILE).unlink()
+    missing = run_gate([run], policy_from_options(max_kl=0.5))
+    assert missing.exit_code == 3
+    assert "no distances of 'strong'" in missing.results[0].why
+
+
+def test_a_model_that_is_measured_again_replaces_its_rows(tmp_path: Path) -> None:
+    write_distances(tmp_path, frame_of(doc_id=["a", "b"], kl=1.0))
+    write_distances(tmp_path, frame_of(doc_id=["a", "b"], kl=1.0, weights_id="other"))
+    write_distances(tmp_path, frame_of(doc_id=["a"], kl=3.0))
+    frame = read_distance_file(tmp_path / FILE)
+    assert frame.groupby("weights_id")["kl"].apply(list).to_dict() == {"other": [1.0, 1.0], "s": [3.0]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kl": [1.0, -1.0]}, "row 2: 'kl' is negative or not finite"),
+        ({"kl": [float("inf"), 1.0]}, "row 1: 'kl' is negative or not finite"),
+        ({"agreement": [5, 2]}, "row 1: 'agreement' is not between 0 and 'tokens'"),
+        ({"tokens": [0, 4], "agreement": 0}, "row 1: 'tokens' is below 1"),
+        ({"doc_id": ["a", "a"]}, "row 2: the same model, document and group is there twice"),
+        ({"source": [None, "a"]}, "'source' is missing"),
+    ],
+)
+def test_impossible_rows_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        write_distances(tmp_path, frame_of(**({"doc_id": ["a", "b"]} | change)))
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    path.write_bytes(b"no parquet")
+    with pytest.raises(DataError, match="not a file of distances"):
+        read_distances([tmp_path])
+    frame_of(doc_id=["a"]).to_parquet(path)
+    with pytest.raises(DataError, match="not a file of distances"):
+        read_distances([tmp_path])
+    assert read_distances([tmp_path / "nowhere"]) is None
