@@ -53,7 +53,8 @@ class DataSourceConfig(Strict):
     text: str = "text"
     """Column with plain text."""
     messages: str | None = None
-    """Column with a list of {role, content}; read instead of `text`."""
+    """Column with a list of {role, content}, or of {from, value} as in ShareGPT (human, gpt); read instead of
+    `text`."""
     prompt: str | None = None
     """Column with prompts; read with `completion` instead of `text`."""
     completion: str | None = None

@@ -37,10 +37,14 @@ class StudentRecipe(Strict):
     """Layers (from 0) that keep softmax attention, or a file written by `evalsuite select`."""
     selection: SelectionProvenance | None = None
     """Filled in from that file."""
+    layers: dict[str, list[int]] = Field(default_factory=dict)
+    """Further mixers → the layers (from 0) that have them, in every student. The other layers have the
+    student's own mixer, or softmax attention."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Mixer name → mixer options."""
-    init: Literal["qkvo", "qkv", "vo", "random"] = "qkvo"
-    """The teacher's projections that initialize the mixers."""
+    init: Literal["qkvo", "qkv", "vo", "random", "scratch"] = "qkvo"
+    """The teacher's projections that initialize the mixers. `random`: none; `scratch`: nothing at all is
+    copied, neither MLPs nor embeddings."""
     kv_expansion: Literal["heads", "head_size_32", "rows"] = "heads"
     """How key and value heads of a grouped-query teacher are repeated for every query head: `heads` is
     correct, the other two reproduce defects of published code."""

@@ -50,7 +50,19 @@ class Stage(Strict):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
     objective: str
-    trainable: Literal["mixer_qk", "mixer", "no_softmax", "no_mlp", "no_softmax_no_mlp", "all"] | None = None
+    trainable: (
+        Literal[
+            "mixer_qk",
+            "mixer",
+            "block",
+            "no_softmax",
+            "no_mlp",
+            "no_softmax_no_mlp",
+            "no_embeddings",
+            "all",
+        ]
+        | None
+    ) = None
     """Default: `mixer` for layerwise objectives, `all` otherwise. See `parameter_groups.TRAINABLE_SETS`."""
     data: str | dict[str, float]
     """Name of a source, or a mixture: source → weight."""

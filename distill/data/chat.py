@@ -99,6 +99,33 @@ def _check_arguments(template: Any, arguments: Mapping[str, Any]) -> None:
             )
 
 
+SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+"""`from` of ShareGPT's conversations → role."""
+
+
+def read_messages(value: Any, where: str, column: str) -> list[dict[str, str]]:
+    """The turns of a conversation as {role, content}, from these or from {from, value}.
+
+    Raises:
+        DataError: another type, or a speaker that is not in SPEAKERS; the message starts with `where`.
+    """
+    if isinstance(value, list):
+        for role, content in (("role", "content"), ("from", "value")):
+            turns = [turn for turn in value if isinstance(turn, dict)]
+            if all(isinstance(turn.get(key), str) for turn in turns for key in (role, content)):
+                if len(turns) < len(value):
+                    break
+                if role == "role":
+                    return turns
+                if unknown := {turn["from"] for turn in turns} - SPEAKERS.keys():
+                    speaker = min(unknown)
+                    raise DataError(
+                        f"{where}: column '{column}': unknown speaker '{speaker}'{nearest(speaker, SPEAKERS)}"
+                    )
+                return [{"role": SPEAKERS[turn["from"]], "content": turn["value"]} for turn in turns]
+    raise DataError(f"{where}: column '{column}' is not a list of {{role, content}} or {{from, value}}")
+
+
 def render_conversation(messages: Sequence[dict[str, str]], render: Render) -> tuple[tuple[str, bool], ...]:
     """Segments of the conversation; True marks assistant turns, including their end-of-turn token.
 

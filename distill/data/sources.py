@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from evalsuite.distill.config import DataSourceConfig
-from evalsuite.distill.data.chat import render_conversation
+from evalsuite.distill.data.chat import read_messages, render_conversation
 from evalsuite.distill.recipe import RECIPES
 from evalsuite.foundation import DataError, MissingDependencyError, nearest
 
@@ -269,16 +269,9 @@ def parse_row(row: dict[str, Any], source: DataSourceConfig, name: str, chat_tem
         if not matches:
             return None
     if source.messages is not None:
-        messages = _column(row, source.messages, name)
-        if not isinstance(messages, list) or not all(
-            isinstance(turn, dict)
-            and isinstance(turn.get("role"), str)
-            and isinstance(turn.get("content"), str)
-            for turn in messages
-        ):
-            raise DataError(
-                f"data source '{name}': column '{source.messages}' is not a list of {{role, content}}"
-            )
+        messages = read_messages(
+            _column(row, source.messages, name), f"data source '{name}'", source.messages
+        )
         example = Example(render_conversation(messages, chat_template), has_eos=True)
     elif source.prompt is not None and source.completion is not None:
         prompt, completion = _text(row, source.prompt, name), _text(row, source.completion, name)

@@ -67,16 +67,25 @@ def each_layer(
             hook.remove()
 
 
-def run_block(layer: Any, activations: LayerActivations, batch: MicroBatch) -> Tensor:
-    """Output [B, T, D] of a student's block on the teacher's input."""
-    residual = activations.block_input + run_mixer(layer, activations, batch)
+def run_block(
+    layer: Any, activations: LayerActivations, batch: MicroBatch, *, own_input_norm: bool = False
+) -> Tensor:
+    """Output [B, T, D] of a student's block on the teacher's input.
+
+    Args:
+        own_input_norm: use the student's norm before the mixer, which has gradients if whole blocks train,
+            instead of the teacher's output of it.
+    """
+    block_input = activations.block_input
+    hidden = layer.input_layernorm(block_input) if own_input_norm else activations.input
+    residual = block_input + run_mixer(layer, hidden, activations, batch)
     output: Tensor = residual + layer.mlp(layer.post_attention_layernorm(residual))
     return output
 
 
-def run_mixer(layer: Any, activations: LayerActivations, batch: MicroBatch) -> Tensor:
-    """Output [B, T, D] of a student's mixer on the teacher's input; packed documents run as one sequence."""
-    mixer, hidden = layer.self_attn, activations.input
+def run_mixer(layer: Any, hidden: Tensor, activations: LayerActivations, batch: MicroBatch) -> Tensor:
+    """Output [B, T, D] of a student's mixer on `hidden` [B, T, D]; packed documents run as one sequence."""
+    mixer = layer.self_attn
     cos, sin = activations.position_embeddings
     span: AttentionSpan | None = mixer.span
     output: Tensor

@@ -74,10 +74,18 @@ class LayerwiseStage(Stage):
         assert teacher is not None
         return LayerLosses(self, teacher, [each.student for each in students], device)
 
+    @property
+    def trainable_sets(self) -> tuple[str, ...]:
+        """Sets of parameters that this stage can train."""
+        return ("mixer", "mixer_qk")
+
     @model_validator(mode="after")
-    def _trains_mixers(self) -> "LayerwiseStage":
-        if self.trainable_set not in ("mixer", "mixer_qk"):
-            raise ValueError(f"{self.objective} trains mixers only: 'trainable' must be mixer or mixer_qk")
+    def _trains_layers(self) -> "LayerwiseStage":
+        if self.trainable_set not in self.trainable_sets:
+            raise ValueError(
+                f"{self.objective} trains {'mixers' if len(self.trainable_sets) == 2 else 'blocks'} only: "
+                f"'trainable' must be {' or '.join(self.trainable_sets)}"
+            )
         return self
 
 
@@ -116,6 +124,11 @@ class HiddenDistanceStage(LayerwiseStage):
         """Whether outputs of blocks are compared, instead of those of mixers."""
         return (self.alignment_loss.target or self.default_target) == "block"
 
+    @property
+    def trainable_sets(self) -> tuple[str, ...]:
+        """Whole blocks, too, if these are compared."""
+        return (*super().trainable_sets, *(("block",) if self.compares_blocks else ()))
+
     def target(self, activations: "LayerActivations", batch: "MicroBatch") -> "Tensor":
         """The teacher's hidden states [N, D]."""
         return batch.select(activations.block_output if self.compares_blocks else activations.output)
@@ -127,8 +140,11 @@ class HiddenDistanceStage(LayerwiseStage):
         from evalsuite.distill.objectives.hidden_states import l2_distance
         from evalsuite.distill.objectives.layer_activations import run_block, run_mixer
 
-        run = run_block if self.compares_blocks else run_mixer
-        return l2_distance(batch.select(run(layer, activations, batch)), target, squared=self.squared)
+        if self.compares_blocks:
+            output = run_block(layer, activations, batch, own_input_norm=self.trainable_set == "block")
+        else:
+            output = run_mixer(layer, activations.input, activations, batch)
+        return l2_distance(batch.select(output), target, squared=self.squared)
 
     def norm(self, target: "Tensor") -> "Tensor":
         """Sum of the (squared) L2 norms."""
@@ -138,8 +154,10 @@ class HiddenDistanceStage(LayerwiseStage):
 
     def layer_flops(self, shape: ModelShape) -> float:
         """See `LayerwiseStage.layer_flops`."""
+        if not self.compares_blocks:
+            return 3 * shape.mixer_flops
         # A frozen MLP after the mixer costs a forward pass and the gradient w.r.t. its input.
-        return 3 * shape.mixer_flops + (4 * shape.mlp_params if self.compares_blocks else 0)
+        return 3 * shape.mixer_flops + (6 if self.trainable_set == "block" else 4) * shape.mlp_params
 
 
 @OBJECTIVES.register("attention_output")
@@ -186,11 +204,17 @@ class MatrixMixing(LayerwiseStage):
     def distance(
         self, layer: "nn.Module", activations: "LayerActivations", target: "Tensor", batch: "MicroBatch"
     ) -> "Tensor":
-        """Distance of the matrices, as often as the batch has tokens."""
+        """Distance of the matrices, as often as the batch has tokens.
+
+        The means over heads are compared if the student has another number of heads, for which the paper
+        states no rule.
+        """
         from evalsuite.distill.objectives.hidden_states import matrix_mixing
 
         mixer: nn.Module = layer.self_attn  # type: ignore[assignment]
         matrix, _ = mixer.attention_matrix(activations.input, activations.position_embeddings)  # type: ignore[operator]
+        if matrix.shape[1] != target.shape[1]:
+            matrix, target = matrix.mean(1, keepdim=True), target.mean(1, keepdim=True)
         mean = matrix_mixing(matrix, target, norm=self.alignment_loss.matrix_norm)
         return mean * batch.input_ids.numel()
 

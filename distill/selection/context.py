@@ -110,7 +110,9 @@ class SelectionContext:
                 f"search, such as --mixer {recipe.student.mixers[-1]}"
             )
         self.options, self.work, self.quiet = options, Path(work), quiet
-        student = recipe.student.model_copy(update={"softmax_layers": [], "initial_checkpoints": {}})
+        student = recipe.student.model_copy(
+            update={"softmax_layers": [], "layers": {}, "initial_checkpoints": {}}
+        )
         self.recipe = recipe.model_copy(update={"student": student})
         self.process_group = ProcessGroup(device)
         self.device = self.process_group.device

@@ -130,14 +130,20 @@ def _build_student(recipe: Recipe, mixer: str, teacher: Any) -> Any:
     from evalsuite.models import build_student
 
     config = recipe.student
-    return build_student(
+    names = layer_mixers(recipe, mixer, teacher.config.num_hidden_layers)
+    student = build_student(
         teacher,
-        layer_mixers(recipe, mixer, teacher.config.num_hidden_layers),
-        options={mixer: config.options[mixer]} if mixer in config.options else {},
-        init=config.init,
+        names,
+        options={name: config.options[name] for name in dict.fromkeys(names) if name in config.options},
+        init="random" if config.init == "scratch" else config.init,
         seed=recipe.seed,
         kv_expansion=config.kv_expansion,
     )
+    if config.init != "scratch":
+        return student
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return type(student)(student.config)
 
 
 def _prepare_teacher(teacher: Any, device: torch.device, precision: str) -> CausalLM:
@@ -154,19 +160,25 @@ def _prepare_teacher(teacher: Any, device: torch.device, precision: str) -> Caus
 
 
 def layer_mixers(recipe: Recipe, mixer: str, num_layers: int) -> list[str]:
-    """The mixer of each layer: softmax in the recipe's softmax layers, `mixer` elsewhere.
+    """The mixer of each layer: softmax in the recipe's softmax layers, those of `layers`, `mixer` elsewhere.
 
     Raises:
-        ConfigError: a layer that does not exist, or a missing or invalid selection file.
+        ConfigError: a layer that does not exist or has two mixers, or a missing or invalid selection file.
     """
-    softmax = resolve_layer_selection(recipe).student.softmax_layers
-    assert not isinstance(softmax, str)
-    invalid = [layer for layer in softmax if not 0 <= layer < num_layers]
-    if invalid:
-        raise ConfigError(
-            f"student.softmax_layers: the teacher has layers 0 to {num_layers - 1}, not {invalid}"
-        )
-    return ["softmax" if layer in softmax else mixer for layer in range(num_layers)]
+    student = resolve_layer_selection(recipe).student
+    assert not isinstance(student.softmax_layers, str)
+    names = [mixer] * num_layers
+    given: dict[int, str] = {}
+    places = [("softmax_layers", "softmax", student.softmax_layers)]
+    places += [(f"layers.{name}", name, layers) for name, layers in student.layers.items()]
+    for field, name, layers in places:
+        if invalid := [layer for layer in layers if not 0 <= layer < num_layers]:
+            raise ConfigError(f"student.{field}: the teacher has layers 0 to {num_layers - 1}, not {invalid}")
+        for layer in layers:
+            if layer in given:
+                raise ConfigError(f"student.{field}: layer {layer} is also in student.{given[layer]}")
+            given[layer], names[layer] = field, name
+    return names
 
 
 def resolve_layer_selection(recipe: Recipe) -> Recipe:

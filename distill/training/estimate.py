@@ -15,7 +15,7 @@ import yaml
 from evalsuite.distill.model_shape import ModelShape
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
-from evalsuite.distill.training.builders import override_mixers, resolve_layer_selection
+from evalsuite.distill.training.builders import layer_mixers, override_mixers, resolve_layer_selection
 from evalsuite.foundation import ConfigError, nearest
 
 MODEL_SHAPES = Path(__file__).with_name("model_shapes.yaml")
@@ -101,10 +101,9 @@ def dry_run(recipe: Recipe, *, mixers: Sequence[str] | None = None, device: str 
     shape = recipe_shape(recipe)
     on_gpu = _on_gpu(device)
     precision = "bf16" if recipe.precision == "bf16" or (recipe.precision == "auto" and on_gpu) else "fp32"
-    softmax = recipe.student.softmax_layers
-    num_softmax = len(softmax) if isinstance(softmax, list) else 0
-    if recipe.architecture is not None:
-        num_softmax = shape.num_hidden_layers
+    num_softmax = shape.num_hidden_layers
+    if recipe.architecture is None:
+        num_softmax = layer_mixers(recipe, recipe.student.mixers[0], num_softmax).count("softmax")
     rate = GPU_FLOPS["small" if shape.num_params < 1e9 else "large"]
     if not on_gpu:
         rate = CPU_FLOPS_PER_CORE * (os.cpu_count() or 1)
@@ -130,7 +129,8 @@ def stage_memory(shape: ModelShape, stage: Stage, num_softmax: int, students: in
         + shape.num_hidden_layers * shape.mlp_params
         + shape.embedding_params
     )
-    trained = mixers if stage.trainable_set in ("mixer", "mixer_qk") else student
+    layers = mixers + linear * shape.mlp_params
+    trained = {"mixer": mixers, "mixer_qk": mixers, "block": layers}.get(stage.trainable_set, student)
     states = students * (4 * student + 12 * trained)
     width = 2 if bf16 else 4
     teacher = shape.num_params * width if stage.needs_teacher else 0

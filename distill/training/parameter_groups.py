@@ -8,9 +8,11 @@ from evalsuite.foundation import ConfigError, nearest
 TRAINABLE_SETS = {
     "mixer_qk": "query and key projections of the mixers",
     "mixer": "all parameters of the mixers",
+    "block": "all parameters of the layers whose mixers replace softmax attention",
     "no_softmax": "all parameters except softmax attention and embeddings",
     "no_mlp": "all parameters except MLPs",
     "no_softmax_no_mlp": "all parameters except softmax attention, embeddings and MLPs",
+    "no_embeddings": "all parameters except embeddings",
     "all": "all parameters",
 }
 """Name of a parameter set → its trainable parameters."""
@@ -65,6 +67,10 @@ def _is_trainable(name: str, trainable_set: str, softmax: set[int], is_embedding
         return is_mixer_parameter(name, softmax) and name.endswith(
             ("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")
         )
+    if trainable_set == "block":
+        return name.startswith("model.layers.") and int(name.split(".")[2]) not in softmax
+    if trainable_set == "no_embeddings":
+        return not is_embedding
     if ".mlp." in name:
         return trainable_set == "no_softmax"
     if trainable_set == "no_mlp":

@@ -5,6 +5,7 @@ import pytest
 from evalsuite.distill.config import DataSourceConfig
 from evalsuite.distill.data.chat import (
     chat_renderer,
+    read_messages,
     render_conversation,
     shipped_templates,
     source_renderer,
@@ -132,3 +133,26 @@ def test_a_template_that_rejects_its_arguments_is_named(tokenizer):
 
 def test_plain_text_has_no_renderer(tokenizer):
     assert source_renderer(tokenizer, DataSourceConfig(kind="hub", dataset="org/text")) is None
+
+
+def test_conversations_of_two_forms_are_the_same():
+    said = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello")]
+    speakers = {"user": "human", "assistant": "gpt", "system": "system"}
+    expected = [{"role": role, "content": text} for role, text in said]
+    sharegpt = [{"from": speakers[role], "value": text, "weight": 1.0} for role, text in said]
+    assert read_messages(sharegpt, "data source 'x'", "conversations") == expected
+    assert read_messages(expected, "data source 'x'", "messages") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("text", r"x: column 'c' is not a list of \{role, content\} or \{from, value\}"),
+        ([{"from": "human"}], r"is not a list of"),
+        ([{"from": "human", "value": "a"}, "b"], r"is not a list of"),
+        ([{"from": "humen", "value": "a"}], r"x: column 'c': unknown speaker 'humen'; did you mean 'human'"),
+    ],
+)
+def test_other_conversations_are_refused(value, message):
+    with pytest.raises(DataError, match=message):
+        read_messages(value, "x", "c")

@@ -6,8 +6,10 @@ import torch
 from evalsuite.distill.data.loader import StageDataLoader
 from evalsuite.distill.objectives.layer_losses import LayerLosses
 from evalsuite.distill.objectives.layerwise import MatrixMixing
+from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.foundation import ConfigError
+from evalsuite.foundation.strict import parse
 from evalsuite.models import build_student
 from evalsuite.models.mixers import Mixer
 
@@ -69,6 +71,48 @@ def test_only_mixers_get_gradients(teacher, tokenizer, small_recipe, stage):
         assert (parameter.grad is not None) == mixer, name
     assert all(parameter.grad is None for parameter in teacher.parameters())
     assert not teacher.model.layers[0].self_attn._forward_hooks
+
+
+def test_whole_blocks_train_with_their_norms(teacher, tokenizer, small_recipe, stage):
+    """Copied norms give the teacher's input of the mixer, so that only the gradients differ."""
+    found = {}
+    for trainable in ("mixer", "block"):
+        student = build_student(teacher, ["gla", "softmax", "gated_deltanet"]).requires_grad_(True)
+        base, batch = batch_of(small_recipe, stage, tokenizer, "hidden_state", trainable=trainable)
+        loss = losses_of(teacher, [student], batch, base)
+        found[trainable] = loss, {name: value.grad for name, value in student.named_parameters()}
+    (loss, grads), (expected, frozen) = found["block"], found["mixer"]
+    torch.testing.assert_close(loss, expected)
+    for name, grad in grads.items():
+        replaced = name.startswith(("model.layers.0.", "model.layers.2."))
+        assert (grad is not None) == replaced, name
+        if ".self_attn." in name and replaced:
+            torch.testing.assert_close(grad, frozen[name])
+        elif "input_layernorm" in name:
+            assert frozen[name] is None
+    with pytest.raises(
+        ConfigError, match="attention_output trains mixers only: 'trainable' must be mixer or"
+    ):
+        parse(stage("s", "attention_output", trainable="block"), Stage, "recipe")
+    with pytest.raises(
+        ConfigError, match="trains blocks only: 'trainable' must be mixer or mixer_qk or block"
+    ):
+        parse(stage("s", "hidden_state", trainable="all"), Stage, "recipe")
+
+
+def test_matrices_of_other_numbers_of_heads_are_compared_by_their_means(
+    teacher, tokenizer, small_recipe, stage
+):
+    teacher.set_attn_implementation("eager")
+    mixing, batch = batch_of(small_recipe, stage, tokenizer, "matrix_mixing")
+    students = [
+        build_student(teacher, "mlstm", options={"mlstm": {"num_heads": heads}}).requires_grad_(True)
+        for heads in (0, 2)
+    ]
+    losses = losses_of(teacher, students, batch, mixing)
+    assert torch.isfinite(losses).all()
+    assert (losses > 0).all()
+    assert students[1].model.layers[0].self_attn.q_proj.weight.grad.abs().max() > 0
 
 
 def test_matrix_mixing_compares_attention_matrices(teacher, tokenizer, small_recipe, stage):
