@@ -1,0 +1,199 @@
+"""Recipes of papers: parameter counts as printed, and a training step of every structure on a tiny shape."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from evalsuite.distill import Recipe, distill, load_recipe
+from evalsuite.distill.training.builders import layer_mixers
+from evalsuite.foundation import ConfigError, read_json, read_jsonl
+from evalsuite.models import StudentConfig, load_checkpoint
+from evalsuite.models.model_stats import count_parameters
+from tests.models.test_model_stats import TEACHERS
+
+
+def student(recipe: Recipe, mixer: str, teacher: str) -> StudentConfig:
+    """The config of the recipe's student, on the teacher's config without its weights."""
+    base = TEACHERS[teacher]
+    names = layer_mixers(recipe, mixer, base.num_hidden_layers)
+    options = {name: recipe.student.options[name] for name in set(names) if name in recipe.student.options}
+    return StudentConfig(teacher=base.to_dict(), mixers=names, mixer_options=options)
+
+
+@pytest.mark.parametrize(("variant", "mixer", "total"), [("", "kda", 613), (":mamba2", "mamba2", 641)])
+def test_gendistill_has_the_parameters_of_table_8(variant: str, mixer: str, total: int) -> None:
+    """arXiv 2603.26556; the 'non-embedding' figures are totals with the tied embedding counted once."""
+    recipe = load_recipe(f"gendistill-2026{variant}")
+    assert recipe.teacher == "Qwen/Qwen3-0.6B"
+    assert recipe.student.mixers == [mixer]
+    assert round(count_parameters(student(recipe, mixer, "Qwen3-0.6B")).total / 1e6) == total
+
+
+TABLE_4 = {
+    "mlstm": 448, "gla": 420, "hgrn2": 409, "retnet": 566, "mamba2": 523, "metala": 448, "deltanet": 449,
+    "rebased": 404,
+}  # fmt: skip
+"""Millions of parameters in Table 4 of arXiv 2504.14366v1, but for Hedgehog (see the recipe's notes)."""
+
+
+@pytest.mark.parametrize("mixer", TABLE_4)
+def test_kd_nine_has_the_parameters_of_table_4(mixer: str) -> None:
+    """The printed figures count the head apart from the embeddings."""
+    recipe, base = load_recipe("kd-nine-2025"), TEACHERS["SmolLM2-360M"]
+    assert recipe.teacher == "HuggingFaceTB/SmolLM2-360M"
+    assert {*recipe.student.mixers} == {*TABLE_4, "hedgehog"}
+    head = base.vocab_size * base.hidden_size
+    total = count_parameters(student(recipe, mixer, "SmolLM2-360M")).total + head
+    assert abs(total / 1e6 - TABLE_4[mixer]) < 0.61
+
+
+def test_ablations_stand_on_the_base_of_their_table() -> None:
+    """Number of softmax layers, tokens of stages 3a and 3b, and what stage 3b trains."""
+    base = {
+        "t3-250m": (5, 250, 250, "no_softmax"),
+        "t4-openhermes": (7, 500, 500, "no_softmax"),
+        "t5-sft-full-750m": (7, 500, 750, "no_softmax"),
+        "t6-unfrozen": (5, 500, 500, "no_embeddings"),
+        "t13-100": (7, 500, 250, "no_softmax"),
+        "t14-0.1": (5, 500, 500, "no_embeddings"),
+        "t16-750m": (7, 500, 750, "no_softmax_no_mlp"),
+    }
+    for name, (softmax, pretraining, tuning, trainable) in base.items():
+        recipe = load_recipe(f"gendistill-2026:{name}")
+        *_, stage3a, stage3b = recipe.stages
+        found = (len(recipe.student.softmax_layers), stage3a.tokens / 1e6, stage3b.tokens / 1e6)
+        assert found == (softmax, pretraining, tuning), name
+        assert stage3b.trainable_set == trainable, name
+    t10 = load_recipe("gendistill-2026:t10-post-norm")
+    assert [stage.data for stage in t10.stages] == ["english"] * 3
+    assert [stage.tokens / 1e6 for stage in t10.stages] == [30, 30, 100]
+    assert t10.student.options["kda"] == {"preset": "gendistill", "output_norm": "rms"}
+
+
+def tiny_teacher(folder: Path, recipe: Recipe, tokenizer: Any) -> int:
+    """Write a random teacher with the recipe's kind of architecture; return its number of layers."""
+    assert isinstance(recipe.student.softmax_layers, list)
+    # kd-nine-2025 has expansions that fit the heads of SmolLM2-360M only.
+    heads = (15, 5, 64) if "360M" in str(recipe.teacher) else (4, 2, 16)
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 60,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4 if recipe.student.softmax_layers else 2,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "head_dim": heads[2],
+        "max_position_embeddings": 256,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    torch.manual_seed(0)
+    qwen = "Qwen3" in str(recipe.teacher)
+    model: Any = Qwen3ForCausalLM(Qwen3Config(**sizes)) if qwen else LlamaForCausalLM(LlamaConfig(**sizes))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return sizes["num_hidden_layers"]
+
+
+def tiny(recipe: Recipe, folder: Path, tokenizer: Any) -> Recipe:
+    """The recipe on a random teacher and the pocket corpus: the same stages, of one step each."""
+    layers = tiny_teacher(folder, recipe, tokenizer)
+    value = recipe.model_dump()
+    data = {"kind": "pocket", "max_haystack_tokens": 64}
+    softmax = [layer for layer in (0, 2) if recipe.student.softmax_layers and layer < layers]
+    sizes = {"tokens": 128, "seq_len": 64, "batch_size": 2, "micro_batch_size": None}
+    return Recipe.model_validate(
+        {
+            **value,
+            "teacher": str(folder),
+            "variants": {},
+            "data": dict.fromkeys(value["data"], data),
+            "student": {**value["student"], "softmax_layers": softmax},
+            "stages": [{**stage, **sizes} for stage in value["stages"]],
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gendistill-2026",
+        "gendistill-2026:mamba2",
+        "gendistill-2026:t6-unfrozen",
+        "gendistill-2026:t10-random",
+        "instruction-aware",
+        "kd-nine-2025",
+        "kd-nine-2025:softmax",
+        "kd-nine-2025:from-scratch",
+        "kd-nine-2025:qkv-mm-h2h",
+        "kl-guided-2026",
+        "kl-guided-2026:sliding-window",
+        "linearizing-2025",
+        "linearizing-2025:softmax",
+    ],
+)
+def test_a_step_of_every_stage_on_a_tiny_shape(name: str, tokenizer: Any, tmp_path: Path) -> None:
+    recipe = tiny(load_recipe(name), tmp_path / "teacher", tokenizer)
+    folders = distill(recipe, tmp_path / "out", device="cpu", quiet=True)
+    assert [folder.name for folder in folders] == recipe.student.mixers
+    rows = list(read_jsonl(tmp_path / "out" / "metrics.jsonl"))
+    assert len(rows) == len(recipe.stages) * len(folders)
+    assert all(row["loss"] > 0 and row["grad_norm"] > 0 for row in rows)
+    for folder in folders:
+        mixers = read_json(folder / "lineage.json")["mixers"]
+        assert set(mixers) <= {"softmax", folder.name}
+        assert (folder.name == "softmax") or mixers.count("softmax") == len(recipe.student.softmax_layers)
+
+
+def test_layers_name_further_mixers(
+    teacher_folder: Path, small_recipe: Any, stage: Any, tmp_path: Path
+) -> None:
+    options = {"sliding_window": {"window": 7}, "retnet": {"output_norm": "rms"}}
+    layers = {"sliding_window": [2], "retnet": [0]}
+    recipe = small_recipe(
+        teacher_folder,
+        student={"mixers": ["gla", "kda"], "layers": layers, "options": options},
+        stages=[stage("align", "attention_output", tokens=128), stage("kd", "kd", tokens=128)],
+    )
+    for folder in distill(recipe, tmp_path / "out", device="cpu", quiet=True):
+        model = load_checkpoint(str(folder)).model
+        assert model.config.mixers == ["retnet", folder.name, "sliding_window"]
+        assert model.config.mixer_options["sliding_window"] == {"window": 7}
+        assert model.config.mixer_options["retnet"] == {"output_norm": "rms"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": {"retnet": [0, 3]}}, r"student.layers.retnet: the teacher has layers 0 to 2, not \[3\]"),
+        (
+            {"softmax_layers": [1], "layers": {"retnet": [1]}},
+            r"student.layers.retnet: layer 1 is also in student.softmax_layers",
+        ),
+    ],
+)
+def test_layers_without_meaning_are_refused(small_recipe: Any, changes: Any, message: str) -> None:
+    recipe = small_recipe("unused", student={"mixers": ["gla"], **changes})
+    with pytest.raises(ConfigError, match=message):
+        layer_mixers(recipe, "gla", 3)
+
+
+def test_nothing_is_copied_from_scratch(
+    teacher_folder: Path, teacher: Any, small_recipe: Any, stage: Any, tmp_path: Path
+) -> None:
+    student = {"mixers": ["gla"], "init": "scratch"}
+    # The teacher's own seed would draw the teacher's weights again.
+    stages = [stage("kd", "kd", tokens=128, lr=1e-9)]
+    recipe = small_recipe(teacher_folder, student=student, stages=stages, seed=1)
+    (folder,) = distill(recipe, tmp_path / "out", device="cpu", quiet=True)
+    model = load_checkpoint(str(folder)).model
+    for mine, original in (
+        (model.model.embed_tokens.weight, teacher.model.embed_tokens.weight),
+        (model.model.layers[0].mlp.up_proj.weight, teacher.model.layers[0].mlp.up_proj.weight),
+    ):
+        cosine = torch.nn.functional.cosine_similarity(mine.flatten(), original.flatten(), dim=0)
+        assert mine.abs().max() > 0
+        assert abs(cosine.item()) < 0.1
