@@ -6,6 +6,7 @@ from pathlib import Path
 
 from evalsuite.foundation import write_json, write_text
 from evalsuite.reports.exports.csv_tables import (
+    distances_csv,
     gap_csv,
     leaderboard_csv,
     paper_comparison_csv,
@@ -97,6 +98,7 @@ def compare(
         "scores.csv": scores_csv(report),
         **({"gap.csv": gap_csv(report)} if report.gaps else {}),
         **({"recall.csv": recall_csv(report)} if report.recall else {}),
+        **({"distances.csv": distances_csv(report)} if report.distances else {}),
         **({"paper_comparison.csv": paper_comparison_csv(report)} if report.paper_comparison else {}),
         "report.md": _markdown(report, verdict),
         "index.html": render_page(
@@ -105,7 +107,7 @@ def compare(
     }
     for name, text in texts.items():
         write_text(out / name, text)
-    for name in {"gap.csv", "recall.csv", "paper_comparison.csv"} - set(texts):
+    for name in {"gap.csv", "recall.csv", "distances.csv", "paper_comparison.csv"} - set(texts):
         (out / name).unlink(missing_ok=True)
     gated = {} if verdict is None else {"gate": verdict_json(verdict)}
     write_json(out / "report.json", {**report_json(report), "redacted": redacted, **gated})
