@@ -3,6 +3,8 @@
 import shutil
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
 
 from evalsuite.distill import distill
 from evalsuite.distill.training.metrics import loss_curve
@@ -53,3 +55,23 @@ def test_a_loss_curve_is_rounded_and_belongs_to_one_student():
         ("seconds", 12.345),
     ]
     assert loss_curve(rows, "retnet") == []
+
+
+def test_checkpoints_at_token_intervals_and_tracked_metrics(teacher_folder, tmp_path, small_recipe, stage):
+    recipe = small_recipe(
+        teacher_folder,
+        stages=[stage("kd", "kd", tokens=1280)],
+        checkpoint={"save_tokens": 300},
+        track="tensorboard",
+    )
+    distill(recipe, tmp_path / "out", quiet=True, device="cpu")
+    names = {path.name for path in (tmp_path / "out" / "checkpoints" / "gated_deltanet").iterdir()}
+    assert names == {"kd-384", "kd-640", "kd-1024"}
+    events = EventAccumulator(str(tmp_path / "out" / "tensorboard")).Reload()
+    rows = list(read_jsonl(tmp_path / "out" / "metrics.jsonl"))
+    assert len(rows) == 10
+    for name in ("loss", "ce", "kl", "grad_norm", "lr"):
+        found = events.Tensors(f"gated_deltanet/{name}")
+        assert [event.step for event in found] == [row["tokens"] for row in rows]
+        values = [make_ndarray(event.tensor_proto).item() for event in found]
+        assert values == pytest.approx([row[name] for row in rows], rel=1e-6)
