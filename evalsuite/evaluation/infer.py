@@ -85,8 +85,17 @@ def engine_factory(
     return make
 
 
+def check_device(engine: str, device: str) -> None:
+    """Raise ConfigError for a device that is given to an engine that chooses its devices itself."""
+    if device != "auto" and engine_type(engine, {}).chooses_devices:
+        raise ConfigError(
+            f"'device' (--device) = {device} has no effect on engine {engine}, which chooses among the "
+            "visible devices; leave it out, and set CUDA_VISIBLE_DEVICES instead"
+        )
+
+
 def check_servable(config: RunConfig, paths: Sequence[str]) -> None:
-    """Refuse an unknown engine, invalid arguments, and checkpoints that it cannot serve, before any work.
+    """Refuse an unknown engine, invalid settings, and checkpoints that it cannot serve, before any work.
 
     Engines that load a checkpoint as they open it are opened later, one at a time.
     """
@@ -97,6 +106,7 @@ def check_servable(config: RunConfig, paths: Sequence[str]) -> None:
         trust_remote_code=config.trust_remote_code,
         arguments=config.engine_args,
     )
+    check_device(config.engine, config.device)
     if engine_type(config.engine, config.engine_args).opens_unloaded:
         for path in paths:
             make(path, "")

@@ -24,7 +24,7 @@ class EngineSettings:
     """How an engine is to run a checkpoint."""
 
     device: str
-    """A torch device, such as cpu or cuda:1; an engine with devices of its own may ignore it."""
+    """A torch device, such as cpu or cuda:1; without meaning to an engine that chooses its devices."""
     dtype: str
     """float32, bfloat16 or float16."""
     label: str | None = None
@@ -43,6 +43,8 @@ class EngineType:
     """Name in text, e.g. "vLLM"."""
     arguments_help: ClassVar[str] = ""
     """What its own arguments are, e.g. "arguments of vllm.LLM"; empty: it has none."""
+    chooses_devices: ClassVar[bool] = False
+    """Whether it chooses among the visible devices itself; `--device` is then refused."""
     opens_unloaded: ClassVar[bool] = False
     """Whether `open` only checks the checkpoint, which is loaded on first use. A run then opens all of its
     checkpoints before it begins, so that one that cannot be served is refused at once."""

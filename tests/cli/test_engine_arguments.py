@@ -52,6 +52,16 @@ def test_engine_args_refuses_invalid(argv: tuple[str, ...], message: str) -> Non
         parse(*argv)
 
 
+@pytest.mark.parametrize("verb", [("run", "pocket", "--checkpoint"), ("bench",)])
+def test_a_device_is_refused_where_the_engine_chooses(
+    verb: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*verb, "pocket", "--out", str(tmp_path / "run"), "--engine", "vllm", "--device", "cuda:1"]
+    assert main(command) == ConfigError.exit_code
+    assert "set CUDA_VISIBLE_DEVICES instead" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_engine_args_reach_vllm_before_loading(
     verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

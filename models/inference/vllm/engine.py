@@ -75,6 +75,7 @@ class VllmEngine(EngineType):
 
     display_name = "vLLM"
     arguments_help = "arguments of vllm.LLM, e.g. tensor_parallel_size=2 enforce_eager=true"
+    chooses_devices = True
     opens_unloaded = True
 
     def __init__(
