@@ -13,19 +13,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.models.recurrence import use_triton
+from evalsuite.models.student.config import LLAMA_STYLE
 
 
 class _HasDecoder(Protocol):
+    config: Any
     model: Any
 
 
 def apply_fused_kernels(model: _HasDecoder) -> None:
-    """Patch the layers, norms, MLPs and softmax attention of a Llama-style causal LM, in place."""
+    """Patch layers, norms, MLPs and softmax attention of a causal LM in place, if its blocks are Llama's."""
+    base = getattr(model.config, "base", model.config)
+    if base.model_type not in LLAMA_STYLE:
+        return
     for layer in model.model.layers:
         layer.forward = MethodType(_layer_forward, layer)
         if layer.mlp.config.hidden_act == "silu":
             layer.mlp.forward = MethodType(_mlp_forward, layer.mlp)
-        if hasattr(layer.self_attn, "scaling"):
+        if hasattr(layer.self_attn, "scaling") and getattr(layer.self_attn, "masked_by_decoder", True):
             layer.self_attn.forward = MethodType(_attention_forward, layer.self_attn)
     model.model.norm.forward = MethodType(_norm_forward, model.model.norm)
 

@@ -1,6 +1,7 @@
 """Shape of a teacher's attention layer, read from the module itself rather than guessed from the config."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -20,7 +21,10 @@ class AttentionShape:
     k_bias: bool
     v_bias: bool
     o_bias: bool
-    qk_norm: bool
+    qk_norm: Literal["head", "all_heads"] | None
+    """Norm of queries and keys: of each head (Qwen3, Gemma 3), of all heads together (OLMo 2), or none."""
+    rotary: bool
+    """False for a layer without positions (SmolLM3)."""
     norm_eps: float
 
     @property
@@ -59,9 +63,31 @@ class AttentionShape:
             k_bias=k.bias is not None,
             v_bias=v.bias is not None,
             o_bias=o.bias is not None,
-            qk_norm=hasattr(attention, "q_norm"),
+            qk_norm=qk_norm_kind(attention),
+            rotary=rotates(attention),
             norm_eps=norm_eps,
         )
+
+
+def qk_norm_kind(attention: nn.Module) -> Literal["head", "all_heads"] | None:
+    """What the norm of queries and keys of a teacher's attention spans; None without norm."""
+    norm, projection = getattr(attention, "q_norm", None), getattr(attention, "q_proj", None)
+    if norm is None:
+        return None
+    weight, channels = getattr(norm, "weight", None), getattr(projection, "out_features", None)
+    several = channels != getattr(attention, "head_dim", None)
+    return "all_heads" if several and weight is not None and weight.numel() == channels else "head"
+
+
+def rotates(attention: nn.Module) -> bool:
+    """Whether a teacher's attention rotates queries and keys; SmolLM3 does not in every fourth layer."""
+    return bool(getattr(attention, "use_rope", True))
+
+
+def soft_cap(attention: nn.Module) -> float | None:
+    """Soft cap of the attention scores, cap · tanh(score / cap) (Gemma 2); None without."""
+    cap: float | None = getattr(attention, "attn_logit_softcapping", None)
+    return cap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +129,19 @@ class HeadLayout:
                     f"{where}: {name} = {factor} makes {head_dim * factor} channels of {head_dim}"
                 )
             widths.append(int(head_dim * factor))
+        if shape.qk_norm == "all_heads" and options.teacher_qk_norm and options.num_qk_heads:
+            raise ConfigError(
+                f"{where}: num_qk_heads = {options.num_qk_heads}: the teacher's QK-norm spans all of its "
+                "heads; set teacher_qk_norm: false"
+            )
         if widths[0] != shape.head_dim:
             for used, what, remedy in (
-                (options.rotary, "rotary embedding", "rotary: false"),
-                (shape.qk_norm and options.teacher_qk_norm, "QK-norm", "teacher_qk_norm: false"),
+                (options.rotary and shape.rotary, "rotary embedding", "rotary: false"),
+                (
+                    shape.qk_norm is not None and options.teacher_qk_norm,
+                    "QK-norm",
+                    "teacher_qk_norm: false",
+                ),
             ):
                 if used:
                     raise ConfigError(
@@ -130,7 +165,7 @@ def _divide(channels: int, parts: int, where: str) -> int:
     return channels // parts
 
 
-_SUPPORTED = "; supported are attention modules of the Llama, Mistral, Qwen2 and Qwen3 kind"
+_SUPPORTED = "; supported are attention modules with the names of Llama's"
 
 
 def _linear(attention: nn.Module, name: str, layer: int) -> nn.Linear:

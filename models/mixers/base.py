@@ -76,10 +76,11 @@ class RecurrentMixer(Mixer, nn.Module):
         self.k_proj = nn.Linear(shape.hidden_size, k_dim, bias=shape.k_bias)
         self.v_proj = nn.Linear(shape.hidden_size, v_dim, bias=shape.v_bias)
         self.o_proj = nn.Linear(o_dim, shape.hidden_size, bias=shape.o_bias)
-        if shape.qk_norm and options.teacher_qk_norm:
-            self.q_norm = RMSNorm(self.head_k_dim, shape.norm_eps)
+        if shape.qk_norm is not None and options.teacher_qk_norm:
+            per_head = shape.qk_norm == "head"
+            self.q_norm = RMSNorm(self.head_k_dim if per_head else q_dim, shape.norm_eps)
             if self.has_keys:
-                self.k_norm = RMSNorm(self.head_k_dim, shape.norm_eps)
+                self.k_norm = RMSNorm(self.head_k_dim if per_head else k_dim, shape.norm_eps)
         self.qkv_dims = (q_dim, k_dim, v_dim)
         self._build_convolutions()
         if options.output_norm == "rms":
@@ -225,7 +226,9 @@ class RecurrentMixer(Mixer, nn.Module):
                 self._convolutions(), [x], past, token_mask, cu_seqlens
             )
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        if hasattr(self, "q_norm"):
+        if hasattr(self, "q_norm") and self.attention_shape.qk_norm == "all_heads":
+            q, k = self.q_norm(q), self.k_norm(k) if self.has_keys else k
+        elif hasattr(self, "q_norm"):
             q = self.q_norm(self.split_heads(q)).flatten(2)
             k = self.k_norm(self.split_heads(k)).flatten(2) if self.has_keys else k
         if self._convolves_projections:
@@ -237,7 +240,7 @@ class RecurrentMixer(Mixer, nn.Module):
         if self.options.v_activation == "silu" and not self._v_activated_by_conv:
             v = functional.silu(v)
         q, k, v = self.split_heads(q), self.split_heads(k), v.unflatten(-1, (-1, self.head_v_dim))
-        if self.options.rotary:
+        if self.options.rotary and self.attention_shape.rotary:
             if position_embeddings is None:
                 raise ConfigError(
                     f"layer {self.layer_idx}: {self.name} with rotary needs position_embeddings"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.attention_shape import AttentionShape
+from evalsuite.models.mixers.attention_shape import AttentionShape, qk_norm_kind, rotates, soft_cap
 from evalsuite.models.mixers.base import LayerCache
 from evalsuite.models.mixers.interface import AttentionSpan, CacheSpec, Mixer, StateKind
 from evalsuite.models.mixers.layers import apply_rotary_pos_emb
@@ -54,6 +54,8 @@ class SoftmaxMixer(Mixer):
     served_as = "attention"
     options: SoftmaxOptions
     span: AttentionSpan
+    masked_by_decoder: ClassVar[bool] = True
+    """Whether the layer is plain attention under the mask that it is given."""
     cache_width: int
     """Widths of key and value, summed over heads."""
     query_width: int
@@ -114,6 +116,10 @@ class SoftmaxMixer(Mixer):
             hidden_states = hidden_states.reshape(rows, -1, shape[-1])
             cosine, sine = (part.reshape(rows, -1, part.shape[-1]) for part in position_embeddings)
             position_embeddings = (cosine, sine)
+        mixer: Any = self
+        boolean = attention_mask is not None and attention_mask.dtype == torch.bool
+        if attention_mask is not None and boolean and mixer.config._attn_implementation == "eager":
+            attention_mask = additive_mask(attention_mask, hidden_states.dtype)
         result: tuple[Tensor, Any] = super().forward(  # type: ignore[misc]
             hidden_states=hidden_states,
             position_embeddings=position_embeddings,
@@ -126,13 +132,16 @@ class SoftmaxMixer(Mixer):
         self: Any, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, T, H, D], keys and values [B, T, H / groups, D], normalised and rotated."""
-        q = self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
-        k = self.k_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
-        v = self.v_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
-        if hasattr(self, "q_norm"):
+        q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        norm = qk_norm_kind(self)
+        if norm == "all_heads":
             q, k = self.q_norm(q), self.k_norm(k)
-        q = apply_rotary_pos_emb(q, *position_embeddings)
-        return q, apply_rotary_pos_emb(k, *position_embeddings), v
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
+        if norm == "head":
+            q, k = self.q_norm(q), self.k_norm(k)
+        if not rotates(self):
+            return q, k, v
+        return apply_rotary_pos_emb(q, *position_embeddings), apply_rotary_pos_emb(k, *position_embeddings), v
 
     def attention_matrix(
         self: Any,
@@ -146,6 +155,8 @@ class SoftmaxMixer(Mixer):
         k = k.repeat_interleave(self.num_key_value_groups, 2)
         v = v.repeat_interleave(self.num_key_value_groups, 2)
         scores = torch.einsum("bthd,bshd->bhts", q, k).float() * self.scaling
+        if cap := soft_cap(self):
+            scores = cap * torch.tanh(scores / cap)
         places = torch.arange(scores.shape[-1], device=scores.device)[None]
         if token_mask is not None:
             places = token_mask.int().cumsum(1) - 1
@@ -193,6 +204,7 @@ class SinkWindowMixer(SlidingWindowMixer):
     """A sliding window with sinks: a state of constant size instead of keys and values per token."""
 
     served_as = None
+    masked_by_decoder = False
 
     def cache_spec(self) -> CacheSpec:
         """See `Mixer.cache_spec`."""
@@ -229,12 +241,18 @@ class SinkWindowMixer(SlidingWindowMixer):
             v,
             span=self.span,
             scale=self.scaling,
+            cap=soft_cap(self),
             state=None if cache is None else cache.read(),
             token_mask=token_mask,
         )
         if cache is not None:
             cache.write(state)
         return self.o_proj(mixed.flatten(2)), None
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Mask to add to scores, as eager attention does, from one that is true where a query attends."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
 
 _CLASSES: dict[tuple[type, type], type[nn.Module]] = {}

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from evalsuite.foundation import ConfigError
@@ -59,4 +60,16 @@ def copy_projections(mixer: Any, attention: nn.Module, init: str, kv_expansion: 
             place.copy_(value)
     for letter in "qk":
         if letter in letters and hasattr(mixer, f"{letter}_norm"):
-            getattr(mixer, f"{letter}_norm").weight.copy_(getattr(attention, f"{letter}_norm").weight)
+            gain = norm_gain(getattr(attention, f"{letter}_norm"))
+            if letter == "k" and mixer.attention_shape.qk_norm == "all_heads" and mixer.options.expand_kv:
+                # Copies of heads leave the mean square over all heads as it is.
+                gain = repeat_kv_weights(gain, mixer.attention_shape, kv_expansion)
+            getattr(mixer, f"{letter}_norm").weight.copy_(gain)
+
+
+def norm_gain(norm: Any) -> Tensor:
+    """Factor of each channel of an RMS norm; the weight is the factor or, as in Gemma, the factor − 1."""
+    weight: Tensor = norm.weight
+    # The root mean square of ones is one, so that the output is the factor itself.
+    found = norm(torch.ones_like(weight))
+    return weight if torch.allclose(found, weight, rtol=1e-2, atol=1e-2) else 1 + weight

@@ -38,6 +38,7 @@ def attend_with_state(
     *,
     span: AttentionSpan,
     scale: float,
+    cap: float | None = None,
     state: Mapping[str, Tensor] | None,
     token_mask: Tensor | None,
 ) -> tuple[Tensor, State]:
@@ -47,6 +48,7 @@ def attend_with_state(
         q: [B, T, H, D]; k, v: [B, T, H / groups, D].
         span: has a window.
         scale: factor on the products.
+        cap: soft cap of the scores, cap · tanh(score / cap), if any.
         state: of the tokens before; None for none.
         token_mask: bool [B, T], the real tokens, contiguous in each row; None if all are real.
 
@@ -71,13 +73,18 @@ def attend_with_state(
     # Pads see everything: a row without any key would be NaN, which spreads in the backward pass.
     visible = span.visible(queries[:, :, None], places[:, None]) & valid[:, None] | ~real[:, :, None]
     groups = q.shape[2] // k.shape[2]
-    out = scaled_dot_product_attention(
+    queried, all_keys, all_values = (
         q.transpose(1, 2),
         keys.repeat_interleave(groups, 1),
         values.repeat_interleave(groups, 1),
-        attn_mask=visible[:, None],
-        scale=scale,
     )
+    if cap is None:
+        out = scaled_dot_product_attention(
+            queried, all_keys, all_values, attn_mask=visible[:, None], scale=scale
+        )
+    else:
+        scores = cap * torch.tanh(queried @ all_keys.transpose(2, 3) * scale / cap)
+        out = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1) @ all_values
     new_length = seen + real.sum(1, dtype=torch.int32)
     # Position p lies among the new tokens, after pads on the left, or in its slot of the old state.
     first_new = stored + real.int().argmax(1)

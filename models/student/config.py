@@ -13,8 +13,10 @@ from evalsuite.models.student.remote_code import AUTO_MAP, write_module
 SCHEMA = 2
 """Version of the config fields and parameter names. Schema 1 had other names of mixer parameters."""
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-"""Supported teachers: embed_tokens → layers (self_attn, mlp, two norms) → norm → lm_head."""
+LLAMA_STYLE = ("llama", "mistral", "qwen2", "qwen3")
+"""Teachers whose blocks are those of Llama, which vLLM's Llama and the fused kernels compute as well."""
+ARCHITECTURES = (*LLAMA_STYLE, "smollm3", "olmo2", "olmo3", "gemma2", "gemma3_text")
+"""Supported teachers: embed_tokens → layers (self_attn, mlp, norms) → norm → lm_head."""
 
 _TEACHER_FIELDS = frozenset(
     {

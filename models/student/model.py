@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, GenerationMixin, PreTrainedModel
+from transformers import AutoModel, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
@@ -38,6 +39,8 @@ class StudentPreTrainedModel(PreTrainedModel):
             if isinstance(module, Mixer) and not module.weights_initialized:
                 module.reset_parameters()
                 module.weights_initialized = True
+            elif isinstance(module, StudentModel):
+                module.reset_buffers()
 
 
 class StudentModel(StudentPreTrainedModel):
@@ -46,7 +49,7 @@ class StudentModel(StudentPreTrainedModel):
     def __init__(self, config: StudentConfig) -> None:
         super().__init__(config)
         base = config.base
-        base._attn_implementation = config._attn_implementation
+        base._attn_implementation = attention_of(base, config._attn_implementation)
         built = AutoModel.from_config(base)
         self.embed_tokens, self.layers = built.embed_tokens, built.layers
         self.norm, self.rotary_emb = built.norm, built.rotary_emb
@@ -64,6 +67,24 @@ class StudentModel(StudentPreTrainedModel):
             layer.self_attn.link_layers([each.self_attn for each in self.layers])
         self.gradient_checkpointing = False
         self.post_init()
+
+    def reset_buffers(self) -> None:
+        """Compute the buffers of teachers that transformers knows only by the teacher's own class."""
+        scale = getattr(self.embed_tokens, "scalar_embed_scale", None)
+        if scale is not None:
+            init.constant_(self.embed_tokens.embed_scale, scale)
+        if hasattr(self.rotary_emb, "layer_types"):
+            fresh = type(self.rotary_emb)(config=self.config.base)
+            for name, value in fresh.named_buffers():
+                init.copy_(getattr(self.rotary_emb, name), value)
+
+    def _rotary(self, hidden: Tensor, position_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """cos and sin of each layer, which may differ by its type (Gemma 3, OLMo 3)."""
+        if not hasattr(self.rotary_emb, "layer_types"):
+            return [self.rotary_emb(hidden, position_ids)] * len(self.layers)
+        types = self.config.base.layer_types
+        by_type = {each: self.rotary_emb(hidden, position_ids, each) for each in set(types)}
+        return [by_type[each] for each in types]
 
     def new_cache(self) -> StudentCache:
         """An empty cache for this model's layers."""
@@ -118,9 +139,9 @@ class StudentModel(StudentPreTrainedModel):
         masks = self._masks(
             embeddings, attention_mask, explicit_position_ids, past_key_values, cu_seqlens, row_length
         )
-        rotary = self.rotary_emb(embeddings, position_ids)
+        rotary = self._rotary(embeddings, position_ids)
         hidden, states = embeddings, []
-        for layer in self.layers:
+        for layer, position_embeddings in zip(self.layers, rotary, strict=True):
             if output_hidden_states:
                 states.append(hidden)
             hidden = layer(
@@ -129,7 +150,7 @@ class StudentModel(StudentPreTrainedModel):
                 position_ids=position_ids,
                 past_key_values=past_key_values,
                 use_cache=use_cache,
-                position_embeddings=rotary,
+                position_embeddings=position_embeddings,
                 token_mask=token_mask,
                 cu_seqlens=cu_seqlens,
             )
@@ -225,6 +246,8 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
         if isinstance(logits_to_keep, int):
             logits_to_keep = slice(-logits_to_keep, None) if logits_to_keep else slice(None)  # type: ignore[assignment]
         logits = self.lm_head(hidden[:, logits_to_keep])
+        if cap := getattr(self.config.base, "final_logit_softcapping", None):
+            logits = cap * torch.tanh(logits / cap)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
@@ -239,7 +262,8 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
         """Switch the attention implementation of the softmax layers."""
         super().set_attn_implementation(*args, **kwargs)
         check_attention(self.config._attn_implementation, self.model)
-        self.config.base._attn_implementation = self.config._attn_implementation
+        base = self.config.base
+        base._attn_implementation = attention_of(base, self.config._attn_implementation)
 
     def _prepare_cache_for_generation(  # type: ignore[override]  # annotated bool upstream, returns None
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -251,6 +275,12 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
                     "with its own cache; remove it"
                 )
             model_kwargs["past_key_values"] = self.model.new_cache()
+
+
+def attention_of(base: PreTrainedConfig, implementation: str | None) -> str | None:
+    """The attention implementation of a teacher's layers: `eager` if scores are capped, which sdpa lacks."""
+    capped = getattr(base, "attn_logit_softcapping", None) is not None
+    return "eager" if capped and implementation == "sdpa" else implementation
 
 
 def check_attention(implementation: str | None, model: StudentModel) -> None:

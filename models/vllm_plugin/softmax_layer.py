@@ -49,8 +49,8 @@ class SoftmaxLayer(nn.Module):
             bias=shape.o_bias,
             prefix=f"{prefix}.o_proj",
         )
-        self.qk_norm = shape.qk_norm
-        if shape.qk_norm:
+        self.qk_norm = shape.qk_norm is not None
+        if self.qk_norm:
             self.q_norm = RMSNorm(self.head_dim, eps=shape.norm_eps)
             self.k_norm = RMSNorm(self.head_dim, eps=shape.norm_eps)
         self.rope = rope

@@ -8,6 +8,7 @@ from transformers import AutoConfig
 from evalsuite.foundation import ConfigError, MissingDependencyError
 from evalsuite.models.mixers import MIXERS, StateKind
 from evalsuite.models.student import StudentConfig
+from evalsuite.models.student.config import LLAMA_STYLE
 from evalsuite.models.vllm_plugin.meta_model import attention_shapes, build_meta_mixers
 from evalsuite.models.vllm_plugin.sharding import validate_heads, validate_options
 
@@ -99,6 +100,11 @@ def validate_student(config: Any, tp_size: int) -> None:
     if activation != "silu":
         raise ConfigError(
             f"vLLM's MLP of Llama-style models supports silu, not '{activation}'; use --engine torch"
+        )
+    if config.base.model_type not in LLAMA_STYLE:
+        raise ConfigError(
+            f"students of {config.base.model_type} teachers cannot be served by vLLM, only those of "
+            f"{', '.join(LLAMA_STYLE)}; use --engine torch"
         )
     layers = build_meta_mixers(config)
     for mixer, shape in zip(layers, attention_shapes(config, layers), strict=True):

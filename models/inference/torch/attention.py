@@ -72,6 +72,7 @@ def attention_forward(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for transformers' `AttentionInterface`, with the masks of the running pass.
@@ -82,6 +83,7 @@ def attention_forward(
         attention_mask: always None (see the module docstring).
         scaling: factor on the products; None is D ** -0.5.
         sliding_window: window of transformers' own sliding layers.
+        softcap: soft cap of the scores, cap · tanh(score / cap), if any (Gemma 2).
 
     Returns:
         [B, T, H, D] (un-padded [1, N, H, D]) and None, as transformers expects.
@@ -90,17 +92,24 @@ def attention_forward(
     span = module.span if isinstance(module, Mixer) else None
     mask = masks.get(span or AttentionSpan(sliding_window))
     if masks.layout is None:
-        return _grouped_attention(query, key, value, mask, scaling), None
-    padded = _grouped_attention(masks.layout.pad_heads(query), key, value, mask, scaling)
+        return _grouped_attention(query, key, value, mask, scaling, softcap), None
+    padded = _grouped_attention(masks.layout.pad_heads(query), key, value, mask, scaling, softcap)
     return masks.layout.unpad(padded), None
 
 
 def _grouped_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
 ) -> Tensor:
     batch, heads, length, width = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]
     groups = heads // kv_heads
+    if softcap is not None:
+        return _soft_capped_attention(query, key, value, mask, scaling or width**-0.5, softcap)
     if mask is None:
         # The fused kernels accept grouped heads except in fp32 on CUDA, where torch would fall back to a
         # kernel that materialises all scores.
@@ -117,6 +126,22 @@ def _grouped_attention(
             mask = mask[:, :, None].expand(-1, -1, groups, -1, -1).reshape(-1, 1, groups * length, keys)
     out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(batch, heads, length, -1).transpose(1, 2)
+
+
+def _soft_capped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, cap: float
+) -> Tensor:
+    """As `_grouped_attention`, with capped scores, which no fused kernel of torch computes."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = cap * torch.tanh(query @ key.transpose(2, 3) * scaling / cap)
+    if mask is None:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    else:
+        scores = scores + mask
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return (weights @ value).transpose(1, 2)
 
 
 AttentionInterface.register(NAME, attention_forward)

@@ -30,7 +30,7 @@ class ModelRunner:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.decoder: nn.Module = model.get_decoder()
-        self.lm_head: nn.Module = model.get_output_embeddings()
+        self.lm_head: nn.Module = make_head(model)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         config = model.config.get_text_config()
@@ -137,6 +137,33 @@ class ModelRunner:
                 input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True, **extra
             ).last_hidden_state
             return hidden
+
+
+def make_head(model: PreTrainedModel) -> nn.Module:
+    """The head of a causal language model, with the soft cap of its logits, if any (Gemma 2)."""
+    head: nn.Module = model.get_output_embeddings()
+    config = getattr(model.config, "base", model.config.get_text_config())
+    cap = getattr(config, "final_logit_softcapping", None)
+    return head if cap is None else SoftCappedHead(head, cap)
+
+
+class SoftCappedHead(nn.Module):
+    """A head whose logits are cap · tanh(logit / cap)."""
+
+    def __init__(self, head: nn.Module, cap: float) -> None:
+        super().__init__()
+        self.head, self.cap = head, cap
+
+    @property
+    def weight(self) -> Tensor:
+        """Weight of the head [V, D]."""
+        weight = self.head.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states [..., D]."""
+        return self.cap * torch.tanh(self.head(hidden) / self.cap)
 
 
 @contextmanager

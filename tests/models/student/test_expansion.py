@@ -11,7 +11,7 @@ from evalsuite.models.mixers.attention_shape import AttentionShape, repeat_kv_we
 def attention_shape(num_heads: int, num_kv_heads: int, head_dim: int) -> AttentionShape:
     return AttentionShape(
         hidden_size=8, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
-        q_bias=False, k_bias=False, v_bias=False, o_bias=False, qk_norm=False, norm_eps=1e-6,
+        q_bias=False, k_bias=False, v_bias=False, o_bias=False, qk_norm=None, rotary=True, norm_eps=1e-6,
     )  # fmt: skip
 
 
