@@ -5,7 +5,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.metrics import PERPLEXITIES
@@ -15,6 +21,7 @@ from evalsuite.foundation.taxonomy import Protocol
 FOLDER = Path(__file__).parent / "benchmarks"
 
 Chance = float | Literal["per_document"] | None
+ChatTemplateValue = bool | int | float | str
 
 
 class TaskConfig(Strict):
@@ -184,6 +191,24 @@ class Generation(TaskConfig):
     sampling: SamplingSpec
     chance: Chance = None
     """Overrides the chance level of the benchmark."""
+    chat_template_kwargs: dict[str, ChatTemplateValue] = Field(default_factory=dict)
+    """Further arguments of the tokenizer's chat template, such as ``enable_thinking: false``."""
+    reasoning: Literal["strip", "keep"] = "strip"
+    """`strip`: only what follows ``</think>`` is scored, and a response that ends within its reasoning is
+    wrong; `keep`: responses are scored whole."""
+
+    @model_serializer(mode="wrap")
+    def _without_unused_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit keys that most benchmarks do not use, so that runs which precede them can be resumed."""
+        found: dict[str, Any] = serialize(self)
+        unused = {"chat_template_kwargs": {}, "reasoning": "strip"}
+        return {key: value for key, value in found.items() if key not in unused or value != unused[key]}
+
+    @model_validator(mode="after")
+    def _template_arguments_need_a_template(self) -> "Generation":
+        if self.chat_template_kwargs and self.prompt != "chat":
+            raise ValueError("'chat_template_kwargs' needs 'prompt: chat'")
+        return self
 
     @model_validator(mode="after")
     def _scorer_needs_built_in_adapter(self) -> "Generation":

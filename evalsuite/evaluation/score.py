@@ -316,7 +316,7 @@ class _Sample:
             return harness.score(self.number, self.request_set, self.responses)
         (response,) = self.responses
         assert isinstance(response, GenerateResponse)
-        return harness.score(self.number, response)
+        return harness.score(self.number, response, in_reasoning=self.request_set.in_reasoning)
 
 
 def _clusters(run: Path, cell: Cell, seed: int, column: str | None) -> list[str | None]:

@@ -14,7 +14,7 @@ from evalsuite.tasks.benchmark import Benchmark
 
 _FOLDER = Path(sandbox.__file__).parent
 _LOGLIKELIHOOD = ("loglikelihood.py", "compat_lm_eval.py")
-_GENERATION = ("generation.py", "outcomes.py", "compat_evalscope.py")
+_GENERATION = ("generation.py", "reasoning.py", "outcomes.py", "compat_evalscope.py")
 _ADAPTER = "evalscope_adapter.py"
 _SANDBOX = ("sandbox.py", "sandbox_child.py")
 

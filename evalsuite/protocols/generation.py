@@ -7,6 +7,7 @@ loading, thread pool, caches and reports are not used.
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from evalsuite.foundation import ConfigError, DataError, MissingDependencyError, content_hash, nearest
@@ -15,6 +16,7 @@ from evalsuite.protocols import compat_evalscope, sandbox
 from evalsuite.protocols.isolation import CpuTimeExceededError, cpu_time_limit, quiet_harness, seeded_random
 from evalsuite.protocols.outcomes import classify_outcome
 from evalsuite.protocols.prompt_text import Message, chat_text, prompt_text, truncate_middle
+from evalsuite.protocols.reasoning import UNCLOSED, answer_of, opens_reasoning
 from evalsuite.protocols.request_set import RequestSet, Score, chance_of
 from evalsuite.protocols.tokenization import Encoder
 from evalsuite.tasks.benchmark import Benchmark, Generation
@@ -242,6 +244,7 @@ class GenerationBenchmark:
                 context=document.context,
                 prompt_hash=content_hash(text),
                 prompt=encoded[text] or (encoder.prefix_token_id,),
+                in_reasoning=chat and opens_reasoning(text),
             )
             for document, text in zip(self._documents, texts, strict=True)
         ]
@@ -262,8 +265,17 @@ class GenerationBenchmark:
                     "tokenizer"
                 )
 
-    def score(self, number: int, response: GenerateResponse) -> Score:
-        """Score one response with EvalScope's extraction and metrics."""
+    def score(self, number: int, response: GenerateResponse, *, in_reasoning: bool = False) -> Score:
+        """Score one response with EvalScope's extraction and metrics.
+
+        Unless the benchmark keeps reasoning, only what follows it is scored; a response that ends within it
+        is wrong.
+
+        Args:
+            number: of the document.
+            response: of a model.
+            in_reasoning: whether the prompt opens a block of reasoning.
+        """
         from evalscope.metrics.aggregators import METRIC_WEIGHTS_KEY
 
         from evalsuite.protocols.evalscope_adapter import ReplayModel
@@ -274,8 +286,11 @@ class GenerationBenchmark:
             chance = chance_of(sample.choices or [])
         if response.error:
             return Score.from_error(response.error, chance)
+        answer: str | None = response.text
+        if self._spec.reasoning == "strip":
+            answer = answer_of(response.text, in_reasoning=in_reasoning)
         with quiet_harness():
-            replay = ReplayModel(response.text, response.finish_reason)
+            replay = ReplayModel(answer or "", response.finish_reason)
             state = self._adapter.run_inference(replay.model(), sample, "")
             try:
                 with (
@@ -298,10 +313,16 @@ class GenerationBenchmark:
             needs = f"; {self._benchmark.name} needs {requires}" if requires else ""
             error = f"EvalScope could not score the response: {reason}{needs}"[:500]
             return Score.from_error(error, chance, _detail(response, "", sample.target), undecided=True)
-        extracted = str(score.extracted_prediction or "")
         target = score.metadata.get("target", sample.target)
-        outcome = classify_outcome(response, extracted, correct=values[self._spec.metric] >= 1)
-        return Score(values, chance, outcome, _detail(response, extracted, target))
+        if answer is None:
+            # Some metrics accept an empty response.
+            values, extracted = dict.fromkeys(values, 0.0), ""
+        else:
+            extracted = str(score.extracted_prediction or "")
+        correct = values[self._spec.metric] >= 1
+        outcome = classify_outcome(replace(response, text=answer or ""), extracted, correct=correct)
+        detail = _detail(response, extracted, target) | ({"reason": UNCLOSED} if answer is None else {})
+        return Score(values, chance, outcome, detail)
 
 
 def _detail(response: GenerateResponse, extracted: str, target: Any) -> dict[str, Any]:

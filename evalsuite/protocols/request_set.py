@@ -22,6 +22,8 @@ class RequestSet:
     score_requests: tuple[ScoreRequest, ...] = ()
     choices: tuple[tuple[int, int], ...] = ()
     prompt: tuple[int, ...] = ()
+    in_reasoning: bool = False
+    """Whether the prompt opens a block of reasoning, which the response continues."""
 
     def generate_request(self, sampling: SamplingParams, seed: int) -> GenerateRequest:
         """Return the generation request for one seed."""
@@ -35,7 +37,8 @@ class RequestSet:
             "prompt_hash": self.prompt_hash,
         }
         if self.prompt:
-            return row | {"prompt": self.prompt}
+            # Omitted where False, so that equal requests are equal files.
+            return row | {"prompt": self.prompt} | ({"in_reasoning": True} if self.in_reasoning else {})
         requests = [
             {"context": each.context, "continuations": each.continuations} for each in self.score_requests
         ]
@@ -54,6 +57,7 @@ class RequestSet:
             ),
             choices=tuple((request, number) for request, number in row.get("choices", ())),
             prompt=tuple(row.get("prompt", ())),
+            in_reasoning=row.get("in_reasoning", False),
         )
 
 
