@@ -21,12 +21,16 @@ class Tile:
 
 
 def tiles(report: Report) -> list[Tile]:
-    """Up to four key figures of the report."""
-    found = [_best(report), _largest_gap(report), _rank_changes(report), _needle_reach(report)]
-    chosen = [tile for tile in found if tile is not None]
-    if len(chosen) < 4:
-        chosen.append(_documents(report))
-    return chosen
+    """Four key figures of the report, or fewer if it has no more."""
+    found = [
+        _best(report),
+        _retained(report),
+        _largest_gap(report),
+        _needle_reach(report),
+        _rank_changes(report),
+        _documents(report),
+    ]
+    return [tile for tile in found if tile is not None][:4]
 
 
 def _best(report: Report) -> Tile | None:
@@ -40,6 +44,21 @@ def _best(report: Report) -> Tile | None:
     if low is not None and high is not None and high > low:
         text += f"; ranks {low} to {high} do not differ significantly"
     return Tile(formatting.percent(best.recovery.point), "%", text, "#recovery")
+
+
+def _retained(report: Report) -> Tile | None:
+    """What the best student kept of its teacher's right answers."""
+    best = formatting.best_student(report)
+    if best is None:
+        return None
+    row = report.agreement_with_teacher(best.checkpoint, best.protocol, best.scope)
+    if row is None or row.retained.interval is None:
+        return None
+    label = report.checkpoints[best.checkpoint].label
+    text = f"of its teacher's right answers stay right: {label} ({formatting.span(row.retained.interval)})"
+    if row.agreement.point is not None:
+        text += f"; it makes the same choice on {formatting.percent(row.agreement.point)} %"
+    return Tile(formatting.percent(row.retained.point), "%", text, "#retention")
 
 
 def _largest_gap(report: Report) -> Tile | None:

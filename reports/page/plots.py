@@ -73,6 +73,7 @@ def curves(
     reference: float | None = None,
     marker: float | None = None,
     height: int = 300,
+    is_step: bool = False,
     table: Table | None = None,
 ) -> Figure:
     """Curves with intervals; points with the same x, such as seeds, are joined at their mean.
@@ -86,9 +87,10 @@ def curves(
         reference: a dotted horizontal line, such as the teacher's.
         marker: a dotted vertical line, such as the stopping point of a search.
         height: pixels of the plot without its legend.
+        is_step: whether a value holds until the next point.
         table: the values, if not one row per point.
     """
-    traces = [trace for index, curve in enumerate(series) for trace in _curve(curve, index)]
+    traces = [trace for index, curve in enumerate(series) for trace in _curve(curve, index, is_step)]
     shapes = []
     if reference is not None:
         shapes.append(_line(x0=0, x1=1, xref="paper", y0=reference, y1=reference))
@@ -107,12 +109,17 @@ def curves(
     )
 
 
-def _curve(curve: Curve, index: int) -> list[go.Scatter]:
+def _curve(curve: Curve, index: int, is_step: bool) -> list[go.Scatter]:
     points = sorted(curve.points, key=lambda point: point.x)
     style: dict[str, Any] = {
         "name": text(curve.name),
         "legendgroup": str(index),
-        "line": {"color": color(index), "width": 2, "dash": DASHES[index // SERIES_COLORS % len(DASHES)]},
+        "line": {
+            "color": color(index),
+            "width": 2,
+            "dash": DASHES[index // SERIES_COLORS % len(DASHES)],
+            "shape": "hv" if is_step else "linear",
+        },
     }
     dots: dict[str, Any] = {
         "x": [point.x for point in points],

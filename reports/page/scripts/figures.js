@@ -49,9 +49,10 @@
     },
   });
 
+  let printing = false;
   const shortened = (label, most) => (label.length > most ? `${label.slice(0, most - 1)}…` : label);
   const layoutOf = (holder, figure) => {
-    const width = holder.clientWidth;
+    const width = printing ? (holder.closest(".full") ? 960 : 460) : holder.clientWidth;
     const layout = painted(figure.layout);
     layout.template = defaults();
     layout.width = width;
@@ -68,12 +69,12 @@
     if (layout.showlegend !== false && names.length > 1) {
       const longest = Math.max(...names.map((name) => name.length));
       if (names.length > 8 && width >= 760) {
-        layout.legend = { x: 1.01, xanchor: "left", y: 1, yanchor: "top", font: { size: 11 } };
+        layout.legend = { x: 1.01, xanchor: "left", y: 1, yanchor: "top", font: { size: 11 }, tracegroupgap: 0 };
         height = Math.max(height, 19 * names.length + 40);
       } else {
         const columns = Math.max(1, Math.floor((width - 30) / (7 * longest + 50)));
         const rows = Math.ceil(names.length / columns);
-        layout.legend = { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", font: { size: 11.5 } };
+        layout.legend = { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", font: { size: 11.5 }, tracegroupgap: 0 };
         if (rows > 3) layout.legend = { ...layout.legend, y: -0.28, yanchor: "top" };
         height += 20 * rows + 10;
       }
@@ -102,7 +103,10 @@
       holder.parentElement.querySelector("details").open = true;
       return;
     }
-    await plotly.newPlot(holder, painted(figure.data), layoutOf(holder, figure), configuration);
+    render(plotly, holder, figure);
+  };
+  const render = (plotly, holder, figure) => {
+    plotly.newPlot(holder, painted(figure.data), layoutOf(holder, figure), configuration);
     holder.dataset.drawn = "true";
     holder.on("plotly_click", (event) => {
       const key = event.points[0].data.meta?.keys?.[event.points[0].pointIndex?.[0]]?.[event.points[0].pointIndex?.[1]];
@@ -138,6 +142,17 @@
   }
   document.addEventListener("theme", redraw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  addEventListener("beforeprint", redraw);
-  addEventListener("afterprint", redraw);
+  addEventListener("beforeprint", () => {
+    printing = true;
+    redraw();
+    if (!globalThis.Plotly) return;
+    for (const holder of holders.filter((each) => !drawn.has(each))) {
+      drawn.set(holder, specification(holder));
+      render(globalThis.Plotly, holder, drawn.get(holder));
+    }
+  });
+  addEventListener("afterprint", () => {
+    printing = false;
+    redraw();
+  });
 })();

@@ -40,7 +40,7 @@
     const sign = direction === "ascending" ? 1 : -1;
     for (const body of table.tBodies) {
       if (body.classList.contains("anchor")) continue;
-      const key = (row) => row.children[column].dataset.sort ?? "";
+      const key = (row) => row.children[column].dataset.sort ?? row.children[column].textContent;
       const rows = [...body.rows].sort((a, b) => {
         const [x, y] = [key(a), key(b)];
         if (x === "" || y === "") return (x === "") - (y === "");
@@ -66,7 +66,16 @@
     wrap.addEventListener("scroll", () => fade(wrap), { passive: true });
   }
 
-  // Expand all details for printing.
-  addEventListener("beforeprint", () => all("details").forEach((element) => { element.dataset.was = element.open; element.open = true; }));
-  addEventListener("afterprint", () => all("details").forEach((element) => { element.open = element.dataset.was === "true"; }));
+  // Print with all details open and in the light theme, which the figures follow.
+  let theme;
+  addEventListener("beforeprint", () => {
+    all("details").forEach((element) => { element.dataset.was = element.open; element.open = true; });
+    theme = document.documentElement.dataset.theme;
+    document.documentElement.dataset.theme = "light";
+  });
+  addEventListener("afterprint", () => {
+    all("details").forEach((element) => { element.open = element.dataset.was === "true"; });
+    if (theme === undefined) delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+  });
 })();

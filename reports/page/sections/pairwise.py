@@ -40,8 +40,8 @@ def pair_lines(report: Report) -> list[PairLine]:
             holm="runs of one recipe" if row.are_replicates else p_value(row.p_holm),
             mde=formatting.NOTHING if row.mde is None else f"{100 * row.mde:.1f}",
             kind="tie" if not row.proven else "gain" if row.difference.point > 0 else "loss",
-            sort=row.difference.point,
-            sort_holm=row.p_holm,
+            sort=round(row.difference.point, 6),
+            sort_holm=round(row.p_holm, 6),
         )
         for row in report.pairs
     ]

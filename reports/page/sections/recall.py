@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evalsuite.reports import formatting
+from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.rows import BenchmarkRow
 from evalsuite.reports.page.figures import Figure, Table
 from evalsuite.reports.page.plots import heatmap
@@ -161,10 +162,43 @@ def longbench_view(report: Report) -> Figure | None:
     )
 
 
+KINDS = {"needles": "needles", "ruler": "RULER (13 tasks)", "longbench": "LongBench"}
+
+
+def _numbers(report: Report) -> Table | None:
+    """Means over the contexts; three numbers, because one would hide which kind of recall is lost."""
+    rows = {
+        (row.checkpoint, row.kind, row.protocol): row
+        for row in sorted(report.recall, key=lambda row: row.context is None)
+    }
+    known = {key[1:] for key, row in rows.items() if row.score.interval is not None}
+    places = [
+        (kind, protocol) for kind in KINDS for protocol in report.protocols if (kind, protocol) in known
+    ]
+    if not places:
+        return None
+    columns = [f"{KINDS[kind]}, {formatting.PROTOCOL_TITLES[protocol]}" for kind, protocol in places]
+    lines = []
+    for i, checkpoint in enumerate(report.checkpoints):
+        found = [rows.get((i, *place)) for place in places]
+        if any(found):
+            cells = [(row.score, row.recovery) if row else None for row in found]
+            numbers = [text for cell in cells for text in (_estimate(cell, 0), _estimate(cell, 1))]
+            lines.append((checkpoint.label, *numbers))
+    heads = [text for column in columns for text in (f"{column}, %", "recovery, %")]
+    return Table(("model", *heads), tuple(lines))
+
+
+def _estimate(pair: tuple[Estimate, Estimate] | None, at: int) -> str:
+    return formatting.NOTHING if pair is None else formatting.estimate(pair[at])
+
+
 @dataclass(frozen=True, slots=True)
 class RecallView:
     """The section."""
 
+    numbers: Table | None
+    """Per checkpoint and protocol: needles, RULER's mean and LongBench, each with its recovery."""
     needles: list[Figure]
     longbench: Figure | None
 
@@ -172,5 +206,5 @@ class RecallView:
 @section("recall", "Recall", order=40)
 def recall_view(report: Report) -> RecallView | None:
     """Needles and LongBench; None without either."""
-    view = RecallView(needle_views(report), longbench_view(report))
+    view = RecallView(_numbers(report), needle_views(report), longbench_view(report))
     return view if view.needles or view.longbench else None

@@ -8,8 +8,9 @@ import plotly.graph_objects as go
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.agreement import AgreementRow
-from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.page.figures import Figure, Table, figure, text
+from evalsuite.reports.page.plots import Axis, Curve, Point, curves
 from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 
@@ -32,9 +33,8 @@ def retention_view(report: Report) -> RetentionView | None:
             for student in report.students()
             if (row := report.agreement_with_teacher(student, protocol)) is not None
         ]
-        figures += [
-            made for made in (_scatter(report, rows, protocol), _flips(report, rows, protocol)) if made
-        ]
+        made = _scatter(report, rows, protocol), _flips(report, rows, protocol), _tolerance(report, protocol)
+        figures += [each for each in made if each is not None]
     return RetentionView(_sentence(report), figures) if figures else None
 
 
@@ -179,6 +179,52 @@ def _flips(report: Report, rows: list[AgreementRow], protocol: str) -> Figure | 
                     formatting.estimate(row.retained),
                 )
                 for label, row, _, _ in known
+            ),
+        ),
+    )
+
+
+def _tolerance(report: Report, protocol: str) -> Figure | None:
+    """Tolerance curves over the informative benchmarks, or over all where none is informative."""
+    every = [row for row in report.tolerances if row.protocol == protocol]
+    scope = INFORMATIVE if any(row.scope == INFORMATIVE for row in every) else ALL
+    rows = sorted(
+        (row for row in every if row.scope == scope and len(row.benchmarks) > 1),
+        key=lambda row: row.critical_half.point,
+    )
+    if not rows:
+        return None
+    labels = [report.checkpoints[row.checkpoint].label for row in rows]
+    return curves(
+        [
+            Curve(
+                label,
+                tuple(
+                    Point(100 * alpha, 100 * share.point)
+                    for alpha, share in zip(row.alphas, row.curve, strict=True)
+                ),
+            )
+            for label, row in zip(labels, rows, strict=True)
+        ],
+        Axis("tolerance α, % of the teacher's score"),
+        Axis(f"C(α), % of {'informative ' if scope == INFORMATIVE else ''}benchmarks", low=0),
+        title=f"Tolerance, {formatting.PROTOCOL_TITLES[protocol]}",
+        caption=(
+            "Share of benchmarks on which a student is within α of its teacher; α* is where it reaches half "
+            "(arXiv 2603.15590)."
+        ),
+        height=320,
+        is_step=True,
+        table=Table(
+            ("model", "α*, %", "95 % interval", "all benchmarks within, %"),
+            tuple(
+                (
+                    label,
+                    f"{100 * row.critical_half.point:.1f}",
+                    formatting.span(row.critical_half),
+                    f"{100 * row.critical_all.point:.1f}",
+                )
+                for label, row in zip(labels, rows, strict=True)
             ),
         ),
     )

@@ -86,9 +86,66 @@ def made(rich_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Repo
 def test_page_has_every_section(made: tuple[Report, Sections]) -> None:
     _, page = made
     assert set(page.text) >= {
-        "gate", "recovery", "gap", "recall", "papers", "scaling", "layers", "cost", "pairs",
+        "gate", "recovery", "retention", "gap", "recall", "papers", "scaling", "layers", "cost", "pairs",
         "lineage", "method",
     }  # fmt: skip
+
+
+def test_agreement_against_recovery_and_flips(made: tuple[Report, Sections]) -> None:
+    report, page = made
+    figures = page.figures["retention"]
+    (points,) = figures["Agreement against recovery, log-likelihood"]["data"]
+    labels = [label.partition(":")[0] for label in points["hovertext"]]
+    assert len(labels) == len(report.students())
+    index = {s.label: i for i, s in enumerate(report.checkpoints)}
+    for label, x, y in zip(labels, points["x"], points["y"], strict=True):
+        row = report.agreement_with_teacher(index[label], "loglikelihood")
+        assert y == pytest.approx(100 * row.agreement.point, rel=1e-4)
+        average = report.average(index[label], "loglikelihood")
+        assert x == pytest.approx(100 * average.recovery.point, rel=1e-4)
+    lost, gained = figures["Flips, generation"]["data"]
+    names = figures["Flips, generation"]["layout"]["yaxis"]["ticktext"]
+    at = names.index("kda-135m")
+    row = report.agreement_with_teacher(index["kda-135m"], "generation")
+    assert (lost["name"], gained["name"]) == ("lost", "gained")
+    assert -lost["x"][at] == pytest.approx(100 * row.lost.point, rel=1e-4)
+    assert gained["x"][at] == pytest.approx(100 * row.gained.point, rel=1e-4)
+    assert lost["x"] == sorted(lost["x"], reverse=True)
+
+
+def test_tolerance_curves_are_those_of_the_report(made: tuple[Report, Sections]) -> None:
+    report, page = made
+    figure = page.figures["retention"]["Tolerance, log-likelihood"]
+    index = {s.label: i for i, s in enumerate(report.checkpoints)}
+    assert len(figure["data"]) == len(report.students())
+    for trace in figure["data"]:
+        (row,) = (
+            row
+            for row in report.tolerances
+            if (row.checkpoint, row.protocol, row.scope)
+            == (index[trace["name"]], "loglikelihood", "informative")
+        )
+        assert trace["y"] == pytest.approx([100 * share.point for share in row.curve], rel=1e-4)
+        assert trace["line"]["shape"] == "hv"
+
+
+def test_recall_is_three_numbers_at_most(made: tuple[Report, Sections]) -> None:
+    report, page = made
+    head, *rows = page.rows["recall"][:13]
+    assert head == [
+        "model",
+        "needles, generation, %",
+        "recovery, %",
+        "LongBench, generation, %",
+        "recovery, %",
+    ]
+    index = [s.label for s in report.checkpoints].index("gla-135m")
+    (needles,) = (
+        row for row in report.recall if (row.checkpoint, row.kind, row.context) == (index, "needles", None)
+    )
+    row = next(row for row in rows if row[0] == "gla-135m")
+    assert row[1].startswith(f"{100 * needles.score.point:.1f} (")
+    assert row[2].startswith(f"{100 * needles.recovery.point:.1f} (")
 
 
 def test_needles_are_scores_by_context(made: tuple[Report, Sections], rich_run: Path) -> None:
@@ -100,9 +157,7 @@ def test_needles_are_scores_by_context(made: tuple[Report, Sections], rich_run: 
         for cell in tensor.find("niah_single_2", "generation")
     ]
     assert len(expected) == 4
-    rows = [row for row in page.rows["recall"] if row[0] == "kda-135m"]
-    assert len(rows) == 4
-    assert rows[1][1:] == expected
+    assert expected in [row[1:] for row in page.rows["recall"] if row[0] == "kda-135m"]
     figure = page.figures["recall"]["S-NIAH-2, generation"]
     position = figure["layout"]["yaxis"]["ticktext"].index("kda-135m")
     assert [f"{100 * z:.0f}" for z in figure["data"][0]["z"][position]] == expected
