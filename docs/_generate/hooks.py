@@ -1,4 +1,4 @@
-"""MkDocs hooks: generated reference, links to files outside docs/, and formulas as MathML.
+"""MkDocs hooks: generated reference, notebooks, links to files outside docs/, and formulas as MathML.
 
 A line `<!-- generate: WHAT -->` in a document is replaced by generated Markdown, so that nothing in the
 reference is written by hand twice.
@@ -14,7 +14,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from docs._generate import links, reference
+from docs._generate import links, notebooks, reference
 
 DIRECTIVE = re.compile(r"^<!-- generate: (?P<what>.+) -->$", re.MULTILINE)
 FORMULA = re.compile(
@@ -23,9 +23,11 @@ FORMULA = re.compile(
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files outside docs/ that documents link to."""
+    """Add the files outside docs/ that documents link to, and the notebooks as pages."""
     for path, place in links.linked_files().items():
         files.append(File.generated(config, place, abs_src_path=str(path)))
+    for place, markdown in notebooks.pages().items():
+        files.append(File.generated(config, place, content=markdown))
     return files
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from evalsuite.cli.show import first_sentence
+from evalsuite.cli.commands.show import first_sentence
 from evalsuite.foundation.registry import Registry
 
 

@@ -1,6 +1,8 @@
 """The built documentation: complete reference, no requests to other hosts, readable formulas."""
 
 import ast
+import html
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -106,3 +108,16 @@ def test_results_are_pages_and_their_files_are_copied(site: Path) -> None:
     folder = site / "results" / "smollm2-135m-instruct"
     assert (folder / "leaderboard.png").is_file()
     assert "<h1" in (folder / "leaderboard.html").read_text()
+
+
+def test_notebooks_are_pages(site: Path) -> None:
+    notebooks = list((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+    assert notebooks
+    for path in notebooks:
+        page = (site / "notebooks" / f"{path.stem}.html").read_text()
+        shown = html.unescape(re.sub(r"<[^>]+>", "", page))
+        cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        assert cells
+        assert all("".join(cell["source"]) in shown for cell in cells)
+        assert f'href="{path.name}"' in page
+        assert (site / "notebooks" / path.name).is_file()
