@@ -11,6 +11,8 @@ def teacher_hidden_states(teacher: CausalLM, batch: MicroBatch) -> Tensor:
     decoder, config = teacher.model, teacher.config
     window = getattr(config, "sliding_window", None)
     causal = batch.position_ids is None and (window is None or window >= batch.input_ids.shape[1])
+    # Gemma 3 and OLMo 3 rotate by layer type.
+    causal = causal and not hasattr(decoder.rotary_emb, "layer_types")
     if config._attn_implementation != "sdpa" or not causal:
         output = decoder(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
         hidden: Tensor = output.last_hidden_state

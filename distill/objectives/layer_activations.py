@@ -77,9 +77,18 @@ def run_block(
             instead of the teacher's output of it.
     """
     block_input = activations.block_input
+    own_input_norm = own_input_norm and hasattr(layer, "input_layernorm")
     hidden = layer.input_layernorm(block_input) if own_input_norm else activations.input
-    residual = block_input + run_mixer(layer, hidden, activations, batch)
-    output: Tensor = residual + layer.mlp(layer.post_attention_layernorm(residual))
+    mixed = run_mixer(layer, hidden, activations, batch)
+    output: Tensor
+    if hasattr(layer, "post_feedforward_layernorm"):
+        # Gemma and OLMo normalise what mixer and MLP add.
+        residual = block_input + layer.post_attention_layernorm(mixed)
+        before = getattr(layer, "pre_feedforward_layernorm", nn.Identity())
+        output = residual + layer.post_feedforward_layernorm(layer.mlp(before(residual)))
+        return output
+    residual = block_input + mixed
+    output = residual + layer.mlp(layer.post_attention_layernorm(residual))
     return output
 
 
