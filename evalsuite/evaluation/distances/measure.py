@@ -1,0 +1,106 @@
+"""Measure distances and write them to a run folder."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from evalsuite.evaluation.checkpoints import max_positions, tokenizer_id
+from evalsuite.evaluation.distances.passages import Part, answer_parts, parse_texts, text_parts
+from evalsuite.evaluation.infer import resolve_device
+from evalsuite.foundation import ConfigError, progress
+from evalsuite.models.checkpoints import Checkpoint, load_checkpoint
+from evalsuite.models.diagnostics.distance import compare_models
+from evalsuite.models.diagnostics.quantization import BITS, quantized
+from evalsuite.reports.records.distances import COLUMNS, write_distances
+
+
+def measure_distances(
+    run: Path,
+    checkpoints: Sequence[str],
+    teacher: str,
+    *,
+    texts: Sequence[str] = (),
+    yardstick: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+    quiet: bool = False,
+) -> pd.DataFrame:
+    """Compare models with their teacher at the right answers of a run and on texts, one model at a time.
+
+    The teacher and its roundings are read in float32, students in `dtype`. Every model that is finished is
+    written, so that an interrupted call loses one.
+
+    Args:
+        run: an evaluated run folder; `distances.parquet` is written there.
+        checkpoints: students; may be empty with `yardstick`.
+        teacher: hub id, folder, GGUF file or `pocket`.
+        texts: `NAME=FILE`, see `text_parts`.
+        yardstick: also measure the teacher rounded to 8, 6, 5, 4, 3 and 2 bits.
+        device, dtype: as for `evalsuite run`.
+        trust_remote_code: allow code of the checkpoints.
+        quiet: no progress bar.
+
+    Returns:
+        The rows that were measured, with the columns of `evalsuite.reports.records.distances`.
+
+    Raises:
+        ConfigError: nothing to measure, or a student with another tokenizer or vocabulary.
+        RunFolderError, DataError: as `answer_parts` and `text_parts`.
+    """
+    if not checkpoints and not yardstick:
+        raise ConfigError("nothing to measure: name students, or pass --yardstick")
+    named = parse_texts(texts)
+    device, dtype = resolve_device(device, dtype)
+
+    def load(path: str, kind: str) -> Checkpoint:
+        return load_checkpoint(path, dtype=kind, device=device, trust_remote_code=trust_remote_code)
+
+    reference = load(teacher, "float32")
+    config = reference.model.config
+    parts = answer_parts(run, reference.tokenizer, reference.weights_id)
+    vocabulary = int(reference.model.get_input_embeddings().weight.shape[0])
+    parts += text_parts(named, reference.tokenizer, vocabulary, max_positions(config))
+    frames = []
+    marks = BITS if yardstick else ()
+    with progress(total=len(checkpoints) + len(marks), what="distance", unit="model", quiet=quiet) as bar:
+        for path in checkpoints:
+            student = load(path, dtype)
+            if tokenizer_id(student.tokenizer) != tokenizer_id(reference.tokenizer):
+                raise ConfigError(f"{path}: its tokenizer differs from that of the teacher {teacher}")
+            frames.append(_compare(reference, student.model, parts, student.weights_id, None))
+            write_distances(run, frames[-1])
+            bar.update(1)
+        for bits in marks:
+            rounded = quantized(reference.model, bits)
+            frames.append(_compare(reference, rounded, parts, reference.weights_id, bits))
+            write_distances(run, frames[-1])
+            bar.update(1)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _compare(
+    teacher: Checkpoint, model: Any, parts: Sequence[Part], weights_id: str, bits: int | None
+) -> pd.DataFrame:
+    rows = [row for part in parts for row in _rows(teacher, model, part)]
+    frame = pd.DataFrame(rows).assign(weights_id=weights_id, teacher=teacher.weights_id)
+    return frame.assign(bits=pd.array([bits] * len(frame), dtype="Int64"))[list(COLUMNS)]
+
+
+def _rows(teacher: Checkpoint, model: Any, part: Part) -> Iterator[dict[str, Any]]:
+    for found in compare_models(teacher.model, {"": model}, part.passages, groups=len(part.groups)):
+        token_class, positions = part.groups[found.group]
+        yield {
+            "text": part.text,
+            "source": part.source,
+            "doc_id": found.doc_id,
+            "token_class": token_class,
+            "positions": positions,
+            "tokens": found.tokens,
+            "kl": found.kl,
+            "agreement": found.agreement,
+            "teacher_nll": found.teacher_nll,
+            "student_nll": found.student_nll,
+        }
