@@ -5,7 +5,6 @@ the generation prompt. Some templates rewrite earlier turns (move the system pro
 that only their final form is rendered; such turns are excluded from the loss.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,11 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 import yaml
-from jinja2 import Environment, TemplateError
-from jinja2.meta import find_undeclared_variables
+from jinja2 import TemplateError
 
 from evalsuite.distill.config import DataSourceConfig
 from evalsuite.foundation import ConfigError, DataError, nearest
+from evalsuite.foundation.chat_templates import check_template_arguments
 
 TEMPLATES = Path(__file__).with_name("chat_templates.yaml")
 
@@ -62,7 +61,7 @@ def chat_renderer(
             + ", ".join(shipped_templates())
         )
 
-    _check_arguments(tokenizer.chat_template if template is None else template, arguments)
+    check_template_arguments(tokenizer.chat_template if template is None else template, arguments)
 
     def render(messages: Sequence[dict[str, str]], add_generation_prompt: bool) -> str:
         try:
@@ -78,25 +77,6 @@ def chat_renderer(
         return text
 
     return render
-
-
-def _check_arguments(template: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that the template does not read, which Jinja would ignore."""
-    if not arguments:
-        return
-    texts = template.values() if isinstance(template, dict) else [template]
-    # transformers marks assistant turns with a tag of its own.
-    sources = [re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text) for text in texts]
-    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
-    names = set().union(*(find_undeclared_variables(environment.parse(source)) for source in sources))
-    for name in arguments:
-        if name in ("messages", "add_generation_prompt"):
-            raise ConfigError(f"chat_template_kwargs: '{name}' is set by evalsuite")
-        if name not in names:
-            known = sorted(names - {"messages", "add_generation_prompt", "raise_exception"})
-            raise ConfigError(
-                f"chat_template_kwargs: the chat template reads no argument '{name}'{nearest(name, known)}"
-            )
 
 
 SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
