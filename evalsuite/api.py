@@ -43,7 +43,9 @@ __all__ = [
     "distill",
     "estimate",
     "evaluate",
+    "export",
     "gate",
+    "import_logs",
     "load_run",
     "read_run_config",
 ]
@@ -206,6 +208,51 @@ def gate(config: GateConfig) -> "Verdict":
     out = None if config.out is None else Path(config.out)
     runs = [Path(run) for run in config.runs]
     return run_gate(runs, config.load_policy(), out=out, selection=config.selection)
+
+
+def import_logs(
+    logs: Iterable[Path | str], out: Path | str, *, format: str | None = None, benchmarks: Sequence[str] = ()
+) -> list[Path]:
+    """Import the logs of other harnesses as run folders, for `compare`, `gate`, `export` and `load_run`.
+
+        runs = import_logs(["lm-eval-logs"], "imported")
+        compare(CompareConfig(inputs=runs, teacher="big-model", out="report"))
+
+    Args:
+        logs: files or folders.
+        out: folder for the run folders.
+        format: lm-eval, evalscope, inspect, every-eval-ever or a plugin's; None: recognised by the files.
+        benchmarks: only these; all if empty.
+
+    Raises:
+        EvalsuiteError: logs that cannot be read or paired; see `evalsuite.reports.imports.import_logs`.
+    """
+    from evalsuite.imported_logs import find_source, import_as_runs
+
+    sources = [find_source(log) if format is None else (format, Path(log)) for log in logs]
+    return import_as_runs(sources, Path(out), benchmarks=benchmarks)
+
+
+def export(
+    runs: Sequence[Path | str], format: str, out: Path | str, *, teacher: str | None = None
+) -> list[Path]:
+    """Write results in the format of others: `model-card`, `model-index`, `eval-results`, `every-eval-ever`.
+
+    Args:
+        runs: run folders.
+        teacher: label of the only teacher; None: as the plans state.
+
+    Returns:
+        The files.
+
+    Raises:
+        EvalsuiteError: see `evalsuite.reports.exports.exporter.export`.
+    """
+    from evalsuite.reports import RunSelection
+    from evalsuite.reports.exports import formats
+
+    selection = RunSelection(teacher=teacher)
+    return list(formats.export([Path(run) for run in runs], format, Path(out), selection=selection).files)
 
 
 @dataclass(frozen=True)

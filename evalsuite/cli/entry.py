@@ -13,17 +13,17 @@ from contextlib import redirect_stdout
 from typing import Any, cast
 
 import evalsuite
-from evalsuite.cli import (
+from evalsuite.cli import describe_interrupt, retired
+from evalsuite.cli.commands import (
     bench,
     compare,
     demo,
-    describe_interrupt,
+    distance,
     distill,
     doctor,
     export,
     gate,
     prepare,
-    retired,
     run,
     select,
     show,
@@ -38,7 +38,7 @@ CRASHED = 70
 INPUT_OUTPUT = 74
 """A broken pipe, or a file that the system cannot read or write."""
 
-VERBS = (demo, distill, select, prepare, run, compare, gate, view, export, bench, doctor, show)
+VERBS = (demo, distill, select, prepare, run, compare, gate, view, export, bench, distance, doctor, show)
 RESUMABLE = ("demo", "distill", "select", "prepare", "run")
 """Commands that resume when they are repeated."""
 

@@ -45,18 +45,11 @@ def read_inputs(inputs: Sequence[str], options: argparse.Namespace, out: Path | 
         DataError: a log that cannot be read or paired.
     """
     from evalsuite.foundation import ConfigError
-    from evalsuite.reports.imports import IMPORTERS, find_importer
+    from evalsuite.imported_logs import import_as_runs, named_source
+    from evalsuite.reports.imports import find_importer
 
     runs = [Path(name) for name in inputs if (Path(name) / "plan.yaml").is_file()]
-    sources = []
-    for given in options.imports:
-        name, colon, path = given.partition(":")
-        if not (colon and path):
-            raise ConfigError(
-                f"--import {given}: must be FORMAT:PATH, with a format of {', '.join(IMPORTERS.names())}"
-            )
-        IMPORTERS.get_or_raise(name, "--import")
-        sources.append((name, Path(path)))
+    sources = [named_source(given) for given in options.imports]
     others = []
     for each in inputs:
         if Path(each) in runs:
@@ -75,7 +68,5 @@ def read_inputs(inputs: Sequence[str], options: argparse.Namespace, out: Path | 
             raise ConfigError(
                 f"{sources[0][1]}: a log of {sources[0][0]}; state with --out where to import it"
             )
-        from evalsuite.imported_logs import import_as_runs
-
         runs += import_as_runs(sources, out / "imported", benchmarks=options.benchmarks)
     return Inputs(runs, others)

@@ -101,6 +101,7 @@ def _shown(value: Estimate | None) -> str:
 def _changed(report: Report, student: int, kind: str) -> str:
     """Benchmarks with a proven loss or gain, largest first."""
     titles = {benchmark.name: benchmark.title for benchmark in report.benchmarks}
+    uninformative = {(each.benchmark, each.protocol) for each in report.informative if each.why}
     rows = []
     for row in sorted(_drops(report, student), key=lambda row: -abs(row.drop.point)):
         if row.kind != kind:
@@ -113,13 +114,14 @@ def _changed(report: Report, student: int, kind: str) -> str:
         ]
         points = row.drop.scaled(100 * sign) if not _is_perplexity(report, row) else row.drop.scaled(sign)
         unit = " points" if not _is_perplexity(report, row) else " nats"
+        mark = " (not informative)" if (row.benchmark, row.protocol) in uninformative else ""
         rows.append(
             [
-                f"{escape(titles[row.benchmark])}, {formatting.PROTOCOL_TITLES[row.protocol]}",
+                f"{escape(titles[row.benchmark])}, {formatting.PROTOCOL_TITLES[row.protocol]}{mark}",
                 f"{sum(each.documents for each in cells):,}",
                 f"{formatting.plain(points.point, 2 if unit == ' nats' else 1)}{unit} "
                 f"({formatting.span(points, 1, 2 if unit == ' nats' else 1)})",
-                f"{row.p_holm:.2g}",
+                f"{row.p_holm:.2g}" if row.p_holm >= 1e-4 else "&lt; 0.0001",
                 _total([each.losses for each in cells]),
                 _total([each.wins for each in cells]),
             ]

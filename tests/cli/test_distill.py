@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evalsuite.cli.distill import check_starts, recipes
+from evalsuite.cli.commands.distill import check_starts, recipes
 from evalsuite.cli.entry import build_parser, main
 from evalsuite.distill import load_recipe
 

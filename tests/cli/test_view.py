@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evalsuite.cli.view import Refresh, report_folder
+from evalsuite.cli.commands.view import Refresh, report_folder
 from evalsuite.foundation import ConfigError
 from evalsuite.reports.page.server import make_server
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evalsuite.cli import run as run_command
+from evalsuite.cli.commands import run as run_command
 from evalsuite.cli.entry import build_parser, main
 from evalsuite.config import PHASES, RunConfig, flag_of, read_run_config
 from evalsuite.evaluation import estimate_run, evaluate

@@ -121,6 +121,17 @@ def test_the_model_card_states_what_was_lost(run: Path, tmp_path: Path) -> None:
     assert "<b>" not in statement
 
 
+def test_gains_over_a_teacher_at_chance_are_marked(tmp_path: Path) -> None:
+    guessing = SyntheticCheckpoint("teacher", ability(0.25), role="teacher")
+    run = make_run(tmp_path / "run", BENCHMARKS[:1], [guessing, SyntheticCheckpoint("student", ability(0.7))])
+    (path,) = export([run], "model-card", tmp_path / "out").files
+    statement = path.read_text().split("## Distillation Loss Statement")[1]
+    gained = statement.split("**Gained**")[1].split("**Not measured**")[0]
+    assert "ARC-Easy, log-likelihood (not informative) | 300 |" in gained
+    assert "| &lt; 0.0001 |" in gained
+    assert "ARC-Easy, log-likelihood: not informative, since the teacher is not above chance" in statement
+
+
 def test_what_is_incomplete_is_not_measured(run: Path, tmp_path: Path) -> None:
     left = iter(range(1000))
     edit_rows(

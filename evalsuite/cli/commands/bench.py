@@ -41,7 +41,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure checkpoints, print a table, and write it to the run folder if one is given."""
-    from evalsuite.evaluation.infer import engine_factory
+    from evalsuite.evaluation.infer import check_device, engine_factory
     from evalsuite.models.inference.registry import engine_type
     from evalsuite.models.throughput import Throughput, format_throughput, save_throughput
 
@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         trust_remote_code=arguments.trust_remote_code,
         arguments=engine_args,
     )
+    check_device(arguments.engine, arguments.device)
     # Refuse what the engine cannot serve before measuring anything.
     opened = {
         path: make(path, None)

@@ -38,7 +38,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Freeze the data, and list written and missing files."""
-    from evalsuite.cli.show import table
+    from evalsuite.cli.commands.show import table
     from evalsuite.foundation import DataError
     from evalsuite.tasks.sources.freeze import freeze
 

@@ -25,7 +25,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Distill, evaluate and compare; print the leaderboard and the path of the page."""
-    from evalsuite.cli.compare import print_leaderboard
+    from evalsuite.cli.commands.compare import print_leaderboard
     from evalsuite.config import RunConfig
     from evalsuite.distill import distill, load_recipe
     from evalsuite.evaluation import evaluate
