@@ -49,7 +49,9 @@ class Stage(Strict):
     """The set of trainable parameters if a recipe names none."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
+    """Name of the stage, unique in the recipe; `--set stage.NAME.key=value` addresses it."""
     objective: str
+    """What the stage minimizes; a name from `evalsuite show objectives`."""
     trainable: (
         Literal[
             "mixer_qk",
@@ -69,6 +71,7 @@ class Stage(Strict):
     restart_data: bool = False
     """Read the sources from their start, instead of continuing where the earlier stages stopped."""
     tokens: Tokens
+    """Token budget, such as 500000, 80M or 1.5B; whole batches within it are trained."""
     seq_len: int = Field(gt=1)
     """Tokens per sequence."""
     batch_size: int = Field(gt=0)
@@ -76,6 +79,7 @@ class Stage(Strict):
     micro_batch_size: int | None = Field(default=None, gt=0)
     """Sequences per forward pass on one GPU; default: the whole batch."""
     lr: float = Field(gt=0)
+    """Peak learning rate."""
     schedule: ScheduleConfig = ScheduleConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     max_grad_norm: float | None = Field(default=1.0, gt=0)

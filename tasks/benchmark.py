@@ -116,10 +116,15 @@ class SamplingSpec(TaskConfig):
     """Sampling parameters of generation; see `evalsuite.models.inference.requests.Sampling`."""
 
     max_new_tokens: int = Field(ge=1)
+    """Longest response, in tokens."""
     temperature: float = Field(default=0.0, ge=0)
+    """0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling; 1 disables it."""
     top_k: int = Field(default=0, ge=0)
+    """Number of most likely tokens to sample from; 0: all."""
     stop: tuple[str, ...] = ()
+    """Strings that end a response; the text is cut before the first of them."""
 
 
 class LogLikelihood(TaskConfig):
@@ -230,15 +235,20 @@ class Benchmark(TaskConfig):
     }
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")
+    """Equal to the file name for a built-in benchmark."""
     title: str
+    """Name in tables."""
     category: Literal[
         "knowledge", "common_sense", "reasoning", "instruction_following", "recall", "language_modeling"
     ]
     chance: Chance = None
     """Expected score of guessing, as a fraction; `per_document`: 1 / number of choices; None: unknown."""
     license: str
+    """License of the data."""
     citation: str
+    """Where the benchmark was published."""
     source: Source | None = None
+    """Where the rows come from."""
     sources: dict[str, Source] = Field(default_factory=dict)
     """Subject → dataset, instead of `source`. A limit is divided evenly among them."""
     generated: Generated | None = None

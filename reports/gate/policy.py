@@ -26,10 +26,13 @@ class Rule(Strict):
     max: float | None = None
     """Upper bound, in points (for `kl` in nats)."""
     name: str | None = None
+    """Text that identifies the rule; default: made from the other keys."""
     protocol: Protocol | None = None
     """None: every protocol of the run, one result each. A gap takes none."""
     benchmark: str | None = None
+    """Only this benchmark."""
     category: Category | None = None
+    """Only benchmarks of this category."""
     context: int | None = Field(default=None, ge=1)
     """With a benchmark that has contexts: the stated length in tokens."""
     baseline: str | None = None
@@ -99,6 +102,7 @@ class Policy(Strict):
     errors: ErrorRule | None = None
     """`wrong`, the default: a response that is an error scores 0. `exclude`: leave its document out."""
     rules: tuple[Rule, ...] = Field(min_length=1)
+    """At least one rule."""
 
     def select(self, selection: RunSelection | None = None) -> RunSelection:
         """Return the selection of this policy; options that are given take precedence."""
