@@ -24,6 +24,7 @@ from evalsuite.reports.analysis.measures.informative import (
 )
 from evalsuite.reports.analysis.measures.letters import LetterRow, letter_rows
 from evalsuite.reports.analysis.measures.recall import RecallRow, recall_rows
+from evalsuite.reports.analysis.measures.scaling import CrossoverRow, ScalingRow, scaling_rows
 from evalsuite.reports.analysis.measures.tolerance import ToleranceRow, tolerance_rows
 from evalsuite.reports.analysis.pairs import pair_rows
 from evalsuite.reports.analysis.paper_comparison import (
@@ -73,6 +74,10 @@ class Report:
     """Named answers and their distribution, under generation with choices."""
     recall: tuple[RecallRow, ...]
     """Needles, RULER's mean and LongBench, by context and over the contexts."""
+    scaling: tuple[ScalingRow, ...]
+    """Slope and plateau of recovery by training tokens and by size, for families of three or more points."""
+    crossovers: tuple[CrossoverRow, ...]
+    """Where the fitted lines of two families cross."""
     distances: tuple[DistanceRow, ...]
     """KL divergence and top-1 agreement per text and part of it, with the roundings of the yardstick."""
     tolerances: tuple[ToleranceRow, ...]
@@ -221,6 +226,7 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
     doctor = read_doctor(runs)
     papers = paper_rows(pools["loglikelihood"])
     scores, drops = benchmark_rows(tensor, pools), drop_rows(tensor, pools)
+    scaled = [scaling_rows(pool, names[name]) for name, pool in pools.items()]
     agreements, by_benchmark, ceilings = _agreements(tensor, pools, names)
     return Report(
         tensor=tensor,
@@ -236,6 +242,8 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
         informative=tuple(informative),
         letters=tuple(letter_rows(tensor)),
         recall=tuple(row for pool in pools.values() for row in recall_rows(pool)),
+        scaling=tuple(row for rows, _ in scaled for row in rows),
+        crossovers=tuple(row for _, rows in scaled for row in rows),
         distances=tuple(distance_rows(tensor, read_distances(runs))),
         tolerances=tuple(row for name, pool in pools.items() for row in tolerance_rows(pool, names[name])),
         agreements=tuple(agreements),

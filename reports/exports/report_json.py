@@ -43,6 +43,8 @@ def report_json(report: Report) -> dict[str, Any]:
         "informative": [{**to_json(row), "is_informative": row.is_informative} for row in report.informative],
         "letters": [{**to_json(row), "is_above_chance": row.is_above_chance} for row in report.letters],
         "recall": [to_json(row) for row in report.recall],
+        "scaling": [to_json(row) for row in report.scaling],
+        "crossovers": [to_json(row) for row in report.crossovers],
         "distances": [to_json(row) for row in report.distances],
         "tolerances": [to_json(row) for row in report.tolerances],
         "agreements": [to_json(row) for row in report.agreements],

@@ -1,0 +1,103 @@
+"""Slopes, plateaus and crossovers of families with known growth."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from evalsuite.reports.report import Report, build_report
+
+TOKENS = (1_000_000, 2_000_000, 4_000_000, 8_000_000)
+
+
+def report_of(
+    synthetic: SimpleNamespace, folder: Path, curves: dict[str, tuple[float, ...]], documents: int = 4000
+) -> Report:
+    """One training run per mixer, whose checkpoints have these true scores at 1M, 2M, 4M … tokens."""
+    students = [
+        synthetic.SyntheticCheckpoint(
+            f"{mixer}-{tokens}",
+            lambda *_, score=score: score,
+            lineage={
+                "recipe": {"name": "r"},
+                "seed": 0,
+                "mixers": [mixer] * 2,
+                "total_tokens": tokens,
+                "complete": tokens == TOKENS[len(scores) - 1],
+            },
+        )
+        for mixer, scores in curves.items()
+        for tokens, score in zip(TOKENS, scores, strict=False)
+    ]
+    run = synthetic.make_run(
+        folder,
+        [synthetic.SyntheticBenchmark("a", "A", "knowledge", documents, protocols=("loglikelihood",))],
+        [synthetic.SyntheticCheckpoint("t", lambda *_: 0.8, "teacher"), *students],
+        rho=0.9,
+    )
+    return build_report([run])
+
+
+def test_slope_is_least_squares_per_doubling(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    report = report_of(synthetic, tmp_path / "run", {"gla": (0.4, 0.5, 0.6, 0.7)})
+    (row,) = report.scaling
+    averages = [report.average(i, "loglikelihood", "informative").recovery.point for i in row.checkpoints]
+    assert row.recoveries == pytest.approx(averages)
+    assert row.values == pytest.approx(TOKENS)
+    assert row.slope.point == pytest.approx(np.polyfit([0, 1, 2, 3], averages, 1)[0])
+    assert row.slope.low < 0.125 < row.slope.high
+    assert row.slope.width < 0.03
+    assert row.last_gain.point == pytest.approx(averages[3] - averages[2])
+    assert (row.plateau, row.quantity, row.scope, row.name) == (None, "tokens", "informative", "GLA")
+
+
+def test_plateau_begins_where_no_later_gain_is_proven(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    report = report_of(synthetic, tmp_path / "run", {"gla": (0.4, 0.6, 0.6, 0.6)})
+    (row,) = report.scaling
+    assert row.plateau == pytest.approx(TOKENS[1])
+    assert row.last_gain.low < 0 < row.last_gain.high
+
+
+def test_two_points_are_no_family(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    report = report_of(synthetic, tmp_path / "run", {"gla": (0.4, 0.6)}, documents=200)
+    assert report.scaling == report.crossovers == ()
+
+
+def test_lines_cross_where_one_run_overtakes_the_other(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    curves = {"gla": (0.3, 0.4, 0.5, 0.6), "kda": (0.45, 0.46, 0.47, 0.48)}
+    report = report_of(synthetic, tmp_path / "run", curves)
+    (row,) = report.crossovers
+    # 0.3 + 0.1·x = 0.45 + 0.01·x at x = 5/3 doublings of 1M tokens.
+    assert row.at.low < TOKENS[0] * 2 ** (5 / 3) < row.at.high
+    assert row.at.high / row.at.low < 2
+    labels = {report.checkpoints[i].label.split("-")[0] for i in row.first}
+    assert labels == {"gla"}
+    apart = {"gla": (0.3, 0.4, 0.5, 0.6), "kda": (0.65, 0.66, 0.67, 0.68)}
+    assert report_of(synthetic, tmp_path / "apart", apart).crossovers == ()
+    parallel = {"gla": (0.3, 0.4, 0.5, 0.6), "kda": (0.3, 0.4, 0.5, 0.6)}
+    assert report_of(synthetic, tmp_path / "parallel", parallel, documents=300).crossovers == ()
+
+
+def test_families_by_size_have_a_teacher_each(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    runs = []
+    for parameters, score in ((10**8, 0.5), (2 * 10**8, 0.6), (4 * 10**8, 0.7)):
+        teacher = synthetic.SyntheticCheckpoint(
+            f"t{parameters}", lambda *_: 0.8, "teacher", parameters=parameters, prompts=str(parameters)
+        )
+        lineage = {
+            "recipe": {"name": "r"},
+            "mixers": ["gla"] * 2,
+            "seed": 0,
+            "teacher": {"weights_id": teacher.weights_id},
+            "complete": True,
+        }
+        student = synthetic.SyntheticCheckpoint(
+            f"s{parameters}", lambda *_, score=score: score, lineage=lineage, prompts=str(parameters)
+        )
+        benchmark = synthetic.SyntheticBenchmark("a", "A", "knowledge", 1000, protocols=("loglikelihood",))
+        runs.append(synthetic.make_run(tmp_path / str(parameters), [benchmark], [teacher, student]))
+    (row,) = build_report(runs).scaling
+    assert row.quantity == "size"
+    assert row.values == pytest.approx([1e8, 2e8, 4e8])
+    assert row.slope.low < 0.125 < row.slope.high
