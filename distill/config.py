@@ -133,6 +133,7 @@ class OptimizerConfig(Strict):
     """AdamW on fp32 master weights, or Muon for matrices with AdamW for all other parameters."""
 
     kind: Literal["adamw", "muon"] = "adamw"
+    """Optimizer."""
     beta1: Fraction = 0.9
     beta2: Fraction = 0.95
     eps: float = Field(default=1e-8, gt=0)
@@ -202,6 +203,15 @@ class ArchitectureConfig(Strict):
     rope_theta: float = Field(default=10000.0, gt=0)
     tie_word_embeddings: bool = True
     initializer_range: float = Field(default=0.02, gt=0)
+
+
+class ValidationConfig(Strict):
+    """Measurements of the students on held-out documents during training."""
+
+    every_steps: int = Field(gt=0)
+    """Steps between measurements; every stage ends with one, too."""
+    tokens: Tokens = 65_536
+    """Tokens of every measurement, rounded up to whole sequences; always the same ones."""
 
 
 class CheckpointConfig(Strict):

@@ -19,6 +19,7 @@ from evalsuite.distill.config import (
     CheckpointConfig,
     DataSourceConfig,
     SelectionProvenance,
+    ValidationConfig,
 )
 from evalsuite.distill.overrides import apply_override
 from evalsuite.distill.retired_keys import refuse_retired_keys
@@ -33,6 +34,7 @@ class StudentRecipe(Strict):
     """What is built from the teacher, once per mixer."""
 
     mixers: list[str] = Field(default_factory=lambda: ["gated_deltanet"], min_length=1)
+    """Names from `evalsuite show mixers`; one student each."""
     softmax_layers: list[int] | str = Field(default_factory=list)
     """Layers (from 0) that keep softmax attention, or a file written by `evalsuite select`."""
     selection: SelectionProvenance | None = None
@@ -59,7 +61,9 @@ class Recipe(Strict):
     """Everything that determines the result of a training run."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
+    """Name of the recipe, in lineage and folders."""
     title: str = ""
+    """One line for listings."""
     source: str = ""
     """The paper or measurement that the numbers come from."""
     notes: list[str] = Field(default_factory=list)
@@ -67,16 +71,24 @@ class Recipe(Strict):
     teacher: str | None = None
     """A hub id, folder, GGUF file or `pocket`."""
     student: StudentRecipe = StudentRecipe()
+    """What is built from the teacher."""
     architecture: ArchitectureConfig | None = None
+    """A Transformer from random weights, instead of students of a teacher."""
     data: dict[str, DataSourceConfig] = Field(min_length=1)
+    """Name → source; stages name them."""
     stages: list[SerializeAsAny[Stage]] = Field(min_length=1)
+    """Stages, in order."""
     seed: int = 0
+    """Seed of initial weights and of the order of the data."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16: run on a bf16 copy of fp32 master weights. auto: bf16 on CUDA, fp32 elsewhere."""
     sharding: Literal["auto", "none", "full"] = "auto"
     """On several GPUs: replicate the student (none) or shard it (full: FSDP2). auto: full from 3B parameters.
     Layerwise stages are never sharded."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    validation: ValidationConfig | None = None
+    """Measure KL(teacher ‖ student) and perplexity on the held-out part of each stage's data, which is to be
+    left out of the training (`subset: train`)."""
     track: str | None = None
     """Experiment tracker that the metrics are also logged to: `tensorboard` or `trackio`."""
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -120,6 +132,8 @@ class Recipe(Strict):
                         f"stage '{stage.name}': data source '{source}' is not defined"
                         f"{nearest(source, self.data)}"
                     )
+        if self.validation is not None:
+            self._check_held_out()
         for mixer, path in self.student.initial_checkpoints.items():
             if path.startswith(":") and path[1:] not in self.variants:
                 raise ValueError(
@@ -142,8 +156,19 @@ class Recipe(Strict):
                 )
         return self
 
+    def _check_held_out(self) -> None:
+        for name in sorted({source for stage in self.stages for source in stage.mixture}):
+            source = self.data[name]
+            if source.kind == "responses":
+                raise ValueError(f"'validation' needs held-out documents; data.{name} (responses) has none")
+            if source.kind != "pocket" and source.subset != "train":
+                raise ValueError(
+                    f"'validation' needs held-out documents: set data.{name}.subset: train, so that no stage "
+                    "trains on them"
+                )
 
-NON_HASHED_FIELDS = ("title", "source", "notes", "variants", "checkpoint", "track", "sharding")
+
+NON_HASHED_FIELDS = ("title", "source", "notes", "variants", "checkpoint", "validation", "track", "sharding")
 """Fields of a recipe that do not affect the trained weights."""
 
 

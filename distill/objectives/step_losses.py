@@ -1,11 +1,13 @@
 """The interface between the training step and the losses of a stage."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
 from evalsuite.distill.types import CausalLM, MicroBatch
+
+Result = TypeVar("Result")
 
 
 class StepLosses(Protocol):
@@ -43,6 +45,6 @@ class StudentWithLoss(nn.Module):
         super().__init__()
         self.student: Any = student
 
-    def forward(self, loss: "Callable[[CausalLM], Sequence[Tensor]]") -> Sequence[Tensor]:
-        """The columns of a loss (see `Stage.columns`)."""
-        return loss(self.student)
+    def forward(self, function: Callable[[CausalLM], Result]) -> Result:
+        """Apply a function to the student, such as a loss that returns its columns (see `Stage.columns`)."""
+        return function(self.student)

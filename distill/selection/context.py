@@ -14,10 +14,10 @@ from typing import Any
 from evalsuite.distill.data.responses import generate_responses
 from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
 from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.selection.held_out import HeldOut, held_out_batches, without_held_out
 from evalsuite.distill.selection.options import Options, options_hash, shorten_kd_stage
 from evalsuite.distill.training.builders import TrainingModels, build_models
 from evalsuite.distill.training.distributed import ProcessGroup
+from evalsuite.distill.training.held_out import HeldOut, held_out_batches, without_held_out
 from evalsuite.distill.types import softmax_layer_indices
 from evalsuite.foundation import (
     CheckpointError,

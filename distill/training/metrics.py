@@ -16,6 +16,8 @@ from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import EvalsuiteError, append_jsonl, progress, read_jsonl, write_bytes, write_text
 from evalsuite.foundation.tracking import Tracker
 
+CURVES = ("loss", "ce", "kl", "validation_kl", "validation_ppl")
+"""Columns of the loss curve that is stored with a student, where they are logged."""
 MAX_LOGGED_STEPS = 5000
 """Logged steps per stage; longer stages log every n-th step."""
 FLUSH_SECONDS = 5
@@ -41,6 +43,7 @@ class _PendingStep:
     losses: Tensor
     norms: Tensor
     batch: MicroBatch
+    validation: Sequence[Mapping[str, float]] | None
 
 
 class MetricsLogger:
@@ -97,7 +100,14 @@ class MetricsLogger:
         self._resumed_at = time.monotonic()
 
     def record(
-        self, step: int, tokens: int, lr_factor: float, losses: Tensor, norms: Tensor, batch: MicroBatch
+        self,
+        step: int,
+        tokens: int,
+        lr_factor: float,
+        losses: Tensor,
+        norms: Tensor,
+        batch: MicroBatch,
+        validation: Sequence[Mapping[str, float]] | None = None,
     ) -> None:
         """Record `step`, and log the step before it.
 
@@ -105,12 +115,13 @@ class MetricsLogger:
             tokens: tokens trained on in the whole run, including this step.
             lr_factor: the schedule's factor on the learning rate.
             losses: [students, columns]; norms: gradient norms [students].
+            validation: per student, further measurements after this step (see `Validation`).
 
         Raises:
             TrainingError: a loss of an earlier step is not finite, or the losses have diverged.
         """
         previous = self._pending
-        self._pending = _PendingStep(step, tokens, lr_factor, losses, norms, batch)
+        self._pending = _PendingStep(step, tokens, lr_factor, losses, norms, batch, validation)
         self._bar.update(self._stage.tokens_per_step)
         if previous is not None:
             self._log(previous)
@@ -132,8 +143,10 @@ class MetricsLogger:
         self._bar.set_postfix(
             {label: f"{row[0]:.4g}" for row, label in zip(losses, self._labels, strict=True)}, refresh=False
         )
-        if pending.step % self._log_every == 0 or pending.step == self._stage.steps - 1:
-            for row, label, norm in zip(losses, self._labels, norms, strict=True):
+        due = pending.step % self._log_every == 0 or pending.step == self._stage.steps - 1
+        if due or pending.validation is not None:
+            measured = pending.validation or [{}] * len(self._labels)
+            for row, label, norm, held_out in zip(losses, self._labels, norms, measured, strict=True):
                 metrics = {
                     "stage": self._stage.name,
                     "step": pending.step,
@@ -143,10 +156,11 @@ class MetricsLogger:
                     "grad_norm": norm,
                     "lr": self._stage.lr * pending.lr_factor,
                     "seconds": round(self.seconds + now - self._resumed_at, 3),
+                    **held_out,
                 }
                 self._rows.append(metrics)
                 if self._tracker is not None:
-                    logged = (*self._columns, "grad_norm", "lr")
+                    logged = (*self._columns, "grad_norm", "lr", *held_out)
                     self._tracker.log({f"{label}/{name}": metrics[name] for name in logged}, pending.tokens)
         if now - self._flushed_at > FLUSH_SECONDS:
             self._write_rows()
@@ -209,14 +223,14 @@ def loss_curve(metrics: Iterable[Mapping[str, Any]], student: str) -> list[dict[
         student: its label.
 
     Returns:
-        Per logged step, in order: stage, tokens trained on in the whole run, loss, ce and kl if logged (six
-        significant digits), lr (four), and seconds of training.
+        Per logged step, in order: stage, tokens trained on in the whole run, loss, ce, kl and held-out KL and
+        perplexity if logged (six significant digits), lr (four), and seconds of training.
     """
     return [
         {
             "stage": row["stage"],
             "tokens": row["tokens"],
-            **{name: float(f"{row[name]:.6g}") for name in ("loss", "ce", "kl") if name in row},
+            **{name: float(f"{row[name]:.6g}") for name in CURVES if name in row},
             "lr": float(f"{row['lr']:.4g}"),
             "seconds": row["seconds"],
         }

@@ -45,6 +45,7 @@ from evalsuite.distill.training.distributed import ProcessGroup, full_tensor
 from evalsuite.distill.training.metrics import MetricsLogger, loss_curve, truncate_metrics
 from evalsuite.distill.training.provenance import build_lineage
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
+from evalsuite.distill.training.validation import Validation
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import ConfigError, locked, read_jsonl
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
@@ -178,6 +179,9 @@ class Trainer:
             pin_memory=process_group.device.type == "cuda",
             readers=self.readers,
         )
+        validation = None
+        if self.recipe.validation is not None:
+            validation = Validation(self.data_recipe, stage, self.models, process_group.device)
         train_step = TrainStep(self.models.teacher, self.train_states, stage, process_group)
         last_save = time.monotonic()
         with self._metrics_logger(stage, number) as metrics:
@@ -186,9 +190,13 @@ class Trainer:
                 state.step += 1
                 state.data = batch.state
                 state.tokens[stage.name] = state.tokens.get(stage.name, 0) + batch.tokens
-                metrics.record(
-                    state.step - 1, state.total_tokens, lr_factor, losses, norms, batch.micro_batches[0]
-                )
+                measured = None
+                if validation is not None and validation.is_due(state.step):
+                    metrics.pause()
+                    measured = validation.measure(self.train_states)
+                    metrics.resume()
+                first = batch.micro_batches[0]
+                metrics.record(state.step - 1, state.total_tokens, lr_factor, losses, norms, first, measured)
                 self._save_intermediate_checkpoint(stage, metrics)
                 stopping = process_group.any(bool(stop_signals))
                 elapsed = time.monotonic() - last_save

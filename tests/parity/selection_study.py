@@ -140,7 +140,7 @@ class Study:
     ) -> None:
         from evalsuite.distill import load_recipe
         from evalsuite.distill.selection import load_options
-        from evalsuite.distill.selection.held_out import without_held_out
+        from evalsuite.distill.training.held_out import without_held_out
         from evalsuite.distill.training.distributed import ProcessGroup
 
         self.recipe: Recipe = without_held_out(load_recipe(recipe, [*overrides, f"student.mixers=[{mixer}]"]))

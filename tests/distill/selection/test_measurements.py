@@ -9,7 +9,6 @@ import torch
 
 from evalsuite.distill.objectives.forward import student_hidden_states
 from evalsuite.distill.selection import tasks
-from evalsuite.distill.selection.held_out import residual_streams
 from evalsuite.distill.selection.one_swap.candidates import (
     copy_trainable,
     hybrid_from_linear,
@@ -17,6 +16,7 @@ from evalsuite.distill.selection.one_swap.candidates import (
 )
 from evalsuite.distill.selection.skip_layer import skip_layer
 from evalsuite.distill.selection.tasks import TASKS, Question, QuestionSet, draw_questions
+from evalsuite.distill.training.held_out import residual_streams
 from evalsuite.foundation import ConfigError
 from evalsuite.models import load_checkpoint
 

@@ -71,18 +71,26 @@ def held_out_batches(
 class HeldOut:
     """Held-out batches on the device, with the teacher's final hidden states.
 
-    The teacher is evaluated once, in the constructor, without skipped layers.
+    The teacher is evaluated once, in the constructor, without skipped layers. Without a teacher (None),
+    only cross-entropy can be measured.
     """
 
     def __init__(self, teacher: Any, batches: Sequence[MicroBatch], temperature: float = 1.0) -> None:
         self.teacher, self.batches, self.temperature = teacher, list(batches), temperature
-        with torch.no_grad():
-            self._targets = [batch.select(student_hidden_states(teacher, batch)) for batch in self.batches]
+        self._targets: list[Tensor | None] = [None] * len(self.batches)
+        if teacher is not None:
+            with torch.no_grad():
+                self._targets = [
+                    batch.select(student_hidden_states(teacher, batch)) for batch in self.batches
+                ]
 
     @property
     def num_tokens(self) -> int:
         """Number of loss tokens."""
-        return sum(len(targets) for targets in self._targets)
+        return sum(
+            batch.labels.numel() if batch.loss_indices is None else batch.loss_indices.numel()
+            for batch in self.batches
+        )
 
     @torch.no_grad()
     def losses(self, model: Any, *, kl: bool = True) -> tuple[float, float]:

@@ -1,0 +1,130 @@
+"""Held-out KL and perplexity during training: values, intervals, and that training is not affected."""
+
+from itertools import pairwise
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evalsuite.distill import Recipe, distill
+from evalsuite.distill.training.held_out import held_out_batches
+from evalsuite.foundation import ConfigError, read_jsonl
+from evalsuite.foundation.strict import parse
+from evalsuite.models import load_checkpoint
+from evalsuite.reports.records.loss_curves import parse_loss_curves
+
+FIELDS = {"validation_kl", "validation_ppl"}
+
+
+def documents(batch: Any) -> list[tuple[int, int]]:
+    """Start and end of every document in the flattened batch; of every sequence if they are not packed."""
+    if batch.cu_seqlens is not None:
+        return list(pairwise(batch.cu_seqlens.tolist()))
+    length = batch.input_ids.shape[1]
+    return [(row * length, (row + 1) * length) for row in range(batch.input_ids.shape[0])]
+
+
+def by_hand(student: Any, teacher: Any, batches: list[Any]) -> tuple[float, float]:
+    """Perplexity and KL over the loss tokens, each document alone, from whole rows of logits."""
+    ce = kl = torch.zeros((), dtype=torch.float64)
+    count = 0
+    for batch in batches:
+        for start, end in documents(batch):
+            ids, labels = batch.input_ids.view(-1)[start:end], batch.labels.view(-1)[start:end]
+            kept = torch.ones(end - start, dtype=torch.bool)
+            if batch.loss_indices is not None:
+                kept = torch.isin(torch.arange(start, end), batch.loss_indices)
+            with torch.no_grad():
+                ours, theirs = (m(ids[None]).logits[0].double().log_softmax(-1) for m in (student, teacher))
+            ce = ce - ours.gather(-1, labels[:, None])[:, 0][kept].sum()
+            kl = kl + (theirs.exp() * (theirs - ours)).sum(-1)[kept].sum()
+            count += int(kept.sum())
+    return exp(ce.item() / count), kl.item() / count
+
+
+@pytest.mark.parametrize("packing", ["concat", "documents"])
+def test_the_last_measurement_is_that_of_the_finished_student(
+    teacher_folder: Path,
+    teacher: Any,
+    tokenizer: Any,
+    small_recipe: Any,
+    stage: Any,
+    tmp_path: Path,
+    packing: str,
+) -> None:
+    stages = [stage("align", "attention_output"), stage("kd", "kd", packing=packing, lr=1e-2)]
+    recipe = small_recipe(teacher_folder, stages=stages, validation={"every_steps": 3, "tokens": 200})
+    (folder,) = distill(recipe, tmp_path / "out", device="cpu", quiet=True)
+    rows = list(read_jsonl(tmp_path / "out" / "metrics.jsonl"))
+    measured = [(row["stage"], row["step"]) for row in rows if row.keys() >= FIELDS]
+    assert measured == [("align", 2), ("align", 3), ("kd", 2), ("kd", 3)]
+    assert all(row.keys() >= FIELDS or not row.keys() & FIELDS for row in rows)
+    batches = held_out_batches(recipe, recipe.stages[1], tokenizer, 4, torch.device("cpu"))
+    assert sum(batch.input_ids.numel() for batch in batches) == 4 * 64
+    perplexity, kl = by_hand(load_checkpoint(str(folder)).model, teacher, batches)
+    assert rows[-1]["validation_ppl"] == pytest.approx(perplexity, rel=1e-4)
+    assert rows[-1]["validation_kl"] == pytest.approx(kl, rel=1e-3)
+    assert rows[-1]["validation_kl"] < rows[3]["validation_kl"]
+    curve = (folder / "training.jsonl").read_bytes()
+    assert [len(each.values) for each in parse_loss_curves(curve, "s", "training.jsonl")] == [4, 4]
+    stored = [row["validation_kl"] for row in read_jsonl(folder / "training.jsonl") if row.keys() >= FIELDS]
+    logged = [row["validation_kl"] for row in rows if row.keys() >= FIELDS]
+    assert stored == pytest.approx(logged, rel=1e-5)
+
+
+def test_validation_does_not_change_the_training(
+    teacher_folder: Path, small_recipe: Any, tmp_path: Path
+) -> None:
+    recipes = {
+        "plain": small_recipe(teacher_folder),
+        "validated": small_recipe(teacher_folder, validation={"every_steps": 1, "tokens": 64}),
+    }
+    assert len({recipe.hash for recipe in recipes.values()}) == 1
+    found = {}
+    for name, recipe in recipes.items():
+        distill(recipe, tmp_path / name, device="cpu", quiet=True)
+        rows = read_jsonl(tmp_path / name / "metrics.jsonl")
+        found[name] = [(row["step"], row["loss"], row["grad_norm"]) for row in rows]
+    assert found["plain"] == found["validated"]
+
+
+def test_without_a_teacher_perplexity_alone_is_measured(
+    teacher_folder: Path, small_recipe: Any, stage: Any, tmp_path: Path
+) -> None:
+    (start,) = distill(small_recipe(teacher_folder), tmp_path / "start", device="cpu", quiet=True)
+    recipe = small_recipe(
+        None,
+        student={"mixers": ["gated_deltanet"], "initial_checkpoints": {"gated_deltanet": str(start)}},
+        stages=[stage("sft", "sft", loss_mask="completion", packing="documents", lr=1e-2)],
+        validation={"every_steps": 2},
+    )
+    distill(recipe, tmp_path / "out", device="cpu", quiet=True)
+    rows = list(read_jsonl(tmp_path / "out" / "metrics.jsonl"))
+    found = [row["validation_ppl"] for row in rows if "validation_ppl" in row]
+    assert len(found) == 2
+    assert found[1] < found[0]
+    assert not any("validation_kl" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"kind": "local", "files": ["a"]}, r"set data.text.subset: train, so that no stage trains on them"),
+        ({"kind": "hub", "dataset": "a/b", "subset": "held_out"}, r"set data.text.subset: train"),
+        ({"kind": "responses", "prompt_source": "text"}, r"data.text \(responses\) has none"),
+    ],
+)
+def test_training_on_held_out_documents_is_refused(
+    small_recipe: Any, stage: Any, data: dict[str, Any], message: str
+) -> None:
+    value = small_recipe("unused").model_dump()
+    value |= {"data": {"text": data}, "stages": [stage("kd", "kd", data="text")]}
+    parse(value, Recipe, "recipe.yaml")
+    with pytest.raises(ConfigError, match=r"^recipe.yaml: 'validation' needs held-out documents.*" + message):
+        parse({**value, "validation": {"every_steps": 5}}, Recipe, "recipe.yaml")
+    parse({**value, "validation": {"every_steps": 5}} | {"data": {"text": TRAIN}}, Recipe, "recipe.yaml")
+
+
+TRAIN = {"kind": "local", "files": ["a"], "subset": "train"}
