@@ -9,7 +9,14 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict import load
 from evalsuite.foundation.taxonomy import Protocol
-from evalsuite.tasks.benchmark import Benchmark, SamplingSpec, TaskConfig, load_benchmark
+from evalsuite.tasks.benchmark import (
+    Benchmark,
+    ChatTemplateValue,
+    Generation,
+    SamplingSpec,
+    TaskConfig,
+    load_benchmark,
+)
 
 FOLDER = Path(__file__).parent / "suites"
 
@@ -48,6 +55,10 @@ class Entry(TaskConfig):
     """Overrides the benchmark's prompt format: `chat` applies the tokenizer's chat template where there is
     one, `literal` is plain text. RULER's prompts are `literal`, as for base models; with `chat`, the answer
     prefix is placed in the assistant's turn, as RULER does for chat models."""
+    chat_template_kwargs: dict[str, ChatTemplateValue] = Field(default_factory=dict)
+    """Added to the suite's, and overrides them."""
+    reasoning: Literal["strip", "keep"] | None = None
+    """Overrides the suite's."""
 
 
 class Suite(TaskConfig):
@@ -69,10 +80,17 @@ class Suite(TaskConfig):
     chat_template: Literal["auto", "never", "always"] = "auto"
     """Whether chat prompts use the tokenizer's chat template. `auto`: where there is one; `always`: a
     tokenizer without one is refused."""
+    chat_template_kwargs: dict[str, ChatTemplateValue] = Field(default_factory=dict)
+    """Further arguments of the chat template, such as ``enable_thinking: false``, for every chat prompt. A
+    template that does not read them is refused."""
+    reasoning: Literal["strip", "keep"] | None = None
+    """`strip`: only what follows ``</think>`` is scored; `keep`: whole responses. None keeps the
+    benchmarks' value."""
     include: tuple[str, ...] = ()
     """Suites whose benchmarks are added after this suite's own, which take precedence. Limits are inherited,
-    sampling and seeds are not."""
+    sampling, seeds and arguments of chat templates are not."""
     benchmarks: tuple[Entry, ...] = ()
+    """Benchmarks of the suite; a name stands for an entry without overrides."""
     _file: Path | None = PrivateAttr(default=None)
 
     @property
@@ -95,6 +113,14 @@ class Suite(TaskConfig):
             raise ValueError(f"benchmark '{repeated[0]}' is listed twice")
         if not self.benchmarks and not self.include:
             raise ValueError("give 'benchmarks', suites to 'include', or both")
+        return self
+
+    @model_validator(mode="after")
+    def _template_arguments_need_a_template(self) -> "Suite":
+        if self.chat_template == "never" and (
+            self.chat_template_kwargs or any(entry.chat_template_kwargs for entry in self.benchmarks)
+        ):
+            raise ValueError("'chat_template_kwargs' has no effect with 'chat_template: never'; remove one")
         return self
 
 
@@ -166,10 +192,11 @@ def _loaded(suite: Suite, entry: Entry, near: Path | None) -> Benchmark:
 
 def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, Benchmark]:
     location = f"{suite.location}: benchmarks: {benchmark.name}"
-    if entry.prompt is not None and benchmark.generation is None:
-        raise ConfigError(
-            f"{location}: 'prompt' = {entry.prompt}: it has no generation protocol; remove this key"
-        )
+    for key in ("prompt", "chat_template_kwargs", "reasoning"):
+        if getattr(entry, key) and benchmark.generation is None:
+            raise ConfigError(
+                f"{location}: '{key}' = {getattr(entry, key)}: it has no generation protocol; remove this key"
+            )
     for key in ("protocols", "limits", "num_fewshot", "metrics"):
         for protocol in getattr(entry, key):
             if protocol not in benchmark.protocols:
@@ -200,7 +227,10 @@ def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, 
         sampling=entry.sampling,
         prompt=entry.prompt,
     )
-    return filled, _with_overrides(benchmark, metrics, entry.prompt)
+    how = benchmark.generation
+    if how is not None:
+        how = _generation(suite, entry, how, metrics["generation"], location)
+    return filled, _with_overrides(benchmark, metrics, how)
 
 
 def _limits(
@@ -225,15 +255,32 @@ def _limits(
     return most, fewer
 
 
-def _with_overrides(benchmark: Benchmark, metrics: dict[Protocol, str], prompt: str | None) -> Benchmark:
-    """Return the benchmark with a suite's metrics and prompt format."""
-    changed: dict[str, object] = {}
+def _generation(suite: Suite, entry: Entry, how: Generation, metric: str, location: str) -> Generation:
+    """Return the generation protocol of a benchmark with the settings of a suite."""
+    prompt = entry.prompt or how.prompt
+    if entry.chat_template_kwargs and prompt != "chat":
+        raise ConfigError(
+            f"{location}: 'chat_template_kwargs' = {entry.chat_template_kwargs}: its prompts are literal; "
+            "set 'prompt: chat', or remove this key"
+        )
+    arguments = how.chat_template_kwargs | suite.chat_template_kwargs | entry.chat_template_kwargs
+    return how.model_copy(
+        update={
+            "metric": metric,
+            "prompt": prompt,
+            "chat_template_kwargs": arguments if prompt == "chat" else {},
+            "reasoning": entry.reasoning or suite.reasoning or how.reasoning,
+        }
+    )
+
+
+def _with_overrides(
+    benchmark: Benchmark, metrics: dict[Protocol, str], generation: Generation | None
+) -> Benchmark:
+    """Return the benchmark with a suite's metrics and generation protocol."""
+    changed: dict[str, object] = {"generation": generation}
     if benchmark.loglikelihood is not None:
         changed["loglikelihood"] = benchmark.loglikelihood.with_metric(metrics["loglikelihood"])
-    if benchmark.generation is not None:
-        own: dict[str, object] = {"metric": metrics["generation"]}
-        own |= {"prompt": prompt} if prompt is not None else {}
-        changed["generation"] = benchmark.generation.model_copy(update=own)
     return benchmark.model_copy(update=changed)
 
 

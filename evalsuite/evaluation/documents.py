@@ -8,7 +8,7 @@ from typing import Any
 
 from evalsuite.evaluation.checkpoints import RunCheckpoint
 from evalsuite.evaluation.plan import ResolvedSuite, context_name, resolve_suite
-from evalsuite.foundation import ConfigError, DataError, MissingDependencyError, progress
+from evalsuite.foundation import ConfigError, DataError, MissingDependencyError, content_hash, progress
 from evalsuite.protocols import sandbox
 from evalsuite.protocols.prompt_text import chat_text
 from evalsuite.tasks.benchmark import Benchmark
@@ -147,8 +147,11 @@ def counter_id(checkpoint: RunCheckpoint, benchmark: Benchmark, *, chat_template
     """Return the identity of `token_counter`: equal ids count alike. None for cheap generators."""
     if benchmark.generated is None or benchmark.generated.generator != "ruler":
         return None
-    chat = chat_template and benchmark.generation is not None and benchmark.generation.prompt == "chat"
-    return checkpoint.tokenizer_id + ("-chat" if chat else "")
+    how = benchmark.generation
+    if not chat_template or how is None or how.prompt != "chat":
+        return checkpoint.tokenizer_id
+    arguments = f"-{content_hash(how.chat_template_kwargs, 8)}" if how.chat_template_kwargs else ""
+    return f"{checkpoint.tokenizer_id}-chat{arguments}"
 
 
 def token_counter(

@@ -11,8 +11,10 @@ from typing import Any
 from evalsuite.evaluation.checkpoints import RunCheckpoint
 from evalsuite.evaluation.run_paths import Cell, CheckpointRef, Index
 from evalsuite.foundation import ConfigError, RunFolderError
+from evalsuite.foundation.chat_templates import check_template_arguments
 from evalsuite.foundation.strict import parse
 from evalsuite.models.inference.requests import SamplingParams
+from evalsuite.protocols.prompt_text import chat_text
 from evalsuite.reports.records.run_folder import (
     BenchmarkPlan,
     CheckpointPlan,
@@ -101,7 +103,8 @@ def context_name(benchmark: Benchmark, context: int) -> str:
 
 def _entry_config(entry: Entry) -> dict[str, Any]:
     """Return an entry as JSON, without optional keys that are empty."""
-    empty = {name for name in ("limits", "prompt") if not getattr(entry, name)}
+    optional = ("limits", "prompt", "chat_template_kwargs", "reasoning")
+    empty = {name for name in optional if not getattr(entry, name)}
     return entry.model_dump(mode="json", exclude=empty)
 
 
@@ -133,7 +136,10 @@ def resolve_suite(
         "generation" in entry.protocols and benchmark.generation and benchmark.generation.prompt == "chat"
         for entry, benchmark in entries
     )
-    return ResolvedSuite(loaded, tuple(entries), chat and _use_chat_template(loaded, checkpoints))
+    used = chat and _use_chat_template(loaded, checkpoints)
+    if used:
+        _check_template_arguments(loaded, [benchmark for _, benchmark in entries], checkpoints)
+    return ResolvedSuite(loaded, tuple(entries), used)
 
 
 def check_suite(
@@ -189,6 +195,25 @@ def _use_chat_template(suite: Suite, checkpoints: Sequence[RunCheckpoint]) -> bo
     return not lacking
 
 
+def _check_template_arguments(
+    suite: Suite, benchmarks: Sequence[Benchmark], checkpoints: Sequence[RunCheckpoint]
+) -> None:
+    """Refuse chat templates that do not read the arguments of a benchmark's prompts, or reject them."""
+    for benchmark in benchmarks:
+        how = benchmark.generation
+        if how is None or not how.chat_template_kwargs:
+            continue
+        for each in checkpoints:
+            try:
+                check_template_arguments(each.tokenizer.chat_template, how.chat_template_kwargs)
+                chat_text(benchmark, [("user", "A question.")], each.tokenizer)
+            except ConfigError as error:
+                where = f"{suite.location}: benchmarks: {benchmark.name}: the tokenizer of {each.label}"
+                raise ConfigError(
+                    f"{where}: {error}; remove the argument, or include {suite.name} in a suite without it"
+                ) from error
+
+
 def make_plan(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint], counts: DocumentCounts) -> Plan:
     """Return the plan that the reports read.
 
@@ -242,12 +267,16 @@ def _benchmark_plan(
         else:
             assert benchmark.generation is not None
             sampling = resolved.sampling(benchmark)
+            how = benchmark.generation
             chat = "chat template" if resolved.chat_template else "plain text"
+            templated = resolved.chat_template and how.prompt == "chat"
             protocols[protocol] = ProtocolPlan(
-                metric=benchmark.generation.metric,
+                metric=how.metric,
                 documents=documents,
                 num_fewshot=num_fewshot,
-                prompt=chat if benchmark.generation.prompt == "chat" else "literal",
+                prompt=chat if how.prompt == "chat" else "literal",
+                chat_template_kwargs=how.chat_template_kwargs if templated else {},
+                reasoning=how.reasoning,
                 sampling=SamplingParams(**{**sampling, "stop": tuple(sampling["stop"])}).key(),
                 seeds=resolved.seeds(benchmark),
             )

@@ -1,7 +1,10 @@
 """Text of a generation prompt: chat templates, plain text and truncation."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
+
+from jinja2 import TemplateError
 
 from evalsuite.foundation import ConfigError
 from evalsuite.tasks.benchmark import Benchmark
@@ -19,7 +22,7 @@ def chat_text(benchmark: Benchmark, messages: Sequence[Message], tokenizer: Any)
     (`answer_prefix` in its `prepare.py`; lm-eval's `gen_prefix`).
 
     Args:
-        benchmark: of the last message.
+        benchmark: of the last message; it names arguments of the chat template.
         messages: (role, text) pairs.
         tokenizer: its chat template is applied.
     """
@@ -27,10 +30,17 @@ def chat_text(benchmark: Benchmark, messages: Sequence[Message], tokenizer: Any)
     at = len(text)
     if benchmark.generated is not None and benchmark.generated.generator == "ruler":
         at = answer_prefix_start(benchmark.generated.task, text)
-    return prompt_text([*messages[:-1], (role, text[:at])], "chat", tokenizer) + text[at:].lstrip()
+    arguments = benchmark.generation.chat_template_kwargs if benchmark.generation is not None else {}
+    chat = prompt_text([*messages[:-1], (role, text[:at])], "chat", tokenizer, arguments)
+    return chat + text[at:].lstrip()
 
 
-def prompt_text(messages: Sequence[Message], prompt: str, tokenizer: Any | None) -> str:
+def prompt_text(
+    messages: Sequence[Message],
+    prompt: str,
+    tokenizer: Any | None,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
     """Return the text that a model continues.
 
     Args:
@@ -38,13 +48,23 @@ def prompt_text(messages: Sequence[Message], prompt: str, tokenizer: Any | None)
         prompt: ``literal`` concatenates the texts as they are.
         tokenizer: its chat template is applied; None gives plain text: the messages, separated by blank
             lines, and a final line break.
+        arguments: further variables of the chat template.
+
+    Raises:
+        ConfigError: the chat template refuses the messages or its arguments.
     """
     if prompt == "literal":
         return "".join(text for _, text in messages)
     if tokenizer is None:
         return "\n\n".join(text for _, text in messages) + "\n"
     chat = [{"role": role, "content": text} for role, text in messages]
-    return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+    try:
+        return str(
+            tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **arguments)
+        )
+    except TemplateError as error:
+        given = f" or its arguments {dict(arguments)}" if arguments else ""
+        raise ConfigError(f"the chat template refuses a prompt{given} ({error})") from error
 
 
 def truncate_middle(

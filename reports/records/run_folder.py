@@ -31,6 +31,10 @@ class ProtocolPlan(Strict):
     num_fewshot: int = Field(default=0, ge=0)
     prompt: str = ""
     """Prompt format under generation: `chat template`, `plain text` or `literal`."""
+    chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Further arguments of the chat template, such as ``enable_thinking: false``."""
+    reasoning: Literal["strip", "keep"] = "strip"
+    """Under generation: whether only what follows a block of reasoning is scored, or whole responses."""
     sampling: str = ""
     """`Sampling.key()`; empty under log-likelihood."""
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
