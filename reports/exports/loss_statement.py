@@ -10,6 +10,7 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.rows import AverageRow, DropRow
 from evalsuite.reports.exports.markdown import escape
+from evalsuite.reports.records.distances import ANSWERS
 from evalsuite.reports.report import Report
 
 NOT_MEASURED = "not measured"
@@ -45,6 +46,8 @@ def loss_statement(report: Report, student: int) -> str:
     parts += [f"**Lost**\n\n{_changed(report, student, 'loss')}"]
     gained = _changed(report, student, "gain")
     parts += [f"**Gained**\n\n{gained}"] if gained != _NONE else []
+    distances = _distances(report, student)
+    parts += [f"**Distance from the teacher**\n\n{distances}"] if distances else []
     parts += [f"**Not measured**\n\n{_not_measured(report, student, teacher)}"]
     return "\n\n".join(parts)
 
@@ -147,6 +150,37 @@ def _total(counts: list[int | None]) -> str:
     return f"{sum(known):,}" if len(known) == len(counts) else NOT_MEASURED
 
 
+def _distances(report: Report, student: int) -> str:
+    """One line per text: KL divergence, top-1 agreement, and the rounding of the teacher at that distance."""
+    rows = [
+        [
+            "right answers of the benchmarks" if row.text == ANSWERS else escape(row.text),
+            f"{row.documents:,}",
+            f"{row.tokens:,}",
+            f"{row.kl.point:.3g} ({row.kl.low:.3g} to {row.kl.high:.3g})",
+            f"{formatting.percent(row.agreement.point)} ({formatting.span(row.agreement)})",
+            _bits(row.equivalent_bits),
+        ]
+        for row in report.distances
+        if (row.checkpoint, row.kind) == (student, "all")
+    ]
+    header = [
+        "text",
+        "documents",
+        "tokens",
+        "KL divergence, nats per token",
+        "same most likely token, %",
+        "as far as rounding the teacher to, bits",
+    ]
+    return table(header, rows) if rows else ""
+
+
+def _bits(value: Estimate) -> str:
+    if value.interval is None:
+        return NOT_MEASURED
+    return f"{value.interval.point:.1f} ({formatting.span(value.interval, 1)})"
+
+
 def _not_measured(report: Report, student: int, teacher: int) -> str:
     """What the runs do not show, one line each."""
     lines = []
@@ -172,5 +206,7 @@ def _not_measured(report: Report, student: int, teacher: int) -> str:
     ]
     if absent:
         lines.append(f"No benchmark of: {', '.join(absent)}.")
+    if not _distances(report, student):
+        lines.append("Distance from the teacher over the whole vocabulary (see evalsuite distance).")
     lines.append("Everything that no benchmark above tests, such as safety and other languages.")
     return "\n".join(f"- {escape(line)}" for line in lines)

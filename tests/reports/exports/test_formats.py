@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 from huggingface_hub import EvalResult, ModelCard
@@ -16,6 +17,7 @@ from evalsuite.foundation.model_card import read_card
 from evalsuite.reports import RunSelection
 from evalsuite.reports.exports.formats import export
 from evalsuite.reports.imports import import_logs
+from evalsuite.reports.records.distances import write_distances
 from evalsuite.reports.records.run_folder import HubDataset, read_plan, write_plan
 from evalsuite.reports.report import Report, build_report
 from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
@@ -130,6 +132,40 @@ def test_gains_over_a_teacher_at_chance_are_marked(tmp_path: Path) -> None:
     assert "ARC-Easy, log-likelihood (not informative) | 300 |" in gained
     assert "| &lt; 0.0001 |" in gained
     assert "ARC-Easy, log-likelihood: not informative, since the teacher is not above chance" in statement
+
+
+def test_distances_are_stated_if_they_were_measured(run: Path, tmp_path: Path) -> None:
+    (path,) = export([run], "model-card", tmp_path / "without").files
+    assert "- Distance from the teacher over the whole vocabulary" in path.read_text()
+    teacher, student = (each.weights_id for each in read_plan(run).checkpoints)
+    rows = [
+        {
+            "weights_id": weights,
+            "bits": bits,
+            "teacher": teacher,
+            "text": "answers",
+            "source": "arc_easy",
+            "doc_id": f"{document:016x}",
+            "token_class": None,
+            "positions": None,
+            "tokens": 4,
+            "kl": 4 * kl * (1 + 0.1 * (document % 3)),
+            "agreement": 3,
+            "teacher_nll": 1.0,
+            "student_nll": 2.0,
+        }
+        for weights, bits, kl in ((student, None, 0.09), (teacher, 8, 0.001), (teacher, 4, 0.1))
+        for document in range(20)
+    ]
+    write_distances(run, pd.DataFrame(rows))
+    (path,) = export([run], "model-card", tmp_path / "with").files
+    row = build_report([run]).distance(1)
+    assert row is not None
+    assert row.equivalent_bits.point is not None
+    shown = f"| right answers of the benchmarks | 20 | 80 | {row.kl.point:.3g} ("
+    (line,) = (line for line in path.read_text().splitlines() if line.startswith(shown))
+    assert f"| 75.0 (75.0 to 75.0) | {row.equivalent_bits.point:.1f} (" in line
+    assert "- Distance from the teacher" not in path.read_text()
 
 
 def test_what_is_incomplete_is_not_measured(run: Path, tmp_path: Path) -> None:
