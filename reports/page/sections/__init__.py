@@ -4,6 +4,7 @@ from evalsuite.reports.page.section import SECTIONS, Section
 from evalsuite.reports.page.sections import (
     ablations,
     cost,
+    distance,
     layers,
     pairwise,
     paper_comparison,
@@ -19,6 +20,7 @@ from evalsuite.reports.page.sections import (
 MODULES = (
     ablations,
     cost,
+    distance,
     layers,
     pairwise,
     paper_comparison,

@@ -30,9 +30,18 @@ LEADING = ("agreement", "retained")
 """Columns beside recovery; the others that are declared for the page follow."""
 
 
-def summary_columns() -> list[Column]:
-    """The declared columns of the page; recovery, over the benchmarks that are chosen, comes first."""
-    declared = columns_of("page")
+Entries = Mapping[tuple[int, str, str], Entry]
+"""Checkpoint, protocol and scope → the row of the leaderboard; students only."""
+
+
+def summary_columns(entries: Entries) -> list[Column]:
+    """The declared columns of the page that have values, first recovery over the chosen benchmarks."""
+    declared = {
+        name: column
+        for name, column in columns_of("page").items()
+        if name in ("recovery", *LEADING)
+        or any(column.sort_key(entry) is not None for entry in entries.values())
+    }
     recovery = replace(
         declared.pop("recovery"),
         title="recovery",
@@ -137,11 +146,17 @@ class Board:
 def board(report: Report) -> Board | None:
     """The leaderboard; None without any score."""
     columns = benchmark_columns(report)
+    entries = {
+        (row.checkpoint, row.protocol, row.scope): entry
+        for row in report.averages
+        if (entry := Entry.of(report, row)).is_student
+    }
+    summaries = summary_columns(entries)
     views = [
         view
         for protocol in report.protocols
         for scope in SCOPES
-        if (view := _view(report, protocol, scope, columns)) is not None
+        if (view := _view(report, (protocol, scope), columns, summaries, entries)) is not None
     ]
     if not views:
         return None
@@ -149,7 +164,7 @@ def board(report: Report) -> Board | None:
     return Board(
         groups=tuple(_groups(report, columns, views[0])),
         columns=tuple(columns),
-        summaries=tuple((column.header, column.hint, _first_order(column)) for column in summary_columns()),
+        summaries=tuple((column.header, column.hint, _first_order(column)) for column in summaries),
         views=tuple(views),
         first=views[0],
         hidden=tuple(at for at in range(len(columns)) if at not in views[0].columns),
@@ -199,7 +214,14 @@ def _groups(report: Report, columns: Sequence[BenchmarkColumn], first: View) -> 
     return [*groups, Group(None, tuple(row(i) for i in alone))] if alone else groups
 
 
-def _view(report: Report, protocol: str, scope: str, columns: Sequence[BenchmarkColumn]) -> View | None:
+def _view(
+    report: Report,
+    place: tuple[str, str],
+    columns: Sequence[BenchmarkColumn],
+    summaries: Sequence[Column],
+    entries: Entries,
+) -> View | None:
+    protocol, scope = place
     shown = [i for i, column in enumerate(columns) if column.is_in(protocol, scope)]
     if not shown:
         return None
@@ -220,7 +242,9 @@ def _view(report: Report, protocol: str, scope: str, columns: Sequence[Benchmark
         columns=tuple(shown),
         ticks=_ticks(axis),
         reference=None if axis is None else axis.at(100.0),
-        lines={i: _line(report, i, averages.get(i), protocol, scope, axis) for i in there},
+        lines={
+            i: _line(report, i, averages.get(i), entries.get((i, *place)), summaries, axis) for i in there
+        },
     )
 
 
@@ -246,8 +270,8 @@ def _line(
     report: Report,
     checkpoint: int,
     average: AverageRow | None,
-    protocol: str,
-    scope: str,
+    entry: Entry | None,
+    columns: Sequence[Column],
     axis: Axis | None,
 ) -> Line:
     plan = report.checkpoints[checkpoint].plan
@@ -257,12 +281,10 @@ def _line(
         about.append(f"after {formatting.tokens(lineage.tokens)} tokens")
     if average and average.missing:
         about.append(f"incomplete, no rank: missing {', '.join(average.missing)}")
-    columns = summary_columns()
-    if average is None or report.checkpoints[checkpoint].teacher is None:
+    if entry is None:
         reference = "100" if report.checkpoints[checkpoint].is_teacher else formatting.NOTHING
         summaries = [Summary(reference), *(Summary("") for _ in columns[1:])]
     else:
-        entry = Entry.of(report, average)
         summaries = [_summary(column, entry) for column in columns]
     interval = average.recovery.interval if average else None
     mark = None

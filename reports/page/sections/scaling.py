@@ -1,11 +1,12 @@
 """Scaling charts: recovery by training tokens, by teacher size, or by another quantity."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.page.axes import exact_axis, log_axis
-from evalsuite.reports.page.figures import Figure
+from evalsuite.reports.page.figures import Figure, Table
 from evalsuite.reports.page.plots import Axis, Curve, Point, curves
 from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
@@ -135,7 +136,55 @@ def _point(report: Report, student: int, x: float, protocol: str) -> Point:
     return Point(x, interval.point, interval.low, interval.high, label)
 
 
+@dataclass(frozen=True, slots=True)
+class ScalingView:
+    """The section."""
+
+    charts: list[Figure]
+    slopes: Table | None
+    crossovers: list[str]
+    """One sentence each."""
+
+
 @section("scaling", "Scaling", order=50)
-def scaling_section(report: Report) -> list[Figure] | None:
-    """The section; None without data."""
-    return scaling_views(report) or None
+def scaling_section(report: Report) -> ScalingView | None:
+    """Curves, slopes and crossovers; None without two points of a curve."""
+    charts = scaling_views(report)
+    return ScalingView(charts, _slopes(report), _crossovers(report)) if charts else None
+
+
+def _amount(quantity: str, value: float) -> str:
+    """Tokens, or parameters."""
+    return formatting.tokens(round(value)) if quantity == "tokens" else formatting.parameters(round(value))
+
+
+def _slopes(report: Report) -> Table | None:
+    rows = tuple(
+        (
+            row.name,
+            f"{'training tokens' if row.quantity == 'tokens' else 'teacher size'}, "
+            f"{formatting.PROTOCOL_TITLES[row.protocol]}",
+            f"{_amount(row.quantity, row.values[0])} to {_amount(row.quantity, row.values[-1])}",
+            f"{formatting.signed(100 * row.slope.point)} ({formatting.span(row.slope)})",
+            f"{formatting.signed(100 * row.last_gain.point)} ({formatting.span(row.last_gain)})",
+            formatting.NOTHING if row.plateau is None else f"from {_amount(row.quantity, row.plateau)}",
+        )
+        for row in report.scaling
+    )
+    columns = ("mixer", "by", "range", "points per doubling", "last doubling", "plateau")
+    return Table(columns, rows) if rows else None
+
+
+def _crossovers(report: Report) -> list[str]:
+    def names(family: tuple[int, ...]) -> str:
+        return family_name(report, family[0])
+
+    found = []
+    for row in report.crossovers:
+        low, point, high = (_amount(row.quantity, each) for each in (row.at.low, row.at.point, row.at.high))
+        unit = "training tokens" if row.quantity == "tokens" else "parameters of the teacher"
+        found.append(
+            f"{names(row.first)} overtakes {names(row.second)} under "
+            f"{formatting.PROTOCOL_TITLES[row.protocol]} at {point} ({low} to {high}) {unit}."
+        )
+    return found
