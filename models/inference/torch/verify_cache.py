@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from evalsuite.foundation import ConfigError, EvalsuiteError
+from evalsuite.models.inference.torch.kv_cache import KVCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner, logits_close
 
 TOKENS = 24
@@ -55,10 +57,12 @@ def verify_cache(runner: ModelRunner, model: PreTrainedModel) -> None:
     if not whole.isfinite().all():
         return
     cuts = [0, count // 2, count - 1, count]
-    cache, parts = None, []
+    cache: KVCache | None = None
+    parts: list[Tensor] = []
     for start, end in itertools.pairwise(cuts):
-        rows = None if cache is None else [0]
-        hidden, cache = runner.prefill([tokens[start:end]], parent=cache, parent_rows=rows, keep=True)
+        hidden, cache = runner.prefill(
+            [tokens[start:end]], parent=cache, parent_rows=None if cache is None else [0], keep=True
+        )
         parts.append(runner.lm_head(hidden).float())
     exact = runner.dtype in (torch.float32, torch.float64)
     # Only what follows the first cut depends on the cache.
