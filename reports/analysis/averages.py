@@ -28,7 +28,7 @@ def average_rows(pool: Pool, informative: Mapping[int, Sequence[str]] | None = N
             its students.
     """
     checkpoints = pool.tensor.checkpoints
-    scopes = [(scope, range(len(checkpoints))) for scope in pool.scopes()]
+    scopes: list[tuple[Scope, Sequence[int]]] = [(scope, range(len(checkpoints))) for scope in pool.scopes()]
     for teacher, names in (informative or {}).items():
         cells = [i for i, cell in enumerate(pool.cells) if cell.benchmark.name in names]
         family = [i for i, each in enumerate(checkpoints) if teacher in (i, each.teacher)]

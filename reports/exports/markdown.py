@@ -12,6 +12,7 @@ from evalsuite.reports.analysis.findings import (
     repeat_sentences,
     replicate_sentences,
 )
+from evalsuite.reports.analysis.measures.recall import Kind
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.columns import Entry, columns_of
 from evalsuite.reports.report import Report
@@ -217,26 +218,21 @@ def _gap(report: Report) -> list[str]:
 
 def _recall(report: Report) -> list[str]:
     """Needles, RULER's mean and LongBench over all contexts, one column each."""
-    kinds = {"needles": "needles", "ruler": "RULER, 13 tasks", "longbench": "LongBench"}
+    kinds: dict[Kind, str] = {"needles": "needles", "ruler": "RULER, 13 tasks", "longbench": "LongBench"}
     parts = []
     for protocol in report.protocols:
         rows = [row for row in report.recall if row.protocol == protocol]
         found = {(row.kind, row.checkpoint): row for row in rows if row.context is None}
         for row in rows:  # a single context is its own mean
             found.setdefault((row.kind, row.checkpoint), row)
-        shown = [
-            kind for kind in kinds if any(found.get((kind, i)) for i, _ in enumerate(report.checkpoints))
-        ]
-        lines = [
-            [escape(checkpoint.label)]
-            + [
-                formatting.NOTHING
-                if (row := found.get((kind, i))) is None
-                else formatting.estimate(row.score)
-                for kind in shown
+        shown = [kind for kind in kinds if any(row.kind == kind for row in rows)]
+        lines = []
+        for i, checkpoint in enumerate(report.checkpoints):
+            cells = [found.get((kind, i)) for kind in shown]
+            texts = [
+                formatting.NOTHING if each is None else formatting.estimate(each.score) for each in cells
             ]
-            for i, checkpoint in enumerate(report.checkpoints)
-        ]
+            lines.append([escape(checkpoint.label), *texts])
         if shown:
             title = f"{formatting.PROTOCOL_TITLES[protocol]}, %"
             parts.append(table([title, *(kinds[kind] for kind in shown)], lines))

@@ -27,8 +27,8 @@ class Interval:
 
     def clipped(self, low: float, high: float) -> "Interval":
         """Return the interval with its ends between `low` and `high`."""
-        ends = (min(max(end, low), high) for end in (self.low, self.high))
-        return Interval(self.point, *ends, self.method)
+        first, last = (min(max(end, low), high) for end in (self.low, self.high))
+        return Interval(self.point, first, last, self.method)
 
 
 @lru_cache

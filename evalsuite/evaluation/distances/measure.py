@@ -61,8 +61,8 @@ def measure_distances(
     reference = load(teacher, "float32")
     config = reference.model.config
     parts = answer_parts(run, reference.tokenizer, reference.weights_id)
-    vocabulary = int(reference.model.get_input_embeddings().weight.shape[0])
-    parts += text_parts(named, reference.tokenizer, vocabulary, max_positions(config))
+    embedding: Any = reference.model.get_input_embeddings()
+    parts += text_parts(named, reference.tokenizer, embedding.weight.shape[0], max_positions(config))
     frames = []
     marks = BITS if yardstick else ()
     with progress(total=len(checkpoints) + len(marks), what="distance", unit="model", quiet=quiet) as bar:

@@ -239,7 +239,12 @@ def _row(
         benchmarks=_names(pool, compared),
         benchmarks_with_flips=_names(pool, flipped),
         documents=sum(len(pool.cells[i].documents) for i in {*compared, *flipped}),
-        **estimates,
+        agreement=estimates["agreement"],
+        scored_agreement=estimates["scored_agreement"],
+        kappa=estimates["kappa"],
+        retained=estimates["retained"],
+        lost=estimates["lost"],
+        gained=estimates["gained"],
     )
     if recipes is None:
         return row

@@ -73,7 +73,8 @@ def distance_rows(tensor: ResultTensor, frame: pd.DataFrame | None) -> list[Dist
         return []
     index = {each.plan.weights_id: i for i, each in enumerate(tensor.checkpoints)}
     found = []
-    for (teacher, text), part in frame[frame["teacher"].isin(index)].groupby(["teacher", "text"], sort=True):
+    for names, part in frame[frame["teacher"].isin(index)].groupby(["teacher", "text"], sort=True):
+        teacher, text = map(str, names)
         known = part[part["weights_id"].isin(index)]
         for kind, group, rows in _groups(known, text):
             summed = _part(rows, text, kind)

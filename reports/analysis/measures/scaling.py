@@ -135,15 +135,15 @@ def _families(pool: Pool, informative: Mapping[int, Sequence[str]]) -> list[_Fam
             groups.setdefault(("tokens", checkpoint.teacher, *run), []).append((lineage.tokens, i))
         size = pool.tensor.checkpoints[checkpoint.teacher].plan.parameters
         if size and lineage.complete and lineage.mixers:
-            key = ("size", None, lineage.recipe, lineage.describe_mixers())
-            groups.setdefault(key, []).append((size, i))
+            family = (lineage.recipe, lineage.describe_mixers())
+            groups.setdefault(("size", None, *family), []).append((size, i))
     found = []
     for key, members in groups.items():
         by_value = dict(sorted(members))
         if len(by_value) >= MIN_POINTS:
             quantity: Quantity = "tokens" if key[0] == "tokens" else "size"
-            family = _family(pool, informative, quantity, by_value)
-            found += [] if family is None else [family]
+            made = _family(pool, informative, quantity, by_value)
+            found += [] if made is None else [made]
     return found
 
 
@@ -217,11 +217,13 @@ def _crossover(pool: Pool, one: _Family, other: _Family) -> CrossoverRow | None:
     low, high = (max(one.x[0], other.x[0]), min(one.x[-1], other.x[-1]))
     if not low <= at.point <= high:
         return None
-    ends = [float(2.0 ** min(max(end, -60.0), 200.0)) for end in (at.point, at.low, at.high)]
+    point, first_end, last_end = (
+        float(2.0 ** min(max(x, -60.0), 200.0)) for x in (at.point, at.low, at.high)
+    )
     return CrossoverRow(
         protocol=pool.protocol,
         quantity=one.quantity,
         first=first.checkpoints,
         second=second.checkpoints,
-        at=Interval(*ends, METHOD),
+        at=Interval(point, first_end, last_end, METHOD),
     )
