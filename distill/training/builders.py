@@ -131,7 +131,7 @@ def _build_student(recipe: Recipe, mixer: str, teacher: Any) -> Any:
 
     config = recipe.student
     names = layer_mixers(recipe, mixer, teacher.config.num_hidden_layers)
-    student = build_student(
+    student: Any = build_student(
         teacher,
         names,
         options={name: config.options[name] for name in dict.fromkeys(names) if name in config.options},

@@ -87,7 +87,7 @@ def test_distill_dry_run_sums_costs(
 
 def test_distill_variants_take_the_mixers_of_the_command_line():
     """A variant that names mixers keeps its own: they are what it varies."""
-    found = chosen("kd-nine-2025", "--variants", "plain", "qkv-mm", "--mixer", "gla")
+    found = chosen("kd-nine-2025", "--variants", "plain", "mm", "--mixer", "gla")
     assert [mixers for _, _, mixers in found] == [["gla"], ["gla"], ["gla"]]
     found = chosen("kl-guided-2026", "--variants", "gla", "all-linear", "--mixer", "kda")
     assert [mixers for _, _, mixers in found] == [["kda"], None, ["kda"]]
