@@ -62,11 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
         trust_remote_code=arguments.trust_remote_code,
         quiet=arguments.quiet,
     )
-    sums = frame.groupby(["text", "weights_id", "bits"], dropna=False, sort=False)[
-        ["kl", "agreement", "tokens"]
-    ].sum()
+    frame = frame.assign(bits=frame["bits"].fillna(0))
+    sums = frame.groupby(["text", "weights_id", "bits"], sort=False)[["kl", "agreement", "tokens"]].sum()
     for (text, weights_id, bits), row in sums.iterrows():
-        name = weights_id if bits != bits else f"{int(bits)}-bit"
+        name = f"{bits}-bit" if bits else weights_id
         share = 100 * row["agreement"] / row["tokens"]
         print(f"{text}: {name}: KL {row['kl'] / row['tokens']:.4f} nats per token, top-1 {share:.1f} %")
     print(f"written to {arguments.out / FILE}; `evalsuite compare {arguments.out}` shows it")

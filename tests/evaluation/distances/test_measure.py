@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from evalsuite.cli.entry import main
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.distances.measure import measure_distances
@@ -113,6 +114,19 @@ def test_the_log_likelihood_of_answers_is_that_of_the_run(run: Path, student: Pa
     assert len(part) == 12
     for doc_id, nll in zip(part["doc_id"], part["teacher_nll"], strict=True):
         assert nll == pytest.approx(-scored[doc_id], abs=1e-3)
+
+
+def test_the_command_prints_and_writes_the_distances(
+    run: Path, student: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / FILE).unlink(missing_ok=True)
+    assert main(["distance", str(student), "--teacher", "pocket", "--out", str(run), "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    frame = read_distance_file(run / FILE)
+    kl = frame["kl"].sum() / frame["tokens"].sum()
+    weights_id = frame["weights_id"].iloc[0]
+    assert f"answers: {weights_id}: KL {kl:.4f} nats per token" in printed
+    assert main(["distance", "--teacher", "pocket", "--out", str(run), "--quiet"]) == 64
 
 
 def test_texts_have_classes_and_positions(text: Path) -> None:
