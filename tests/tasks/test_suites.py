@@ -1,13 +1,17 @@
 """Built-in suites against the papers that define them, and suite settings."""
 
 import csv
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from evalsuite.evaluation.build import fewshot_examples, make_harness
 from evalsuite.foundation import ConfigError
+from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.tasks.benchmark import load_benchmark
+from evalsuite.tasks.sources.documents import documents
 from evalsuite.tasks.suite import known_suites, load_suite, resolve, resolve_sampling
 
 REFERENCES = Path(__file__).parents[2] / "reports" / "references"
@@ -80,10 +84,81 @@ def test_paper_suite_sampling_seeds_and_fewshot() -> None:
     assert resolve_sampling(suite, *entries["niah_single_3"]).temperature == 0
     fewshot = {name: entry.num_fewshot.get("generation") for name, (entry, _) in entries.items()}
     assert (fewshot["ceval"], fewshot["gsm8k"], fewshot["bbh"], fewshot["cmmlu"]) == (5, 4, 0, 0)
-    assert entries["mmlu"][0].num_fewshot == {"loglikelihood": 5}
+    assert (fewshot["mmlu"], fewshot["truthfulqa"], fewshot["piqa"]) == (5, 0, 0)
+    # lm-eval's default.
+    assert not any(entry.num_fewshot.get("loglikelihood") for entry, _ in entries.values())
     greedy = load_suite("gendistill-2026-greedy")
     assert {benchmark.name for _, benchmark in resolve(greedy)} < set(entries)
     assert resolve_sampling(greedy, *entries["gsm8k"]).temperature == 0
+
+
+@pytest.mark.parametrize("name", ["gendistill-2026", "gendistill-2026-greedy"])
+def test_gendistill_teacher_does_not_think(name: str) -> None:
+    for entry, benchmark in resolve(load_suite(name)):
+        how = benchmark.generation
+        if "generation" in entry.protocols and how is not None and how.prompt == "chat":
+            assert how.chat_template_kwargs == {"enable_thinking": False}, benchmark.name
+            assert how.reasoning == "strip"
+
+
+def test_kl_guided_suite_has_the_tables_and_averages_of_the_paper() -> None:
+    found = cells("kl-guided-2026")
+    assert {name: metric for (name, protocol), metric in found.items() if protocol == "loglikelihood"} == {
+        "piqa": "acc_norm",
+        "arc_easy": "acc_norm",
+        "arc_challenge": "acc_norm",
+        "hellaswag": "acc_norm",
+        "winogrande": "acc",
+    }
+    ruler = [
+        (entry.contexts, benchmark.name)
+        for entry, benchmark in resolve(load_suite("kl-guided-2026"))
+        if benchmark.group == "ruler"
+    ]
+    assert len(ruler) == 13
+    assert {contexts for contexts, _ in ruler} == {(4096,)}
+    generation = {name: metric for (name, protocol), metric in found.items() if protocol == "generation"}
+    assert {name: generation[name] for name in ("fda", "swde", "squadv2", "squad_completion")} == {
+        "fda": "contains",
+        "swde": "contains",
+        "squadv2": "f1",
+        "squad_completion": "contains",
+    }
+
+
+def test_linearizing_suite_uses_lm_evals_five_examples_of_gsm8k() -> None:
+    entries = {benchmark.name: entry for entry, benchmark in resolve(load_suite("linearizing-2025"))}
+    assert entries["gsm8k"].num_fewshot == {"generation": 5}
+    zero_shot = resolve(load_suite("linearizing-2025-zero-shot"))
+    assert {count for entry, _ in zero_shot for count in entry.num_fewshot.values()} == {0}
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["linearizing-2025", "kd-nine-2025", "gendistill-2026", "kl-guided-2026"])
+def test_paper_suites_build_prompts_from_frozen_data(name: str) -> None:
+    """With the number of few-shot examples of each benchmark whose data are there."""
+    data = os.environ.get("EVALSUITE_DATA")
+    if not data:
+        pytest.skip("EVALSUITE_DATA is not set")
+    built = set()
+    for entry, benchmark in resolve(load_suite(name)):
+        folders = [Path(data, source.dataset.replace("/", "__")) for _, source in benchmark.subject_sources]
+        runs_code = benchmark.name == "humaneval"
+        if not folders or not all(map(Path.is_dir, folders)) or runs_code:
+            continue
+        found = documents(benchmark, data_dir=data, limit=2)
+        for protocol in entry.protocols:
+            num_fewshot = entry.num_fewshot[protocol]
+            examples = fewshot_examples(benchmark, num_fewshot, data)
+            harness = make_harness(benchmark, protocol, found, num_fewshot, examples)
+            texts = (
+                [harness.pairs(number)[0][0] for number in range(2)]
+                if isinstance(harness, LogLikelihoodBenchmark)
+                else [harness.text(number, None, chat_template=False) for number in range(2)]
+            )
+            assert len(set(texts)) == 2, benchmark.name
+            built.add(benchmark.name)
+    assert built
 
 
 def test_kd_nine_suite_uses_unnormalized_accuracy() -> None:

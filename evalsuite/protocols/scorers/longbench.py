@@ -39,12 +39,12 @@ def first_line(response: str) -> str:
 
 def qa_f1(response: str, reference: str) -> float:
     """Return the F1 over words, ignoring case, punctuation and articles."""
-    return _f1(_english(response).split(), _english(reference).split())
+    return f1_of_words(english_words(response), english_words(reference))
 
 
 def qa_f1_zh(response: str, reference: str) -> float:
     """Return the F1 over jieba's words, ignoring case and punctuation."""
-    return _f1(_chinese(response), _chinese(reference))
+    return f1_of_words(_chinese(response), _chinese(reference))
 
 
 def rouge(response: str, reference: str) -> float:
@@ -112,7 +112,8 @@ def code_sim(response: str, reference: str) -> float:
     return round(100 * SequenceMatcher(None, line, reference).ratio()) / 100
 
 
-def _f1(response: Sequence[str], reference: Sequence[str]) -> float:
+def f1_of_words(response: Sequence[str], reference: Sequence[str]) -> float:
+    """Return the F1 of the words that two texts share; 0 if they share none."""
     same = sum((Counter(response) & Counter(reference)).values())
     if same == 0:
         return 0.0
@@ -120,9 +121,10 @@ def _f1(response: Sequence[str], reference: Sequence[str]) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def _english(text: str) -> str:
+def english_words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without punctuation and articles, as SQuAD's script does."""
     bare = "".join(letter for letter in text.lower() if letter not in string.punctuation)
-    return _ARTICLES.sub(" ", bare)
+    return _ARTICLES.sub(" ", bare).split()
 
 
 def _chinese(text: str) -> list[str]:
