@@ -78,8 +78,8 @@ class _Family:
 
     def fitted(self) -> tuple[Contrast, Contrast]:
         """Intercept at x = 0 and slope of the least-squares line."""
-        centred = self.x - self.x.mean()
-        slopes = centred / (centred @ centred)
+        offsets = self.x - self.x.mean()
+        slopes = offsets / (offsets @ offsets)
         means = np.full(len(self.x), 1 / len(self.x))
         slope = combine(slopes, self.recoveries)
         return combine(means - slopes * self.x.mean(), self.recoveries), slope
