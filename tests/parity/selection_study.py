@@ -140,8 +140,8 @@ class Study:
     ) -> None:
         from evalsuite.distill import load_recipe
         from evalsuite.distill.selection import load_options
-        from evalsuite.distill.training.held_out import without_held_out
         from evalsuite.distill.training.distributed import ProcessGroup
+        from evalsuite.distill.training.held_out import without_held_out
 
         self.recipe: Recipe = without_held_out(load_recipe(recipe, [*overrides, f"student.mixers=[{mixer}]"]))
         self.options: Options = load_options(options)
@@ -293,20 +293,16 @@ class Study:
 
     def build(self, suite: str, limit: int | None) -> None:
         """Build the requests for the teacher; students share its tokenizer and join the run later."""
+        self._evaluate(self.run, suite=suite, teacher=self.recipe.teacher, limit=limit, phases=["build"])
+
+    def _evaluate(self, run: Path, **settings: Any) -> None:
         from evalsuite.config import RunConfig
         from evalsuite.evaluation import evaluate
 
-        teacher = self.recipe.teacher
-        evaluate(
-            RunConfig(
-                suite=suite, out=self.run, teacher=teacher, limit=limit, phases=("build",), quiet=self.quiet
-            )
-        )
+        evaluate(RunConfig(out=run, quiet=self.quiet, **settings))
 
     def infer(self, paths: Sequence[str]) -> None:
         """Run inference on checkpoints, split over the processes, each with its own run folder."""
-        from evalsuite.config import RunConfig
-        from evalsuite.evaluation import evaluate
         from evalsuite.evaluation.run_paths import index_path
 
         rank, world = self.process_group.rank, self.process_group.world_size
@@ -318,9 +314,7 @@ class Study:
         mine = [path for path in paths[rank::world] if not self._complete_elsewhere(path, run)]
         with self.timed("inference"):
             if mine:
-                evaluate(
-                    RunConfig(checkpoints=mine, out=run, phases=("infer",), device=device, quiet=self.quiet)
-                )
+                self._evaluate(run, checkpoints=mine, device=device, phases=["infer"])
         _free()
 
     def _complete_elsewhere(self, path: str, here: Path) -> bool:
@@ -334,13 +328,8 @@ class Study:
 
     def score(self, suite: str, budgets: Sequence[int]) -> list[Line]:
         """Score all responses and write the tables."""
-        from evalsuite.config import RunConfig
-        from evalsuite.evaluation import evaluate
-
         shards = sorted(self.out.glob("run-*"))
-        evaluate(
-            RunConfig(suite=suite, out=self.run, phases=("score",), merge_shards=shards, quiet=self.quiet)
-        )
+        self._evaluate(self.run, suite=suite, merge_shards=shards, phases=["score"])
         name_selectors(self.run, self.chosen())
         groups = groups_of(suite)
         answers = read_answers(self.run, groups)
