@@ -92,3 +92,9 @@ def test_distill_variants_take_the_mixers_of_the_command_line():
     found = chosen("kl-guided-2026", "--variants", "gla", "all-linear", "--mixer", "kda")
     assert [mixers for _, _, mixers in found] == [["kda"], None, ["kda"]]
     assert found[1][1].student.mixers == ["gla"]
+
+
+def test_the_tracker_applies_to_the_recipe_and_its_variants():
+    found = chosen("kl-guided-2026", "--variants", "gla", "--track", "trackio")
+    assert [recipe.track for _, recipe, _ in found] == ["trackio", "trackio"]
+    assert [recipe.track for _, recipe, _ in chosen("kl-guided-2026")] == [None]

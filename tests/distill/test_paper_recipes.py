@@ -110,6 +110,7 @@ def tiny(recipe: Recipe, folder: Path, tokenizer: Any) -> Recipe:
             **value,
             "teacher": str(folder),
             "variants": {},
+            "validation": value["validation"] and {"every_steps": 1, "tokens": 128},
             "data": dict.fromkeys(value["data"], data),
             "student": {**value["student"], "softmax_layers": softmax},
             "stages": [{**stage, **sizes} for stage in value["stages"]],
@@ -142,6 +143,7 @@ def test_a_step_of_every_stage_on_a_tiny_shape(name: str, tokenizer: Any, tmp_pa
     rows = list(read_jsonl(tmp_path / "out" / "metrics.jsonl"))
     assert len(rows) == len(recipe.stages) * len(folders)
     assert all(row["loss"] > 0 and row["grad_norm"] > 0 for row in rows)
+    assert all(("validation_kl" in row) == (recipe.validation is not None) for row in rows)
     for folder in folders:
         mixers = read_json(folder / "lineage.json")["mixers"]
         assert set(mixers) <= {"softmax", folder.name}
