@@ -26,6 +26,10 @@ class AttentionShape:
     rotary: bool
     """False for a layer without positions (SmolLM3)."""
     norm_eps: float
+    scaling: float | None = None
+    """Factor on the products of queries and keys; None for head_dim ** -0.5."""
+    soft_cap: float | None = None
+    """Soft cap of the scores; see `soft_cap`."""
 
     @property
     def num_kv_groups(self) -> int:
@@ -66,6 +70,8 @@ class AttentionShape:
             qk_norm=qk_norm_kind(attention),
             rotary=rotates(attention),
             norm_eps=norm_eps,
+            scaling=getattr(attention, "scaling", None),
+            soft_cap=soft_cap(attention),
         )
 
 
@@ -137,6 +143,7 @@ class HeadLayout:
         if widths[0] != shape.head_dim:
             for used, what, remedy in (
                 (options.rotary and shape.rotary, "rotary embedding", "rotary: false"),
+                (bool(options.window), "width of queries and keys", "window: 0"),
                 (
                     shape.qk_norm is not None and options.teacher_qk_norm,
                     "QK-norm",

@@ -18,7 +18,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.attention_shape import AttentionShape, HeadLayout
 from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
 from evalsuite.models.mixers.init import SIGMOID_OPEN_LOGIT, SILU_INVERSE_OF_ONE, init_constant_
-from evalsuite.models.mixers.interface import CacheSpec, Mixer, StateKind
+from evalsuite.models.mixers.interface import AttentionSpan, CacheSpec, Mixer, StateKind
 from evalsuite.models.mixers.layers import (
     OutputNorm,
     RMSNorm,
@@ -30,8 +30,9 @@ from evalsuite.models.mixers.layers import (
     swiglu,
 )
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs, mask_padding
+from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs, mask_padding, validate_state
 from evalsuite.models.mixers.teacher_weights import copy_projections
+from evalsuite.models.mixers.window_branch import WindowBranch
 from evalsuite.models.recurrence import recurrence, recurrence_matrix
 
 MixerState = dict[str, Tensor]
@@ -90,6 +91,10 @@ class RecurrentMixer(Mixer, nn.Module):
         if options.output_gate != "none":
             rank = self.head_dim if options.gate_rank < 0 else options.gate_rank
             self.g_proj = make_projection(shape.hidden_size, o_dim, rank, options.gate_bias)
+        if options.window:
+            self.span = AttentionSpan(options.window, options.window_sinks)
+            self.state_kind, self.served_as = StateKind.RECURRENT | StateKind.WINDOW, None
+            self.window_branch = WindowBranch.of(self)
         self._build_parameters()
         self.scale = 1.0 if options.scale == "one" else self.key_dim() ** -0.5
 
@@ -192,7 +197,7 @@ class RecurrentMixer(Mixer, nn.Module):
         if self.options.short_conv > 1:
             channels = sum(convolution.channels for convolution in self._convolutions())
             shapes["convolution"] = (channels, self.options.short_conv - 1)
-        return shapes
+        return shapes | (self.window_branch.state_shapes if self.options.window else {})
 
     def cache_spec(self) -> CacheSpec:
         """See `Mixer.cache_spec`."""
@@ -203,7 +208,9 @@ class RecurrentMixer(Mixer, nn.Module):
         heads, keys, values = self.state_shapes()["recurrent"]
         passes = 3 if self.uses_delta_rule else 2
         channels = sum(each.channels for each in self._convolutions()) if self.options.short_conv else 0
-        return 2 * (passes * heads * keys * values + channels * self.options.short_conv)
+        seen = self.span.mean_length(length) if self.span is not None else 0
+        attention = self.num_heads * (self.head_k_dim + self.head_v_dim) * seen
+        return 2 * (passes * heads * keys * values + channels * self.options.short_conv + attention)
 
     def prepare_inputs(
         self,
@@ -231,6 +238,7 @@ class RecurrentMixer(Mixer, nn.Module):
         elif hasattr(self, "q_norm"):
             q = self.q_norm(self.split_heads(q)).flatten(2)
             k = self.k_norm(self.split_heads(k)).flatten(2) if self.has_keys else k
+        projected = (q, k) if self.options.window else None
         if self._convolves_projections:
             (q, k, v), new_state["convolution"] = apply_short_convolutions(
                 self._convolutions(), [q, k, v], past, token_mask, cu_seqlens
@@ -250,7 +258,7 @@ class RecurrentMixer(Mixer, nn.Module):
         if self.options.qk_norm == "l2":
             q, k = l2norm(q), l2norm(k) if self.has_keys else k
         q, k, v = (repeat_heads(part, self.num_heads) for part in (q, k, v))
-        inputs = self.compute_gates(x, RecurrenceInputs(q, k, v))
+        inputs = self.compute_gates(x, RecurrenceInputs(q, k, v, projected=projected))
         if self.options.short_conv_input:
             inputs = replace(inputs, x=x)
         if self.uses_normalizer:
@@ -288,7 +296,8 @@ class RecurrentMixer(Mixer, nn.Module):
         Args:
             hidden_states: [B, T, hidden].
             position_embeddings: cos and sin [B, T, D], used if the option `rotary` is on.
-            attention_mask: ignored; a recurrence is causal, and `token_mask` marks its pads.
+            attention_mask: for the window of packed sequences only; a recurrence is causal, and `token_mask`
+                marks its pads.
             past_key_values: a cache whose `layers[layer_idx]` is a `LayerCache`.
             token_mask: bool [B, T], the real tokens, contiguous in each row; None if all are real.
             cu_seqlens: bounds [N + 1] of packed sequences (B = 1, no token_mask); the cached state then has
@@ -304,7 +313,7 @@ class RecurrentMixer(Mixer, nn.Module):
         state = None if cache is None else cache.read()
         if state is not None:
             rows = hidden_states.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-            self._validate_state(state, rows)
+            validate_state(state, self.state_shapes(), rows, f"layer {self.layer_idx}: {self.name}")
         inputs, new_state = self.prepare_inputs(
             hidden_states, position_embeddings, state, token_mask, cu_seqlens
         )
@@ -318,10 +327,27 @@ class RecurrentMixer(Mixer, nn.Module):
             initial_state=None if state is None else state["recurrent"],
             cu_seqlens=cu_seqlens,
         )
+        mixed = self.apply_normalizer(o, inputs)
+        if self.options.window:
+            mixed, window_state = self.window_branch.mix(
+                mixed,
+                inputs.projected,
+                self._values(inputs),
+                position_embeddings,
+                state=state,
+                token_mask=token_mask,
+                cu_seqlens=cu_seqlens,
+                packed_mask=attention_mask,
+            )
+            new_state |= window_state
         if cache is not None:
             cache.write({"recurrent": last, **new_state})
         gate_input = hidden_states if inputs.x is None else inputs.x
-        return self.project_output(self.apply_normalizer(o, inputs), gate_input), None
+        return self.project_output(mixed, gate_input), None
+
+    def _values(self, inputs: RecurrenceInputs) -> Tensor:
+        """The values [B, T, H, V], without the normaliser's column."""
+        return inputs.v[..., :-1] if self.uses_normalizer else inputs.v
 
     def project_output(self, mixed: Tensor, x: Tensor) -> Tensor:
         """Apply output norm, output gate and output projection: [B, T, H, V] → [B, T, hidden].
@@ -361,17 +387,12 @@ class RecurrentMixer(Mixer, nn.Module):
         if inputs.skip is not None:
             skip = inputs.skip.expand(inputs.v.shape[:3]).transpose(1, 2)
             weights = weights + torch.diag_embed(skip.to(weights.dtype))
-        if not self.uses_normalizer:
-            return weights, inputs.v
-        divisor = self.normalizer(weights.sum(-1).transpose(1, 2).unsqueeze(-1))
-        assert divisor is not None
-        return weights / divisor.transpose(1, 2), inputs.v[..., :-1]
-
-    def _validate_state(self, state: MixerState, rows: int) -> None:
-        for name, shape in self.state_shapes().items():
-            found = tuple(state[name].shape) if name in state else None
-            if found != (rows, *shape):
-                raise ConfigError(
-                    f"layer {self.layer_idx}: {self.name} received a {name} state of shape {found}; "
-                    f"expected {(rows, *shape)}"
-                )
+        if self.uses_normalizer:
+            divisor = self.normalizer(weights.sum(-1).transpose(1, 2).unsqueeze(-1))
+            assert divisor is not None
+            weights = weights / divisor.transpose(1, 2)
+        if self.options.window:
+            weights = self.window_branch.mix_matrix(
+                weights, inputs.projected, position_embeddings, token_mask
+            )
+        return weights, self._values(inputs)

@@ -93,7 +93,7 @@ class Mixer:
     """Name in text, e.g. "Gated DeltaNet"."""
     Options: ClassVar[type]
     """Frozen dataclass of its options; see `evalsuite.models.mixers.options`."""
-    state_kind: ClassVar[StateKind]
+    state_kind: StateKind
     is_teacher_layer: ClassVar[bool] = False
     """True if the layer is the teacher's own, which stages that train mixers leave alone."""
     uses_init: ClassVar[bool] = True

@@ -54,14 +54,32 @@ class MixerOptions:
     with a weight per head (xLSTM) or without weight (MetaLA), or one RMS norm over all heads (HGRN2)."""
     norm_before_gate: bool = True
     """Whether the output norm comes before the output gate (Mamba-2 has it after)."""
+    window: int = 0
+    """Add softmax attention over this many latest tokens, the query's own included; 0 for none. See
+    `window_branch`."""
+    window_sinks: int = 0
+    """Number of first tokens that the window's queries attend to as well."""
+    window_weight: float = 0.5
+    """Share of the window's attention in the output; the recurrence has the rest."""
 
     def __post_init__(self) -> None:
-        for name, least in (("short_conv", 0), ("num_heads", 0), ("num_qk_heads", 0), ("gate_rank", -1)):
+        for name, least in (
+            ("short_conv", 0),
+            ("num_heads", 0),
+            ("num_qk_heads", 0),
+            ("gate_rank", -1),
+            ("window", 0),
+            ("window_sinks", 0),
+        ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be {least} or more")
         for name in ("expand_k", "expand_v"):
             if not 0 < getattr(self, name) <= 16:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0 and at most 16")
+        if self.window_sinks and not self.window:
+            raise ConfigError(f"window_sinks = {self.window_sinks}: needs a window; set window to 1 or more")
+        if not 0 < self.window_weight < 1:
+            raise ConfigError(f"window_weight = {self.window_weight}: must be above 0 and below 1")
         if self.short_conv_input and not self.short_conv:
             raise ConfigError("short_conv_input = True needs a kernel size; set short_conv to 1 or more")
 

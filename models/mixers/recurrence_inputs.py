@@ -1,8 +1,11 @@
 """Arguments of the recurrence, and padding in them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
+
+from evalsuite.foundation import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,8 @@ class RecurrenceInputs:
     """Weight with which each token adds its own value to its output, [B, T, H] or [H]."""
     x: Tensor | None = None
     """Input of projections and output gate if the layer's input was convolved; None otherwise."""
+    projected: tuple[Tensor, Tensor] | None = None
+    """q and k [B, T, heads · K] before convolution and activation, if the layer has a window."""
 
 
 def mask_padding(inputs: RecurrenceInputs, token_mask: Tensor) -> RecurrenceInputs:
@@ -33,3 +38,13 @@ def mask_padding(inputs: RecurrenceInputs, token_mask: Tensor) -> RecurrenceInpu
         log_decay=log_decay,
         beta=None if inputs.beta is None else inputs.beta * real,
     )
+
+
+def validate_state(
+    state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], rows: int, where: str
+) -> None:
+    """Raise ConfigError, starting with `where`, if a state has not these shapes for `rows` sequences."""
+    for name, shape in shapes.items():
+        found = tuple(state[name].shape) if name in state else None
+        if found != (rows, *shape):
+            raise ConfigError(f"{where} received a {name} state of shape {found}; expected {(rows, *shape)}")

@@ -210,7 +210,7 @@ class SinkWindowMixer(SlidingWindowMixer):
         """See `Mixer.cache_spec`."""
         mixer: Any = self
         kv_heads = self.cache_width // (2 * mixer.head_dim)
-        return CacheSpec(states=state_shapes(self.span, kv_heads, mixer.head_dim))
+        return CacheSpec(states=state_shapes(self.span, kv_heads, mixer.head_dim, mixer.head_dim))
 
     def forward(  # type: ignore[override]
         self: Any,

@@ -19,14 +19,16 @@ from evalsuite.models.mixers.interface import AttentionSpan
 State = dict[str, Tensor]
 
 
-def state_shapes(span: AttentionSpan, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
+def state_shapes(
+    span: AttentionSpan, heads: int, head_k_dim: int, head_v_dim: int
+) -> dict[str, tuple[int, ...]]:
     """Shape per sequence of each part of the state."""
     assert span.window is not None
     parts = {"sink": span.sinks, "window": span.window - 1}
     shapes: dict[str, tuple[int, ...]] = {
-        f"{part}_{kind}": (heads, size, head_dim)
+        f"{part}_{kind}": (heads, size, width)
         for part, size in parts.items()
-        for kind in ("keys", "values")
+        for kind, width in (("keys", head_k_dim), ("values", head_v_dim))
     }
     return {**shapes, "length": ()}
 

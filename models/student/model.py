@@ -183,8 +183,8 @@ class StudentModel(StudentPreTrainedModel):
             if cu_seqlens is not None:
                 masks[span] = packed_mask(cu_seqlens, embeddings, span, row_length)
                 continue
-            if span.sinks:
-                # Such a layer makes its mask itself, from the positions in its state.
+            if layer.self_attn.cache_spec().states:
+                # A layer with a state knows its positions, and makes its mask itself.
                 continue
             config = copy.copy(self.config.base)
             config.sliding_window = span.window

@@ -20,8 +20,9 @@ PRESETS = [
     f"{name}:{preset}" for name in RECURRENT for preset in MIXERS[name].Options.presets if preset != "house"
 ]
 house_mixers = pytest.mark.parametrize("name", RECURRENT)
-every_mixer = pytest.mark.parametrize("name", RECURRENT + PRESETS)
-"""Names of mixers with their default options, and "name:preset"."""
+WINDOWED = [f"{name}:window" for name in RECURRENT if getattr(MIXERS[name], "has_keys", False)]
+every_mixer = pytest.mark.parametrize("name", RECURRENT + PRESETS + WINDOWED)
+"""Names of mixers with their default options, "name:preset", and "name:window" for intra-layer hybrids."""
 both_widths = pytest.mark.parametrize("head_dim", [64, 128])
 
 
@@ -42,7 +43,10 @@ def make(name: str, head_dim: int = 64, **options: Any) -> RecurrentMixer:
     """A mixer with all parameters perturbed, so that all gates are active."""
     torch.manual_seed(1)
     name, _, preset = name.partition(":")
-    options = {**options, **({"preset": preset} if preset else {})}
+    if preset == "window":
+        options = {**options, "window": 5, "window_sinks": 2}
+    elif preset:
+        options = {**options, "preset": preset}
     mixer = make_mixer(name, Attention(head_dim), options, layer=0, norm_eps=1e-6, window=None)
     assert isinstance(mixer, RecurrentMixer)
     mixer = mixer.double()
@@ -82,6 +86,7 @@ def new_cache() -> Any:
 
 def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-9) -> None:
     assert found.shape == wanted.shape
+    found, wanted = found.double(), wanted.double()
     assert torch.isfinite(found).all()
     assert (found - wanted).norm() <= tolerance * wanted.norm().clamp_min(1e-12)
 
@@ -113,7 +118,7 @@ def test_packed_equals_alone(name: str, head_dim: int) -> None:
         close(packed[:, first:last], run(mixer, x[:, first:last]))
 
 
-@every_mixer
+@pytest.mark.parametrize("name", RECURRENT + PRESETS)
 def test_packed_sequences_continue_from_their_states(name: str) -> None:
     """Three sequences processed in two packed calls (one starts in the second) equal each sequence alone."""
     mixer = make(name, 64)
@@ -165,7 +170,7 @@ def test_padded_equals_alone(name: str, head_dim: int, side: str) -> None:
     close(found[1:, more_real[1]], wanted)
 
 
-@every_mixer
+@pytest.mark.parametrize("name", RECURRENT + PRESETS)
 @both_widths
 def test_attention_matrix_times_values_equals_output(name: str, head_dim: int) -> None:
     mixer = make(name, head_dim)
@@ -183,6 +188,36 @@ def test_attention_matrix_times_values_equals_output(name: str, head_dim: int) -
     mixed = torch.einsum("bhts,bshv->bthv", weights, values)
     close(mixed[0], mixer.apply_normalizer(o, inputs)[0])
     close(mixed[1, :15], mixer.apply_normalizer(o, inputs)[1, :15])
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_matrix_of_an_intra_layer_hybrid(name: str) -> None:
+    """It holds both branches; half of it is attention over 5 tokens and 2 sinks."""
+    mixer = make(name, output_gate="none")
+    x = tokens(2, 20)
+    places = rotary(torch.arange(20).expand(2, -1), 64)
+    real = torch.ones(2, 20, dtype=torch.bool)
+    real[1, 15:] = False
+    weights, values = mixer.attention_matrix(x, places, real)
+    mixed = mixer.project_output(torch.einsum("bhts,bshv->bthv", weights, values), x)
+    found = run(mixer, x, token_mask=real)
+    close(found[0], mixed[0])
+    close(found[1, :15], mixed[1, :15])
+    alone = make(name.partition(":")[0], output_gate="none")
+    near = 2 * weights - alone.attention_matrix(x, places, real)[0]
+    close(near[0].sum(-1), torch.ones(2, 20))
+    assert (near[0, :, 12].abs() > 1e-6).nonzero()[:, 1].unique().tolist() == [0, 1, 8, 9, 10, 11, 12]
+
+
+def test_a_window_that_cannot_be_is_refused() -> None:
+    for name, options, message in (
+        ("hgrn2", {"window": 4}, "hgrn2 has no keys that a window could attend to; set window: 0"),
+        ("gla", {"window_sinks": 4}, "window_sinks = 4: needs a window"),
+        ("gla", {"window": 4, "window_weight": 1.0}, "window_weight = 1.0: must be above 0 and below 1"),
+        ("gla", {"window": 4, "expand_k": 0.5}, "set window: 0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make(name, **options)
 
 
 @every_mixer

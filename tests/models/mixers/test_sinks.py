@@ -1,4 +1,4 @@
-"""Sliding windows with attention sinks: what they attend to, and their state of constant size."""
+"""Windows with attention sinks, alone and inside recurrent layers: what they attend to, and their state."""
 
 import itertools
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def test_equals_attention_written_out(span: AttentionSpan) -> None:
     for row in range(2):
         torch.testing.assert_close(found[row], written_out(q[row], k[row], v[row], span))
     assert {name: x.shape[1:] for name, x in state.items()} == {
-        name: torch.Size(shape) for name, shape in state_shapes(span, 2, 8).items()
+        name: torch.Size(shape) for name, shape in state_shapes(span, 2, 8, 8).items()
     }
 
 
@@ -106,9 +106,17 @@ def test_padded_rows_equal_single_rows(span: AttentionSpan, left: bool) -> None:
         firsts = tuple(a + b for a, b in zip(firsts, counts, strict=True))  # type: ignore[assignment]
 
 
-def student(make_teacher: Make, mixers: Any = "sliding_window", **changes: Any) -> StudentForCausalLM:
-    options = {"sliding_window": {"window": 4, "sinks": 2}}
-    return build_student(make_teacher(layers=3, **changes), mixers, options=options)
+STATES = {
+    "sliding_window": {"window": 4, "sinks": 2},
+    "gla": {"window": 4, "window_sinks": 2},
+    "gated_deltanet": {"window": 3},
+}
+"""Mixers with a state of keys and values, and their options: a window with sinks, and intra-layer hybrids."""
+
+
+def student(make_teacher: Make, name: str = "sliding_window", **changes: Any) -> StudentForCausalLM:
+    mixers = [name, name, "softmax"]
+    return build_student(make_teacher(layers=3, **changes), mixers, options={name: STATES[name]})
 
 
 def ids(rows: int = 2, length: int = 14) -> Tensor:
@@ -135,9 +143,11 @@ def test_the_matrix_mixes_as_the_layer_does(make_teacher: Make) -> None:
     assert (weights[0, 0, 8] > 0).tolist() == [True, True, False, False, False, True, True, True, True]
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("name", STATES)
 @torch.no_grad()
-def test_packed_padded_and_cached_students_agree(make_teacher: Make) -> None:
-    model = student(make_teacher, ["gla", "sliding_window", "softmax"]).double()
+def test_packed_padded_and_cached_students_agree(make_teacher: Make, name: str, family: str) -> None:
+    model = student(make_teacher, name, family=family).double()
     row = ids(1)
     packed = model(row, cu_seqlens=torch.tensor([0, 5, 14])).logits
     torch.testing.assert_close(packed[:, :5], model(row[:, :5]).logits)
@@ -153,16 +163,19 @@ def test_packed_padded_and_cached_students_agree(make_teacher: Make) -> None:
     alone = model.generate(ids()[:1, 6:], **{**settings, "attention_mask": mask[:1, 6:]})
     torch.testing.assert_close(torch.stack(cached.logits)[:, :1], torch.stack(alone.logits))
     cache = model(ids(), use_cache=True).past_key_values
-    specs = [layer.self_attn.cache_spec() for layer in model.model.layers[1:2]]
-    assert cache.layers[1].read().keys() == specs[0].states.keys()
+    spec = model.model.layers[1].self_attn.cache_spec()
+    found = {name: tuple(x.shape[1:]) for name, x in cache.layers[1].read().items()}
+    assert found == dict(spec.states)
 
 
+@pytest.mark.parametrize("name", STATES)
 @torch.no_grad()
-def test_the_torch_engine_carries_the_state(make_teacher: Make) -> None:
+def test_the_torch_engine_carries_the_state(make_teacher: Make, name: str) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(), eos_token="</s>")
-    model = student(make_teacher, vocab_size=len(tokenizer))
+    model = student(make_teacher, name, vocab_size=len(tokenizer))
     engine = TorchEngine(Checkpoint("x", "", model, tokenizer, "0" * 16))
     engine.eos_ids = frozenset()
+    model.generation_config.eos_token_id = None
     texts = [tuple(ids(1, n)[0].tolist()) for n in (3, 9, 12)]
     requests = [ScoreRequest(text, ((1, 2, 3), (4,))) for text in texts]
     for number, response in engine.score(requests):
@@ -181,7 +194,8 @@ def test_the_torch_engine_carries_the_state(make_teacher: Make) -> None:
 def test_what_cannot_be_done_is_refused(make_teacher: Make) -> None:
     with pytest.raises(ConfigError, match="sinks = -1: must be 0 or more"):
         build_student(make_teacher(), "sliding_window", options={"sliding_window": {"sinks": -1}})
-    with pytest.raises(ConfigError, match="the mixer sliding_window cannot be served by vLLM"):
-        validate_student(student(make_teacher).config, 1)
+    for name in STATES:
+        with pytest.raises(ConfigError, match=f"the mixer {name} cannot be served by vLLM; use --engine"):
+            validate_student(student(make_teacher, name).config, 1)
     with pytest.raises(ConfigError, match="sliding_window layers need sdpa or eager"):
         check_attention("flash_attention_2", student(make_teacher).model)

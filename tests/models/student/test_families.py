@@ -57,6 +57,7 @@ def test_the_engine_responds_as_the_model(make_teacher: Make, family: str) -> No
     for model in (teacher, build_student(teacher, ["gla", "softmax", "sliding_window", "kda"])):
         engine = TorchEngine(Checkpoint("x", "", model, tokenizer, "0" * 16))
         engine.eos_ids = frozenset()
+        model.generation_config.eos_token_id = None
         texts = [tuple(ids(1, n)[0].tolist()) for n in (3, 9, 12)]
         requests = [ScoreRequest(text, ((1, 2, 3), (4,))) for text in texts]
         for number, response in engine.score(requests):
