@@ -8,6 +8,7 @@ fingerprints.
 import ast
 import functools
 import hashlib
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,15 @@ def fingerprint(weights: str, dtype: str, engine: str, versions: dict[str, str])
 
 
 def plugin_versions(config: Any) -> dict[str, str]:
-    """The packages that define a student's mixers, for its `fingerprint`; empty if all are ours."""
-    return {"mixers": config.plugins} if config.plugins else {}
+    """The packages that define a student's mixers and their code, for its `fingerprint`; empty if ours."""
+    if not config.plugins:
+        return {}
+    from evalsuite.models.mixers import MIXERS
+
+    # A package that is being developed changes without its version.
+    files = [Path(inspect.getfile(MIXERS[name])) for name in sorted(config.mixer_packages)]
+    sources = [source_hash(file.name, root=file.parent) for file in files]
+    return {"mixers": config.plugins, "mixer_source": content_hash(sources)}
 
 
 @functools.cache

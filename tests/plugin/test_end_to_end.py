@@ -17,6 +17,8 @@ from evalsuite.api import RunConfig, distill, evaluate, load_run
 from evalsuite.cli.entry import main
 from evalsuite.distill.recipe import RECIPES
 from evalsuite.models.checkpoints import describe_checkpoint, load_checkpoint
+from evalsuite.models.fingerprint import plugin_versions, source_hash
+from evalsuite.models.student.config import StudentConfig
 from evalsuite.tasks.benchmark import FOLDER
 from tests.plugin.conftest import PACKAGE
 
@@ -61,6 +63,18 @@ def test_every_extension_is_listed_with_its_package(
     assert main(["show", subject]) == 0
     (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith(name))
     assert "[evalsuite-example 1.0]" in line
+
+
+def test_the_fingerprint_follows_the_code_of_a_mixer(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = StudentConfig(describe_checkpoint("pocket").config.to_dict(), [MIXER] * 4)
+    before = plugin_versions(config)
+    assert before["mixers"] == "evalsuite-example 1.0"
+    path = example / "evalsuite_example" / "mixer.py"
+    path.write_text(path.read_text().replace("self.options.decay)", "self.options.decay / 2)"))
+    source_hash.cache_clear()
+    after = plugin_versions(config)
+    assert after["mixers"] == before["mixers"]
+    assert after != before
 
 
 def test_layers_are_selected(example: Path, tmp_path: Path) -> None:
