@@ -23,7 +23,7 @@ TRITON_CHUNK_SIZE = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class DistillLossConfig:
-    """Weights and form of the loss; see `evalsuite.distill.config.LossConfig` for the fields."""
+    """Weights and form of the loss; see `evalsuite.distill.objectives.end_to_end.LossConfig`."""
 
     ce: float = 0.0
     kl: float = 1.0

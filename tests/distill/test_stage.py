@@ -1,5 +1,7 @@
 """Stages: each objective has its own settings, and another package adds one by one definition."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +20,7 @@ from evalsuite.distill.training.trainer import distill
 from evalsuite.foundation import ConfigError, RunFolderError, read_jsonl
 from evalsuite.foundation.registry import Registry
 from evalsuite.foundation.strict import parse
+from tests.test_rooms import ROOT, imports
 
 
 @pytest.mark.parametrize(
@@ -94,3 +97,22 @@ def test_a_run_folder_of_other_settings_names_the_version(
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(value))
     with pytest.raises(RunFolderError, match=r"earlier version of evalsuite.*'stages.0.loss'"):
         check_run_dir(tmp_path, recipe)
+
+
+def test_objectives_read_neither_recipes_nor_data_nor_training() -> None:
+    """Recipes and training read objectives; an arrow back would be a circle."""
+    above = {"data", "recipe", "selection", "training"}
+    for path in (ROOT / "distill" / "objectives").glob("*.py"):
+        read = {name.split(".")[2] for name in imports(path) if name.startswith("evalsuite.distill.")}
+        assert not read & above, path.name
+
+
+def test_recipes_are_checked_without_torch() -> None:
+    script = (
+        "import sys\n"
+        "from evalsuite.distill import known_recipes, load_recipe\n"
+        "recipes = [load_recipe(name) for name in known_recipes()]\n"
+        "assert {stage.columns[0] for recipe in recipes for stage in recipe.stages} == {'loss'}\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
