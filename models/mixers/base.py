@@ -18,7 +18,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.attention_shape import AttentionShape, HeadLayout
 from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
 from evalsuite.models.mixers.init import SIGMOID_OPEN_LOGIT, SILU_INVERSE_OF_ONE, init_constant_
-from evalsuite.models.mixers.interface import AttentionSpan, CacheSpec, Mixer, StateKind
+from evalsuite.models.mixers.interface import AttentionSpan, CacheSpec, Mixer, ServedAs, StateKind
 from evalsuite.models.mixers.layers import (
     OutputNorm,
     RMSNorm,
@@ -55,7 +55,7 @@ class RecurrentMixer(Mixer, nn.Module):
 
     Options: ClassVar[type[MixerOptions]] = MixerOptions
     state_kind = StateKind.RECURRENT
-    served_as = "recurrence"
+    served_as: ServedAs = "recurrence"
     has_keys: ClassVar[bool] = True
     """False if 1 − decay serves as the key: `k_proj` then computes the logits of the input gate, which skip
     activation, rotary and norm."""

@@ -26,6 +26,9 @@ class StateKind(Flag):
     """Keys and values of all tokens that the teacher's own layer attends to."""
 
 
+ServedAs = Literal["recurrence", "attention"] | None
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionSpan:
     """Tokens that a query of softmax attention attends to."""
@@ -100,7 +103,7 @@ class Mixer:
     """Whether the student's `init` says which of the teacher's projections are copied."""
     needs_mask: ClassVar[bool] = False
     """Whether the layer depends on the attention mask for its span, which flash attention ignores."""
-    served_as: Literal["recurrence", "attention"] | None = None
+    served_as: ServedAs = None
     """How vLLM serves the layer: by the shared recurrence, by vLLM's attention, or not at all."""
     matrix_parameters: ClassVar[tuple[str, ...]] = ()
     """Parameters of the mixer itself that are matrices between activations, so that weight decay applies; its

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.attention_shape import AttentionShape, qk_norm_kind, rotates, soft_cap
 from evalsuite.models.mixers.base import LayerCache
-from evalsuite.models.mixers.interface import AttentionSpan, CacheSpec, Mixer, StateKind
+from evalsuite.models.mixers.interface import AttentionSpan, CacheSpec, Mixer, ServedAs, StateKind
 from evalsuite.models.mixers.layers import apply_rotary_pos_emb
 from evalsuite.models.mixers.registry import MIXERS
 from evalsuite.models.mixers.teacher_weights import SOFTMAX_INITS, copy_softmax
@@ -51,7 +51,7 @@ class SoftmaxMixer(Mixer):
     state_kind = StateKind.FULL
     is_teacher_layer = True
     uses_init = False
-    served_as = "attention"
+    served_as: ServedAs = "attention"
     options: SoftmaxOptions
     span: AttentionSpan
     masked_by_decoder: ClassVar[bool] = True
@@ -212,7 +212,7 @@ class SinkWindowMixer(SlidingWindowMixer):
         kv_heads = self.cache_width // (2 * mixer.head_dim)
         return CacheSpec(states=state_shapes(self.span, kv_heads, mixer.head_dim, mixer.head_dim))
 
-    def forward(  # type: ignore[override]
+    def forward(
         self: Any,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],

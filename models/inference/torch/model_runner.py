@@ -30,7 +30,7 @@ class ModelRunner:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.decoder: nn.Module = model.get_decoder()
-        self.lm_head: nn.Module = make_head(model)
+        self.lm_head: Any = make_head(model)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         config = model.config.get_text_config()
