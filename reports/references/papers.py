@@ -1,6 +1,9 @@
-"""Scores printed in arXiv 2504.14366 and arXiv 2603.26556, for comparison with a report.
+"""Scores that the papers print, for comparison with a report.
 
-The CSV files in this folder hold the papers' tables; scores are percentages as printed.
+The CSV files in this folder hold the papers' tables of scores, as printed: percentages, perplexities, and
+fractions where the metric says ``score (0-1)``. Three tables are left out because they repeat others: Table 2
+of arXiv 2504.14366 (Table 5, rounded), Table 5 of arXiv 2603.26556 (Table 18), and Table 1 of KL-guided layer
+selection (Table 4).
 """
 
 import csv
@@ -13,8 +16,11 @@ FOLDER = Path(__file__).parent
 
 CITATIONS = {
     "linearizing_2025": "What Matters in Linearizing Language Models?, arXiv 2504.14366",
+    "kd_nine_2025": "Empirical Evaluation of Knowledge Distillation, arXiv 2504.14366, earlier version",
     "gendistill_2026": "When Perplexity Lies, arXiv 2603.26556",
+    "kl_guided_2026": "Distilling to Hybrid Attention Models via KL-guided Layer Selection, ICLR 2026",
 }
+"""CSV file in this folder → paper."""
 
 BENCHMARKS = {
     "LAMBADA": ("lambada", "lambada_openai"),
@@ -24,6 +30,7 @@ BENCHMARKS = {
     "PIQA": ("piqa",),
     "HellaSwag": ("hellaswag",),
     "BEAR": ("bear",),
+    "MMLU": ("mmlu",),
     "MMLU-Redux": ("mmlu_redux",),
     "C-Eval": ("ceval",),
     "CMMLU": ("cmmlu",),
@@ -37,8 +44,48 @@ BENCHMARKS = {
     "NIAH-Single-1": ("niah_single_1",),
     "NIAH-Single-2": ("niah_single_2",),
     "NIAH-Single-3": ("niah_single_3",),
+    "DuReader": ("longbench_dureader",),
+    "HotpotQA": ("longbench_hotpotqa",),
+    "MuSiQue": ("longbench_musique",),
+    "NarrativeQA": ("longbench_narrativeqa",),
+    "QMSum": ("longbench_qmsum",),
+    "TriviaQA": ("longbench_triviaqa",),
+    "FDA": ("fda",),
+    "SWDE": ("swde",),
+    "SQuADv2": ("squadv2",),
 }
-"""Benchmark name in the papers → benchmark names of evalsuite."""
+"""Benchmark name in the papers → benchmark names of evalsuite, any of which it is."""
+
+MEANS = {
+    "LLM AVG": ("lambada", "winogrande", "arc_easy", "arc_challenge", "piqa", "hellaswag"),
+    "NIAH-S AVG": ("niah_single_1", "niah_single_2", "niah_single_3"),
+    "LONGB.": (
+        "longbench_2wikimqa",
+        "longbench_multifieldqa_en",
+        "longbench_narrativeqa",
+        "longbench_trec",
+        "longbench_triviaqa",
+    ),
+    "RULER": (
+        "niah_single_1",
+        "niah_single_2",
+        "niah_single_3",
+        "niah_multikey_1",
+        "niah_multikey_2",
+        "niah_multikey_3",
+        "niah_multivalue",
+        "niah_multiquery",
+        "ruler_vt",
+        "ruler_cwe",
+        "ruler_fwe",
+        "ruler_qa_1",
+        "ruler_qa_2",
+    ),
+}
+"""Name of a mean in the papers → the benchmarks of evalsuite that it is over, all of them."""
+
+TABLE_MEANS = {"AVG.", "RECOV.", "Avg"}
+"""Columns of the papers that summarize the rest of their table."""
 
 MODELS = {
     "linear_attention": "Linear Attn",
@@ -164,5 +211,5 @@ def linearizing_scores(model: str, scale: str) -> Mapping[str, float]:
         and figure.table == "Table 5"
         and figure.scale == scale
         and (figure.role == "teacher" if model == "teacher" else figure.model == model)
-        and figure.benchmark not in ("AVG.", "RECOV.")
+        and figure.benchmark not in TABLE_MEANS
     }

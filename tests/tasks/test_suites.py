@@ -1,8 +1,6 @@
 """Built-in suites against the papers that define them, and suite settings."""
 
-import csv
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -10,17 +8,10 @@ import pytest
 from evalsuite.evaluation.build import fewshot_examples, make_harness
 from evalsuite.foundation import ConfigError
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
+from evalsuite.reports.references.papers import BENCHMARKS, CITATIONS, MEANS, TABLE_MEANS, paper_scores
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources.documents import documents
 from evalsuite.tasks.suite import known_suites, load_suite, resolve, resolve_sampling
-
-REFERENCES = Path(__file__).parents[2] / "reports" / "references"
-NAMES = {
-    "ARC-E": "arc_easy",
-    "ARC-C": "arc_challenge",
-    "C-Eval": "ceval",
-    "MMLU-Redux": "mmlu_redux",
-}
 
 
 def cells(name: str) -> dict[tuple[str, str], str]:
@@ -56,22 +47,19 @@ def test_suite_quick_settings() -> None:
             assert sampling.max_new_tokens <= 256
 
 
-@pytest.mark.parametrize(("paper", "suite"), [("linearizing_2025",) * 2, ("gendistill_2026",) * 2])
-def test_paper_suites_cover_their_tables(paper: str, suite: str) -> None:
-    found = cells(suite.replace("_", "-"))
-    with open(REFERENCES / f"{paper}.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["benchmark"] not in ("AVG.", "RECOV.", "Avg")]
-    assert len(rows) > 100
-    for row in rows:
-        name = NAMES.get(row["benchmark"], row["benchmark"].lower())
-        name = re.sub(r"^(s-niah|niah-single)-", "niah_single_", name)
-        if row["metric"].startswith("F1 or ROUGE"):
-            name = f"longbench_{name}"
-        if name == "lambada" and paper == "gendistill_2026":
-            name = "lambada_openai"  # Appendix B names that version.
-        assert (name, row["protocol"]) in found, row
-        if row["metric"] in ("acc", "acc_norm", "perplexity") and row["protocol"] == "loglikelihood":
-            assert found[name, row["protocol"]] == row["metric"], row
+@pytest.mark.parametrize("paper", CITATIONS)
+def test_paper_suites_cover_their_tables(paper: str) -> None:
+    found = cells(paper.replace("_", "-"))
+    figures = [each for each in paper_scores() if each.source == paper and each.benchmark not in TABLE_MEANS]
+    assert len(figures) > 100
+    for figure in figures:
+        if figure.benchmark in MEANS:
+            assert {(name, figure.protocol) for name in MEANS[figure.benchmark]} <= found.keys(), figure
+            continue
+        names = [name for name in BENCHMARKS[figure.benchmark] if (name, figure.protocol) in found]
+        assert len(names) == 1, figure
+        if figure.metric in ("acc", "acc_norm", "perplexity") and figure.protocol == "loglikelihood":
+            assert found[names[0], figure.protocol] == figure.metric, figure
 
 
 def test_paper_suite_sampling_seeds_and_fewshot() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evalsuite.reports import formatting
-from evalsuite.reports.references.papers import BENCHMARKS, PaperScore, macro_gap, paper_scores
+from evalsuite.reports.references.papers import BENCHMARKS, MEANS, PaperScore, macro_gap, paper_scores
 from evalsuite.reports.report import Report
 
 GAP = ("gendistill_2026", "Table 1")
@@ -31,9 +31,12 @@ def paper_tables(report: Report) -> list[PaperTable]:
 
 
 def _is_in_report(report: Report, figure: PaperScore) -> bool:
+    with_protocol = {row.name for row in report.benchmarks if figure.protocol in row.protocols}
+    if figure.benchmark in MEANS:
+        return with_protocol.issuperset(MEANS[figure.benchmark])
     names = BENCHMARKS.get(figure.benchmark, ())
     for row in report.benchmarks:
-        if row.name in names and figure.protocol in row.protocols:
+        if row.name in names and row.name in with_protocol:
             return figure.context is None or figure.context in row.contexts
     return False
 
