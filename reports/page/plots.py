@@ -96,8 +96,12 @@ def curves(
         shapes.append(_line(x0=0, x1=1, xref="paper", y0=reference, y1=reference))
     if marker is not None:
         shapes.append(_line(y0=0, y1=1, yref="paper", x0=marker, x1=marker))
-    layout = {"xaxis": x_axis.layout(), "yaxis": y_axis.layout(), "shapes": shapes}
-    layout["showlegend"] = len(series) > 1
+    layout = {
+        "xaxis": x_axis.layout(),
+        "yaxis": y_axis.layout(),
+        "shapes": shapes,
+        "showlegend": len(series) > 1,
+    }
     return figure(
         traces,
         layout,

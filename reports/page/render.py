@@ -22,7 +22,7 @@ from evalsuite.reports.page.sections import ordered_sections
 from evalsuite.reports.report import Report
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("page.js", "board.js", "figures.js", "samples.js")
+SCRIPTS = ("unpack.js", "page.js", "board.js", "figures.js", "samples.js")
 PLOTLY = FOLDER / "vendor" / "plotly-cartesian.min.js"
 
 
@@ -75,7 +75,7 @@ def render_page(
 @cache
 def packed_plotly() -> str:
     """The bundle that draws the figures, as base64 of gzip: a third of its size."""
-    return base64.b64encode(gzip.compress(PLOTLY.read_bytes(), 9, mtime=0)).decode()
+    return packed(PLOTLY.read_text(encoding="utf-8"))
 
 
 def _environment(report: Report, facts: Mapping[str, Any]) -> jinja2.Environment:
@@ -87,7 +87,7 @@ def _environment(report: Report, facts: Mapping[str, Any]) -> jinja2.Environment
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["breakable"] = breakable
+    environment.filters |= {"breakable": breakable, "packed": packed}
     environment.globals |= {
         "protocol_titles": formatting.PROTOCOL_TITLES,
         "categories": formatting.CATEGORY_TITLES,
@@ -100,6 +100,11 @@ def _body(environment: jinja2.Environment, section: Section, view: Any) -> Marku
     """The HTML of a section, without its heading."""
     template = environment.from_string(section.template.read_text(encoding="utf-8"))
     return Markup(template.render(view=view))
+
+
+def packed(text: str) -> str:
+    """Base64 of gzip, which the page unpacks where it is needed."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 def breakable(label: str) -> Markup:

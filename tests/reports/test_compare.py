@@ -134,7 +134,7 @@ def test_html_in_labels_is_escaped(synthetic: SimpleNamespace, tmp_path: Path) -
     tags = Tags()
     tags.feed(page)
     assert "img" not in tags.tags
-    assert tags.scripts.count(None) == 4
+    assert tags.scripts.count(None) == 5
     assert set(tags.scripts) == {None, "application/json", "text/plain"}
     assert all(link.startswith(("#", "data:,")) for link in tags.links)
     assert "&lt;img src=x" in page

@@ -8,11 +8,8 @@
   let unpacked;
   const library = () => {
     unpacked ??= (async () => {
-      const packed = document.getElementById("plotly").textContent.trim();
-      const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
-      const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
       const script = document.createElement("script");
-      script.textContent = await new Response(stream).text();
+      script.textContent = await globalThis.evalsuiteUnpack(document.getElementById("plotly").textContent);
       document.head.append(script);
       return globalThis.Plotly;
     })();
@@ -85,7 +82,9 @@
   };
   const configuration = {
     displaylogo: false, responsive: false, showTips: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    // Nothing of a report ever leaves the page: Plotly 4 would offer to upload a chart to its cloud.
+    plotlyServerURL: "",
+    modeBarButtonsToRemove: ["sendChartToCloud", "select2d", "lasso2d", "autoScale2d"],
     toImageButtonOptions: { format: "svg", filename: "evalsuite" },
   };
 

@@ -23,7 +23,17 @@
     document.dispatchEvent(new Event("theme"));
   });
 
-  one("gap-student")?.addEventListener("change", (event) => {
+  // Parts of the page that few readers open are packed; their HTML was escaped like that of the page.
+  const unpacked = new Map();
+  const unpackInto = (packed) => {
+    if (!unpacked.has(packed)) {
+      unpacked.set(packed, globalThis.evalsuiteUnpack(packed.textContent).then((html) => packed.insertAdjacentHTML("beforebegin", html)));
+    }
+    return unpacked.get(packed);
+  };
+  for (const packed of all("details .packed")) packed.closest("details").addEventListener("toggle", () => unpackInto(packed));
+  one("gap-student")?.addEventListener("change", async (event) => {
+    await unpackInto(document.querySelector("#gap > .packed"));
     for (const table of all(".gap-table")) table.hidden = table.dataset.checkpoint !== event.target.value;
   });
 

@@ -33,11 +33,7 @@
         script.onload = () => { script.remove(); reject(new Error("empty")); };
         script.onerror = () => { script.remove(); reject(new Error("missing")); };
         document.head.append(script);
-      }).then(async (packed) => {
-        const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
-        const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-        return JSON.parse(await new Response(stream).text());
-      });
+      }).then(async (packed) => JSON.parse(await globalThis.evalsuiteUnpack(packed)));
       data.catch(() => loaded.delete(name));
       loaded.set(name, data);
     }

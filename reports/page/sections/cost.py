@@ -4,9 +4,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import plotly.graph_objects as go
+
 from evalsuite.reports import formatting
+from evalsuite.reports.analysis.rows import AverageRow
+from evalsuite.reports.analysis.scopes import INFORMATIVE
 from evalsuite.reports.page.axes import log_axis
-from evalsuite.reports.page.figures import Figure
+from evalsuite.reports.page.figures import Figure, Table, figure, text
 from evalsuite.reports.page.plots import Axis, Curve, Point, curves
 from evalsuite.reports.page.section import section
 from evalsuite.reports.records.sidecars import EfficiencyRow
@@ -95,6 +99,78 @@ def _rate(value: float | None) -> str:
     return formatting.NOTHING if value is None else formatting.count(round(value))
 
 
+def _leading(report: Report, student: int, protocol: str) -> AverageRow | None:
+    """Its average over the informative benchmarks, or over all where none is."""
+    return report.average(student, protocol, INFORMATIVE) or report.average(student, protocol)
+
+
+def _pareto(report: Report) -> list[Figure]:
+    """Recovery against decode speed at the longest context that all measured students share."""
+    index = {checkpoint.plan.weights_id: i for i, checkpoint in enumerate(report.checkpoints)}
+    speeds: dict[tuple[int, int, str], dict[int, float]] = {}
+    for cost in report.efficiency:
+        student = index.get(cost.weights_id)
+        if student in report.students() and cost.decode_tokens_per_second is not None:
+            place = (cost.context, cost.batch, cost.device)
+            speeds.setdefault(place, {})[student] = cost.decode_tokens_per_second
+    protocol = report.protocols[0]
+    if not speeds:
+        return []
+    place, found = max(speeds.items(), key=lambda each: (len(each[1]), each[0]))
+    points = [
+        (speed, 100 * row.recovery.point, report.checkpoints[student].label)
+        for student, speed in sorted(found.items(), key=lambda each: -each[1])
+        if (row := _leading(report, student, protocol)) is not None and row.recovery.point is not None
+    ]
+    if len(points) < 2:
+        return []
+    front: list[tuple[float, float, str]] = []
+    for point in points:
+        if not front or point[1] > front[-1][1]:
+            front.append(point)
+    context, batch, device = place
+    title = f"Recovery against decode speed, {formatting.PROTOCOL_TITLES[protocol]}"
+    traces = [
+        go.Scatter(
+            x=[speed for speed, _, _ in front],
+            y=[value for _, value, _ in front],
+            mode="lines",
+            line={"color": "var(--ref)", "width": 1.3, "dash": "dot"},
+            hoverinfo="skip",
+        ),
+        go.Scatter(
+            x=[speed for speed, _, _ in points],
+            y=[value for _, value, _ in points],
+            mode="markers+text" if len(points) <= 12 else "markers",
+            text=[text(label) for _, _, label in points],
+            textposition="top center",
+            marker={"size": 9, "color": "var(--accent)"},
+            hovertext=[
+                text(f"{label}: {value:.1f} %, {speed:,.0f} tokens/s") for speed, value, label in points
+            ],
+            hoverinfo="text",
+        ),
+    ]
+    return [
+        figure(
+            traces,
+            {
+                "xaxis": {"title": {"text": "decode, tokens/s"}, "exponentformat": "B"},
+                "yaxis": {"title": {"text": "recovery, %"}},
+                "showlegend": False,
+            },
+            title=title,
+            caption=f"Context {formatting.tokens(context)}, batch {batch}"
+            + (f", {device}" if device else "")
+            + ". Dotted: students that none beats in both (Pareto front).",
+            table=Table(
+                ("model", "decode, tokens/s", "recovery %"),
+                tuple((label, f"{speed:,.0f}", f"{value:.1f}") for speed, value, label in points),
+            ),
+        )
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class CostView:
     """The section."""
@@ -103,8 +179,8 @@ class CostView:
     charts: list[Figure]
 
 
-@section("cost", "Cost", order=70)
+@section("cost", "Efficiency", order=70)
 def cost_view(report: Report) -> CostView | None:
     """Charts and table; None without efficiency records."""
     rows = cost_rows(report)
-    return CostView(rows, cost_charts(report)) if rows else None
+    return CostView(rows, [*_pareto(report), *cost_charts(report)]) if rows else None

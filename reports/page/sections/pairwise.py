@@ -86,9 +86,10 @@ def _map(report: Report, protocol: str) -> Figure | None:
         unit="points",
         trace={
             "customdata": details,
-            "hovertext": [[text(f"{row} − {column}") for column in labels] for row in labels],
+            "x": [text(label) for label in labels],
+            "y": [text(label) for label in labels],
             "hovertemplate": (
-                "%{hovertext}: <b>%{z:+.1f}</b> points<br>%{customdata[0]}, MDE80 %{customdata[1]} points<br>"
+                "%{y} − %{x}: <b>%{z:+.1f}</b> points<br>%{customdata[0]}, MDE80 %{customdata[1]} points<br>"
                 "%{customdata[2]} wins, %{customdata[3]} losses, %{customdata[4]} ties<extra></extra>"
             ),
         },

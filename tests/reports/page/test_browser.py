@@ -134,7 +134,8 @@ def test_sort_filter_and_samples(page: Any) -> None:
     page.locator("#sample-close").click()
 
     page.locator("#gap-student").select_option(label="strong")
-    assert page.locator(".gap-table:not([hidden])").get_attribute("data-checkpoint") == "1"
+    page.locator(".gap-table[data-checkpoint='1']").wait_for()
+    assert page.locator(".gap-table:not([hidden])").count() == 1
 
 
 def test_colors_follow_the_system_and_the_button(page: Any) -> None:
@@ -237,6 +238,9 @@ def test_markup_and_formulas_stay_inert(browser: Any, synthetic: Any, tmp_path: 
     assert page.locator("dialog[open] .question").first.inner_text() == evil
     assert page.locator("img, .plot a, a[href^=http]").count() == 0
     assert evil in page.locator("#pairs .plot").first.text_content()
+    tools = page.locator("#pairs .plot").first.locator(".modebar-btn")
+    titles = tools.evaluate_all("buttons => buttons.map((each) => each.dataset.title)")
+    assert titles == ["Download plot", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"]
     context.close()
     assert trouble == []
 

@@ -271,7 +271,14 @@ def test_cost_is_the_efficiency_records(made: tuple[Report, Sections], rich_run:
     assert rows[3][1:3] == ["64k", "8"]
     assert rows[3][4] == f"{round(lines[3]['decode_tokens_per_second']):,}"
     assert rows[3][5] == f"{lines[3]['state_bytes'] / 2**30:.3g} GiB"
-    assert list(page.figures["cost"]) == [
+    pareto, *costs = page.figures["cost"]
+    assert pareto == "Recovery against decode speed, log-likelihood"
+    front, points = page.figures["cost"][pareto]["data"]
+    assert len(points["x"]) == 4
+    best = max(points["y"])
+    assert front["y"][-1] == best
+    assert front["x"] == sorted(front["x"], reverse=True)
+    assert costs == [
         f"{what} by context"
         for what in ("Decode speed", "Prefill speed", "Peak memory", "State per sequence")
     ]
