@@ -11,7 +11,6 @@ training run may differ by more.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from math import log2
 from typing import Literal
 
 import numpy as np
@@ -72,9 +71,14 @@ class _Family:
     teacher: int | None
     """The common teacher; None if each student has its own."""
     checkpoints: tuple[int, ...]
-    x: np.ndarray
-    """log₂ of the quantity, ascending"""
+    values: tuple[float, ...]
+    """The quantity, ascending"""
     recoveries: tuple[Contrast, ...]
+
+    @property
+    def x(self) -> np.ndarray:
+        """log₂ of the quantity. [points]"""
+        return np.log2(np.array(self.values))
 
     def fitted(self) -> tuple[Contrast, Contrast]:
         """Intercept at x = 0 and slope of the least-squares line."""
@@ -171,7 +175,7 @@ def _family(
         name=lineage_of(plan).describe_mixers() or plan.label,
         teacher=teachers[0] if quantity == "tokens" else None,
         checkpoints=checkpoints,
-        x=np.array([log2(value) for value in by_value]),
+        values=tuple(float(value) for value in by_value),
         recoveries=tuple(recoveries),
     )
 
@@ -191,14 +195,14 @@ def _row(pool: Pool, family: _Family) -> ScalingRow:
     for place in range(len(gains) - 1, -1, -1):
         if intervals[place].low > 0:
             break
-        plateau = float(2.0 ** family.x[place])
+        plateau = family.values[place]
     return ScalingRow(
         protocol=pool.protocol,
         quantity=family.quantity,
         scope=family.scope,
         name=family.name,
         checkpoints=family.checkpoints,
-        values=tuple(float(2.0**x) for x in family.x),
+        values=family.values,
         recoveries=tuple(each.point for each in family.recoveries),
         slope=family.fitted()[1].interval(method=METHOD),
         last_gain=intervals[-1],

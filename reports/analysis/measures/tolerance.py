@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
-from evalsuite.reports.analysis.scopes import Pool, scopes_of
+from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE, Pool, scopes_of
 from evalsuite.reports.statistics.intervals import Interval
 
 ALPHAS = tuple(round(0.01 * i, 2) for i in range(51))
@@ -29,7 +29,7 @@ class ToleranceRow:
     checkpoint: int
     protocol: str
     scope: str
-    """`all`, `informative` or a category."""
+    """`all` or `informative`."""
     benchmarks: tuple[str, ...]
     alphas: tuple[float, ...]
     curve: tuple[Interval, ...]
@@ -43,7 +43,7 @@ class ToleranceRow:
 
 
 def tolerance_rows(pool: Pool, informative: Mapping[int, Sequence[str]]) -> list[ToleranceRow]:
-    """One row per student and scope.
+    """One row per student in the scopes `all` and `informative`.
 
     Args:
         pool: the cells of a protocol.
@@ -54,8 +54,9 @@ def tolerance_rows(pool: Pool, informative: Mapping[int, Sequence[str]]) -> list
         teacher = checkpoint.teacher
         if teacher is None:
             continue
-        for name, scope in scopes_of(pool.cells, informative.get(teacher)).items():
-            cells = pool.answered(pool.scope(name, scope), [student, teacher])
+        scopes = scopes_of(pool.cells, informative.get(teacher))
+        for name in (name for name in (ALL, INFORMATIVE) if name in scopes):
+            cells = pool.answered(pool.scope(name, scopes[name]), [student, teacher])
             if cells:
                 found.append(_row(pool, name, cells, student, teacher))
     return found
