@@ -78,7 +78,7 @@ def write_samples(
                 continue
             keys = sorted({key for each in found.values() for key in each})
             cell = SampleCell(benchmark.name, benchmark.title, protocol, how.direction == "lower", len(keys))
-            texts = {}
+            texts: Mapping[str, str] = {}
             if questions is not None:
                 texts = questions(benchmark.name, sorted({document for _, document, _ in keys}))
             for name, content in _files(cell, keys, found, texts):

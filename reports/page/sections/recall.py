@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
+from evalsuite.reports.analysis.measures.recall import Kind
 from evalsuite.reports.analysis.rows import BenchmarkRow
 from evalsuite.reports.page.figures import Figure, Table
 from evalsuite.reports.page.plots import heatmap
@@ -162,7 +163,7 @@ def longbench_view(report: Report) -> Figure | None:
     )
 
 
-KINDS = {"needles": "needles", "ruler": "RULER (13 tasks)", "longbench": "LongBench"}
+KINDS: dict[Kind, str] = {"needles": "needles", "ruler": "RULER (13 tasks)", "longbench": "LongBench"}
 
 
 def _numbers(report: Report) -> Table | None:

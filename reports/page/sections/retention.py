@@ -137,21 +137,25 @@ def _flips(report: Report, rows: list[AgreementRow], protocol: str) -> Figure | 
     ]
     if not known:
         return None
-    known.sort(key=lambda each: each[2] or 0.0)
+    known.sort(key=lambda each: each[2])
     places = list(range(len(known)))
     traces = [
         go.Bar(
             y=places,
-            x=[sign * 100 * (each[at] or 0.0) for each in known],
+            x=values,
             orientation="h",
             name=name,
             marker={"color": paint},
             hovertext=[
-                text(f"{each[0]}: {name} {formatting.estimate(getattr(each[1], name))} %") for each in known
+                text(f"{label}: {name} {formatting.estimate(getattr(row, name))} %")
+                for label, row, _, _ in known
             ],
             hoverinfo="text",
         )
-        for name, at, sign, paint in (("lost", 2, -1, "var(--loss)"), ("gained", 3, 1, "var(--gain)"))
+        for name, values, paint in (
+            ("lost", [-100 * lost for _, _, lost, _ in known], "var(--loss)"),
+            ("gained", [100 * gained for *_, gained in known], "var(--gain)"),
+        )
     ]
     return figure(
         traces,
