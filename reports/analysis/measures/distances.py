@@ -125,6 +125,9 @@ def _part(frame: pd.DataFrame, text: str, kind: Kind) -> _Part | None:
     """Sum per document, and resample; the documents are those that all models have."""
     frame = frame.assign(bits=frame["bits"].fillna(-1).astype(int))
     sources = sorted(frame["source"].unique()) if text == ANSWERS and kind == "all" else [None]
+    # A macro mean over fewer benchmarks is not comparable: models that lack one are left out.
+    covered = frame.groupby(["weights_id", "bits"])["source"].transform("nunique")
+    frame = frame if sources == [None] else frame[covered == len(sources)]
     strata, tokens, models = [], 0, None
     for source in sources:
         rows = frame if source is None else frame[frame["source"] == source]
@@ -132,13 +135,10 @@ def _part(frame: pd.DataFrame, text: str, kind: Kind) -> _Part | None:
         wide = sums.unstack(["weights_id", "bits"]).dropna()
         if len(wide) < 2:
             continue
-        here = tuple(wide["tokens"].columns)
-        if models is not None and here != models:
-            return None
-        models = here
+        models = tuple(wide["tokens"].columns)
         units = wide["tokens"].to_numpy(dtype=float)
         columns = [_linearized(wide[name].to_numpy(dtype=float), units) for name in ("kl", "agreement")]
-        names = [f"{model} {bits}" for model, bits in here]
+        names = [f"{model} {bits}" for model, bits in models]
         key = content_hash(["distance", text, [list(each) for each in wide.index]])
         stratum = Stratum(np.hstack(columns), tuple(f"{m} {n}" for m in ("kl", "top1") for n in names), key)
         strata.append(ResampledStratum(stratum))

@@ -150,6 +150,23 @@ def test_distances_beyond_the_scale_have_a_reason() -> None:
     assert row.equivalent_bits.why == "further from the teacher than rounding it to 4 bits"
 
 
+def test_a_model_that_lacks_a_benchmark_has_no_macro_mean() -> None:
+    frame = pd.concat(
+        [
+            frame_of(doc_id=["x", "y", "z"], weights_id=name, source=source, kl=[1.0, 2.0, 3.0])
+            for name, sources in (("s", "ab"), ("part", "a"))
+            for source in sources
+        ]
+    )
+    rows = distance_rows(tensor_of("teacher", "s", "part"), frame)
+    assert [row.checkpoint for row in rows if row.kind == "all"] == [1]
+    assert {(row.checkpoint, row.group) for row in rows if row.kind == "source"} == {
+        (1, "a"),
+        (1, "b"),
+        (2, "a"),
+    }
+
+
 def test_report_columns_and_gate_read_the_run_folder(small_run: Path, tmp_path: Path) -> None:
     from shutil import copytree
 
