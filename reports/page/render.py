@@ -39,7 +39,7 @@ def render_page(
     Args:
         report: the report to show.
         verdict: a gate verdict, shown first.
-        samples: cells whose samples lie beside the page, as `write_samples` returns them.
+        samples: cells whose samples lie next to the page, as `write_samples` returns them.
         has_questions: whether the samples contain document texts.
         redacted: whether the page states that it is redacted.
     """

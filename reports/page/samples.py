@@ -1,4 +1,4 @@
-"""Samples of a report beside its page: every document with every response, in shards that load on demand.
+"""Samples of a report next to its page: every document with every response, in shards that load on demand.
 
 A cell (benchmark and protocol) has an index, with scores and outcomes of all documents, and shards with their
 expected answers and responses. Both are script files that hand base64 of gzipped JSON to the page, because
@@ -35,7 +35,7 @@ Key = tuple[int, str, int]
 
 @dataclass(frozen=True, slots=True)
 class SampleCell:
-    """One benchmark under one protocol whose samples are beside the page."""
+    """One benchmark under one protocol whose samples are next to the page."""
 
     benchmark: str
     title: str

@@ -72,7 +72,7 @@
     try {
       [index, opposite] = await Promise.all([load(cell.name), wantsOther ? load(other.name) : null]);
     } catch {
-      about.textContent = `The file samples/${cell.name}.js cannot be read; it must lie beside this page.`;
+      about.textContent = `The file samples/${cell.name}.js cannot be read; it must lie next to this page.`;
       rows = [];
       show();
       return;
@@ -140,7 +140,7 @@
     try {
       details = new Map(await Promise.all(shards.map(async (number) => [number, (await load(`${cell.name}.${number}`)).rows])));
     } catch {
-      about.textContent = `A file of samples/${cell.name}.*.js cannot be read; it must lie beside this page.`;
+      about.textContent = `A file of samples/${cell.name}.*.js cannot be read; it must lie next to this page.`;
       return;
     }
     if (mine !== turn) return;

@@ -126,6 +126,6 @@ class PapersView:
 
 @section("papers", "Comparison with published results", order=88, nav="Papers")
 def papers_view(report: Report) -> PapersView | None:
-    """Our students beside the paper's, and scores as printed; None without a shared benchmark."""
+    """Our students next to the paper's, and scores as printed; None without a shared benchmark."""
     view = PapersView(paper_view(report), paper_tables(report))
     return view if view.ours or view.tables else None

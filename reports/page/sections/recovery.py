@@ -27,7 +27,7 @@ SHORT = 60
 SCOPES = {INFORMATIVE: "Informative", **formatting.CATEGORY_TITLES}
 """Filters of the table and their titles."""
 LEADING = ("agreement", "retained")
-"""Columns beside recovery; the others that are declared for the page follow."""
+"""Columns next to recovery; the others that are declared for the page follow."""
 
 
 Entries = Mapping[tuple[int, str, str], Entry]
