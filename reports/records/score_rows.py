@@ -136,7 +136,8 @@ def _read(source: BenchmarkProtocol, run: Path, log: ReadLog) -> pd.DataFrame | 
 def _answers(frame: pd.DataFrame, value: pd.Series) -> np.ndarray:
     """Extracted answers; None in a file with fractions, such as F1, which compare texts. [rows]"""
     fractions = frame.loc[value.notna() & ~value.isin([0.0, 1.0]), "file"].unique()
-    return np.where(frame["file"].isin(fractions), None, frame["extracted"])
+    compares_text = ~frame["file"].isin(fractions).to_numpy()
+    return np.where(compares_text, frame["extracted"].to_numpy(dtype=object), np.array(None, dtype=object))
 
 
 def _place(paths: Sequence[Path], row: pd.Series) -> str:

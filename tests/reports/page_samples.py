@@ -1,4 +1,4 @@
-"""Reads the samples beside a page as the page does."""
+"""Reads the samples next to a page as the page does."""
 
 import base64
 import gzip

@@ -64,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     frame = frame.assign(bits=frame["bits"].fillna(0))
     sums = frame.groupby(["text", "weights_id", "bits"], sort=False)[["kl", "agreement", "tokens"]].sum()
-    for (text, weights_id, bits), row in sums.iterrows():
+    for row in sums.reset_index().to_dict("records"):
+        text, weights_id, bits = row["text"], row["weights_id"], row["bits"]
         name = f"{bits}-bit" if bits else weights_id
         share = 100 * row["agreement"] / row["tokens"]
         print(f"{text}: {name}: KL {row['kl'] / row['tokens']:.4f} nats per token, top-1 {share:.1f} %")

@@ -139,7 +139,7 @@ class ModelRunner:
             return hidden
 
 
-def make_head(model: PreTrainedModel) -> nn.Module:
+def make_head(model: PreTrainedModel) -> Any:
     """The head of a causal language model, with the soft cap of its logits, if any (Gemma 2)."""
     head: nn.Module = model.get_output_embeddings()
     config = getattr(model.config, "base", model.config.get_text_config())
