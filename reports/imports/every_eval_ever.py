@@ -132,7 +132,7 @@ def _benchmark(
     there = len({canonical_json(sample.document) for sample in samples})
     config = results[0].fields("generation_config", required=False)
     details = results[0].fields("metric_config").fields("additional_details", required=False).value
-    shots = str(details.get("num_fewshot", "0"))
+    num_fewshot = str(details.get("num_fewshot", "0"))
     return ImportedBenchmark(
         name=name,
         source=str(path),
@@ -141,7 +141,7 @@ def _benchmark(
         documents=planned if type(planned) is int and planned > 0 else there,
         metrics=tuple(dict.fromkeys(metrics.values())),
         version=str(details.get("task_version", "")),
-        num_fewshot=int(shots) if shots.isdigit() else 0,
+        num_fewshot=int(num_fewshot) if num_fewshot.isdigit() else 0,
         sampling=canonical_json(config.value.get("generation_args") or {}),
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from evalsuite.foundation import write_text
 from evalsuite.foundation.taxonomy import OUTCOMES
-from evalsuite.reports.records.score_files import open_score_file, score_paths
+from evalsuite.reports.records.score_files import open_score_file, parse_detail, score_paths
 from evalsuite.reports.report import Report
 
 FOLDER = "samples"
@@ -116,7 +116,7 @@ def _responses(
                 checkpoint = index.get(weights)
                 if checkpoint is None:
                     continue
-                response = _response(json.loads(detail) if detail != "{}" else {}, choice, limit)
+                response = _response(parse_detail(detail, f"{path}, document {document}"), choice, limit)
                 response["value"] = None if value is None else round(value, 4)
                 if outcome != OUTCOMES[0]:
                     response["outcome"] = outcome

@@ -24,7 +24,7 @@ def test_notebooks_hold_no_outputs(path: Path) -> None:
         assert cell["execution_count"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_first_run_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

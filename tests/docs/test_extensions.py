@@ -50,6 +50,7 @@ def test_page_section(page: PageCode) -> None:
     assert text.index('id="recovery"') < text.index('id="proven-losses"') < text.index('id="gap"')
 
 
+@pytest.mark.long
 def test_mixer(page: PageCode) -> None:
     printed = page.run()
     assert "learned_decay: Additive rule with a decay per head that is trained." in printed
@@ -79,6 +80,7 @@ def test_executor(page: PageCode) -> None:
     assert len(pd.read_parquet(next((run / "scores").glob("*.loglikelihood.*")))) == 10
 
 
+@pytest.mark.long
 def test_engine(page: PageCode) -> None:
     page.run()
     run = page.folder / "runs" / "int8"
@@ -95,6 +97,7 @@ def test_engine(page: PageCode) -> None:
     assert 1e-4 < abs(first - second).max() < 1.0
 
 
+@pytest.mark.long
 def test_selector(page: PageCode) -> None:
     page.run()
     selection = json.loads((page.folder / "layers.json").read_text())

@@ -1,5 +1,6 @@
 """Arguments of chat templates: in prompts, plan and identity, and refused before any model is loaded."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ STRICT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 )
 Crew = Any
+
+needs_data = pytest.mark.skipif(not os.environ.get("EVALSUITE_DATA"), reason="EVALSUITE_DATA is not set")
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +57,8 @@ def build(suite: Path, run: Path) -> dict[str, list[Any]]:
     }
 
 
+@needs_data
+@pytest.mark.data
 def test_arguments_reach_prompt_plan_and_identity(
     crew: Crew, suite: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
@@ -84,6 +89,8 @@ def test_arguments_reach_prompt_plan_and_identity(
     assert "chat_template_kwargs" not in str(read_index(tmp_path / "plain").config)
 
 
+@needs_data
+@pytest.mark.data
 def test_resumed_run_refuses_other_arguments(crew: Crew, suite: Path, tmp_path: Path) -> None:
     build(write(suite), tmp_path / "run")
     with pytest.raises(RunFolderError, match=r"kwargs: None there, \{'enable_thinking': False\}"):
@@ -147,6 +154,8 @@ def test_arguments_without_effect_are_refused(crew: Crew, suite: Path, tmp_path:
         build(suite, tmp_path / "x")
 
 
+@needs_data
+@pytest.mark.data
 def test_arguments_are_not_used_without_a_template(
     crew: Crew,
     suite: Path,

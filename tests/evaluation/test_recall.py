@@ -121,9 +121,10 @@ def test_ruler_prompt_format_from_suite(
             assert begun == begun.lstrip() != ""
             assert literal.rstrip().endswith(begun)
             assert not before.rstrip().endswith(("is", "are", ":"))
-    (tmp_path / "s.yaml").write_text("name: s\ntitle: S\nbenchmarks: [{benchmark: mmlu, prompt: chat}]\n")
+    (tmp_path / "s.yaml").write_text("name: s\ntitle: S\nbenchmarks: [{benchmark: bear, prompt: chat}]\n")
     with pytest.raises(
-        ConfigError, match=r"s.yaml: benchmarks: mmlu: 'prompt' = chat: it has no generation protocol"
+        ConfigError,
+        match=r"s.yaml: benchmarks: bear: 'prompt' = chat: it has no generation protocol",
     ):
         evaluate(
             RunConfig(

@@ -28,8 +28,9 @@ benchmarks:
 """
 CODE = """
 import sys
+from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
-print(evaluate(sys.argv[1], [sys.argv[2]], sys.argv[3], quiet=True))
+print(evaluate(RunConfig(suite=sys.argv[1], checkpoints=[sys.argv[2]], out=sys.argv[3], quiet=True)))
 """
 
 

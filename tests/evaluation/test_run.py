@@ -184,7 +184,7 @@ def test_separate_phases_equal_one_run(crew: Any, suite: Path, tmp_path: Path) -
     assert records(run) == records(tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parallel_scoring_equals_serial(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))

@@ -19,7 +19,7 @@ sampling: {max_new_tokens: 6, temperature: 0}
 benchmarks:
   - piqa
   - {benchmark: arc_easy, protocols: [generation]}
-  - {benchmark: mmlu, num_fewshot: {loglikelihood: 2}}
+  - {benchmark: mmlu, protocols: [loglikelihood], num_fewshot: {loglikelihood: 2}}
 """
 
 

@@ -90,7 +90,7 @@ def test_reference_selector_is_required(tmp_path):
         study.study("pocket", tmp_path, mixer="gla", budgets=[1], selectors=["kv"], suite="pocket-recall")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_complete_study_is_resumable(tmp_path, monkeypatch):
     settings = {
         "mixer": "gated_deltanet",

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.distill.config import ScheduleConfig
+from evalsuite.distill.model_shape import ModelShape
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.estimate import ModelShape, flops_per_token
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models.kernels.apply import apply_fused_kernels
@@ -158,7 +158,7 @@ class Bench:
         train_step = self.train_step(self.stage(objective), mixers)
         batch_size = self.batch_size * self.process_group.world_size
         batch = self.global_batch(micro_batch_size, seed=0, batch_size=batch_size)
-        flops = flops_per_token(self.shape, self.stage(objective), 0, len(mixers))
+        flops = self.stage(objective).flops_per_token(self.shape, 0, len(mixers))
         return self._time(
             f"{objective} {' + '.join(mixers)}",
             len(mixers),
@@ -217,7 +217,7 @@ class Bench:
             f"naive kd {mixer} ({precision})",
             1,
             self.batch_size,
-            flops_per_token(self.shape, self.stage("kd"), 0, 1),
+            self.stage("kd").flops_per_token(self.shape, 0, 1),
             step,
         )
 

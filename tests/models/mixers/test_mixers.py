@@ -316,7 +316,8 @@ def test_other_bad_input_is_named() -> None:
     with pytest.raises(ConfigError, match="layer 0: 12 query and 8 key channels do not divide"):
         make_mixer("gla", odd, {}, layer=0, norm_eps=1e-6, window=None)
     with pytest.raises(
-        ConfigError, match="layer 0: Linear has no head_dim; supported are attention modules of the"
+        ConfigError,
+        match="layer 0: Linear has no head_dim; supported are attention modules",
     ):
         make_mixer("gla", nn.Linear(2, 2), {}, layer=0, norm_eps=1e-6, window=None)
     mixer, cache = make("gla", 8), new_cache()

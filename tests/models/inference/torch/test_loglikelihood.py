@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from evalsuite.models.inference.requests import ScoreRequest
+from evalsuite.models.inference.torch import engine as engine_module
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.torch.loglikelihood import MAX_PARTIAL_BATCHES, make_remaining_batches
 from evalsuite.models.inference.torch.model_runner import ModelRunner
@@ -175,7 +176,7 @@ def test_fingerprints_cover_what_changes_numerics(
     prints = {llama.fingerprint, TorchEngine(half).fingerprint, TorchEngine(other).fingerprint}
     assert len(prints) == 3
     assert same.fingerprint == llama.fingerprint
-    monkeypatch.setattr("transformers.__version__", "0.0")
+    monkeypatch.setattr(engine_module.transformers, "__version__", "0.0")
     assert TorchEngine(build("llama")).fingerprint not in prints
     student = TorchEngine(build("gla+softmax+linear_attention"))
     assert student.fingerprint not in prints
