@@ -72,6 +72,7 @@ def test_objective(page: PageCode) -> None:
     assert steps[-1]["loss"] < steps[0]["loss"]
 
 
+@pytest.mark.long
 def test_executor(page: PageCode) -> None:
     page.run()
     run = page.folder / "runs" / "facts"

@@ -41,8 +41,10 @@ def engine() -> Any:
     "name",
     [
         "arc_easy",
-        "winogrande",
-        *(pytest.param(each, marks=pytest.mark.long) for each in ("arc_challenge", "hellaswag", "piqa")),
+        *(
+            pytest.param(each, marks=pytest.mark.long)
+            for each in ("winogrande", "arc_challenge", "hellaswag", "piqa")
+        ),
     ],
 )
 def test_golden_loglikelihoods_equal_lm_eval_hflm(name: str, engine: Any) -> None:
