@@ -176,6 +176,12 @@ CUT = """() => [...document.querySelectorAll('figure.card svg text, table svg te
     .map((e) => `${e.textContent} in ${e.closest('section').id}`)"""
 
 
+PLACES = """() => [...document.querySelectorAll('section, .plot, td')]
+    .filter((e) => e.getClientRects().length)
+    .map((e) => Math.round(e.getBoundingClientRect().top + scrollY))"""
+"""Where everything stands: drawing a figure moves nothing, so that a click meets what it was aimed at."""
+
+
 @pytest.fixture(scope="module")
 def rich_page(rich_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with every section, and a verdict."""
@@ -205,8 +211,10 @@ def test_no_label_is_cut_and_nothing_is_wider_than_the_window(
     assert page.locator("section").count() == 13
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.evaluate(CUT) == []
+    before = page.evaluate(PLACES)
     draw_all(page)
     assert page.locator(".plot:not([data-drawn])").count() == 0
+    assert page.evaluate(PLACES) == before
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.locator("#scaling .plot .points path").first.hover(force=True)
     assert "recover" in page.locator("#scaling").first.inner_text().lower()
