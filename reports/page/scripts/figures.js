@@ -5,6 +5,12 @@
   if (!holders.length) return;
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  const figures = new Map();
+  const specification = (holder) => {
+    if (!figures.has(holder)) figures.set(holder, JSON.parse(holder.parentElement.querySelector("script").textContent));
+    return figures.get(holder);
+  };
+
   let unpacked;
   const library = () => {
     unpacked ??= (async () => {
@@ -48,13 +54,34 @@
 
   let printing = false;
   const shortened = (label, most) => (label.length > most ? `${label.slice(0, most - 1)}…` : label);
+  const widthOf = (holder) => (printing ? (holder.closest(".full") ? 960 : 460) : holder.clientWidth);
+
+  // Where the legend goes, and the height of the figure with it: both follow from the width alone.
+  const frameOf = (holder, figure) => {
+    const width = widthOf(holder);
+    const height = Number(holder.dataset.height);
+    const names = figure.data.filter((trace) => trace.name && trace.showlegend !== false).map((trace) => trace.name);
+    if (figure.layout.showlegend === false || names.length < 2) return { width, height };
+    const longest = Math.max(...names.map((name) => name.length));
+    if (names.length > 8 && width >= 760) {
+      const legend = { x: 1.01, xanchor: "left", y: 1, yanchor: "top", font: { size: 11 }, tracegroupgap: 0 };
+      return { width, height: Math.max(height, 19 * names.length + 40), legend };
+    }
+    const columns = Math.max(1, Math.floor((width - 30) / (7 * longest + 50)));
+    const rows = Math.ceil(names.length / columns);
+    const place = rows > 3 ? { y: -0.28, yanchor: "top" } : { y: 1.02, yanchor: "bottom" };
+    const legend = { orientation: "h", x: 0, xanchor: "left", font: { size: 11.5 }, tracegroupgap: 0, ...place };
+    return { width, height: height + 20 * rows + 10, legend };
+  };
+  // A figure takes its room before it is drawn: what a reader is about to click never moves.
+  const reserve = (holder) => {
+    const frame = frameOf(holder, specification(holder));
+    if (frame.width) holder.style.height = `${frame.height}px`;
+    return frame;
+  };
   const layoutOf = (holder, figure) => {
-    const width = printing ? (holder.closest(".full") ? 960 : 460) : holder.clientWidth;
-    const layout = painted(figure.layout);
-    layout.template = defaults();
-    layout.width = width;
-    let height = Number(holder.dataset.height);
-    if (width < 560) {
+    const layout = { ...painted(figure.layout), ...reserve(holder), template: defaults() };
+    if (layout.width < 560) {
       for (const [name, each] of Object.entries(layout)) {
         if (/^[xy]axis/.test(name) && each.ticktext) {
           // Entities such as &lt; are one letter; they are never cut in half.
@@ -62,22 +89,6 @@
         }
       }
     }
-    const names = figure.data.filter((trace) => trace.name && trace.showlegend !== false).map((trace) => trace.name);
-    if (layout.showlegend !== false && names.length > 1) {
-      const longest = Math.max(...names.map((name) => name.length));
-      if (names.length > 8 && width >= 760) {
-        layout.legend = { x: 1.01, xanchor: "left", y: 1, yanchor: "top", font: { size: 11 }, tracegroupgap: 0 };
-        height = Math.max(height, 19 * names.length + 40);
-      } else {
-        const columns = Math.max(1, Math.floor((width - 30) / (7 * longest + 50)));
-        const rows = Math.ceil(names.length / columns);
-        layout.legend = { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", font: { size: 11.5 }, tracegroupgap: 0 };
-        if (rows > 3) layout.legend = { ...layout.legend, y: -0.28, yanchor: "top" };
-        height += 20 * rows + 10;
-      }
-    }
-    layout.height = height;
-    holder.style.height = `${height}px`;
     return layout;
   };
   const configuration = {
@@ -88,12 +99,10 @@
     toImageButtonOptions: { format: "svg", filename: "evalsuite" },
   };
 
-  const drawn = new Map();
-  const specification = (holder) => JSON.parse(holder.parentElement.querySelector("script").textContent);
+  const drawn = new Set();
   const draw = async (holder) => {
     if (drawn.has(holder)) return;
-    const figure = specification(holder);
-    drawn.set(holder, figure);
+    drawn.add(holder);
     let plotly;
     try {
       plotly = await library();
@@ -102,9 +111,10 @@
       holder.parentElement.querySelector("details").open = true;
       return;
     }
-    render(plotly, holder, figure);
+    render(plotly, holder);
   };
-  const render = (plotly, holder, figure) => {
+  const render = (plotly, holder) => {
+    const figure = specification(holder);
     plotly.newPlot(holder, painted(figure.data), layoutOf(holder, figure), configuration);
     holder.dataset.drawn = "true";
     holder.on("plotly_click", (event) => {
@@ -112,11 +122,11 @@
       if (key) document.dispatchEvent(new CustomEvent("samples", { detail: key }));
     });
   };
-  const redraw = () => {
-    for (const [holder, figure] of drawn) {
-      if (holder.dataset.drawn) globalThis.Plotly.react(holder, painted(figure.data), layoutOf(holder, figure), configuration);
-    }
+  const update = (holder) => {
+    const figure = specification(holder);
+    globalThis.Plotly.react(holder, painted(figure.data), layoutOf(holder, figure), configuration);
   };
+  const redraw = () => [...drawn].filter((holder) => holder.dataset.drawn).forEach(update);
 
   const near = new IntersectionObserver((entries) => {
     for (const entry of entries) {
@@ -130,11 +140,12 @@
     for (const { target } of entries) {
       const before = widths.get(target);
       widths.set(target, target.clientWidth);
-      if (before !== undefined && before !== target.clientWidth && target.dataset.drawn) {
-        globalThis.Plotly.react(target, painted(drawn.get(target).data), layoutOf(target, drawn.get(target)), configuration);
-      }
+      if (before === target.clientWidth) continue;
+      if (target.dataset.drawn) update(target);
+      else reserve(target);
     }
   });
+  holders.forEach(reserve);
   for (const holder of holders) {
     near.observe(holder);
     resized.observe(holder);
@@ -146,8 +157,8 @@
     redraw();
     if (!globalThis.Plotly) return;
     for (const holder of holders.filter((each) => !drawn.has(each))) {
-      drawn.set(holder, specification(holder));
-      render(globalThis.Plotly, holder, drawn.get(holder));
+      drawn.add(holder);
+      render(globalThis.Plotly, holder);
     }
   });
   addEventListener("afterprint", () => {
