@@ -1,4 +1,4 @@
-"""Standalone charts: curves, rank changes, layer strips and layer bars."""
+"""Charts in SVG alone, for files and table cells: curves, layer strips and layer bars."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,29 +8,8 @@ from statistics import fmean
 from markupsafe import Markup
 
 from evalsuite.reports.page.axes import Axis, nice_axis
+from evalsuite.reports.page.plots import Curve
 from evalsuite.reports.page.row_charts import element, figure
-
-RANK_ROW = 34
-"""Row height of the rank chart in pixels; must match style.css."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One point of a curve, with its interval if it has one."""
-
-    x: float
-    y: float
-    low: float | None = None
-    high: float | None = None
-    label: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A named series."""
-
-    name: str
-    points: tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,27 +95,6 @@ def _curve(curve: Curve, index: int, plot: Plot) -> Markup:
         inside.append(element("circle", kind=kind, cx=x, cy=plot.y(point.y), r=4.5))
         parts.append(element("g", Markup("").join(inside)))
     return element("g", Markup("").join(parts), kind=f"series s{index % 8}")
-
-
-def rank_lines(before: Sequence[int], after: Sequence[int], crossing: Sequence[bool], label: str) -> Markup:
-    """Rank chart: lines from positions on the left to positions on the right.
-
-    Args:
-        before: left position of each series, from 0.
-        after: right position of each series, from 0.
-        crossing: series that change order with another; these are highlighted.
-        label: text for screen readers.
-    """
-    parts = []
-    for one, other, crosses in sorted(zip(before, after, crossing, strict=True), key=lambda item: item[2]):
-        y1, y2 = RANK_ROW * one + RANK_ROW / 2, RANK_ROW * other + RANK_ROW / 2
-        inside = [
-            element("line", x1=0, x2="100%", y1=y1, y2=y2),
-            element("circle", cx=0, cy=y1, r=4.5),
-            element("circle", cx="100%", cy=y2, r=4.5),
-        ]
-        parts.append(element("g", Markup("").join(inside), kind="cross" if crosses else "keep"))
-    return figure("ranks", RANK_ROW * len(before), label, parts)
 
 
 def layer_strip(layers: int, softmax: Sequence[int], label: str) -> Markup:
