@@ -15,8 +15,8 @@ from evalsuite.models.inference.base import Engine
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from evalsuite.models.benchmark.subject import Benchmark
     from evalsuite.models.runtime_estimate import TokenTimes
-    from evalsuite.models.throughput import Throughput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,9 @@ class EngineSettings:
     label: str | None = None
     """Name of the checkpoint in reports; None derives one from its path."""
     trust_remote_code: bool = False
+    max_length: int | None = None
+    """Positions to read where the config states fewer; None: as stated. Only for an engine that
+    `extends_positions`."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The engine's own arguments (`--engine-args`); empty unless it has an `arguments_help`."""
 
@@ -48,6 +51,9 @@ class EngineType:
     opens_unloaded: ClassVar[bool] = False
     """Whether `open` only checks the checkpoint, which is loaded on first use. A run then opens all of its
     checkpoints before it begins, so that one that cannot be served is refused at once."""
+    extends_positions: ClassVar[bool] = False
+    """Whether it reads more positions than a config states (`EngineSettings.max_length`), and says so in its
+    fingerprint."""
 
     @classmethod
     def open(cls, path: str, settings: EngineSettings) -> Engine:
@@ -91,11 +97,11 @@ class EngineType:
         """Name of its checkpoint in reports."""
         raise NotImplementedError
 
-    def measure(self, context: int, batch: int) -> "Throughput":
-        """Measure prefill and decoding of `batch` prompts of `context` tokens, for `evalsuite bench`.
+    def benchmark(self) -> "Benchmark":
+        """What measures the checkpoint's speed and memory in this engine, for `evalsuite bench`.
 
         Raises:
-            ConfigError: sizes that this engine cannot run.
+            ConfigError: this engine has no benchmark.
         """
         raise ConfigError(f"engine {self.name} has no benchmark; choose another --engine")
 
@@ -116,13 +122,19 @@ def _validate(kind: type[EngineType]) -> type[EngineType]:
 ENGINES: ClassRegistry[EngineType] = ClassRegistry("engine", group="evalsuite.engines", validate=_validate)
 
 
-def engine_type(name: str, arguments: Mapping[str, Any]) -> type[EngineType]:
-    """Look up an engine, and check that it takes `arguments`.
+def engine_type(name: str, arguments: Mapping[str, Any], max_length: int | None = None) -> type[EngineType]:
+    """Look up an engine, and check that it takes `arguments` and reads `max_length` positions.
 
     Raises:
-        ConfigError: no such engine, a plugin that cannot be used, or arguments for an engine without any.
+        ConfigError: no such engine, a plugin that cannot be used, arguments for an engine without any, or
+            more positions than configs state for an engine that ends there.
     """
     kind = ENGINES.get_or_raise(name)
+    if max_length is not None and not kind.extends_positions:
+        raise ConfigError(
+            f"'max_length' (--max-length) = {max_length}: engine {name} reads no more positions than a "
+            "checkpoint's config states; choose another, such as --engine torch, or leave --max-length out"
+        )
     if arguments and not kind.arguments_help:
         raise ConfigError(f"engine {name} takes no arguments, such as {next(iter(arguments))}")
     return kind

@@ -12,6 +12,7 @@ import transformers
 from evalsuite.foundation import ConfigError
 from evalsuite.models.checkpoints import Checkpoint, load_checkpoint
 from evalsuite.models.fingerprint import STUDENT_SOURCE, fingerprint, plugin_versions, source_hash
+from evalsuite.models.inference.positions import check_max_length, stated_positions
 from evalsuite.models.inference.registry import ENGINES, EngineSettings, EngineType
 from evalsuite.models.inference.requests import (
     INVALID_PREFIX,
@@ -31,8 +32,8 @@ from evalsuite.models.recurrence import fla_backend, use_triton
 from evalsuite.models.student import StudentForCausalLM
 
 if TYPE_CHECKING:
+    from evalsuite.models.benchmark.subject import Benchmark
     from evalsuite.models.runtime_estimate import TokenTimes
-    from evalsuite.models.throughput import Throughput
 
 SOURCE = ("inference/torch", "inference/stopping.py")
 """Our code that computes the responses of every model; the fingerprint covers it."""
@@ -49,10 +50,11 @@ class TorchEngine(EngineType):
 
     Raises:
         ConfigError: decoder and head of the model cannot be run separately, its state is not carried from one
-            part of a text to the next, or `max_length` is not positive.
+            part of a text to the next, or `max_length` is not positive or beyond its positions.
     """
 
     display_name = "torch"
+    extends_positions = True
 
     def __init__(
         self, checkpoint: Checkpoint, *, max_length: int | None = None, batch_tokens: int | None = None
@@ -62,6 +64,7 @@ class TorchEngine(EngineType):
         self.max_length = max_length or _max_positions(model)
         if self.max_length < 1:
             raise ConfigError(f"max_length = {max_length}: must be positive")
+        check_max_length(model.config, self.max_length)
         with refuse_unsupported(model):
             self.runner = ModelRunner(model)
             verify_cache(self.runner, model)
@@ -82,7 +85,7 @@ class TorchEngine(EngineType):
             trust_remote_code=settings.trust_remote_code,
             label=settings.label,
         )
-        return cls(checkpoint)
+        return cls(checkpoint, max_length=settings.max_length)
 
     @classmethod
     def token_times(
@@ -114,11 +117,11 @@ class TorchEngine(EngineType):
         """See `EngineType.label`."""
         return self.checkpoint.label
 
-    def measure(self, context: int, batch: int) -> "Throughput":
-        """See `EngineType.measure`."""
-        from evalsuite.models.throughput import measure_throughput
+    def benchmark(self) -> "Benchmark":
+        """See `EngineType.benchmark`."""
+        from evalsuite.models.benchmark.in_process import TorchBenchmark
 
-        return measure_throughput(self.checkpoint, context, batch)
+        return TorchBenchmark(self.runner, self.checkpoint)
 
     @property
     def weights_id(self) -> str:
@@ -135,6 +138,9 @@ class TorchEngine(EngineType):
             versions |= plugin_versions(self.checkpoint.model.config)
             triton = use_triton(torch.empty(0, dtype=self.runner.dtype, device=self.runner.device))
             versions["recurrence"] = fla_backend.version() if triton else "torch"
+        stated = stated_positions(self.checkpoint.model.config)
+        if stated is not None and self.max_length > stated:
+            versions["max_length"] = str(self.max_length)
         dtype = str(self.runner.dtype).removeprefix("torch.")
         return {"device": self.runner.device.type, "dtype": dtype, **versions}
 
@@ -277,12 +283,12 @@ class TorchEngine(EngineType):
 
 
 def _max_positions(model: Any) -> int:
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if not positions:
+    positions = stated_positions(model.config)
+    if positions is None:
         raise ConfigError(
             f"{type(model).__name__}: the config has no max_position_embeddings; pass max_length"
         )
-    return int(positions)
+    return positions
 
 
 def _collect(indices: list[int], batch: LoglikelihoodBatch) -> Iterator[tuple[int, ScoreResponse]]:

@@ -1,0 +1,60 @@
+"""Positions of a model: how many its config states, and whether its positional scheme reaches further.
+
+Beyond the stated positions a model is out of distribution. What can be computed there follows from the
+config: a recurrent student without rotary embedding reads any length, a rotary embedding has an angle for
+every position, and a table of positions ends.
+"""
+
+from typing import Any
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.mixers import MIXERS, StateKind, parse_options
+from evalsuite.models.student import StudentConfig
+
+ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings whose angles at a position depend on that position alone. Those of others (dynamic,
+longrope) change with the longest text of a batch, so that responses would depend on the batch."""
+
+
+def stated_positions(config: Any) -> int | None:
+    """Return the number of positions that a model's config states; None if it states none."""
+    stated = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return int(stated) if stated else None
+
+
+def check_max_length(config: Any, max_length: int) -> None:
+    """Check that a model computes positions up to `max_length`.
+
+    Raises:
+        ConfigError: beyond the positions that the config states its positional scheme has no position, or one
+            that depends on the other texts of a batch.
+    """
+    stated = stated_positions(config)
+    if stated is None or max_length <= stated or (isinstance(config, StudentConfig) and is_recurrent(config)):
+        return
+    base = config.base if isinstance(config, StudentConfig) else config.get_text_config()
+    rotary = getattr(base, "rope_parameters", None)
+    if not rotary:
+        raise ConfigError(
+            f"its positions end at {stated:,}: {type(base).__name__} has no rotary embedding, and a table of "
+            "positions has no entry beyond"
+        )
+    per_layer = [each for each in rotary.values() if isinstance(each, dict)] or [rotary]
+    for each in per_layer:
+        kind = each.get("rope_type", "default")
+        if kind not in ROTARY_TYPES:
+            raise ConfigError(
+                f"its positions end at {stated:,}: the angles of its rotary embedding (rope_type = '{kind}') "
+                "depend on the longest text of a batch"
+            )
+
+
+def is_recurrent(config: StudentConfig) -> bool:
+    """Whether no layer of a student has positions: neither softmax attention nor a rotary embedding."""
+    for name in set(config.mixers):
+        options = parse_options(MIXERS[name].Options, config.mixer_options.get(name, {}), name)
+        if MIXERS[name].state_kind != StateKind.RECURRENT or getattr(options, "rotary", False):
+            return False
+        if getattr(options, "window", 0):
+            return False
+    return True
