@@ -1,105 +1,103 @@
-"""Per-token statistics of recurrent states: decay, write strength, norm and effective rank.
+"""What a recurrent state holds of a part of its text: decay, write strength, norm, rank, remainder, readout.
 
-Arrays for figures of gating dynamics during needle retrieval, an open question of arXiv 2504.14366.
+Gating dynamics while a needle is read are an open question of arXiv 2504.14366. Every mixer is the recurrence
+
+    S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ        o_t = S_tᵀ q_t
+
+so one set of definitions serves all. The state is linear in the values: S_t = Σ_j P_{j→t} β_j k_j v_jᵀ with
+P_{j→t} = M_t ⋯ M_{j+1} and M = (I − β k kᵀ) D. What a state holds of some tokens is therefore the state of
+the same recurrence with all other values set to zero, whatever decays or is overwritten. The column of ones
+that a normalizer adds to the values is left out throughout.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers import RecurrentMixer
-from evalsuite.models.recurrence import recurrent_step
-from evalsuite.models.student import StudentForCausalLM
-
-Array = NDArray[np.float32]
+from evalsuite.models.mixers import RecurrenceInputs
+from evalsuite.models.recurrence import recurrence
+from evalsuite.models.recurrence.chunked import chunked
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateStatistics:
-    """Arrays over recurrent layers, tokens and heads: [L, T, H]."""
+def log_decay_per_token(inputs: RecurrenceInputs) -> Tensor:
+    """Logarithm of the retention D_t of each step, averaged over channels: float32 [B, T, H].
 
-    layers: tuple[int, ...]
-    """Layer index of each row; softmax layers have no state."""
-    decay: Array
-    """Decay factor of the state at this token, averaged over channels; 1 without decay."""
-    write: Array
-    """Norm of the update: β ‖k‖ ‖v‖ (β = 1 for additive mixers), without the normalizer's column."""
-    norm: Array
-    """Frobenius norm of the state after this token."""
-    rank: Array
-    """Effective rank of that state: the exponential of the entropy of its normalized singular values."""
-
-
-@torch.no_grad()
-def analyze_states(student: StudentForCausalLM, input_ids: Tensor) -> StateStatistics:
-    """Run the student on `input_ids` [T] and record every recurrent layer's state at every token.
-
-    The recurrence runs token by token in float32, so the cost is that of a few texts, not of a corpus.
-
-    Raises:
-        ConfigError: the student has no recurrent layer.
+    0 without decay. The exponential of the mean over n steps, to the power n, is the product of the steps
+    (for a decay per channel, its geometric mean over channels).
     """
-    recurrent = [
-        n for n, layer in enumerate(student.model.layers) if isinstance(layer.self_attn, RecurrentMixer)
-    ]
-    if not recurrent:
-        raise ConfigError("this model has no recurrent layer, so there is no state to analyze")
-    recorded: dict[int, dict[str, Array]] = {}
-    hooks = []
-    for number in recurrent:
-        mixer = student.model.layers[number].self_attn
+    shape = inputs.k.shape[:3]
+    if inputs.log_decay is None:
+        return torch.zeros(shape, dtype=torch.float32, device=inputs.k.device)
+    log_decay = inputs.log_decay.float()
+    if log_decay.dim() == 4:
+        return log_decay.mean(-1)
+    return log_decay.expand(shape)
 
-        def record(
-            module: RecurrentMixer, _: object, arguments: dict[str, Any], number: int = number
-        ) -> None:
-            recorded[number] = _layer_statistics(
-                module, arguments["hidden_states"], arguments["position_embeddings"]
+
+def write_norm(inputs: RecurrenceInputs) -> Tensor:
+    """Frobenius norm of the write β_t k_t v_tᵀ, which is β_t ‖k_t‖ ‖v_t‖: float32 [B, T, H].
+
+    β is 1 for additive mixers; their input gates are part of k.
+    """
+    norm = inputs.k.float().norm(dim=-1) * inputs.v.float().norm(dim=-1)
+    return norm if inputs.beta is None else norm * inputs.beta.float()
+
+
+def states_at(inputs: RecurrenceInputs, bounds: Tensor) -> Tensor:
+    """States after given numbers of tokens.
+
+    Args:
+        inputs: of B rows of T tokens; what lies behind a row's last bound is not read.
+        bounds: int64 [B, N], ascending in each row, between 0 and T; repeated bounds have equal states.
+
+    Returns:
+        float32 [N, B, H, K, V].
+    """
+    rows, length, heads, width = inputs.k.shape
+    device = inputs.k.device
+    state = torch.zeros(rows, heads, width, inputs.v.shape[-1], dtype=torch.float32, device=device)
+    found = []
+    starts = [0] * rows
+    for ends in bounds.T.tolist():
+        # Rows continue from their states as packed sequences; those without new tokens sit out.
+        spans = [(row, a, b) for row, (a, b) in enumerate(zip(starts, ends, strict=True)) if a < b]
+        if spans:
+            places = torch.cat([torch.arange(row * length + a, row * length + b) for row, a, b in spans])
+            lengths = torch.tensor([0, *(b - a for _, a, b in spans)])
+            active = torch.tensor([row for row, _, _ in spans], device=device)
+            part = _tokens(inputs, places.to(device))
+            _, last = recurrence(
+                part.q,
+                part.k,
+                part.v,
+                log_decay=part.log_decay,
+                beta=part.beta,
+                scale=1.0,
+                initial_state=state[active],
+                cu_seqlens=lengths.cumsum(0).to(device),
             )
-
-        hooks.append(mixer.register_forward_pre_hook(record, with_kwargs=True))
-    try:
-        student.model(input_ids.unsqueeze(0))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    arrays = {
-        name: np.stack([recorded[n][name] for n in recurrent]) for name in ("decay", "write", "norm", "rank")
-    }
-    return StateStatistics(layers=tuple(recurrent), **arrays)
+            state = state.index_copy(0, active, last.float())
+        found.append(state)
+        starts = ends
+    return torch.stack(found)
 
 
-def _layer_statistics(
-    mixer: RecurrentMixer, x: Tensor, position_embeddings: tuple[Tensor, Tensor]
-) -> dict[str, Array]:
-    inputs, _ = mixer.prepare_inputs(x, position_embeddings, None, None, None)
-    k, v = inputs.k.float(), inputs.v.float()
-    length, heads = k.shape[1:3]
-    decay = torch.ones(1, length, heads, 1, device=k.device)
-    if inputs.log_decay is not None:
-        decay = inputs.log_decay.float().exp()
-        decay = decay.expand(1, length, heads) if decay.dim() == 1 else decay
-        decay = decay.unsqueeze(-1) if decay.dim() == 3 else decay
-    beta = None if inputs.beta is None else inputs.beta.float()
-    values = v[..., :-1] if mixer.uses_normalizer else v
-    write = k.norm(dim=-1) * values.norm(dim=-1) * (1 if beta is None else beta)
-    state = torch.zeros(1, heads, k.shape[-1], v.shape[-1], device=k.device)
-    norms, ranks = [], []
-    for t in range(length):
-        strength = None if beta is None else beta[:, t]
-        _, state = recurrent_step(state, k[:, t], k[:, t], v[:, t], decay[:, t], strength)
-        norms.append(torch.linalg.matrix_norm(state)[0])
-        ranks.append(effective_rank(state)[0])
-    return {
-        "decay": decay.mean(-1)[0].cpu().numpy(),
-        "write": write[0].cpu().numpy(),
-        "norm": torch.stack(norms).cpu().numpy(),
-        "rank": torch.stack(ranks).cpu().numpy(),
-    }
+def split_states(inputs: RecurrenceInputs, tokens: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
+    """States at `bounds` as in `states_at`, and what they hold of some tokens.
+
+    Args:
+        inputs: without a normalizer's column.
+        tokens: bool [B, T], the tokens whose writes are followed.
+        bounds: as in `states_at`.
+
+    Returns:
+        The states S and their part N that stems from the writes of `tokens`, each float32 [N, B, H, K, V].
+    """
+    mine = inputs.v * tokens[..., None, None]
+    states = states_at(replace(inputs, v=torch.cat([inputs.v, mine], -1)), bounds)
+    whole, part = states.split(inputs.v.shape[-1], -1)
+    return whole, part
 
 
 def effective_rank(state: Tensor) -> Tensor:
@@ -112,3 +110,74 @@ def effective_rank(state: Tensor) -> Tensor:
     share = singular / total.clamp_min(1e-30)
     rank = torch.special.entr(share).sum(-1).exp()
     return torch.where(total.squeeze(-1) > 0, rank, torch.zeros_like(rank))
+
+
+def readout_weights(inputs: RecurrenceInputs, positions: Tensor) -> Tensor:
+    """Weights A_tj = q_tᵀ P_{j→t} β_j k_j with which the output at t reads the value of token j.
+
+    The rows of the recurrence's attention matrix (the hidden attention of arXiv 2403.01590) at some
+    positions only, as derivatives of outputs by values: memory grows with T, not T².
+
+    Args:
+        inputs: of B rows of T tokens.
+        positions: int64 [B, Q], the reading tokens t.
+
+    Returns:
+        float32 [B, H, Q, T], zero after t; without the query's scale and the normalizer, which are factors of
+        a whole row, and without skip connection and window, which are not read from the state.
+    """
+    rows, length, heads, _ = inputs.k.shape
+    queries = positions.shape[1]
+    beta, log_decay = inputs.beta, inputs.log_decay
+    with torch.enable_grad():
+        # Channel i of the values belongs to query i alone, so that one backward pass yields all rows.
+        values = torch.zeros(rows, length, heads, queries, device=inputs.k.device, requires_grad=True)
+        # On the torch backend: fla's kernels need wider values.
+        out, _ = chunked(
+            inputs.q.detach().float(),
+            inputs.k.detach().float(),
+            values,
+            log_decay=None if log_decay is None else log_decay.detach().float(),
+            beta=None if beta is None else beta.detach().float(),
+            scale=1.0,
+            initial_state=None,
+            cu_seqlens=None,
+        )
+        picked = out.gather(1, positions[:, None, None, :].expand(rows, 1, heads, queries))
+        (weights,) = torch.autograd.grad(picked.sum(), values)
+    return weights.permute(0, 2, 3, 1)
+
+
+def weight_share(weights: Tensor, tokens: Tensor) -> Tensor:
+    """Share Σ_{j in tokens} |A_tj| ÷ Σ_j |A_tj| of a readout that goes to some tokens.
+
+    For softmax attention, whose weights are positive and sum to 1, it is the attention mass on the tokens. A
+    row without weights has share 0.
+
+    Args:
+        weights: [B, H, Q, T].
+        tokens: bool [B, T].
+
+    Returns:
+        [B, H, Q].
+    """
+    size = weights.abs()
+    total = size.sum(-1)
+    mine = (size * tokens[:, None, None, :]).sum(-1)
+    return torch.where(total > 0, mine / total.clamp_min(1e-30), torch.zeros_like(total))
+
+
+def _tokens(inputs: RecurrenceInputs, places: Tensor) -> RecurrenceInputs:
+    """Tokens of all rows, one after the other, as one row: [B, T, …] → [1, N, …]."""
+
+    def take(x: Tensor) -> Tensor:
+        return x.flatten(0, 1)[places].unsqueeze(0)
+
+    decay = inputs.log_decay
+    return RecurrenceInputs(
+        q=take(inputs.k),
+        k=take(inputs.k),
+        v=take(inputs.v),
+        log_decay=decay if decay is None or decay.dim() == 1 else take(decay),
+        beta=None if inputs.beta is None else take(inputs.beta),
+    )
