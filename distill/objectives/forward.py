@@ -1,9 +1,33 @@
 """Forward passes of teacher and students up to the language-model head."""
 
+import logging
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from evalsuite.distill.types import CausalLM, MicroBatch
+from evalsuite.models.student.model import attention_of
+
+_log = logging.getLogger(__name__)
+
+
+def set_attention(teacher: CausalLM, implementation: str) -> None:
+    """Switch the teacher's attention implementation; `eager` instead of `sdpa` if its scores are capped.
+
+    sdpa has no soft cap, and eager attention holds [B, H, T, T] scores, which is logged as a warning.
+    """
+    supported = attention_of(teacher.config, implementation)
+    assert supported is not None
+    if supported != implementation:
+        _log.warning(
+            "the teacher caps its attention scores, which %s does not support: softmax layers of teacher and "
+            "students use %s attention, whose memory grows with the square of the sequence length",
+            implementation,
+            supported,
+        )
+    teacher.set_attn_implementation(supported)
 
 
 def teacher_hidden_states(teacher: CausalLM, batch: MicroBatch) -> Tensor:
@@ -47,7 +71,25 @@ def student_hidden_states(model: CausalLM, batch: MicroBatch) -> Tensor:
     return hidden.view(*batch.input_ids.shape, -1)
 
 
-def lm_head_weight(model: CausalLM) -> Tensor:
-    """Weight [V, D] of the language-model head."""
-    weight: Tensor = model.get_output_embeddings().weight
-    return weight
+@dataclass(frozen=True, slots=True, eq=False)
+class LanguageModelHead:
+    """The head of a model: its weight [V, D], and the soft cap of its logits, if any (Gemma 2)."""
+
+    weight: Tensor
+    soft_cap: float | None = None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, V] of hidden states [N, D], in their dtype."""
+        return apply_soft_cap(hidden @ self.weight.to(hidden.dtype).T, self.soft_cap)
+
+
+def lm_head(model: CausalLM) -> LanguageModelHead:
+    """The language-model head of a teacher or student."""
+    config: Any = getattr(model.config, "base", model.config)
+    cap: float | None = getattr(config, "final_logit_softcapping", None)
+    return LanguageModelHead(model.get_output_embeddings().weight, cap)
+
+
+def apply_soft_cap(logits: Tensor, cap: float | None) -> Tensor:
+    """cap · tanh(logits / cap); the logits themselves without a cap."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)

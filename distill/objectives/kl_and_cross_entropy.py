@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from evalsuite.distill.objectives.forward import apply_soft_cap
 from evalsuite.models.recurrence import use_triton
 
 DEFAULT_CHUNK_BYTES = 1 << 29
@@ -75,6 +76,8 @@ class _FusedLinearDistillation(torch.autograd.Function):
         token_weights: Tensor,
         config: DistillLossConfig,
         chunk_size: int,
+        soft_cap: float | None,
+        teacher_soft_cap: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         accumulate = torch.promote_types(hidden.dtype, torch.float32)
         autocast = (
@@ -95,10 +98,14 @@ class _FusedLinearDistillation(torch.autograd.Function):
             for start in range(0, hidden.shape[0], chunk_size):
                 chunk = slice(start, start + chunk_size)
                 states = hidden[chunk].to(compute)
-                logits = states @ head.T
+                logits = apply_soft_cap(states @ head.T, soft_cap)
+                # d cap · tanh(z / cap) / dz; the loss overwrites the logits.
+                slope = None if soft_cap is None else 1 - (logits / soft_cap).square()
                 teacher_logits = None
                 if teacher_head is not None and teacher_hidden is not None:
-                    teacher_logits = teacher_hidden[chunk].to(compute) @ teacher_head.T
+                    teacher_logits = apply_soft_cap(
+                        teacher_hidden[chunk].to(compute) @ teacher_head.T, teacher_soft_cap
+                    )
                 chunk_ce, chunk_kl, gradient = (
                     _loss_and_gradient_triton if use_kernel else _loss_and_gradient
                 )(
@@ -110,6 +117,8 @@ class _FusedLinearDistillation(torch.autograd.Function):
                 )
                 ce += chunk_ce
                 kl += chunk_kl
+                if slope is not None:
+                    gradient = gradient * slope
                 if grad_hidden is not None or grad_weight is not None:
                     gradient = gradient.to(compute)
                 if grad_hidden is not None:
@@ -127,7 +136,7 @@ class _FusedLinearDistillation(torch.autograd.Function):
             grad_hidden = grad_hidden * grad_loss.to(grad_hidden.dtype)
         if grad_weight is not None:
             grad_weight = grad_weight * grad_loss.to(grad_weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None, None, None
+        return grad_hidden, grad_weight, *[None] * 8
 
 
 def _triton_supported(hidden: Tensor, config: DistillLossConfig) -> bool:
@@ -229,6 +238,8 @@ def fused_linear_distillation(
     labels: Tensor | None = None,
     teacher_hidden: Tensor | None = None,
     teacher_weight: Tensor | None = None,
+    soft_cap: float | None = None,
+    teacher_soft_cap: float | None = None,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """ce · Σ w CE + kl · Σ w KL over tokens, without materializing the logits of all tokens.
@@ -239,6 +250,7 @@ def fused_linear_distillation(
         token_weights: weight w of each token [N]; 1 / N for a per-token mean.
         labels: the next token [N]; required if config.ce > 0.
         teacher_hidden, teacher_weight: [N, Dt] and [V, Dt], without gradient; required if config.kl > 0.
+        soft_cap, teacher_soft_cap: soft caps of the two models' logits, cap · tanh(z / cap), if any.
         chunk_size: tokens per chunk; affects the result by rounding only.
 
     Returns:
@@ -250,6 +262,15 @@ def fused_linear_distillation(
         size = torch.promote_types(hidden.dtype, torch.float32).itemsize
         chunk_size = max(256, DEFAULT_CHUNK_BYTES // (size * weight.shape[0]))
     result: tuple[Tensor, Tensor, Tensor] = _FusedLinearDistillation.apply(
-        hidden, weight, labels, teacher_hidden, teacher_weight, token_weights, config, chunk_size
+        hidden,
+        weight,
+        labels,
+        teacher_hidden,
+        teacher_weight,
+        token_weights,
+        config,
+        chunk_size,
+        soft_cap,
+        teacher_soft_cap,
     )
     return result

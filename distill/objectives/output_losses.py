@@ -8,7 +8,12 @@ from torch import Tensor
 
 from evalsuite.distill.objectives.cuda_streams import SideStreams
 from evalsuite.distill.objectives.end_to_end import EndToEndStage
-from evalsuite.distill.objectives.forward import lm_head_weight, student_hidden_states, teacher_hidden_states
+from evalsuite.distill.objectives.forward import (
+    LanguageModelHead,
+    lm_head,
+    student_hidden_states,
+    teacher_hidden_states,
+)
 from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig, fused_linear_distillation
 from evalsuite.distill.objectives.step_losses import StudentWithLoss
 from evalsuite.distill.types import CausalLM, MicroBatch
@@ -18,27 +23,29 @@ from evalsuite.distill.types import CausalLM, MicroBatch
 class LossTokens:
     """The N loss tokens of a micro-batch, before the language-model head.
 
-    hidden, teacher_hidden: last hidden states [N, D]. head, teacher_head: weights [V, D]. labels: the next
-    tokens [N]. weights: [N], 1 / (loss tokens of the step). The teacher's are None if it does not run.
+    hidden, teacher_hidden: last hidden states [N, D]. labels: the next tokens [N]. weights: [N], 1 / (loss
+    tokens of the step). The teacher's are None if it does not run.
     """
 
     hidden: Tensor
-    head: Tensor
+    head: LanguageModelHead
     labels: Tensor
     weights: Tensor
     teacher_hidden: Tensor | None
-    teacher_head: Tensor | None
+    teacher_head: LanguageModelHead | None
 
     def distillation(self, config: DistillLossConfig) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, CE and KL (see `fused_linear_distillation`)."""
         return fused_linear_distillation(
             self.hidden,
-            self.head,
+            self.head.weight,
             token_weights=self.weights,
             config=config,
             labels=self.labels,
             teacher_hidden=self.teacher_hidden,
-            teacher_weight=self.teacher_head,
+            teacher_weight=None if self.teacher_head is None else self.teacher_head.weight,
+            soft_cap=self.head.soft_cap,
+            teacher_soft_cap=None if self.teacher_head is None else self.teacher_head.soft_cap,
         )
 
 
@@ -67,7 +74,7 @@ class OutputLosses:
         if self._teacher is not None:
             with torch.no_grad(), streams.fork(0):
                 teacher_hidden = batch.select(teacher_hidden_states(self._teacher, batch))
-                teacher_head = lm_head_weight(self._teacher)
+                teacher_head = lm_head(self._teacher)
         labels = batch.select(batch.labels)
         weights = torch.full(labels.shape, 1 / num_loss_tokens, device=labels.device)
 
@@ -75,7 +82,7 @@ class OutputLosses:
             hidden = batch.select(student_hidden_states(student, batch))
             streams.join()
             return self._stage.loss_columns(
-                LossTokens(hidden, lm_head_weight(student), labels, weights, teacher_hidden, teacher_head)
+                LossTokens(hidden, lm_head(student), labels, weights, teacher_hidden, teacher_head)
             )
 
         rows = []

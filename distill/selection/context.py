@@ -13,6 +13,7 @@ from typing import Any
 
 from evalsuite.distill.data.responses import generate_responses
 from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
+from evalsuite.distill.objectives.forward import set_attention
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.selection.options import Options, options_hash, shorten_kd_stage
 from evalsuite.distill.training.builders import TrainingModels, build_models
@@ -155,7 +156,7 @@ class SelectionContext:
         student = self.recipe.student.model_copy(update={"mixers": ["softmax"], "options": {}})
         models = build_models(self.recipe.model_copy(update={"student": student}), self.device)
         if models.teacher is not None:
-            models.teacher.set_attn_implementation("sdpa")
+            set_attention(models.teacher, "sdpa")
         return models
 
     @property

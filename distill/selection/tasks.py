@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalsuite.distill.objectives.forward import lm_head_weight, student_hidden_states
+from evalsuite.distill.objectives.forward import lm_head, student_hidden_states
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError
 from evalsuite.tasks.synthetic.pocket import lexicon
@@ -227,7 +227,7 @@ class QuestionSet:
             hidden = student_hidden_states(model, MicroBatch(batch.inputs, batch.inputs)).flatten(0, 1)[
                 batch.positions
             ]
-            logits = torch.nn.functional.linear(hidden, lm_head_weight(model).to(hidden.dtype)).float()
+            logits = lm_head(model).logits(hidden).float()
             scores = logits.log_softmax(-1).gather(-1, batch.targets[:, None])[:, 0].double()
             correct = logits.argmax(-1) == batch.targets
             count = len(batch.indices)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evalsuite.distill.config import DataSourceConfig
+from evalsuite.distill.data.config import Subset
 from evalsuite.distill.data.loader import StageDataLoader
-from evalsuite.distill.objectives.forward import lm_head_weight, student_hidden_states
+from evalsuite.distill.objectives.forward import lm_head, student_hidden_states
 from evalsuite.distill.objectives.kl_and_cross_entropy import (
     DistillLossConfig,
     fused_linear_distillation,
@@ -29,20 +29,10 @@ def without_held_out(recipe: Recipe) -> Recipe:
     return _with_subset(recipe, "train")
 
 
-def _with_subset(recipe: Recipe, subset: str) -> Recipe:
-    data = {name: _source(source, subset) for name, source in recipe.data.items()}
-    return recipe.model_copy(update={"data": data})
-
-
-def _source(source: DataSourceConfig, subset: str) -> DataSourceConfig:
-    if source.kind == "pocket":
-        # The pocket world has its own validation split, which shares no question with training.
-        return source.model_copy(update={"split": "validation"}) if subset == "held_out" else source
-    changes: dict[str, Any] = {"subset": subset}
-    if subset == "held_out":
-        # The buffer is filled with held-out documents only; a large one would read the complete corpus.
-        changes["shuffle_buffer_size"] = min(source.shuffle_buffer_size, 64)
-    return source.model_copy(update=changes)
+def _with_subset(recipe: Recipe, subset: Subset) -> Recipe:
+    return recipe.model_copy(
+        update={"data": {name: source.restrict(subset) for name, source in recipe.data.items()}}
+    )
 
 
 def held_out_batches(
@@ -104,14 +94,17 @@ class HeldOut:
         sums = torch.zeros(2, dtype=torch.float64)
         for batch, targets in zip(self.batches, self._targets, strict=True):
             labels = batch.select(batch.labels)
+            head, teacher_head = lm_head(model), lm_head(self.teacher) if kl else None
             _, ce, divergence = fused_linear_distillation(
                 batch.select(student_hidden_states(model, batch)),
-                lm_head_weight(model),
+                head.weight,
                 token_weights=torch.ones(labels.shape, device=labels.device),
                 config=loss_config,
                 labels=labels,
                 teacher_hidden=targets if kl else None,
-                teacher_weight=lm_head_weight(self.teacher) if kl else None,
+                teacher_weight=None if teacher_head is None else teacher_head.weight,
+                soft_cap=head.soft_cap,
+                teacher_soft_cap=None if teacher_head is None else teacher_head.soft_cap,
             )
             sums += torch.stack([ce, divergence]).double().cpu()
         mean_ce, mean_kl = (sums / self.num_tokens).tolist()

@@ -22,6 +22,7 @@ from evalsuite.distill.data.mixture import distinct_tokens
 from evalsuite.distill.data.responses import generate_responses
 from evalsuite.distill.data.sources import Reader
 from evalsuite.distill.model_card import model_card
+from evalsuite.distill.objectives.forward import set_attention
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.builders import (
@@ -167,7 +168,7 @@ class Trainer:
             )
         self.saved_tensors = {}
         if self.models.teacher is not None:
-            self.models.teacher.set_attn_implementation(stage.teacher_attention)
+            set_attention(self.models.teacher, stage.teacher_attention)
         loader = StageDataLoader(
             self.data_recipe,
             stage,

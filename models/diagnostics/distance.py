@@ -151,7 +151,7 @@ def compare_models(
         Per batch, student, document and non-empty group its sums; batches are in order of length.
 
     Raises:
-        ConfigError: vocabularies differ, or a head has a bias or soft-capped logits.
+        ConfigError: vocabularies differ, or a head has a bias.
         DataError: a group or token id is out of range, or a model's log-probabilities are not finite.
     """
     head = _Head(teacher)
@@ -193,8 +193,10 @@ class _Head:
 
     def __init__(self, model: Any) -> None:
         head: Any = model.get_output_embeddings()
-        if getattr(head, "bias", None) is not None or getattr(model.config, "final_logit_softcapping", None):
-            raise ConfigError(f"{type(model).__name__}: its head has a bias or soft-capped logits")
+        if getattr(head, "bias", None) is not None:
+            raise ConfigError(f"{type(model).__name__}: its head has a bias, which is not supported")
+        config: Any = getattr(model.config, "base", model.config)
+        self._soft_cap: float | None = getattr(config, "final_logit_softcapping", None)
         self._body = model.get_decoder()
         self._weight: Tensor = head.weight.detach().float()
         self.device, self.vocabulary = self._weight.device, int(self._weight.shape[0])
@@ -206,7 +208,8 @@ class _Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [N, vocabulary] of hidden states [N, width]."""
-        return linear(hidden.float(), self._weight)
+        logits = linear(hidden.float(), self._weight)
+        return logits if self._soft_cap is None else self._soft_cap * torch.tanh(logits / self._soft_cap)
 
 
 def _padded(length: int) -> int:

@@ -55,8 +55,8 @@ class Imitation(EndToEndStage):
     def loss_columns(self, tokens: LossTokens) -> Sequence[Tensor]:
         assert tokens.teacher_hidden is not None
         assert tokens.teacher_head is not None
-        chosen = (tokens.teacher_hidden @ tokens.teacher_head.T).argmax(-1)
-        logits = tokens.hidden @ tokens.head.T
+        chosen = tokens.teacher_head.logits(tokens.teacher_hidden).argmax(-1)
+        logits = tokens.head.logits(tokens.hidden)
         losses = torch.nn.functional.cross_entropy(logits, chosen, reduction="none")
         return self.weight * (losses * tokens.weights).sum(), (logits.argmax(-1) == chosen).float().mean()
 

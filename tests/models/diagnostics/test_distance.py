@@ -83,7 +83,15 @@ def teacher() -> Any:
     return load_checkpoint("pocket", dtype="float32").model
 
 
-def test_sums_are_those_of_whole_logits(teacher: Any) -> None:
+@pytest.fixture
+def capped(make_teacher: Callable[..., Any]) -> Any:
+    """A teacher with soft-capped scores and logits."""
+    return make_teacher("gemma2")
+
+
+@pytest.mark.parametrize("which", ["teacher", "capped"])
+def test_sums_are_those_of_whole_logits(which: str, request: pytest.FixtureRequest) -> None:
+    teacher = request.getfixturevalue(which)
     torch.manual_seed(0)
     student = build_student(teacher, "gated_deltanet").eval()
     texts = random_passages(teacher.config.vocab_size, [70, 5, 33, 2])
