@@ -7,8 +7,9 @@ processes may share a folder; of two lines with the same key the later one count
 
 import gc
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -51,6 +52,11 @@ class ResponseCache:
         """Return the cached response to the request with this key, or None."""
         verb, *rest = key
         return self._load(fingerprint, verb).get(cast(Any, tuple(rest)))
+
+    def known(self, fingerprint: str, keys: Iterable[Key]) -> dict[Key, Response]:
+        """Return the cached responses among those to `keys`."""
+        found = {key: self.get_by_key(fingerprint, key) for key in keys}
+        return {key: response for key, response in found.items() if response is not None}
 
     def add(self, fingerprint: str, responses: Sequence[tuple[Key, Response]]) -> None:
         """Append responses and flush them to disk before returning."""
@@ -109,17 +115,25 @@ def run_requests(
     """
     keys = [request.key() for request in requests]
     unique = dict(zip(keys, requests, strict=True))
-    done: dict[Key, Response] = {}
-    for key, request in unique.items():
-        cached = cache.get_by_key(engine.fingerprint, key)
-        if cached is not None and _is_valid(request, cached, engine.max_length):
-            done[key] = cached
-    missing = len(unique) - len(done)
-    with progress(total=missing, what=f"infer ({engine.name})", unit="req", quiet=quiet) as bar:
-        for key, response in _compute(engine, cache, unique, frozenset(done)):
+    done = reusable(unique, cache.known(engine.fingerprint, unique), engine.max_length)
+    with progress(
+        total=len(unique) - len(done), what=f"infer ({engine.name})", unit="req", quiet=quiet
+    ) as bar:
+        for key, response in compute_missing(
+            engine, unique, frozenset(done), partial(cache.add, engine.fingerprint)
+        ):
             done[key] = response
             bar.update(1)
     return [done[key] for key in keys]
+
+
+def reusable(
+    requests: Mapping[Key, Request], known: Mapping[Key, Response], max_length: int
+) -> dict[Key, Response]:
+    """Return the known responses that an engine which reads `max_length` positions need not recompute."""
+    return {
+        key: response for key, response in known.items() if _is_valid(requests[key], response, max_length)
+    }
 
 
 def _is_valid(request: Request, response: Response, max_length: int) -> bool:
@@ -130,9 +144,20 @@ def _is_valid(request: Request, response: Response, max_length: int) -> bool:
     return True
 
 
-def _compute(
-    engine: Engine, cache: ResponseCache, requests: dict[Key, Request], done: Collection[Key]
+def compute_missing(
+    engine: Engine,
+    requests: Mapping[Key, Request],
+    done: Collection[Key],
+    store: Callable[[Sequence[tuple[Key, Response]]], None],
 ) -> Iterator[tuple[Key, Response]]:
+    """Yield the responses to the requests that are not `done`, each after it has been stored.
+
+    Args:
+        engine: computes them.
+        requests: all requests, by key; an engine that is exact after a restart batches as if none were done.
+        done: keys that need no response.
+        store: keeps some responses; called at least once per second, and also when the engine is interrupted.
+    """
     scores = {key: request for key, request in requests.items() if isinstance(request, ScoreRequest)}
     prompts = {
         key: request
@@ -142,15 +167,17 @@ def _compute(
     completed = frozenset(index for index, key in enumerate(scores) if key in done)
     if len(completed) < len(scores):
         responses = score_remaining(engine, list(scores.values()), completed)
-        yield from _store(engine, cache, list(scores), responses)
+        yield from _store(store, list(scores), responses)
     if prompts:
-        yield from _store(engine, cache, list(prompts), engine.generate(list(prompts.values())))
+        yield from _store(store, list(prompts), engine.generate(list(prompts.values())))
 
 
 def _store(
-    engine: Engine, cache: ResponseCache, keys: list[Key], responses: Iterator[tuple[int, Any]]
+    store: Callable[[Sequence[tuple[Key, Response]]], None],
+    keys: list[Key],
+    responses: Iterator[tuple[int, Any]],
 ) -> Iterator[tuple[Key, Response]]:
-    """Pass responses on and write them to the cache in batches, also when the engine is interrupted."""
+    """Store responses in batches, also when the engine is interrupted, and pass them on."""
     pending: list[tuple[Key, Response]] = []
     flushed = time.monotonic()
     try:
@@ -158,9 +185,9 @@ def _store(
             pending.append((keys[index], response))
             if len(pending) >= FLUSH_RESPONSES or time.monotonic() - flushed > FLUSH_SECONDS:
                 batch, pending = pending, []
-                cache.add(engine.fingerprint, batch)
+                store(batch)
                 flushed = time.monotonic()
                 yield from batch
     finally:
-        cache.add(engine.fingerprint, pending)
+        store(pending)
     yield from pending
