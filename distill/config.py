@@ -1,4 +1,4 @@
-"""Groups of recipe settings: data sources, optimizer, schedule, architecture, checkpoints."""
+"""Groups of recipe settings: optimizer, schedule, architecture, checkpoints."""
 
 from typing import Annotated, Any, Literal
 
@@ -32,101 +32,6 @@ def _token_counts(value: Any) -> Any:
 
 TokenCounts = Annotated[int | list[int], PlainValidator(_token_counts)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-class DataSourceConfig(Strict):
-    """A source of examples: texts, prompts with completions, or lists of chat messages."""
-
-    kind: Literal["pocket", "local", "hub", "responses"]
-    """Synthetic pocket corpus, local files, a streamed hub dataset, or responses of the teacher."""
-    files: list[str] = Field(default_factory=list)
-    """local: paths or glob patterns of .parquet, .jsonl or .jsonl.zst files; the matches of each pattern are
-    read in sorted order. `$NAME` expands environment variables."""
-    dataset: str | None = None
-    """hub: `organization/name`."""
-    config: str | None = None
-    """hub: the configuration of the dataset."""
-    split: str = "train"
-    """hub: the split; pocket: the split of the corpus."""
-    revision: str | None = None
-    """hub: a commit, so that later runs read the same bytes."""
-    text: str = "text"
-    """Column with plain text."""
-    messages: str | None = None
-    """Column with a list of {role, content}, or of {from, value} as in ShareGPT (human, gpt); read instead of
-    `text`."""
-    prompt: str | None = None
-    """Column with prompts; read with `completion` instead of `text`."""
-    completion: str | None = None
-    """Column with completions."""
-    chat_template: str | None = None
-    """Name of a shipped chat template, or a Jinja template; default: the tokenizer's own."""
-    chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """Arguments of the chat template, such as `enable_thinking: false` for Qwen3."""
-    where: dict[str, str | int | float | list[str]] = Field(default_factory=dict)
-    """Row filter: column → a value, a list of allowed values, or a number as the minimum."""
-    min_characters: int = Field(default=1, ge=1)
-    """Shorter examples are dropped."""
-    mixture: dict[str, float] = Field(default_factory=dict)
-    """pocket: kind of text → weight; default: the corpus' own mixture."""
-    max_haystack_tokens: int | None = Field(default=None, ge=1)
-    """pocket: length of the longest haystack."""
-    seed: int = 0
-    """Seed of the document order and of the pocket corpus."""
-    shuffle_buffer_size: int = Field(default=16384, ge=1)
-    """Number of documents that are read and shuffled together."""
-    prompt_source: str | None = None
-    """responses: the source (with completions or messages) that supplies the prompts."""
-    num_prompts: int = Field(default=1000, ge=1)
-    """responses: number of distinct prompts."""
-    max_new_tokens: int = Field(default=512, ge=1)
-    """responses: longer responses are dropped."""
-    temperature: float = Field(default=0.0, ge=0)
-    """responses: sampling temperature; 0 is greedy."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """responses: nucleus sampling."""
-    num_workers: int = Field(default=0, ge=0)
-    """pocket: processes that generate texts in advance; 0: generate in the data thread."""
-    repeat_chunk_tokens: int | None = Field(default=None, ge=2)
-    """Split every document into chunks of at most this many tokens and write each chunk twice in a row, which
-    trains recall."""
-    repeat_span_tokens: int | None = Field(default=None, ge=2)
-    """With repeat_chunk_tokens: shuffle the second copy in spans of at most this many tokens, so that each
-    span has to be looked up separately."""
-    infinite: bool = True
-    """Start over in another order when all documents have been read."""
-    subset: Literal["all", "train", "held_out"] = "all"
-    """local, hub: all documents, the 99 % for training, or the held-out 1 %, split by a hash of the text."""
-    sample_fraction: float = Field(default=1.0, gt=0, le=1)
-    """local, hub: fraction of the documents that is read, chosen by a hash of the text."""
-    exclude: str | None = None
-    """local, hub: file with document hashes to skip, as written by
-    `python -m evalsuite.distill.data.decontamination`."""
-
-    @property
-    def columns(self) -> set[str]:
-        """Columns that are read."""
-        if self.messages is not None:
-            return {self.messages, *self.where}
-        if self.prompt is not None and self.completion is not None:
-            return {self.prompt, self.completion, *self.where}
-        return {self.text, *self.where}
-
-    @model_validator(mode="after")
-    def _complete(self) -> "DataSourceConfig":
-        if self.kind == "local" and not self.files:
-            raise ValueError("a local source needs 'files'")
-        if self.kind == "hub" and not self.dataset:
-            raise ValueError("a hub source needs 'dataset'")
-        if self.kind == "responses" and not self.prompt_source:
-            raise ValueError("a responses source needs 'prompt_source'")
-        if self.chat_template_kwargs and self.messages is None:
-            raise ValueError("'chat_template_kwargs' needs 'messages', which the template renders")
-        if (self.prompt is None) != (self.completion is None):
-            raise ValueError("'prompt' and 'completion' must be given together")
-        if self.repeat_span_tokens is not None and self.repeat_chunk_tokens is None:
-            raise ValueError("'repeat_span_tokens' needs 'repeat_chunk_tokens'")
-        return self
 
 
 class OptimizerConfig(Strict):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from evalsuite.distill.config import DataSourceConfig
+from evalsuite.distill.data.config import HubSourceConfig, TableSourceConfig
 from evalsuite.distill.recipe import Recipe
 from evalsuite.foundation import DataError
 from evalsuite.foundation.model_card import LOSS_STATEMENT, read_card, table, write_card
@@ -61,7 +61,7 @@ def _front_matter(lineage: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     license_name = _license_of(recipe.teacher)
     if license_name is not None:
         found["license"] = license_name
-    datasets = [source.dataset for source in recipe.data.values() if source.dataset is not None]
+    datasets = [source.dataset for source in recipe.data.values() if isinstance(source, HubSourceConfig)]
     if datasets:
         found["datasets"] = list(dict.fromkeys(datasets))
     return found
@@ -153,7 +153,7 @@ def _data(recipe: Recipe) -> str:
     rows = [
         [
             name,
-            _origin(source),
+            source.origin,
             ", ".join(
                 f"{stage.name} {100 * stage.mixture[name]:.3g} %"
                 for stage in recipe.stages
@@ -166,29 +166,13 @@ def _data(recipe: Recipe) -> str:
     return table(["source", "what it is", "share of each stage"], rows)
 
 
-def _origin(source: DataSourceConfig) -> str:
-    """Where a source's documents come from; of local files the names only, since paths are private."""
-    where = {
-        "pocket": "synthetic pocket corpus",
-        "local": f"files {', '.join(PurePath(file).name for file in source.files)}",
-        "hub": " ".join(filter(None, (source.dataset, source.config, source.split))),
-        "responses": f"the teacher's responses to prompts of {source.prompt_source}",
-    }[source.kind]
-    parts = [where]
-    if source.revision:
-        parts.append(f"revision {source.revision}")
-    if source.subset != "all":
-        parts.append("without the held-out 1 %" if source.subset == "train" else "the held-out 1 %")
-    if source.sample_fraction < 1:
-        parts.append(f"{100 * source.sample_fraction:g} % of the documents")
-    if source.exclude:
-        parts.append("without documents that overlap with benchmarks")
-    return ", ".join(parts)
-
-
 def _overlap(recipe: Recipe) -> str:
     """What `evalsuite.distill.data.decontamination` found, if its list was used."""
-    sources = {name: Path(each.exclude) for name, each in recipe.data.items() if each.exclude}
+    sources = {
+        name: Path(each.exclude)
+        for name, each in recipe.data.items()
+        if isinstance(each, TableSourceConfig) and each.exclude
+    }
     without = sorted(set(recipe.data) - set(sources))
     parts = []
     for folder in dict.fromkeys(path.parent for path in sources.values()):

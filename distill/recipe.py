@@ -17,10 +17,10 @@ import evalsuite.distill.objectives  # noqa: F401  (registers the objectives)
 from evalsuite.distill.config import (
     ArchitectureConfig,
     CheckpointConfig,
-    DataSourceConfig,
     SelectionProvenance,
     ValidationConfig,
 )
+from evalsuite.distill.data.config import DataSourceConfig, ResponsesSourceConfig
 from evalsuite.distill.overrides import apply_override
 from evalsuite.distill.retired_keys import refuse_retired_keys
 from evalsuite.distill.stage import Stage, stage_settings
@@ -74,7 +74,7 @@ class Recipe(Strict):
     """What is built from the teacher."""
     architecture: ArchitectureConfig | None = None
     """A Transformer from random weights, instead of students of a teacher."""
-    data: dict[str, DataSourceConfig] = Field(min_length=1)
+    data: dict[str, SerializeAsAny[DataSourceConfig]] = Field(min_length=1)
     """Name → source; stages name them."""
     stages: list[SerializeAsAny[Stage]] = Field(min_length=1)
     """Stages, in order."""
@@ -159,9 +159,9 @@ class Recipe(Strict):
     def _check_held_out(self) -> None:
         for name in sorted({source for stage in self.stages for source in stage.mixture}):
             source = self.data[name]
-            if source.kind == "responses":
+            if isinstance(source, ResponsesSourceConfig):
                 raise ValueError(f"'validation' needs held-out documents; data.{name} (responses) has none")
-            if source.kind != "pocket" and source.subset != "train":
+            if not source.leaves_held_out:
                 raise ValueError(
                     f"'validation' needs held-out documents: set data.{name}.subset: train, so that no stage "
                     "trains on them"

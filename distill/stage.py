@@ -11,17 +11,15 @@ also listed and checked without torch.
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import Field, model_validator
 
 from evalsuite.distill.config import OptimizerConfig, ScheduleConfig, Tokens
 from evalsuite.distill.model_shape import ModelShape
-from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.registry import Registry
-from evalsuite.foundation.strict import Strict
+from evalsuite.foundation.strict import StrictUnion
 
 if TYPE_CHECKING:
     import torch
@@ -30,12 +28,13 @@ if TYPE_CHECKING:
     from evalsuite.distill.types import CausalLM
 
 
-class Stage(Strict):
+class Stage(StrictUnion):
     """One training stage: its objective, trainable parameters, data, schedule and token budget.
 
     A mapping that is validated as a `Stage` becomes an instance of the class that its `objective` names.
     """
 
+    tag: ClassVar[str] = "objective"
     columns: ClassVar[tuple[str, ...]] = ("loss",)
     """Logged per step and student; the first one is minimized."""
     needs_teacher: ClassVar[bool] = True
@@ -145,35 +144,9 @@ class Stage(Strict):
         return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
     @classmethod
-    def class_for(cls, value: Any) -> type[Strict]:
-        """The class of the objective that an unvalidated stage names; this class if there is none."""
-        name = value.get("objective") if isinstance(value, Mapping) else None
-        return _usable([str(name)]).get(str(name), cls) if cls is Stage else cls
-
-    @classmethod
-    def hint(cls, key: str) -> str:
-        """For an unknown setting: the objectives that have it, or the nearest setting of this one."""
-        owners = [name for name, kind in _usable(OBJECTIVES).items() if key in kind.model_fields]
-        if not owners:
-            return nearest(key, cls.model_fields)
-        return f": it applies to objective {' or '.join(owners)} only"
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _by_objective(cls, value: Any, handler: ModelWrapValidatorHandler["Stage"]) -> "Stage":
-        if cls is not Stage or not isinstance(value, Mapping):
-            return handler(value)
-        name = value.get("objective")
-        try:
-            kind = OBJECTIVES.get_or_raise(str(name))
-        except ConfigError as error:
-            wrong: str | PydanticCustomError = "missing"
-            if name is not None:
-                # Braces in the message would be placeholders.
-                wrong = PydanticCustomError("objective", "{message}", {"message": str(error)})
-            details = InitErrorDetails(type=wrong, loc=("objective",), input=name)
-            raise ValidationError.from_exception_data(cls.__name__, [details]) from None
-        return kind.model_validate(value)
+    def registry(cls) -> Registry[Any]:
+        """The objectives."""
+        return OBJECTIVES
 
     @model_validator(mode="after")
     def _consistent(self) -> "Stage":
@@ -207,15 +180,5 @@ OBJECTIVES: Registry[type[Stage]] = Registry(
 def stage_settings(used: Collection[str]) -> set[str]:
     """Settings that stages can have: those of evalsuite's own objectives, and of the `used` ones."""
     names = [name for name in OBJECTIVES if name in used or OBJECTIVES.origin(name) == "evalsuite"]
-    return set(Stage.model_fields).union(*(kind.model_fields for kind in _usable(names).values()))
-
-
-def _usable(names: Iterable[str]) -> dict[str, type[Stage]]:
-    """The classes of those objectives that exist and can be imported."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = OBJECTIVES.get_or_raise(name)
-        except ConfigError:
-            continue
-    return found
+    kinds = Stage.usable_members(names).values()
+    return set(Stage.model_fields).union(*(kind.model_fields for kind in kinds))

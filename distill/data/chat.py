@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from jinja2 import TemplateError
 
-from evalsuite.distill.config import DataSourceConfig
+from evalsuite.distill.data.config import DataSourceConfig, TableSourceConfig
 from evalsuite.foundation import ConfigError, DataError, nearest
 from evalsuite.foundation.chat_templates import check_template_arguments
 
@@ -33,7 +33,7 @@ def shipped_templates() -> dict[str, str]:
 
 def source_renderer(tokenizer: Any, source: DataSourceConfig) -> Render | None:
     """The renderer of a source's conversations; None for plain text. Raises as `chat_renderer` does."""
-    if source.messages is None:
+    if not isinstance(source, TableSourceConfig) or source.messages is None:
         return None
     return chat_renderer(tokenizer, source.chat_template, source.chat_template_kwargs)
 

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalsuite.distill.data.chat import source_renderer
+from evalsuite.distill.data.config import TableSourceConfig
 from evalsuite.distill.data.sources import Reader, document_hash, open_reader
 from evalsuite.distill.recipe import load_recipe
 from evalsuite.foundation import progress, write_text
@@ -173,7 +174,8 @@ def main() -> None:
     excluded: set[int] = set()
     for name, source in recipe.data.items():
         documents = overlapping = 0
-        source = source.model_copy(update={"shuffle_buffer_size": BATCH_SIZE})
+        if isinstance(source, TableSourceConfig):
+            source = source.model_copy(update={"shuffle_buffer_size": BATCH_SIZE})
         render = source_renderer(tokenizer, source)
         for texts in progress(text_batches(open_reader(source, name, render)), what=name):
             hit = index.match(texts)

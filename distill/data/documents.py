@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from evalsuite.distill.config import DataSourceConfig
+from evalsuite.distill.data.config import PocketSourceConfig
 from evalsuite.distill.data.packing import Document, tokenize
 from evalsuite.distill.data.sources import Example, PocketReader, Position, Reader, shuffled
 
@@ -70,7 +70,7 @@ class PocketDocumentSource:
 
     def __init__(
         self,
-        source: DataSourceConfig,
+        source: PocketSourceConfig,
         shard_size: int,
         tokenizer: Tokenizer,
         eos_id: int,
@@ -110,7 +110,7 @@ _worker: tuple[PocketReader, Encode] | None = None
 
 
 def _init_worker(
-    source: DataSourceConfig, shard_size: int, tokenizer: str, eos_id: int, mask_prompt: bool
+    source: PocketSourceConfig, shard_size: int, tokenizer: str, eos_id: int, mask_prompt: bool
 ) -> None:
     global _worker
     loaded = Tokenizer.from_str(tokenizer)

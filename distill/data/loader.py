@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from evalsuite.distill.data.chat import source_renderer
+from evalsuite.distill.data.config import LocalSourceConfig, PocketSourceConfig
 from evalsuite.distill.data.documents import DocumentSource, PocketDocumentSource, SerialDocumentSource
 from evalsuite.distill.data.mixture import interleave, pack_source, start_of_stage
 from evalsuite.distill.data.packing import Document, PackedSequence, repeat_spans, tokenize
@@ -101,11 +102,11 @@ class StageDataLoader:
         source, eos_id = recipe.data[name], eos_token_id(tokenizer)
         mask_prompt = self._stage.loss_mask == "completion"
         backend = tokenizer.backend_tokenizer
-        if source.kind == "pocket" and source.num_workers:
+        if isinstance(source, PocketSourceConfig) and source.num_workers:
             return PocketDocumentSource(source, POCKET_SHARD_SIZE, backend, eos_id, mask_prompt=mask_prompt)
         render = source_renderer(tokenizer, source)
         reader = self._readers.get(name) or open_reader(source, name, render)
-        if source.kind == "local":
+        if isinstance(source, LocalSourceConfig):
             self._readers[name] = reader
 
         def encode(examples: Sequence[Example]) -> list[Document]:

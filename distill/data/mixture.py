@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from evalsuite.distill.config import DataSourceConfig
+from evalsuite.distill.data.config import DataSourceConfig
 from evalsuite.distill.data.documents import DocumentSource
 from evalsuite.distill.data.packing import Document, PackedSequence, pack_concat, pack_documents
 from evalsuite.distill.data.sources import Position, shuffled
@@ -95,7 +95,7 @@ def pack_source(
             if packing == "concat":
                 sequences, remaining = pack_concat(members, length)
             else:
-                last = next_position is None and at.batch == len(batches) - 1 and not source.infinite
+                last = next_position is None and at.batch == len(batches) - 1 and not source.is_infinite
                 sequences, remaining = pack_documents(members, length, pad_id, last=last)
                 # Packing sorts by length; unshuffled, some training batches would hold long documents only.
                 sequences = shuffled(sequences, seed, source.seed, at.epoch, at.shard, at.batch)
@@ -110,7 +110,7 @@ def pack_source(
         if next_position is None:
             if empty:
                 raise DataError(f"data source '{name}': no document is left after filtering")
-            if not source.infinite:
+            if not source.is_infinite:
                 return
             at.epoch, at.shard, at.position = at.epoch + 1, 0, {}
         else:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from evalsuite.distill.config import DataSourceConfig
 from evalsuite.distill.data.chat import source_renderer
+from evalsuite.distill.data.config import ResponsesSourceConfig
 from evalsuite.distill.data.loader import eos_token_id
 from evalsuite.distill.data.sources import Example, open_reader
 from evalsuite.distill.recipe import Recipe
@@ -27,7 +27,9 @@ def generate_responses(recipe: Recipe, out: Path, device: torch.device, *, quiet
         ConfigError: a responses source without a teacher, or with an unknown prompt source.
         DataError: the prompt source has no prompts, or no response was completed.
     """
-    wanted = {name: source for name, source in recipe.data.items() if source.kind == "responses"}
+    wanted = {
+        name: source for name, source in recipe.data.items() if isinstance(source, ResponsesSourceConfig)
+    }
     if not wanted:
         return recipe
     data = dict(recipe.data)
@@ -43,19 +45,12 @@ def generate_responses(recipe: Recipe, out: Path, device: torch.device, *, quiet
                 dtype = "bfloat16" if device.type == "cuda" else "float32"
                 checkpoint = load_checkpoint(recipe.teacher, dtype=dtype, device=str(device))
             _generate(path, name, source, recipe, checkpoint, quiet)
-        data[name] = DataSourceConfig(
-            kind="local",
-            files=[str(path)],
-            prompt="prompt",
-            completion="completion",
-            seed=source.seed,
-            infinite=source.infinite,
-        )
+        data[name] = source.as_local(str(path))
     return recipe.model_copy(update={"data": data})
 
 
 def _generate(
-    path: Path, name: str, source: DataSourceConfig, recipe: Recipe, checkpoint: Any, quiet: bool
+    path: Path, name: str, source: ResponsesSourceConfig, recipe: Recipe, checkpoint: Any, quiet: bool
 ) -> None:
     from evalsuite.models.inference import GenerateRequest, ResponseCache, SamplingParams, run_requests
     from evalsuite.models.inference.torch.engine import TorchEngine
@@ -86,16 +81,16 @@ def _generate(
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def _prompts(name: str, source: DataSourceConfig, recipe: Recipe, tokenizer: Any) -> list[str]:
+def _prompts(name: str, source: ResponsesSourceConfig, recipe: Recipe, tokenizer: Any) -> list[str]:
     """The first `num_prompts` distinct prompts (texts before a completion) of the prompt source."""
-    origin = recipe.data.get(source.prompt_source or "")
-    if origin is None or origin.kind == "responses":
+    origin = recipe.data.get(source.prompt_source)
+    if origin is None or isinstance(origin, ResponsesSourceConfig):
         raise ConfigError(
             f"data source '{name}': 'prompt_source' = '{source.prompt_source}' is not a source of prompts"
         )
     eos_token_id(tokenizer)
     render = source_renderer(tokenizer, origin)
-    reader = open_reader(origin, str(source.prompt_source), render)
+    reader = open_reader(origin, source.prompt_source, render)
     found: dict[str, None] = {}
     position: dict[str, Any] | None = {}
     while position is not None and len(found) < source.num_prompts:

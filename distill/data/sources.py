@@ -17,8 +17,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from evalsuite.distill.config import DataSourceConfig
 from evalsuite.distill.data.chat import read_messages, render_conversation
+from evalsuite.distill.data.config import (
+    DataSourceConfig,
+    HubSourceConfig,
+    LocalSourceConfig,
+    PocketSourceConfig,
+    TableSourceConfig,
+)
 from evalsuite.distill.recipe import RECIPES
 from evalsuite.foundation import DataError, MissingDependencyError, nearest
 
@@ -55,7 +61,7 @@ class Reader(Protocol):
 class PocketReader:
     """The synthetic pocket corpus, which is infinite: text number i is a function of the seed and i."""
 
-    def __init__(self, source: DataSourceConfig, shard_size: int) -> None:
+    def __init__(self, source: PocketSourceConfig, shard_size: int) -> None:
         self._source, self._shard_size = source, shard_size
 
     def read_shard(self, position: Position) -> Shard:
@@ -80,7 +86,7 @@ class LocalReader:
     A file stays open between shards, so that an epoch reads it once; only a resumed reader skips rows.
     """
 
-    def __init__(self, source: DataSourceConfig, name: str, shard_size: int, chat_template: Any) -> None:
+    def __init__(self, source: LocalSourceConfig, name: str, shard_size: int, chat_template: Any) -> None:
         self._source, self._name, self._shard_size = source, name, shard_size
         self._template = chat_template
         self._last: tuple[Position, Shard] | None = None
@@ -191,7 +197,7 @@ def _lines(stream: Any) -> Iterator[bytes]:
 class HubReader:
     """A streamed hub dataset; positions hold the stream's own state, which makes resuming cheap."""
 
-    def __init__(self, source: DataSourceConfig, name: str, shard_size: int, chat_template: Any) -> None:
+    def __init__(self, source: HubSourceConfig, name: str, shard_size: int, chat_template: Any) -> None:
         self._source, self._name, self._shard_size = source, name, shard_size
         self._template = chat_template
         self._stream: Any = None
@@ -246,13 +252,19 @@ POCKET_SHARD_SIZE = 1024
 
 def open_reader(source: DataSourceConfig, name: str, chat_template: Any = None) -> Reader:
     """Open a source. `chat_template` renders its messages (see `chat.chat_renderer`)."""
-    if source.kind == "pocket":
-        return PocketReader(source, POCKET_SHARD_SIZE)
-    reader = LocalReader if source.kind == "local" else HubReader
-    return reader(source, name, source.shuffle_buffer_size, chat_template)
+    match source:
+        case PocketSourceConfig():
+            return PocketReader(source, POCKET_SHARD_SIZE)
+        case LocalSourceConfig():
+            return LocalReader(source, name, source.shuffle_buffer_size, chat_template)
+        case HubSourceConfig():
+            return HubReader(source, name, source.shuffle_buffer_size, chat_template)
+    raise DataError(f"data source '{name}': {source.kind} has no documents yet; they are generated first")
 
 
-def parse_row(row: dict[str, Any], source: DataSourceConfig, name: str, chat_template: Any) -> Example | None:
+def parse_row(
+    row: dict[str, Any], source: TableSourceConfig, name: str, chat_template: Any
+) -> Example | None:
     """Convert a row to an example; None if the source's filters drop it.
 
     Raises:
@@ -290,7 +302,7 @@ def document_hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def passes_filters(text: str, source: DataSourceConfig) -> bool:
+def passes_filters(text: str, source: TableSourceConfig) -> bool:
     """Whether a source includes a document; depends on its text only, not on its position."""
     if len(text) < source.min_characters:
         return False

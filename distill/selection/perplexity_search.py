@@ -134,7 +134,7 @@ def _is_pocket(tokenizer: Any) -> bool:
 
 
 def _questions_of_source(context: SelectionContext, name: str) -> list[Question]:
-    source = context.training_recipe.data[name].model_copy(update={"subset": "all"})
+    source = context.training_recipe.data[name].restrict("all")
     render = source_renderer(context.tokenizer, source)
     examples, _ = open_reader(source, name, render).read_shard({})
     found = []

@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from docs._generate import commands, fields, registries
+from evalsuite.distill.data.config import DATA_SOURCES, DataSourceConfig
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.selection import SELECTORS
 from evalsuite.distill.stage import OBJECTIVES, Stage
@@ -41,10 +42,10 @@ def load(name: str) -> type:
 
 
 def recipe() -> str:
-    """Return the keys of recipes, with the settings of every objective."""
-    return fields.reference(
-        Recipe, *lines_of(Stage, [OBJECTIVES[name] for name in registries.own(OBJECTIVES)])
-    )
+    """Return the keys of recipes, with the settings of every kind of source and every objective."""
+    sources = lines_of(DataSourceConfig, [DATA_SOURCES[name] for name in registries.own(DATA_SOURCES)])
+    stages = lines_of(Stage, [OBJECTIVES[name] for name in registries.own(OBJECTIVES)])
+    return fields.reference(Recipe, *sources, *stages)
 
 
 def mixer_options() -> str:

@@ -3,14 +3,25 @@
 Not imported by the package's `__init__`: the infer phase runs without pydantic.
 """
 
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from evalsuite.foundation.errors import ConfigError, nearest
+from evalsuite.foundation.registry import Registry
 
 
 class Strict(BaseModel):
@@ -27,6 +38,68 @@ class Strict(BaseModel):
     def hint(cls, key: str) -> str:
         """What follows "unknown key 'KEY'" in a message: by default the nearest known key."""
         return nearest(key, cls.model_fields)
+
+
+class StrictUnion(Strict):
+    """Base of a union of configuration classes, of which one key selects a member.
+
+    The base declares the ClassVar `tag`, the selecting key, and `registry`, its members by name. A mapping
+    that is validated as the base becomes an instance of the member that the tag names.
+    """
+
+    tag: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def registry(cls) -> Registry[Any]:
+        """The members by name."""
+
+    @classmethod
+    def usable_members(cls, names: Iterable[str]) -> dict[str, type[Self]]:
+        """Those of the named members that exist and can be imported."""
+        found = {}
+        for name in names:
+            try:
+                found[name] = cls.registry().get_or_raise(name)
+            except ConfigError:
+                continue
+        return found
+
+    @classmethod
+    def class_for(cls, value: Any) -> type[Strict]:
+        """The member that an unvalidated mapping names; this class if there is none."""
+        name = value.get(cls.tag) if isinstance(value, Mapping) else None
+        return cls.usable_members([str(name)]).get(str(name), cls) if cls._is_base() else cls
+
+    @classmethod
+    def hint(cls, key: str) -> str:
+        """For an unknown key: the members that have it, or the nearest key of this one."""
+        members = cls.usable_members(cls.registry())
+        owners = [name for name, kind in members.items() if key in kind.model_fields]
+        if not owners:
+            return nearest(key, cls.model_fields)
+        return f": it applies to {cls.tag} {' or '.join(owners)} only"
+
+    @classmethod
+    def _is_base(cls) -> bool:
+        return "tag" in cls.__dict__
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _by_tag(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not cls._is_base() or not isinstance(value, Mapping):
+            return handler(value)
+        name = value.get(cls.tag)
+        try:
+            member: type[Self] = cls.registry().get_or_raise(str(name))
+        except ConfigError as error:
+            wrong: str | PydanticCustomError = "missing"
+            if name is not None:
+                # Braces in the message would be placeholders.
+                wrong = PydanticCustomError(cls.tag, "{message}", {"message": str(error)})
+            details = InitErrorDetails(type=wrong, loc=(cls.tag,), input=name)
+            raise ValidationError.from_exception_data(cls.__name__, [details]) from None
+        return member.model_validate(value)
 
 
 StrictModel = TypeVar("StrictModel", bound=Strict)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from evalsuite.distill.config import DataSourceConfig
 from evalsuite.distill.data.chat import (
     chat_renderer,
     read_messages,
@@ -10,6 +9,7 @@ from evalsuite.distill.data.chat import (
     shipped_templates,
     source_renderer,
 )
+from evalsuite.distill.data.config import DataSourceConfig, HubSourceConfig
 from evalsuite.distill.data.packing import tokenize
 from evalsuite.distill.data.sources import Example
 from evalsuite.foundation import ConfigError, DataError
@@ -132,7 +132,7 @@ def test_a_template_that_rejects_its_arguments_is_named(tokenizer):
 
 
 def test_plain_text_has_no_renderer(tokenizer):
-    assert source_renderer(tokenizer, DataSourceConfig(kind="hub", dataset="org/text")) is None
+    assert source_renderer(tokenizer, HubSourceConfig(kind="hub", dataset="org/text")) is None
 
 
 def test_conversations_of_two_forms_are_the_same():

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from evalsuite.distill.config import DataSourceConfig
+from evalsuite.distill.data.config import LocalSourceConfig
 from evalsuite.distill.data.loader import StageDataLoader, prefetch, validate_data
 from evalsuite.distill.data.sources import document_hash, open_reader
 from evalsuite.foundation import DataError
@@ -196,20 +196,13 @@ def test_errors_in_the_prefetch_thread_are_raised_in_the_consumer():
         next(items)
 
 
-def test_incomplete_sources_name_the_missing_key():
-    with pytest.raises(ValueError, match="'prompt' and 'completion' must be given together"):
-        DataSourceConfig(kind="pocket", prompt="a")
-    with pytest.raises(ValueError, match="needs 'dataset'"):
-        DataSourceConfig(kind="hub")
-
-
 def test_the_held_out_subset_is_disjoint_and_independent_of_order(tmp_path):
     rows = [{"text": f"document {i} of the house"} for i in range(2000)]
 
     def read(part: str, rows: list[dict[str, str]]) -> set[str]:
         path = tmp_path / "rows.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        source = DataSourceConfig(kind="local", files=[str(path)], subset=part)
+        source = LocalSourceConfig(kind="local", files=[str(path)], subset=part)
         found, following = open_reader(source, "rows").read_shard({})
         assert following is None
         return {example.text for example in found}
@@ -222,7 +215,7 @@ def test_the_held_out_subset_is_disjoint_and_independent_of_order(tmp_path):
 
 
 def read_source(**fields):
-    examples, _ = open_reader(DataSourceConfig(kind="local", **fields), "words").read_shard({})
+    examples, _ = open_reader(LocalSourceConfig(kind="local", **fields), "words").read_shard({})
     return {example.text for example in examples}
 
 

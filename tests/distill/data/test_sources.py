@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from evalsuite.distill.config import DataSourceConfig
+from evalsuite.distill.data.config import DataSourceConfig
 from evalsuite.distill.data.sources import Reader, open_reader
 from evalsuite.foundation import DataError
 
