@@ -93,6 +93,8 @@ class Column:
     per_protocol: bool = False
     """Whether a table of both protocols has one such column each."""
     digits: int = 1
+    note: Callable[[Entry], str] = lambda entry: ""
+    """What a reader must know about a cell, shown on hover; tables mark the cell with †."""
 
     @property
     def header(self) -> str:
@@ -100,7 +102,11 @@ class Column:
         return {"percent": f"{self.title} %", "points": f"{self.title}, points"}.get(self.unit, self.title)
 
     def text(self, entry: Entry) -> str:
-        """The cell of a table; a dash for None."""
+        """The cell of a table; a dash for None, and a mark where there is a note."""
+        text = self._text(entry)
+        return f"{text} †" if text != formatting.NOTHING and self.note(entry) else text
+
+    def _text(self, entry: Entry) -> str:
         value = self.value(entry)
         if isinstance(value, Estimate):
             value = value.interval
@@ -164,6 +170,12 @@ COLUMNS: Registry[Column] = Registry("leaderboard column")
 def columns_of(output: Output) -> dict[str, Column]:
     """The columns of an output by name, in order of registration."""
     return {name: column for name, column in COLUMNS.items() if output in column.outputs}
+
+
+def _retrained(entry: Entry) -> str:
+    if entry.distance is None or not entry.distance.is_retrained:
+        return ""
+    return "† measured on other weights: the same recipe, trained again"
 
 
 def _agreement(name: str) -> Callable[[Entry], Value]:
@@ -336,6 +348,7 @@ for _name, _column in {
         digits=3,
         outputs=("csv", "page"),
         with_interval=False,
+        note=_retrained,
     ),
     "equivalent_bits": Column(
         title="bits",
@@ -344,6 +357,16 @@ for _name, _column in {
         unit="number",
         outputs=("csv", "page"),
         with_interval=False,
+        note=_retrained,
+    ),
+    "distance_trained_again": Column(
+        title="distance of the recipe, trained again",
+        hint="1 if KL and bits were measured on other weights: the same recipe, trained again.",
+        value=lambda entry: None if entry.distance is None else int(entry.distance.is_retrained),
+        kind="value",
+        unit="number",
+        better=None,
+        outputs=_CSV,
     ),
     "gap": Column(
         title="gap",

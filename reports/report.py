@@ -188,7 +188,7 @@ class Report:
         return None
 
     def distance(self, checkpoint: int, text: str = ANSWERS) -> DistanceRow | None:
-        """The distance of a student over a whole text."""
+        """The distance of a student over a whole text; that of its recipe, trained again, if none other."""
         for row in self.distances:
             if (row.checkpoint, row.text, row.kind) == (checkpoint, text, "all"):
                 return row

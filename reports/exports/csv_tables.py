@@ -120,6 +120,7 @@ def distances_csv(report: Report) -> str:
     return _csv(
         {
             "label": None if row.checkpoint is None else report.checkpoints[row.checkpoint].label,
+            "trained_again": int(row.is_retrained),
             "bits": row.bits,
             "teacher": report.checkpoints[row.teacher].label,
             "text": row.text,

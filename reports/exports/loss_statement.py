@@ -151,7 +151,7 @@ def _total(counts: list[int | None]) -> str:
 
 
 def _distances(report: Report, student: int) -> str:
-    """One line per text: KL divergence, top-1 agreement, and the rounding of the teacher at that distance."""
+    """One line per text, of these weights only: KL divergence, top-1 agreement, equivalent bits."""
     rows = [
         [
             "right answers of the benchmarks" if row.text == ANSWERS else escape(row.text),
@@ -162,7 +162,7 @@ def _distances(report: Report, student: int) -> str:
             _bits(row.equivalent_bits),
         ]
         for row in report.distances
-        if (row.checkpoint, row.kind) == (student, "all")
+        if (row.checkpoint, row.kind, row.is_retrained) == (student, "all", False)
     ]
     header = [
         "text",

@@ -3,6 +3,9 @@
 One row per compared model, text, document and group of tokens: sums over the compared tokens, as
 `evalsuite.models.diagnostics.distance` yields them. A compared model is a student, or the teacher rounded to
 a few bits, which is a mark of the yardstick.
+
+A checkpoint of a run whose weights are lost can be represented by other weights that its recipe made when it
+was trained again: their rows have a weights_id of their own and name the checkpoint in `same_recipe_as`.
 """
 
 import io
@@ -17,7 +20,7 @@ import pyarrow.parquet as pq
 
 from evalsuite.foundation import DataError, write_bytes
 
-SCHEMA = 1
+SCHEMA = 2
 FILE = "distances.parquet"
 METADATA = b"evalsuite"
 ANSWERS = "answers"
@@ -25,6 +28,7 @@ ANSWERS = "answers"
 COLUMNS = {
     "weights_id": pa.string(),  # of the student; of the teacher itself for a rounding
     "bits": pa.int64(),  # of a rounded teacher; null for a student
+    "same_recipe_as": pa.string(),  # weights_id of a checkpoint that the same recipe made; else null
     "teacher": pa.string(),  # weights_id
     "text": pa.string(),  # `answers`, or the name of a text such as `held-out`
     "source": pa.string(),  # benchmark, or the part of the text that documents come from
@@ -38,7 +42,8 @@ COLUMNS = {
     "student_nll": pa.float64(),
 }
 KEY = ["weights_id", "bits", "teacher", "text", "source", "doc_id", "token_class", "positions"]
-_REQUIRED = [name for name in COLUMNS if name not in ("bits", "token_class", "positions")]
+_OPTIONAL = ("bits", "same_recipe_as", "token_class", "positions")
+_REQUIRED = [name for name in COLUMNS if name not in _OPTIONAL]
 _ROUNDING = 1e-4
 """A sum of KL divergences may be so much below zero by rounding."""
 
@@ -48,7 +53,7 @@ def write_distances(run: Path, frame: pd.DataFrame) -> Path:
 
     Args:
         run: the folder.
-        frame: rows with the columns of `COLUMNS`.
+        frame: rows with the columns of `COLUMNS`; absent ones are null.
 
     Raises:
         DataError: invalid rows, here or in the file that is there.
@@ -61,6 +66,7 @@ def write_distances(run: Path, frame: pd.DataFrame) -> Path:
         new = pd.MultiIndex.from_frame(frame[models].astype(object).fillna(-1))
         old = pd.MultiIndex.from_frame(known[models].astype(object).fillna(-1))
         frame = pd.concat([known[~old.isin(new)], frame], ignore_index=True)
+    frame = frame.reindex(columns=list(COLUMNS)).astype(dict.fromkeys(_OPTIONAL, object))
     frame = frame.sort_values(KEY, kind="stable", na_position="first")
     columns = [pa.array(frame[name], kind, from_pandas=True) for name, kind in COLUMNS.items()]
     table = pa.table(dict(zip(COLUMNS, columns, strict=True)))
@@ -122,6 +128,10 @@ def _check(table: pa.Table, path: Path) -> None:
         _refuse(path, wrong, f"'{name}' is negative or not finite")
     outside = (values["agreement"] < 0) | (values["agreement"] > values["tokens"])
     _refuse(path, outside, "'agreement' is not between 0 and 'tokens'")
+    again = table.select(["weights_id", "same_recipe_as", "bits"]).to_pandas()
+    _refuse(path, again["weights_id"] == again["same_recipe_as"], "'same_recipe_as' is the same weights")
+    rounded = again["bits"].notna() & again["same_recipe_as"].notna()
+    _refuse(path, rounded, "a rounded teacher ('bits') has no recipe ('same_recipe_as')")
     repeated = table.select(KEY).to_pandas().duplicated()
     _refuse(path, repeated.to_numpy(), "the same model, document and group is there twice")
 

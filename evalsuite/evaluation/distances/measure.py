@@ -85,7 +85,8 @@ def _compare(
     teacher: Checkpoint, model: Any, parts: Sequence[Part], weights_id: str, bits: int | None
 ) -> pd.DataFrame:
     rows = [row for part in parts for row in _rows(teacher, model, part)]
-    frame = pd.DataFrame(rows).assign(weights_id=weights_id, teacher=teacher.weights_id)
+    ids = {"weights_id": weights_id, "teacher": teacher.weights_id, "same_recipe_as": None}
+    frame = pd.DataFrame(rows).assign(**ids)
     return frame.assign(bits=pd.array([bits] * len(frame), dtype="Int64"))[list(COLUMNS)]
 
 

@@ -2,10 +2,11 @@
 
 Averages are token means Σ KL ÷ Σ tokens; over the answers of several benchmarks the macro mean of those.
 Intervals are bootstraps over documents of the linearized ratio (Cochran 1977, section 6.4). A student is
-placed among roundings of its teacher by interpolating log KL: "as far as rounding to 4.5 bits".
+placed among roundings of its teacher by interpolating log KL: "as far as rounding to 4.5 bits". Weights of a
+recipe that was trained again stand next to the checkpoint, never in its place; the gate does not read them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +34,8 @@ class DistanceRow:
 
     checkpoint: int | None
     """None for a rounded teacher."""
+    is_retrained: bool
+    """Whether other weights than the checkpoint's were compared: those of its recipe, trained again."""
     bits: int | None
     """Of a rounded teacher; None for a student."""
     teacher: int
@@ -72,14 +75,21 @@ def distance_rows(tensor: ResultTensor, frame: pd.DataFrame | None) -> list[Dist
     if frame is None:
         return []
     index = {each.plan.weights_id: i for i, each in enumerate(tensor.checkpoints)}
+    pairs = frame[["weights_id", "same_recipe_as"]].dropna().drop_duplicates()
+    retrained = {
+        weights_id: index[original]
+        for weights_id, original in pairs.itertuples(index=False)
+        if original in index and weights_id not in index
+    }
+    models = index | retrained
+    known = frame[frame["teacher"].isin(index) & frame["weights_id"].isin(models)]
     found = []
-    for names, part in frame[frame["teacher"].isin(index)].groupby(["teacher", "text"], sort=True):
+    for names, part in known.groupby(["teacher", "text"], sort=True):
         teacher, text = map(str, names)
-        known = part[part["weights_id"].isin(index)]
-        for kind, group, rows in _groups(known, text):
+        for kind, group, rows in _groups(part, text):
             summed = _part(rows, text, kind)
             if summed is not None:
-                found += _rows(summed, index, index[teacher], text, kind, group)
+                found += _rows(summed, models, retrained, index[teacher], text, kind, group)
     return found
 
 
@@ -156,7 +166,13 @@ def _linearized(values: np.ndarray, units: np.ndarray) -> np.ndarray:
 
 
 def _rows(
-    part: _Part, index: dict[str, int], teacher: int, text: str, kind: Kind, group: str
+    part: _Part,
+    models: Mapping[str, int],
+    retrained: Collection[str],
+    teacher: int,
+    text: str,
+    kind: Kind,
+    group: str,
 ) -> list[DistanceRow]:
     count = len(part.models)
     contrasts = [part.data.mean({i: 1.0}) for i in range(count)]
@@ -167,7 +183,8 @@ def _rows(
     }
     rows = [
         DistanceRow(
-            checkpoint=index[weights_id] if bits is None else None,
+            checkpoint=models[weights_id] if bits is None else None,
+            is_retrained=weights_id in retrained,
             bits=bits,
             teacher=teacher,
             text=text,
@@ -181,7 +198,10 @@ def _rows(
         )
         for i, ((weights_id, bits), contrast) in enumerate(zip(part.models, contrasts, strict=True))
     ]
-    return sorted(rows, key=lambda row: (row.bits is not None, -(row.bits or 0), row.checkpoint or 0))
+    return sorted(
+        rows,
+        key=lambda row: (row.bits is not None, -(row.bits or 0), row.checkpoint or 0, row.is_retrained),
+    )
 
 
 def _bits(contrast: Contrast, scale: dict[int, float]) -> Estimate:

@@ -15,6 +15,10 @@ from evalsuite.reports.report import Report
 
 GROUPS = {"token_class": "token class", "positions": "position in the text"}
 """Parts of a text that have a figure of their own."""
+TRAINED_AGAIN = (
+    " (trained again): other weights than those that were scored; the same recipe made them when it was "
+    "trained again."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +54,16 @@ def _sentence(report: Report) -> str:
     if not placed:
         return ""
     nearest = min(placed, key=lambda row: row.kl.point)
-    assert nearest.checkpoint is not None
     return (
-        f"At the right answers {report.checkpoints[nearest.checkpoint].label} is as far from its teacher as "
+        f"At the right answers {_name(report, nearest)} is as far from its teacher as "
         f"rounding it to {nearest.equivalent_bits.point:.1f} bits."
     )
 
 
 def _name(report: Report, row: DistanceRow) -> str:
-    return f"{row.bits}-bit" if row.checkpoint is None else report.checkpoints[row.checkpoint].label
+    if row.checkpoint is None:
+        return f"{row.bits}-bit"
+    return report.checkpoints[row.checkpoint].label + (" (trained again)" if row.is_retrained else "")
 
 
 def _yardstick(report: Report, rows: Sequence[DistanceRow], place: str) -> Figure:
@@ -112,6 +117,7 @@ def _yardstick(report: Report, rows: Sequence[DistanceRow], place: str) -> Figur
         caption=(
             "Dotted: the same teacher rounded to fewer bits (symmetric round-to-nearest in blocks of 64, "
             "every linear layer and the head). A teacher dequantized from a format reads as zero at it."
+            + (TRAINED_AGAIN if any(row.is_retrained for row in students) else "")
         ),
         height=24 * len(students) + 110,
         table=Table(

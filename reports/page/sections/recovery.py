@@ -307,7 +307,8 @@ def _summary(column: Column, entry: Entry) -> Summary:
     sort = round(interval.point, 6)
     if column.with_interval:
         return Summary(text, span, sort)
-    return Summary(text, "", sort, f"95 % interval {span}")
+    note = column.note(entry)
+    return Summary(text, "", sort, f"95 % interval {span}" + (f"; {note}" if note else ""))
 
 
 def _first_order(column: Column) -> str:

@@ -18,6 +18,7 @@ def test_students_stand_between_roundings_of_the_teacher(small_run: Path, tmp_pa
     rows = [
         {
             "weights_id": weights,
+            "same_recipe_as": weak if weights == "weak again" else None,
             "bits": bits,
             "teacher": teacher,
             "text": text,
@@ -33,7 +34,7 @@ def test_students_stand_between_roundings_of_the_teacher(small_run: Path, tmp_pa
         }
         for weights, bits, kl in (
             (strong, None, 0.09),
-            (weak, None, 0.9),
+            ("weak again", None, 0.9),
             (teacher, 8, 0.001),
             (teacher, 4, 0.1),
             (teacher, 2, 10.0),
@@ -53,7 +54,7 @@ def test_students_stand_between_roundings_of_the_teacher(small_run: Path, tmp_pa
     ]
     yardstick = figures["Distance: right answers"]
     (students,) = yardstick["data"]
-    assert yardstick["layout"]["yaxis"]["ticktext"] == ["strong", "weak"]
+    assert yardstick["layout"]["yaxis"]["ticktext"] == ["strong", "weak (trained again)"]
     expected = [comparison.report.distance(checkpoint).kl.point for checkpoint in (1, 2)]
     assert students["x"] == pytest.approx(expected, rel=1e-4)
     assert [mark["text"] for mark in yardstick["layout"]["annotations"]] == ["8 bit", "4 bit", "2 bit"]
@@ -64,6 +65,8 @@ def test_students_stand_between_roundings_of_the_teacher(small_run: Path, tmp_pa
     bits = comparison.report.distance(1).equivalent_bits.point
     assert f"strong is as far from its teacher as rounding it to {bits:.1f} bits" in page.text["distance"]
     assert "bits" in page.rows["recovery"][0]
+    assert "other weights than those that were scored" in page.text["distance"]
+    assert " †" in comparison.page.read_text()
 
 
 def test_columns_without_values_are_not_on_the_page(small_run: Path, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from evalsuite.foundation import DataError
 from evalsuite.reports import policy_from_options, run_gate
 from evalsuite.reports.analysis.measures.distances import DistanceRow, distance_rows
 from evalsuite.reports.columns import COLUMNS, Entry
+from evalsuite.reports.exports.csv_tables import distances_csv
+from evalsuite.reports.exports.loss_statement import loss_statement
 from evalsuite.reports.records.distances import COLUMNS as FIELDS
 from evalsuite.reports.records.distances import FILE, read_distance_file, read_distances, write_distances
 from evalsuite.reports.records.run_folder import read_plan
@@ -47,6 +49,7 @@ def frame_of(**columns: object) -> pd.DataFrame:
     base = {
         "weights_id": "s",
         "bits": None,
+        "same_recipe_as": None,
         "teacher": "teacher",
         "text": "answers",
         "source": "a",
@@ -167,6 +170,43 @@ def test_a_model_that_lacks_a_benchmark_has_no_macro_mean() -> None:
     }
 
 
+def test_weights_of_a_recipe_trained_again_stand_next_to_the_checkpoint() -> None:
+    documents = [f"d{i}" for i in range(20)]
+    frame = pd.concat(
+        [
+            frame_of(doc_id=documents, weights_id="s", kl=1.0),
+            frame_of(doc_id=documents, weights_id="s again", kl=2.0, same_recipe_as="s"),
+            frame_of(doc_id=documents, weights_id="lost again", kl=3.0, same_recipe_as="lost"),
+            frame_of(doc_id=documents, weights_id="unknown again", kl=4.0, same_recipe_as="unknown"),
+        ]
+    )
+    rows = distance_rows(tensor_of("teacher", "s", "lost"), frame)
+    found = [(row.checkpoint, row.is_retrained, row.kl.point) for row in rows if row.kind == "all"]
+    assert found == [(1, False, 0.25), (1, True, 0.5), (2, True, 0.75)]
+
+
+def test_weights_trained_again_are_marked_and_do_not_pass_the_gate(small_run: Path, tmp_path: Path) -> None:
+    from shutil import copytree
+
+    run = copytree(small_run, tmp_path / "run")
+    ids = {each.label: each.weights_id for each in read_plan(run).checkpoints}
+    documents = [f"d{i}" for i in range(50)]
+    for weights_id, original in ((ids["strong"], None), ("weak again", ids["weak"])):
+        rows = frame_of(doc_id=documents, kl=0.4, weights_id=weights_id, same_recipe_as=original)
+        write_distances(run, rows.assign(teacher=ids["teacher"]))
+    report = build_report([run])
+    entries = [Entry.of(report, report.average(i, "loglikelihood")) for i in (1, 2)]
+    assert [COLUMNS["kl"].text(entry) for entry in entries] == ["0.100", "0.100 †"]
+    assert [COLUMNS["distance_trained_again"].value(entry) for entry in entries] == [0, 1]
+    by_label = {line.split(",")[0]: line.split(",")[1] for line in distances_csv(report).splitlines()}
+    assert by_label == {"label": "trained_again", "strong": "0", "weak": "1"}
+    strong, weak = run_gate([run], policy_from_options(max_kl=0.5)).results
+    assert (strong.outcome, weak.outcome) == ("pass", "unmeasured")
+    assert "no distances of 'weak'" in weak.why
+    assert "KL divergence" in loss_statement(report, 1)
+    assert "Distance from the teacher over the whole vocabulary" in loss_statement(report, 2)
+
+
 def test_report_columns_and_gate_read_the_run_folder(small_run: Path, tmp_path: Path) -> None:
     from shutil import copytree
 
@@ -213,6 +253,8 @@ def test_a_model_that_is_measured_again_replaces_its_rows(tmp_path: Path) -> Non
         ({"tokens": [0, 4], "agreement": 0}, "row 1: 'tokens' is below 1"),
         ({"doc_id": ["a", "a"]}, "row 2: the same model, document and group is there twice"),
         ({"source": [None, "a"]}, "'source' is missing"),
+        ({"same_recipe_as": "s"}, "row 1: 'same_recipe_as' is the same weights"),
+        ({"same_recipe_as": "t", "bits": 4}, "row 1: a rounded teacher .* has no recipe"),
     ],
 )
 def test_impossible_rows_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
