@@ -4,6 +4,7 @@ Format: inspect_ai 0.3, log version 2 (`inspect_ai/log/_log.py`). Documents are 
 and choices, and only if the messages before the first response are equal.
 """
 
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,14 +126,15 @@ def _archive(file: Path) -> Iterator[zipfile.ZipFile]:
 
 def _need_zstandard(file: Path) -> None:
     """Make `zipfile` read Zstandard. Raises MissingDependencyError if no installed package can."""
+    if sys.version_info >= (3, 14):
+        return
     try:
         import zipfile_zstd  # noqa: F401 -- extends zipfile
     except ImportError:
-        if not hasattr(zipfile, "ZIP_ZSTANDARD"):
-            raise MissingDependencyError(
-                f"{file}: compressed with Zstandard; pip install zipfile-zstd, or convert the log with "
-                "`inspect log convert --to json`"
-            ) from None
+        raise MissingDependencyError(
+            f"{file}: compressed with Zstandard; pip install 'evalsuite[import]', or convert the log with "
+            "`inspect log convert --to json`"
+        ) from None
 
 
 def _benchmark(file: Path, header: Fields, task: Fields, read_samples: ReadSamples) -> ImportedBenchmark:
