@@ -1,5 +1,7 @@
 """Loss curves: `training/<label>.jsonl` of a run folder, copied from the students' folders or added by hand.
 
+The steps at which a recipe's `validation` is due also have measurements on held-out documents.
+
 Standard library only, because the infer phase validates a curve before it copies it.
 """
 
@@ -11,6 +13,9 @@ from pathlib import Path
 
 from evalsuite.foundation import DataError
 
+VALIDATION = ("validation_kl", "validation_ppl")
+"""Measurements on held-out documents: KL(teacher ‖ student) in nats per token, and perplexity."""
+
 
 @dataclass(frozen=True, slots=True)
 class LossCurve:
@@ -21,6 +26,8 @@ class LossCurve:
     tokens: tuple[int, ...]
     """Tokens trained on so far, over all stages."""
     values: tuple[float, ...]
+    validation: dict[str, tuple[tuple[int, float], ...]]
+    """Measurement → (tokens, value) of the steps that have it."""
 
 
 def loss_curve_path(run: Path, label: str) -> Path:
@@ -37,26 +44,40 @@ def parse_loss_curves(data: bytes, label: str, source: str) -> list[LossCurve]:
     """Parse the losses of one student, by stage in the order of training.
 
     Args:
-        data: the file; one JSON object with stage, tokens and loss per line, other keys are ignored.
+        data: the file; one JSON object with stage, tokens and loss per line, some with a number for
+            those of `VALIDATION`; other keys are ignored.
         label: label of the student.
         source: name of the file in error messages.
 
     Raises:
         DataError: a line is not a training step (an incomplete last line included).
     """
-    stages: dict[str, tuple[list[int], list[float]]] = {}
+    stages: dict[str, tuple[list[int], list[float], dict[str, list[tuple[int, float]]]]] = {}
     for number, line in enumerate(data.splitlines(), 1):
         try:
             row = json.loads(line.decode())
-            stage, tokens, loss = str(row["stage"]), int(row["tokens"]), float(row["loss"])
-            if not math.isfinite(loss):
-                raise ValueError(f"loss {loss}")
+            stage, tokens = str(row["stage"]), int(row["tokens"])
+            values = {name: float(row[name]) for name in ("loss", *(row.keys() & set(VALIDATION)))}
+            for name, value in values.items():
+                if not math.isfinite(value):
+                    raise ValueError(f"{name} {value}")
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise DataError(f"{source}, line {number}: not a training step ({error!r})") from error
-        steps = stages.setdefault(stage, ([], []))
-        steps[0].append(tokens)
-        steps[1].append(loss)
-    return [LossCurve(label, stage, tuple(at), tuple(values)) for stage, (at, values) in stages.items()]
+        at, losses, validation = stages.setdefault(stage, ([], [], {}))
+        at.append(tokens)
+        losses.append(values.pop("loss"))
+        for name, value in values.items():
+            validation.setdefault(name, []).append((tokens, value))
+    return [
+        LossCurve(
+            label,
+            stage,
+            tuple(at),
+            tuple(losses),
+            {name: tuple(points) for name, points in validation.items()},
+        )
+        for stage, (at, losses, validation) in stages.items()
+    ]
 
 
 def read_loss_curves(

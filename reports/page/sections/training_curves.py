@@ -1,4 +1,4 @@
-"""Loss curves, one chart per training stage."""
+"""Loss curves and measurements on held-out documents, one chart of each per training stage."""
 
 from collections.abc import Sequence
 
@@ -13,6 +13,12 @@ from evalsuite.reports.records.loss_curves import LossCurve
 from evalsuite.reports.report import Report
 
 CAPTION = "Averaged over steps; the first tenth of the stage is omitted."
+VALIDATION = {
+    "validation_kl": ("Held-out KL(teacher ‖ student)", "nats per token"),
+    "validation_ppl": ("Held-out perplexity", "perplexity"),
+}
+"""Measurement → title and axis."""
+HELD_OUT = "On held-out documents, which the recipe's sources leave out of the training data."
 MAX_POINTS = 60
 """Points per curve."""
 OUTLIER_RATIO = 8.0
@@ -36,14 +42,48 @@ def training_views(report: Report) -> list[Figure]:
         default = known.pop() if len(known) == 1 else ""
         objective = objectives.get((losses.label, losses.stage), default)
         stages.setdefault(losses.stage, {}).setdefault(objective, []).append(losses)
-    return [
-        view
-        for stage, by_objective in stages.items()
-        for objective, found in by_objective.items()
-        for view in _charts(
-            f"'{stage}'" + (f", {objective or 'unknown objective'}" if len(by_objective) > 1 else ""), found
-        )
-    ]
+    views = []
+    for stage, by_objective in stages.items():
+        for objective, found in by_objective.items():
+            name = f", {objective or 'unknown objective'}" if len(by_objective) > 1 else ""
+            views += _charts(f"'{stage}'{name}", found)
+        views += _validation_charts(stage, [each for found in by_objective.values() for each in found])
+    return views
+
+
+def _validation_charts(stage: str, found: Sequence[LossCurve]) -> list[Figure]:
+    """One chart per measurement that two steps of the stage or more have, whatever the objectives."""
+    charts = []
+    for name, (title, unit) in VALIDATION.items():
+        series = [
+            Curve(
+                curve.label,
+                tuple(
+                    Point(at, value, label=f"{curve.label} at {formatting.tokens(at)}: {value:.4g}")
+                    for at, value in points
+                ),
+            )
+            for curve in found
+            if (points := curve.validation.get(name))
+        ]
+        if len({point.x for curve in series for point in curve.points}) > 1:
+            charts.append(
+                curves(
+                    series,
+                    Axis("training tokens"),
+                    Axis(unit),
+                    title=f"{title} in stage '{stage}'",
+                    caption=HELD_OUT if len(series) > 1 else f"{series[0].name}. {HELD_OUT}",
+                    table=_final_values(series, unit),
+                )
+            )
+    return charts
+
+
+def _final_values(series: Sequence[Curve], what: str) -> Table:
+    return Table(
+        ("model", f"final {what}"), tuple((each.name, f"{each.points[-1].y:.4g}") for each in series)
+    )
 
 
 def _charts(stage: str, found: Sequence[LossCurve]) -> list[Figure]:
@@ -63,9 +103,7 @@ def _charts(stage: str, found: Sequence[LossCurve]) -> list[Figure]:
             Axis("loss"),
             title=f"Loss in stage {stage}" + (f" ({number} of {len(parts)})" if len(parts) > 1 else ""),
             caption=CAPTION if len(part) > 1 else f"{part[0].name}. {CAPTION}",
-            table=Table(
-                ("model", "final loss"), tuple((each.name, f"{each.points[-1].y:.4g}") for each in part)
-            ),
+            table=_final_values(part, "loss"),
         )
         for number, part in enumerate(parts, 1)
     ]

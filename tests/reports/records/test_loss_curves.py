@@ -1,6 +1,7 @@
 """Loss curves of several runs: whose they are, once each, and lines that are none."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from evalsuite.reports.records.loss_curves import (
     parse_loss_curves,
     read_loss_curves,
 )
+from tests.reports.page.test_sections import Sections
 
 
 def put(run: Path, label: str, *losses: float) -> None:
@@ -29,6 +31,34 @@ def test_label_and_file_name_round_trip(label: str, tmp_path: Path) -> None:
     put(tmp_path, label, 2.0, 1.0)
     assert label_of(path) == label
     assert [(each.label, each.values) for each in read_loss_curves([tmp_path])] == [(label, (2.0, 1.0))]
+
+
+def test_measurements_on_held_out_documents_are_read_and_drawn(small_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(small_run, tmp_path / "run"))
+    for label, level in (("strong", 1.0), ("weak", 2.0)):
+        put(run, label, 4.0, 3.0, 2.0, 1.5)
+        path = loss_curve_path(run, label)
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row, kl in zip(rows[1::2], (0.5, 0.25), strict=True):
+            row |= {"validation_kl": level * kl, "validation_ppl": 20.0 * level}
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    strong, weak = read_loss_curves([run])
+    assert strong.validation == {
+        "validation_kl": ((128, 0.5), (256, 0.25)),
+        "validation_ppl": ((128, 20.0), (256, 20.0)),
+    }
+    assert weak.validation["validation_kl"] == ((128, 1.0), (256, 0.5))
+    figures = Sections(compare([run], tmp_path / "out", samples=False).page.read_text()).figures["training"]
+    assert list(figures) == [
+        "Loss in stage 'kd'",
+        "Held-out KL(teacher ‖ student) in stage 'kd'",
+        "Held-out perplexity in stage 'kd'",
+    ]
+    kl = figures["Held-out KL(teacher ‖ student) in stage 'kd'"]["data"]
+    assert [(trace["name"], trace["x"], trace["y"]) for trace in kl] == [
+        ("strong", [128, 256], [0.5, 0.25]),
+        ("weak", [128, 256], [1, 0.5]),
+    ]
 
 
 def test_student_of_two_runs_has_one_curve(synthetic: SimpleNamespace, tmp_path: Path) -> None:
@@ -65,6 +95,8 @@ def test_student_of_two_runs_has_one_curve(synthetic: SimpleNamespace, tmp_path:
     [
         '{"stage": "kd", "tokens": 64}',
         '{"stage": "kd", "tokens": 64, "loss": NaN}',
+        '{"stage": "kd", "tokens": 64, "loss": 1, "validation_ppl": Infinity}',
+        '{"stage": "kd", "tokens": 64, "loss": 1, "validation_kl": null}',
         '{"stage": "kd", "tokens": 1e999, "loss": 1}',
         '{"stage": "kd", "tokens": null, "loss": 1}',
         '["kd", 64, 1.0]',
