@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
 import evalsuite.distill.objectives  # noqa: F401  (registers the objectives)
+from evalsuite.distill.calibration import CalibrationConfig, calibration_problem
 from evalsuite.distill.config import (
     ArchitectureConfig,
     CheckpointConfig,
@@ -50,6 +51,8 @@ class StudentRecipe(Strict):
     kv_expansion: Literal["heads", "head_size_32", "rows"] = "heads"
     """How key and value heads of a grouped-query teacher are repeated for every query head: `heads` is
     correct, the other two reproduce defects of published code."""
+    calibration: CalibrationConfig | None = None
+    """Set the initial values of the mixers from statistics of the teacher's attention."""
     initial_checkpoints: dict[str, str] = Field(default_factory=dict)
     """Mixer name → a distilled student to continue from, instead of a new one. `:NAME` is the student of that
     variant of the recipe, next to this run's folder."""
@@ -134,6 +137,8 @@ class Recipe(Strict):
                     )
         if self.validation is not None:
             self._check_held_out()
+        if problem := calibration_problem(self):
+            raise ValueError(problem)
         for mixer, path in self.student.initial_checkpoints.items():
             if path.startswith(":") and path[1:] not in self.variants:
                 raise ValueError(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from evalsuite.distill.calibration import calibration_problem
 from evalsuite.distill.config import ArchitectureConfig, SelectionProvenance
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.training.provenance import chain
@@ -46,7 +47,12 @@ def override_mixers(recipe: Recipe, mixers: Sequence[str] | None) -> Recipe:
         raise ConfigError(
             f"recipe '{recipe.name}' trains a Transformer from random weights and has no mixers"
         )
-    return recipe.model_copy(update={"student": recipe.student.model_copy(update={"mixers": list(mixers)})})
+    changed = recipe.model_copy(
+        update={"student": recipe.student.model_copy(update={"mixers": list(mixers)})}
+    )
+    if problem := calibration_problem(changed):
+        raise ConfigError(problem)
+    return changed
 
 
 def resolve_checkpoints(recipe: Recipe, out: Path) -> Recipe:

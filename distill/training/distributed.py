@@ -63,6 +63,11 @@ class ProcessGroup:
         if self.world_size > 1:
             distributed.all_reduce(tensor)
 
+    def broadcast(self, tensor: Tensor) -> None:
+        """Replace a tensor by that of the main process, in place."""
+        if self.world_size > 1:
+            distributed.broadcast(tensor, 0)
+
     def any(self, flag: bool) -> bool:
         """True in all processes if `flag` is true in any of them."""
         if self.world_size == 1:

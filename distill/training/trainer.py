@@ -17,6 +17,7 @@ from types import FrameType
 import torch
 from torch import Tensor
 
+from evalsuite.distill.calibration import calibrate_students
 from evalsuite.distill.data.loader import StageDataLoader, prefetch, validate_data
 from evalsuite.distill.data.mixture import distinct_tokens
 from evalsuite.distill.data.responses import generate_responses
@@ -97,6 +98,7 @@ def distill(
         data_recipe = generate_responses(recipe, out, process_group.device, quiet=quiet)
         models = build_models(resolve_checkpoints(recipe, out), process_group.device)
         readers = validate_data(data_recipe, models.tokenizer)
+        calibrate_students(data_recipe, models, process_group.device, process_group.broadcast)
         with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
             Trainer(recipe, data_recipe, out, models, process_group, quiet, readers, tracker).train()
         return folders

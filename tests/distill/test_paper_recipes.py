@@ -134,6 +134,7 @@ def tiny(recipe: Recipe, folder: Path, tokenizer: Any) -> Recipe:
         "kl-guided-2026:sliding-window",
         "linearizing-2025",
         "linearizing-2025:softmax",
+        "taylor-calibrate-2026",
     ],
 )
 def test_a_step_of_every_stage_on_a_tiny_shape(name: str, tokenizer: Any, tmp_path: Path) -> None:
