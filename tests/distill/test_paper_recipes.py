@@ -11,6 +11,7 @@ from evalsuite.distill import Recipe, distill, load_recipe
 from evalsuite.distill.training.builders import layer_mixers
 from evalsuite.foundation import ConfigError, read_json, read_jsonl
 from evalsuite.models import StudentConfig, load_checkpoint
+from evalsuite.models.mixers import AttentionSpan
 from evalsuite.models.model_stats import count_parameters
 from tests.models.test_model_stats import TEACHERS
 
@@ -154,7 +155,7 @@ def test_a_step_of_every_stage_on_a_tiny_shape(name: str, tokenizer: Any, tmp_pa
 def test_layers_name_further_mixers(
     teacher_folder: Path, small_recipe: Any, stage: Any, tmp_path: Path
 ) -> None:
-    options = {"sliding_window": {"window": 7}, "retnet": {"output_norm": "rms"}}
+    options = {"sliding_window": {"window": 7, "sinks": 2}, "retnet": {"output_norm": "rms"}}
     layers = {"sliding_window": [2], "retnet": [0]}
     recipe = small_recipe(
         teacher_folder,
@@ -164,7 +165,8 @@ def test_layers_name_further_mixers(
     for folder in distill(recipe, tmp_path / "out", device="cpu", quiet=True):
         model = load_checkpoint(str(folder)).model
         assert model.config.mixers == ["retnet", folder.name, "sliding_window"]
-        assert model.config.mixer_options["sliding_window"] == {"window": 7}
+        assert model.config.mixer_options["sliding_window"] == {"window": 7, "sinks": 2}
+        assert model.model.layers[2].self_attn.span == AttentionSpan(7, 2)
         assert model.config.mixer_options["retnet"] == {"output_norm": "rms"}
 
 

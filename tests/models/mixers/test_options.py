@@ -105,6 +105,39 @@ def test_decay_groups_share_a_decay_and_start_alike(name: str, size: int) -> Non
     torch.testing.assert_close(gates(fresh, x).log_decay, gates(channel, x).log_decay)
 
 
+def test_gla_between_one_decay_per_head_and_one_per_channel() -> None:
+    """With one decay per head it is the recurrence of a scalar decay; with groups of one, GLA as it is."""
+    x = tokens(1, 20)
+    mixer = make("gla", 8, decay_group_size=8)
+    inputs = gates(mixer, x)
+    scalar, _ = recurrence(
+        inputs.q, inputs.k, inputs.v, log_decay=inputs.log_decay[..., 0], scale=mixer.scale
+    )
+    channel, _ = recurrence(inputs.q, inputs.k, inputs.v, log_decay=inputs.log_decay, scale=mixer.scale)
+    close(scalar, channel)
+    fine, coarse = make("gla", 8), make("gla", 8, decay_group_size=4)
+    weights = fine.state_dict()
+    for name in ("gk_proj.1.weight", "gk_proj.1.bias"):
+        shared = weights[name].unflatten(0, (-1, 4))[:, :1]
+        weights[name] = shared.expand(-1, 4, *shared.shape[2:]).flatten(0, 1)
+    fine.load_state_dict(weights)
+    coarse.load_state_dict(
+        weights | {name: weights[name][::4] for name in ("gk_proj.1.weight", "gk_proj.1.bias")}
+    )
+    close(run(fine, x), run(coarse, x))
+
+
+@pytest.mark.parametrize("name", ["gla", "gated_deltanet", "linear_attention"])
+def test_expansions_multiply_the_state(name: str) -> None:
+    plain = make(name, 8, teacher_qk_norm=False, rotary=False).state_shapes()["recurrent"]
+    wide = make(name, 8, teacher_qk_norm=False, rotary=False, expand_k=2.0, expand_v=3.0)
+    ones = int(wide.uses_normalizer)
+    heads, keys, values = wide.state_shapes()["recurrent"]
+    assert (heads, keys, values - ones) == (plain[0], 2 * plain[1], 3 * (plain[2] - ones))
+    ends = make(name, 8, teacher_qk_norm=False, rotary=False, expand_k=1.0, expand_v=1.0)
+    assert ends.state_shapes()["recurrent"] == plain
+
+
 def test_gated_deltanet_without_the_delta_rule_adds_gated_writes() -> None:
     mixer, x = make("gated_deltanet", 8, delta_rule=False), tokens(1, 9)
     delta = gates(make("gated_deltanet", 8), x)
@@ -116,12 +149,26 @@ def test_gated_deltanet_without_the_delta_rule_adds_gated_writes() -> None:
 
 def test_mlstm_without_input_gate_or_normalizer() -> None:
     x = tokens(1, 9)
-    full = gates(make("mlstm", 8), x)
+    layer = make("mlstm", 8)
+    full = gates(layer, x)
     plain = make("mlstm", 8, input_gate=False)
     assert not hasattr(plain, "i_proj")
-    assert (gates(plain, x).k - full.k).norm() > 0.1 * full.k.norm()
-    bare = gates(make("mlstm", 8, normalizer=False), x)
-    assert bare.v.shape[-1] == full.v.shape[-1] - 1
+    plain.load_state_dict(
+        {name: each for name, each in layer.state_dict().items() if not name.startswith("i_proj")}
+    )
+    input_gate = (15 * torch.tanh(layer.i_proj(x) / 15)).exp().unsqueeze(-1)
+    assert (input_gate - 1).abs().max() > 0.1
+    close(gates(plain, x).k * input_gate, full.k)
+    bare = make("mlstm", 8, normalizer=False)
+    bare.load_state_dict(layer.state_dict())
+    inputs = gates(bare, x)
+    values, total = (
+        recurrence(full.q, full.k, v, log_decay=full.log_decay, scale=layer.scale)[0]
+        for v in (inputs.v, torch.ones_like(inputs.v[..., :1]))
+    )
+    close(bare.apply_normalizer(values, inputs), values)
+    with_ones, _ = recurrence(full.q, full.k, full.v, log_decay=full.log_decay, scale=layer.scale)
+    close(layer.apply_normalizer(with_ones, full), values / total.abs().clamp_min(1))
 
 
 @pytest.mark.parametrize("name", ["gla", "gated_deltanet", "kda", "mamba2", "hgrn2", "metala", "mlstm"])
