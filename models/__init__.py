@@ -5,8 +5,8 @@ Importing this package registers the student with transformers' AutoConfig and A
 
 from evalsuite.models.checkpoints import Checkpoint, CheckpointInfo, describe_checkpoint, load_checkpoint
 from evalsuite.models.fingerprint import weights_id
+from evalsuite.models.kernels.policy import kernel_policy
 from evalsuite.models.mixers import MIXERS
-from evalsuite.models.recurrence import set_backend
 from evalsuite.models.student import StudentConfig, StudentForCausalLM, build_student
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "StudentForCausalLM",
     "build_student",
     "describe_checkpoint",
+    "kernel_policy",
     "load_checkpoint",
-    "set_backend",
     "weights_id",
 ]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from evalsuite.models.recurrence import use_triton
+from evalsuite.models.kernels.policy import use_triton
 
 
 def l2_distance(student: Tensor, teacher: Tensor, *, squared: bool) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.distill.objectives.forward import apply_soft_cap
-from evalsuite.models.recurrence import use_triton
+from evalsuite.models.kernels.policy import use_triton
 
 DEFAULT_CHUNK_BYTES = 1 << 29
 """Size of one chunk of logits, in bytes of the accumulation dtype."""

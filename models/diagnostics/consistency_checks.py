@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from evalsuite.foundation import DataError, MissingDependencyError
-from evalsuite.models import StudentForCausalLM, set_backend
+from evalsuite.models import StudentForCausalLM, kernel_policy
 from evalsuite.models.checkpoints import Checkpoint
 from evalsuite.models.inference.base import Engine
 from evalsuite.models.inference.requests import (
@@ -319,11 +319,8 @@ class _CheckRunner:
         """The recurrence on the other backend."""
         if not isinstance(self.model, StudentForCausalLM):
             raise MissingDependencyError("no recurrence in this model")
-        try:
-            set_backend("torch" if self.model.device.type == "cuda" else "fla")
+        with kernel_policy("torch" if self.model.device.type == "cuda" else "triton"):
             return self.unbatched(self.model)
-        finally:
-            set_backend("auto")
 
     def _ids(self, tokens: Sequence[int]) -> Tensor:
         return torch.tensor([tokens], device=self.model.device)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.recurrence import use_triton
+from evalsuite.models.kernels.policy import use_triton
 from evalsuite.models.student.config import LLAMA_STYLE
 
 

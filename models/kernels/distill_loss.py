@@ -4,15 +4,37 @@ Plain torch reads and writes a chunk of logits about a dozen times; this kernel 
 time from cache) and writes it once, as its own gradient.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096
-"""Logits per step of a program."""
+
+def _configs() -> list[triton.Config]:
+    """Logits per step of a program (`BLOCK`) and warps."""
+    return [
+        triton.Config({"BLOCK": block}, num_warps=warps)
+        for block in (2048, 4096, 8192)
+        for warps in (4, 8, 16)
+    ]
 
 
+def _fitting(configs: Sequence[Any], _: Mapping[str, Any], **arguments: Any) -> list[Any]:
+    """The configurations without blocks wider than the vocabulary."""
+    widest = max(2048, triton.next_power_of_2(arguments["vocabulary"]))
+    return [config for config in configs if config.kwargs["BLOCK"] <= widest]
+
+
+# Timing runs the kernel many times, and each run overwrites the logits.
+@triton.autotune(
+    _configs(),
+    ["vocabulary", "HAS_CE", "HAS_KL"],
+    prune_configs_by={"early_config_prune": _fitting},
+    restore_value=["student"],
+)
 @triton.jit
 def _row_loss_kernel(  # type: ignore[no-untyped-def]
     student, teacher, labels, weights, ce_out, kl_out,
@@ -115,8 +137,6 @@ def row_losses(
         vocabulary=vocabulary,
         HAS_CE=ce > 0,
         HAS_KL=kl > 0,
-        BLOCK=min(BLOCK, triton.next_power_of_2(vocabulary)),
-        num_warps=8,
     )
     totals = sums.sum(1)
     return totals[0], totals[1] * temperature**2

@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024
-"""Elements per program."""
+from evalsuite.models.kernels.candidates import block_configs
 
 
 @triton.jit
@@ -23,6 +22,7 @@ def _log_decay(z, inverse):  # type: ignore[no-untyped-def]
     return log_decay, tl.maximum(one_minus_square, 1e-8)
 
 
+@triton.autotune(block_configs(), [])
 @triton.jit
 def _gate_forward_kernel(logits, k, log_decay, out, count, inverse, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -34,6 +34,7 @@ def _gate_forward_kernel(logits, k, log_decay, out, count, inverse, BLOCK: tl.co
     tl.store(out + index, (key * tl.sqrt(one_minus_square)).to(out.dtype.element_ty), mask=mask)
 
 
+@triton.autotune(block_configs(), [])
 @triton.jit
 def _gate_backward_kernel(  # type: ignore[no-untyped-def]
     logits, k, d_decay, d_out, d_logits, d_k, count, inverse, BLOCK: tl.constexpr
@@ -58,8 +59,8 @@ class _GateAndScale(torch.autograd.Function):
         logits, k = logits.contiguous(), k.contiguous()
         log_decay, out = torch.empty_like(logits, dtype=torch.float32), torch.empty_like(k)
         count = k.numel()
-        _gate_forward_kernel[(triton.cdiv(count, BLOCK),)](
-            logits, k, log_decay, out, count, 1 / temperature, BLOCK=BLOCK, num_warps=4
+        _gate_forward_kernel[lambda meta: (triton.cdiv(count, meta["BLOCK"]),)](
+            logits, k, log_decay, out, count, 1 / temperature
         )
         ctx.save_for_backward(logits, k)
         ctx.temperature = temperature
@@ -70,10 +71,9 @@ class _GateAndScale(torch.autograd.Function):
         logits, k = ctx.saved_tensors
         d_logits, d_k = torch.empty_like(logits), torch.empty_like(k)
         count = k.numel()
-        _gate_backward_kernel[(triton.cdiv(count, BLOCK),)](
-            logits, k, d_decay.contiguous(), d_out.contiguous(), d_logits, d_k, count, 1 / ctx.temperature,
-            BLOCK=BLOCK, num_warps=4,
-        )  # fmt: skip
+        _gate_backward_kernel[lambda meta: (triton.cdiv(count, meta["BLOCK"]),)](
+            logits, k, d_decay.contiguous(), d_out.contiguous(), d_logits, d_k, count, 1 / ctx.temperature
+        )
         return d_logits, d_k, None
 
 

@@ -7,12 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096
-"""Elements per program of the backward pass."""
-ROWS = 4
-"""Vectors per program of the forward pass."""
+from evalsuite.models.kernels.candidates import FITTING_ROWS, block_configs, row_configs
 
 
+@triton.autotune(row_configs(), ["WIDTH"], prune_configs_by=FITTING_ROWS)
 @triton.jit
 def _distances_kernel(  # type: ignore[no-untyped-def]
     student, teacher, distance, teacher_norm, rows,
@@ -28,6 +26,7 @@ def _distances_kernel(  # type: ignore[no-untyped-def]
     tl.store(teacher_norm + row, tl.sum(t * t, 1), mask=row < rows)
 
 
+@triton.autotune(block_configs(), [])
 @triton.jit
 def _distance_backward_kernel(student, teacher, factor, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -44,10 +43,9 @@ class _SquaredDistance(torch.autograd.Function):
         width = student.shape[-1]
         rows = student.numel() // width
         sums = torch.empty(2, rows, dtype=torch.float32, device=student.device)
-        _distances_kernel[(triton.cdiv(rows, ROWS),)](
-            student, teacher, sums[0], sums[1], rows,
-            WIDTH=width, BLOCK=triton.next_power_of_2(width), ROWS=ROWS, num_warps=4,
-        )  # fmt: skip
+        _distances_kernel[lambda meta: (triton.cdiv(rows, meta["ROWS"]),)](
+            student, teacher, sums[0], sums[1], rows, WIDTH=width, BLOCK=triton.next_power_of_2(width)
+        )
         ctx.save_for_backward(student, teacher)
         distance, teacher_norm = sums.sum(1)
         ctx.mark_non_differentiable(teacher_norm)
@@ -58,8 +56,8 @@ class _SquaredDistance(torch.autograd.Function):
         student, teacher = ctx.saved_tensors
         out = torch.empty_like(student)
         count = student.numel()
-        _distance_backward_kernel[(triton.cdiv(count, BLOCK),)](
-            student, teacher, d_distance, out, count, BLOCK=BLOCK, num_warps=8
+        _distance_backward_kernel[lambda meta: (triton.cdiv(count, meta["BLOCK"]),)](
+            student, teacher, d_distance, out, count
         )
         return out, None
 

@@ -1,7 +1,7 @@
 """RMSNorm fused with the preceding residual addition, forward and backward.
 
 fla's norm processes one row at a time in its backward pass, which underutilises the GPU at a width of 576;
-these kernels process several rows.
+these kernels process several rows of a narrow norm.
 """
 
 from typing import Any
@@ -11,12 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 4
-"""Rows per step of a program."""
+from evalsuite.models.kernels.candidates import FITTING_ROWS, row_configs
+
 PROGRAMS = 1024
 """Programs of the backward pass, each with a partial sum of the weight's gradient."""
 
 
+@triton.autotune(row_configs(), ["WIDTH", "HAS_RESIDUAL"], prune_configs_by=FITTING_ROWS)
 @triton.jit
 def _rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
     x, residual, hidden, weight, out, scales, rows, eps,
@@ -40,18 +41,19 @@ def _rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + index, (normed * w[None, :]).to(out.dtype.element_ty), mask=mask)
 
 
+@triton.autotune(row_configs(), ["WIDTH", "HAS_D_HIDDEN"], prune_configs_by=FITTING_ROWS)
 @triton.jit
 def _rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
     hidden, weight, scales, d_out, d_hidden, d_x, partial, rows,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
-    HAS_D_HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_D_HIDDEN: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
     w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     d_weight = tl.zeros([BLOCK], tl.float32)
     program = tl.program_id(0).to(tl.int64)
-    for tile in range(TILES):
-        row = (program * TILES + tile) * ROWS + tl.arange(0, ROWS)
+    tiles = tl.cdiv(rows, ROWS * tl.num_programs(0))
+    for tile in range(tiles):
+        row = (program * tiles + tile) * ROWS + tl.arange(0, ROWS)
         index = row[:, None] * WIDTH + column[None, :]
         mask = (row[:, None] < rows) & (column[None, :] < WIDTH)
         scale = tl.load(scales + row, mask=row < rows, other=0.0)
@@ -77,10 +79,9 @@ class _RMSNorm(torch.autograd.Function):
         hidden = x if residual is None else torch.empty_like(x)
         out = torch.empty_like(x)
         scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-        _rms_norm_forward_kernel[(triton.cdiv(rows, ROWS),)](
+        _rms_norm_forward_kernel[lambda meta: (triton.cdiv(rows, meta["ROWS"]),)](
             x, x if residual is None else residual.contiguous(), hidden, weight, out, scales, rows, eps,
-            WIDTH=width, BLOCK=triton.next_power_of_2(width), ROWS=ROWS, HAS_RESIDUAL=residual is not None,
-            num_warps=4,
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), HAS_RESIDUAL=residual is not None,
         )  # fmt: skip
         ctx.save_for_backward(hidden, weight, scales)
         ctx.has_residual = residual is not None
@@ -93,15 +94,13 @@ class _RMSNorm(torch.autograd.Function):
             return d_hidden, d_hidden if ctx.has_residual else None, None, None
         hidden, weight, scales = ctx.saved_tensors
         width, rows = hidden.shape[-1], scales.numel()
-        tiles = triton.cdiv(triton.cdiv(rows, ROWS), PROGRAMS)
-        programs = triton.cdiv(triton.cdiv(rows, ROWS), tiles)
+        programs = min(PROGRAMS, rows)
         partial = torch.empty(programs, width, dtype=torch.float32, device=hidden.device)
         d_x = torch.empty_like(hidden)
         d_out = d_out.contiguous()
         _rms_norm_backward_kernel[(programs,)](
             hidden, weight, scales, d_out, d_out if d_hidden is None else d_hidden.contiguous(), d_x, partial,
-            rows, WIDTH=width, BLOCK=triton.next_power_of_2(width), ROWS=ROWS, TILES=tiles,
-            HAS_D_HIDDEN=d_hidden is not None, num_warps=4,
+            rows, WIDTH=width, BLOCK=triton.next_power_of_2(width), HAS_D_HIDDEN=d_hidden is not None,
         )  # fmt: skip
         d_weight = partial.sum(0).to(weight.dtype) if ctx.needs_input_grad[2] else None
         return d_x, d_x if ctx.has_residual else None, d_weight, None

@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS_PER_PROGRAM = 4
-"""Tokens that one program rotates at a time."""
+from evalsuite.models.kernels.candidates import FITTING_ROWS, row_configs
 
 
+@triton.autotune(row_configs(), ["WIDTH", "HALF"], prune_configs_by=FITTING_ROWS)
 @triton.jit
 def _rotary_kernel(  # type: ignore[no-untyped-def]
     x, cos, sin, out, num_tokens, num_angles, sign,
@@ -34,10 +34,9 @@ def _rotary_launch(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
     out = torch.empty_like(x)
     heads, head_dim = x.shape[-2:]
     num_tokens, width = x.numel() // (heads * head_dim), heads * head_dim
-    _rotary_kernel[(triton.cdiv(num_tokens, TOKENS_PER_PROGRAM),)](
+    _rotary_kernel[lambda meta: (triton.cdiv(num_tokens, meta["ROWS"]),)](
         x, cos, sin, out, num_tokens, cos.numel() // head_dim, sign,
-        WIDTH=width, HALF=head_dim // 2, BLOCK=triton.next_power_of_2(width // 2), ROWS=TOKENS_PER_PROGRAM,
-        num_warps=4,
+        WIDTH=width, HALF=head_dim // 2, BLOCK=triton.next_power_of_2(width // 2),
     )  # fmt: skip
     return out
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.recurrence import use_triton
+from evalsuite.models.kernels.policy import use_triton
 
 
 class ShortConvolution(nn.Module):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from evalsuite.models.kernels.policy import use_triton
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay
 from evalsuite.models.mixers.layers import (
@@ -19,7 +20,6 @@ from evalsuite.models.mixers.layers import (
 from evalsuite.models.mixers.options import ADDITIVE_NATIVE, DecayOptions, MixerOptions
 from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
-from evalsuite.models.recurrence import use_triton
 
 
 @dataclass(frozen=True, kw_only=True)

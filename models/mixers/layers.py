@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.recurrence import use_triton
+from evalsuite.models.kernels.policy import use_triton
 
 
 class RMSNorm(nn.Module):

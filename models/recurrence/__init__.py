@@ -3,14 +3,12 @@
 S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ        o_t = S_tᵀ q_t
 """
 
+from evalsuite.models.kernels.policy import backend_messages, use_triton
 from evalsuite.models.recurrence.naive import naive_recurrent, recurrent_step
 from evalsuite.models.recurrence.op import (
-    backend_messages,
     last_kernels,
     recurrence,
     recurrence_matrix,
-    set_backend,
-    use_triton,
 )
 
 __all__ = [
@@ -20,6 +18,5 @@ __all__ = [
     "recurrence",
     "recurrence_matrix",
     "recurrent_step",
-    "set_backend",
     "use_triton",
 ]

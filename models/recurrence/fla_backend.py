@@ -76,14 +76,19 @@ def unavailable_reason() -> str:
 
 
 @functools.cache
-def version() -> str:
-    """Versions of fla and triton, for logs and fingerprints."""
+def package_versions() -> dict[str, str]:
+    """Versions of fla and triton, by distribution."""
     # Slimmed or vendored packages may lack metadata, so the modules' own __version__ comes first.
-    found = []
+    found = {}
     for package, distribution in (("fla", "flash-linear-attention"), ("triton", "triton")):
         number = getattr(importlib.import_module(package), "__version__", None)
-        found.append(f"{distribution} {number or importlib.metadata.version(distribution)}")
-    return ", ".join(found)
+        found[distribution] = str(number or importlib.metadata.version(distribution))
+    return found
+
+
+def version() -> str:
+    """Versions of fla and triton, for logs and fingerprints."""
+    return ", ".join(f"{distribution} {number}" for distribution, number in package_versions().items())
 
 
 @functools.cache
@@ -145,12 +150,12 @@ def run(
     if q.dtype not in DTYPES:
         raise ConfigError(
             f"fla's {kernel.name} supports bfloat16, float16 and float32, not {q.dtype}; "
-            "use set_backend('torch')"
+            "use kernel_policy('torch')"
         )
     if k.shape[-1] > MAX_KEY_DIM:
         raise ConfigError(
             f"fla's {kernel.name} takes keys up to {MAX_KEY_DIM} wide, not {k.shape[-1]}; "
-            "use a smaller feature map or set_backend('torch')"
+            "use a smaller feature map or kernel_policy('torch')"
         )
     arguments: dict[str, Tensor] = {}
     if kernel.keyword:

@@ -1,71 +1,19 @@
-"""The op that all mixers call, and the choice of its backend."""
+"""The op that all mixers call; the kernel policy chooses its backend."""
 
-import logging
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from evalsuite.foundation import ConfigError, MissingDependencyError
+from evalsuite.models.kernels.policy import use_triton, warn_once
 from evalsuite.models.recurrence import fla_backend, inference
 from evalsuite.models.recurrence.chunked import chunked, next_power_of_2, scores_in_chunk
 from evalsuite.models.recurrence.naive import naive_recurrent
 from evalsuite.models.recurrence.shapes import state_dtype, validate_shapes
 
-Backend = Literal["auto", "torch", "fla"]
-
-_log = logging.getLogger("evalsuite")
-_backend: Backend = "auto"
-_warned: set[str] = set()
 _last_kernels: dict[str, str] = {}
-
-
-def set_backend(name: Backend) -> None:
-    """Set the backend of the recurrence: `torch`, `fla`, or `auto` (fla for CUDA tensors, else torch).
-
-    Raises:
-        ConfigError: unknown name.
-        MissingDependencyError: `fla` without the package or without a CUDA device.
-    """
-    global _backend
-    if name not in ("auto", "torch", "fla"):
-        raise ConfigError(f"recurrence backend '{name}' is unknown; known: auto, torch, fla")
-    if name == "fla":
-        reason = fla_backend.unavailable_reason()
-        if reason:
-            raise MissingDependencyError(f"recurrence backend fla: {reason}")
-    _backend = name
-
-
-def use_triton(x: Tensor) -> bool:
-    """Return whether operations on `x` run on fla's and our own Triton kernels; logs the choice once."""
-    if _backend == "torch":
-        return False
-    if _backend == "fla":
-        if x.device.type != "cuda":
-            raise MissingDependencyError(f"recurrence backend fla: kernels need CUDA tensors, not {x.device}")
-        return True
-    if x.device.type != "cuda":
-        return False
-    if x.dtype == torch.float64:
-        _warn_once("recurrence: torch backend for float64, which fla's kernels do not support")
-        return False
-    reason = fla_backend.unavailable_reason()
-    if reason:
-        _warn_once(
-            f"recurrence: torch backend on {x.device.type} ({reason}); training is several times slower"
-        )
-        return False
-    _warn_once(f"recurrence: fla backend ({fla_backend.version()})")
-    return True
-
-
-def backend_messages() -> list[str]:
-    """Messages logged so far about the choice of backend, for run folders and reports."""
-    return sorted(_warned)
 
 
 def last_kernels() -> dict[str, str]:
@@ -76,12 +24,6 @@ def last_kernels() -> dict[str, str]:
 def _record_kernel(transition: str, kernel: str) -> None:
     _last_kernels.pop(transition, None)
     _last_kernels[transition] = kernel
-
-
-def _warn_once(text: str) -> None:
-    if text not in _warned:
-        _warned.add(text)
-        _log.warning(text)
 
 
 def recurrence(
@@ -131,7 +73,7 @@ def recurrence(
             compute = partial(inference.run, kernel)
         in_chunks = kernel.name.startswith("chunk_")
         if in_chunks and v.dtype == torch.float32 and os.environ.get("TRITON_F32_DEFAULT") != "ieee":
-            _warn_once(
+            warn_once(
                 "recurrence: fla's kernels multiply float32 in TF32; for full precision set "
                 "TRITON_F32_DEFAULT=ieee before the process starts"
             )

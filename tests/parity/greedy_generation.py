@@ -164,4 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    from evalsuite.models import kernel_policy
+
+    with kernel_policy("torch"):
+        exit_with(main)

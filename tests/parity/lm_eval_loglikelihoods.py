@@ -254,11 +254,10 @@ def load(path: str, device: str, hybrid: str | None = None) -> Any:
     """Load a checkpoint in float32, or a hybrid student of it with untrained mixers."""
     import torch
 
-    from evalsuite.models import build_student, set_backend
+    from evalsuite.models import build_student
     from evalsuite.models.checkpoints import load_checkpoint
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    set_backend("torch")
     checkpoint = load_checkpoint(path, dtype="float32", device=device)
     if hybrid is None:
         return checkpoint
@@ -325,4 +324,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    from evalsuite.models import kernel_policy
+
+    with kernel_policy("torch"):
+        exit_with(main)

@@ -26,8 +26,9 @@ from transformers import AutoModel, LlamaConfig
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.foundation import write_text
+from evalsuite.models.kernels.policy import KernelPolicy, kernel_policy
 from evalsuite.models.mixers import MIXERS, AttentionSpan, RecurrentMixer, make_mixer
-from evalsuite.models.recurrence import fla_backend, naive_recurrent, recurrence, set_backend
+from evalsuite.models.recurrence import fla_backend, naive_recurrent, recurrence
 from evalsuite.models.recurrence.shapes import decay_shape_of
 from tests.parity.exit_codes import exit_with
 from tests.parity.kernel_accuracy import relative_error, relative_errors
@@ -118,9 +119,8 @@ def on_cuda(name: str) -> Row:
     torch_ms = ""
     if isinstance(layer, RecurrentMixer):
         row |= kernel_errors(layer, x[:2]) | layer_errors(layer, x[:2])
-        set_backend("torch")
-        torch_ms = f"{1000 * seconds(partial(forward_backward, layer, x), 3, cuda=True):.2f}"
-        set_backend("fla")
+        with kernel_policy("torch"):
+            torch_ms = f"{1000 * seconds(partial(forward_backward, layer, x), 3, cuda=True):.2f}"
     layer.zero_grad(set_to_none=True)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -129,7 +129,6 @@ def on_cuda(name: str) -> Row:
     row["forward_backward_ms"] = f"{1000 * elapsed:.2f}"
     row["peak_memory_MiB"] = f"{(torch.cuda.max_memory_allocated() - allocated) / 2**20:.0f}"
     row["forward_backward_ms_torch"] = torch_ms
-    set_backend("auto")
     return row
 
 
@@ -166,22 +165,24 @@ def kernel_errors(layer: RecurrentMixer, x: Tensor) -> Row:
 
 def layer_errors(layer: RecurrentMixer, x: Tensor) -> Row:
     """Errors of the layer in bfloat16 on both backends, against the layer in float32."""
-    set_backend("torch")
     exact = copy.deepcopy(layer).float()
-    expected, _ = forward_backward(exact, x.float())
+    with kernel_policy("torch"):
+        expected, _ = forward_backward(exact, x.float())
     gradients = {name: p.grad for name, p in exact.named_parameters() if p.grad is not None}
     row = {}
-    for backend in ("fla", "torch"):
-        set_backend(backend)
-        found, _ = forward_backward(layer, x)
+    policies: tuple[KernelPolicy, ...] = ("auto", "torch")
+    for policy in policies:
+        with kernel_policy(policy):
+            found, _ = forward_backward(layer, x)
+        column = "torch" if policy == "torch" else "fla"
         worst = {
             name: relative_error(p.grad, gradients[name])
             for name, p in layer.named_parameters()
             if p.grad is not None
         }
         name = max(worst, key=lambda name: worst[name])
-        row[f"layer_error_{backend}"] = f"{relative_error(found, expected):.1e}"
-        row[f"worst_weight_gradient_error_{backend}"] = f"{worst[name]:.1e} ({name})"
+        row[f"layer_error_{column}"] = f"{relative_error(found, expected):.1e}"
+        row[f"worst_weight_gradient_error_{column}"] = f"{worst[name]:.1e} ({name})"
     return row
 
 

@@ -1,7 +1,7 @@
 """Accuracy of the optimized training step against fp32 torch, checked by `bench_distill` before timing."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from evalsuite.distill.objectives.kl_and_cross_entropy import (
     fused_linear_distillation,
 )
 from evalsuite.distill.types import MicroBatch
-from evalsuite.models.recurrence import set_backend
+from evalsuite.models.kernels.policy import KernelPolicy, kernel_policy
 from tests.performance.distill_steps import Bench
 
 BOUNDS = {"layer": 2e-2, "layer's weights": 5e-2, "loss": 1e-2}
@@ -57,28 +57,28 @@ def failures(errors: dict[str, dict[str, float]]) -> list[str]:
 
 
 def _layer(bench: Bench, mixer: str) -> dict[str, float]:
-    """One mixer in bf16 on the default backend against fp32 on the torch backend."""
+    """One mixer in bf16 with the default kernels against fp32 in torch."""
     stage = bench.stage("attention_output")
     results: list[dict[str, Tensor]] = []
-    for dtype, backend in ((bench.dtype, "auto"), (torch.float32, "torch")):
-        set_backend(backend)  # type: ignore[arg-type]
-        layer: Any = bench.student(mixer, stage, dtype).model.model.layers[0].self_attn
-        generator = torch.Generator(bench.device).manual_seed(1)
-        size = (2, bench.seq_len, bench.shape.hidden_size)
-        x, weight = (torch.randn(size, generator=generator, device=bench.device) for _ in range(2))
-        with torch.no_grad():
-            # Initial weights, many of which are zero, would hide missing gradients.
-            for name, parameter in sorted(layer.named_parameters()):
-                noise = torch.Generator(bench.device).manual_seed(len(name))
-                added = torch.randn(parameter.shape, generator=noise, device=bench.device) * 0.02
-                parameter.add_(added.to(dtype).to(parameter.dtype))
-        x = x.to(dtype).requires_grad_()
-        positions = torch.arange(bench.seq_len, device=bench.device)[None]
-        out = layer(x, position_embeddings=bench.reference.model.rotary_emb(x, positions))[0]
-        (out.float() * weight).sum().backward()
-        gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
-        results.append({"output": out.detach(), "d input": x.grad, **gradients})  # type: ignore[dict-item]
-    set_backend("auto")
+    policies: tuple[tuple[torch.dtype, KernelPolicy], ...] = ((bench.dtype, "auto"), (torch.float32, "torch"))
+    for dtype, policy in policies:
+        with kernel_policy(policy):
+            layer: Any = bench.student(mixer, stage, dtype).model.model.layers[0].self_attn
+            generator = torch.Generator(bench.device).manual_seed(1)
+            size = (2, bench.seq_len, bench.shape.hidden_size)
+            x, weight = (torch.randn(size, generator=generator, device=bench.device) for _ in range(2))
+            with torch.no_grad():
+                # Initial weights, many of which are zero, would hide missing gradients.
+                for name, parameter in sorted(layer.named_parameters()):
+                    noise = torch.Generator(bench.device).manual_seed(len(name))
+                    added = torch.randn(parameter.shape, generator=noise, device=bench.device) * 0.02
+                    parameter.add_(added.to(dtype).to(parameter.dtype))
+            x = x.to(dtype).requires_grad_()
+            positions = torch.arange(bench.seq_len, device=bench.device)[None]
+            out = layer(x, position_embeddings=bench.reference.model.rotary_emb(x, positions))[0]
+            (out.float() * weight).sum().backward()
+            gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+            results.append({"output": out.detach(), "d input": x.grad, **gradients})  # type: ignore[dict-item]
     actual, expected = results
     return {
         name: relative_error(actual[name], expected[name]) for name in expected if expected[name] is not None
@@ -100,23 +100,23 @@ def _loss(bench: Bench) -> dict[str, float]:
     labels = torch.randint(0, vocab_size, (tokens,), generator=generator, device=bench.device)
     weights = torch.full((tokens,), 1 / tokens, device=bench.device)
     results = []
-    for dtype, backend in ((bench.dtype, "auto"), (torch.float32, "torch")):
-        set_backend(backend)  # type: ignore[arg-type]
-        # Rounded first, so that both runs have the same inputs and differ in arithmetic only.
-        inputs = [t.to(bench.dtype).to(dtype) for t in (hidden, head, teacher, teacher_head)]
-        leaf, weight = inputs[0].requires_grad_(), inputs[1].requires_grad_()
-        loss, ce, kl = fused_linear_distillation(
-            leaf,
-            weight,
-            token_weights=weights,
-            config=DistillLossConfig(ce=0.5, kl=1.0),
-            labels=labels,
-            teacher_hidden=inputs[2],
-            teacher_weight=inputs[3],
-        )
-        loss.backward()
-        results.append({"ce": ce, "kl": kl, "d hidden": leaf.grad, "d head": weight.grad})
-    set_backend("auto")
+    policies: tuple[tuple[torch.dtype, KernelPolicy], ...] = ((bench.dtype, "auto"), (torch.float32, "torch"))
+    for dtype, policy in policies:
+        with kernel_policy(policy):
+            # Rounded first, so that both runs have the same inputs and differ in arithmetic only.
+            inputs = [t.to(bench.dtype).to(dtype) for t in (hidden, head, teacher, teacher_head)]
+            leaf, weight = inputs[0].requires_grad_(), inputs[1].requires_grad_()
+            loss, ce, kl = fused_linear_distillation(
+                leaf,
+                weight,
+                token_weights=weights,
+                config=DistillLossConfig(ce=0.5, kl=1.0),
+                labels=labels,
+                teacher_hidden=inputs[2],
+                teacher_weight=inputs[3],
+            )
+            loss.backward()
+            results.append({"ce": ce, "kl": kl, "d hidden": leaf.grad, "d head": weight.grad})
     actual, expected = results
     return {name: relative_error(actual[name], expected[name]) for name in expected}  # type: ignore[arg-type]
 
@@ -130,22 +130,21 @@ def _step(bench: Bench, mixer: str) -> dict[str, dict[str, float]]:
     stage = bench.stage("kd").model_copy(update={"loss": LossConfig(ce=1.0, kl=1.0)})
     input_ids, labels = bench.tokens(3, 2)
 
-    def step(dtype: torch.dtype, backend: Literal["auto", "torch"]) -> tuple[Tensor, Tensor]:
-        set_backend(backend)
-        train_state = bench.student(mixer, stage, dtype)
-        teacher = bench.teacher(dtype, fused=True)
-        batch = MicroBatch(input_ids, labels)
-        losses = stage.start(teacher, [train_state.student_with_loss], bench.device)
-        losses.backward(batch, labels.numel())
-        loss = losses.reduce(bench.process_group.all_reduce)[0][0, 0]
-        train_state.accumulate_grads()
-        assert train_state.flat_grads is not None
-        return loss, train_state.flat_grads.buffer.clone()
+    def step(dtype: torch.dtype, policy: KernelPolicy) -> tuple[Tensor, Tensor]:
+        with kernel_policy(policy):
+            train_state = bench.student(mixer, stage, dtype)
+            teacher = bench.teacher(dtype, fused=True)
+            batch = MicroBatch(input_ids, labels)
+            losses = stage.start(teacher, [train_state.student_with_loss], bench.device)
+            losses.backward(batch, labels.numel())
+            loss = losses.reduce(bench.process_group.all_reduce)[0][0, 0]
+            train_state.accumulate_grads()
+            assert train_state.flat_grads is not None
+            return loss, train_state.flat_grads.buffer.clone()
 
     expected = step(torch.float32, "torch")
     torch_step = step(bench.dtype, "torch")
     optimized = step(bench.dtype, "auto")
-    set_backend("auto")
 
     def errors(of: tuple[Tensor, Tensor]) -> dict[str, float]:
         return {"loss": relative_error(of[0], expected[0]), "gradient": relative_error(of[1], expected[1])}

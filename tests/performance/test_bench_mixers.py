@@ -48,7 +48,6 @@ def test_errors_of_a_kernel_and_of_a_layer(monkeypatch: pytest.MonkeyPatch, name
 
     monkeypatch.setattr(fla_backend, "scalar_decay_backward_broken", lambda: False)
     monkeypatch.setattr(fla_backend, "run", kernel)
-    monkeypatch.setattr(bench_mixers, "set_backend", lambda backend: None)
     layer = bench_mixers.make_layer(name, "cpu", torch.bfloat16)
     assert isinstance(layer, RecurrentMixer)
     x = torch.randn(1, 20, bench_mixers.HIDDEN).bfloat16()

@@ -22,6 +22,10 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
+    from evalsuite.models.kernels import tuning
+
+    if tuning.active() is None:
+        tuning.install()
     torch.manual_seed(0)
 
 
@@ -103,7 +107,7 @@ def test_gla_gate_nearly_open_and_nearly_closed() -> None:
     compare(lambda z, k: gla_gate_and_scale(z, k, 16.0), exact, logits, draw(*logits.shape))
 
 
-@pytest.mark.parametrize("width", [64, 576])
+@pytest.mark.parametrize("width", [64, 576, 4096])
 def test_rms_norm_with_and_without_a_residual(width: int) -> None:
     from evalsuite.models.kernels.rms_norm import rms_norm
 

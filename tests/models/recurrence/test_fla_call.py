@@ -87,7 +87,7 @@ def test_unsupported_inputs_are_rejected() -> None:
     kernel = fla_backend.kernel_for("none", delta=False, dtype=torch.float32, width=8)
     with pytest.raises(ConfigError, match="one dtype"):
         fla_backend.run(kernel, x, x, x.bfloat16(), **plain)
-    with pytest.raises(ConfigError, match=r"not torch.float64; use set_backend\('torch'\)"):
+    with pytest.raises(ConfigError, match=r"not torch.float64; use kernel_policy\('torch'\)"):
         fla_backend.run(kernel, x.double(), x.double(), x.double(), **plain)
     wide = torch.zeros(1, 2, 1, 300)
     with pytest.raises(ConfigError, match="keys up to 256 wide, not 300"):

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from evalsuite.models.mixers import convolution
 from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
-from evalsuite.models.recurrence import fla_backend, inference, recurrence, set_backend
+from evalsuite.models.recurrence import fla_backend, inference, recurrence
 from evalsuite.models.recurrence.chunked import chunked
 
 CASES = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for delta in (False, True)]
@@ -68,14 +68,7 @@ def test_rows_are_packed_into_one_row(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(("decay", "delta"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_match_torch(
-    monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, dtype: torch.dtype
-) -> None:
-    from triton.runtime.autotuner import Autotuner
-
-    # Autotuning compiles all configurations, which takes minutes.
-    monkeypatch.setattr(Autotuner, "prune_configs", lambda self, *_: self.configs[:1])
-    set_backend("auto")
+def test_kernels_match_torch(decay: Any, delta: bool, dtype: torch.dtype) -> None:
     # Chunked kernels take minutes to compile in float32; two kernels represent all of them.
     chunked_too = dtype == torch.bfloat16 and decay == "scalar"
     for length in (1, 7, 64, *([inference.MAX_RECURRENT_LENGTH + 2] if chunked_too else [])):
@@ -145,9 +138,5 @@ def test_convolution_per_part(monkeypatch: pytest.MonkeyPatch, case: str) -> Non
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("case", ["plain", "right", "left", "continued"])
-def test_convolution_per_part_on_a_gpu(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    from triton.runtime.autotuner import Autotuner
-
-    monkeypatch.setattr(Autotuner, "prune_configs", lambda self, *_: self.configs[:1])
-    set_backend("auto")
+def test_convolution_per_part_on_a_gpu(case: str) -> None:
     compare_parts(case, "cuda")

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.foundation import ConfigError, MissingDependencyError
+from evalsuite.models.kernels import policy, tuning
+from evalsuite.models.kernels.policy import kernel_policy
 from evalsuite.models.recurrence import (
     fla_backend,
     naive_recurrent,
-    op,
     recurrence,
     recurrence_matrix,
-    set_backend,
 )
 from tests.parity.kernel_accuracy import draw_case, relative_errors
 
@@ -144,31 +144,37 @@ def test_wrong_shapes_are_named() -> None:
         recurrence(**case, cu_seqlens=torch.tensor([0, 75]))
 
 
-def test_missing_fla_raises() -> None:
-    with pytest.raises(ConfigError, match="known: auto, torch, fla"):
-        set_backend("triton")
+def test_an_unknown_or_impossible_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="known: auto, torch, triton"), kernel_policy("fla"):  # type: ignore[arg-type]
+        pass
     if not torch.cuda.is_available():
-        with pytest.raises(MissingDependencyError, match="no CUDA device"):
-            set_backend("fla")
+        with pytest.raises(MissingDependencyError, match="no CUDA device"), kernel_policy("triton"):
+            pass
 
 
-def test_backend_on_cuda_is_logged_once_with_its_reason(
+def test_the_choice_on_cuda_is_logged_once_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(op, "_warned", set())
+    monkeypatch.setattr(policy, "_messages", set())
+    monkeypatch.setattr(tuning, "_active", None)
+    monkeypatch.setattr(
+        tuning, "install", lambda: monkeypatch.setattr(tuning, "_active", tuning.KernelTuning([]))
+    )
     on_cuda: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
     monkeypatch.setattr(fla_backend, "unavailable_reason", lambda: "the package fla is not installed")
     with caplog.at_level(logging.WARNING, "evalsuite"):
-        assert not op.use_triton(on_cuda)
-        assert not op.use_triton(on_cuda)
+        assert not policy.use_triton(on_cuda)
+        assert not policy.use_triton(on_cuda)
     assert len(caplog.messages) == 1
-    assert "torch backend on cuda (the package fla is not installed)" in caplog.messages[0]
+    assert "torch on cuda (the package fla is not installed)" in caplog.messages[0]
     monkeypatch.setattr(fla_backend, "unavailable_reason", lambda: "")
     monkeypatch.setattr(fla_backend, "version", lambda: "flash-linear-attention 0.6.0")
-    assert op.use_triton(on_cuda)
-    assert op.backend_messages()[0] == "recurrence: fla backend (flash-linear-attention 0.6.0)"
-    monkeypatch.setattr(op, "_backend", "fla")
-    with pytest.raises(MissingDependencyError, match="need CUDA tensors, not cpu"):
+    assert policy.use_triton(on_cuda)
+    assert "kernels: triton (flash-linear-attention 0.6.0)" in policy.backend_messages()
+    assert caplog.messages[1:] == ["kernels: triton (flash-linear-attention 0.6.0)"]
+    with kernel_policy("torch"):
+        assert not policy.use_triton(on_cuda)
+    with pytest.raises(MissingDependencyError, match="needs CUDA tensors, not cpu"), kernel_policy("triton"):
         recurrence(**inputs("none", False))
 
 

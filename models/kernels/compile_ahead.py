@@ -1,0 +1,147 @@
+"""Compile the Triton kernels of a training step in parallel processes, before the step needs them.
+
+Triton compiles each kernel when it is first launched, one after the other: minutes for a training step. Here
+the step is run once with launches recorded instead of executed (`record_launches`), the recorded kernels are
+compiled in worker processes, and the step then finds them in Triton's cache on disk.
+"""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from evalsuite.foundation import progress
+from evalsuite.models.kernels import tuning
+
+MAX_WORKERS = 32
+WORKER = (sys.executable, "-m", "evalsuite.models.kernels.compile_worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel that is not compiled yet.
+
+    Args:
+        module, name: where its function is defined.
+        specialization: what triton's `JITFunction.preload` compiles from.
+    """
+
+    module: str
+    name: str
+    specialization: str
+
+
+@contextmanager
+def record_launches() -> Iterator[list[Launch]]:
+    """Within this context kernels that are not compiled yet are recorded instead of compiled and launched.
+
+    Their outputs stay uninitialized, so that all results of the context must be thrown away.
+    """
+    from triton import knobs
+
+    found: dict[tuple[str, str], Launch] = {}
+    launches: list[Launch] = []
+
+    def hook(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        launch = Launch(fn.module, fn.name, compile["specialization_data"])
+        if found.setdefault((launch.name, launch.specialization), launch) is launch:
+            launches.append(launch)
+        return True
+
+    active = tuning.active()
+    previous, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, hook
+    if active is not None:
+        active.recording = True
+    try:
+        yield launches
+    finally:
+        knobs.runtime.jit_cache_hook = previous
+        if active is not None:
+            active.recording = False
+
+
+class CompileWorkers:
+    """Worker processes that compile kernels. They start at once, as importing torch and fla takes seconds.
+
+    They are plain subprocesses that read requests from a pipe, so that they end with their parent, however it
+    ends.
+
+    Args:
+        count: processes; default: one per core, shared among the processes of a host (`LOCAL_WORLD_SIZE`).
+        command: program that answers each line of its input, a request, by a line with the error or "".
+    """
+
+    def __init__(self, count: int | None = None, command: Sequence[str] = WORKER) -> None:
+        self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if count is None:
+            count = max(1, min(MAX_WORKERS, (os.cpu_count() or 1) // self._local_size))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._processes = [
+            subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(count)
+        ]
+
+    def compile(self, launches: Sequence[Launch], *, quiet: bool = False) -> dict[str, str]:
+        """Compile, showing progress; with several processes on a host each takes its share.
+
+        Returns:
+            Kernel → error of those that did not compile here; a launch will raise it again.
+        """
+        own = [launch for n, launch in enumerate(launches) if n % self._local_size == self._local_rank]
+        requests: queue.SimpleQueue[Launch] = queue.SimpleQueue()
+        for launch in own:
+            requests.put(launch)
+        answers: queue.SimpleQueue[tuple[Launch, str]] = queue.SimpleQueue()
+        for process in self._processes:
+            threading.Thread(target=_serve, args=(process, requests, answers), daemon=True).start()
+        failed = {}
+        with progress(total=len(own), what="compiling kernels", unit="kernel", quiet=quiet) as bar:
+            for _ in own:
+                launch, error = answers.get()
+                if error:
+                    failed[launch.name] = error
+                bar.set_postfix_str(launch.name, refresh=False)
+                bar.update(1)
+        return failed
+
+    def close(self) -> None:
+        """End the processes, also those in the middle of a kernel."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def __enter__(self) -> "CompileWorkers":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def _serve(
+    process: "subprocess.Popen[str]",
+    requests: "queue.SimpleQueue[Launch]",
+    answers: "queue.SimpleQueue[tuple[Launch, str]]",
+) -> None:
+    """Pass requests to one worker, and its answers back, until there are no more."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    while True:
+        try:
+            launch = requests.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            print(json.dumps(asdict(launch)), file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+        except (OSError, ValueError):
+            answer = ""
+        answers.put((launch, json.loads(answer) if answer else f"compile worker {process.pid} has ended"))

@@ -1,0 +1,60 @@
+"""Worker processes that compile kernels, with stand-ins for the compiler."""
+
+import sys
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from evalsuite.models.kernels.compile_ahead import CompileWorkers, Launch
+
+ECHO = """
+import json, sys
+for line in sys.stdin:
+    name = json.loads(line)["name"]
+    print(json.dumps("PTXASError: spilled" if name == "bad" else ""), flush=True)
+    if name == "deadly":
+        sys.exit(1)
+"""
+SLEEPER = """
+import sys, time
+sys.stdin.readline()
+time.sleep(600)
+"""
+
+
+def command(program: str) -> Sequence[str]:
+    return sys.executable, "-c", program
+
+
+def launches(*names: str) -> list[Launch]:
+    return [Launch("module", name, "{}") for name in names]
+
+
+def test_every_kernel_is_compiled_and_failures_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with CompileWorkers(2, command(ECHO)) as workers:
+        assert workers.compile(launches("a", "bad", "c", "d")) == {"bad": "PTXASError: spilled"}
+        assert workers.compile(launches("e"), quiet=True) == {}
+
+
+def test_a_worker_that_ends_does_not_stop_the_others() -> None:
+    with CompileWorkers(1, command(ECHO)) as workers:
+        failed = workers.compile(launches("deadly", "a", "b"), quiet=True)
+    assert set(failed) == {"a", "b"}
+    assert "has ended" in failed["a"]
+
+
+def test_processes_of_one_host_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with CompileWorkers(1, command(ECHO)) as workers:
+        assert workers.compile(launches("bad", "a"), quiet=True) == {}
+        assert workers.compile(launches("a", "bad"), quiet=True) == {"bad": "PTXASError: spilled"}
+
+
+def test_closing_ends_a_worker_in_the_middle_of_a_kernel() -> None:
+    workers = CompileWorkers(1, command(SLEEPER))
+    started = time.monotonic()
+    workers.close()
+    assert time.monotonic() - started < 5
+    assert all(process.poll() is not None for process in workers._processes)
