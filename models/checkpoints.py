@@ -1,5 +1,6 @@
 """Loading and describing checkpoints from a hub id, a folder or a GGUF file."""
 
+import inspect
 import logging
 import os
 import re
@@ -20,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from evalsuite.foundation import CheckpointError, EvalsuiteError
+from evalsuite.foundation import CheckpointError, EvalsuiteError, content_hash
 from evalsuite.models.checkpoint_config import check_config, read_object
 from evalsuite.models.fingerprint import weights_id
 from evalsuite.models.gguf_reader import cached_gguf_reader
@@ -145,6 +146,14 @@ def load_checkpoint(
     )
 
 
+def remote_code_hash(model: PreTrainedModel) -> str | None:
+    """Hash of the checkpoint's own Python code, if it defines the model; `weights_id` does not cover it."""
+    if not type(model).__module__.startswith("transformers_modules."):
+        return None
+    folder = Path(inspect.getfile(type(model))).parent
+    return content_hash({file.name: file.read_text() for file in sorted(folder.glob("*.py"))})
+
+
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
     """Disable transformers' progress bars, which would interfere with ours."""
@@ -165,7 +174,7 @@ def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) ->
         config = _load(AutoConfig, location, trust_remote_code)
         tokenizer = _load(AutoTokenizer, location, trust_remote_code)
         parameters = _parameters(location)
-    _check_tokenizer(location.source, tokenizer, config.vocab_size)
+    _check_tokenizer(location.source, tokenizer, config.get_text_config().vocab_size)
     return CheckpointInfo(
         label=_label(location),
         path=str(path),

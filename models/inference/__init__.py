@@ -13,6 +13,7 @@ from evalsuite.models.inference.requests import (
 )
 from evalsuite.models.inference.response_cache import ResponseCache, run_requests
 from evalsuite.models.inference.torch import engine as torch_engine  # noqa: F401 -- registers itself
+from evalsuite.models.inference.transformers import engine as transformers_engine  # noqa: F401 -- the same
 from evalsuite.models.inference.vllm import engine as vllm_engine  # noqa: F401 -- registers itself
 
 __all__ = [

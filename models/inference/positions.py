@@ -16,10 +16,40 @@ ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
 longrope) change with the longest text of a batch, so that responses would depend on the batch."""
 
 
+UNLIMITED = 2**31 - 1
+"""Positions of a model whose config states none, such as Mamba or one with ALiBi."""
+
+_NAMES = ("max_position_embeddings", "max_seq_len", "seq_length")
+"""Fields that state the positions; the last two are MPT's and BLOOM's."""
+
+
 def stated_positions(config: Any) -> int | None:
     """Return the number of positions that a model's config states; None if it states none."""
-    stated = getattr(config.get_text_config(), "max_position_embeddings", None)
+    inner = config.get_text_config()
+    stated = next((value for name in _NAMES if (value := getattr(inner, name, None))), None)
     return int(stated) if stated else None
+
+
+def max_positions(config: Any) -> int:
+    """Return the number of positions that a model's config states, or `UNLIMITED`."""
+    return stated_positions(config) or UNLIMITED
+
+
+def rotary_limit(config: Any) -> int | None:
+    """Tokens up to which rotary angles depend on the position alone, not on the text's length; None: any."""
+    inner = config.base if isinstance(config, StudentConfig) else config.get_text_config()
+    limits = [
+        int(each.get("original_max_position_embeddings") or stated_positions(config) or 1)
+        for each in _rotary_parameters(inner)
+        if each.get("rope_type", "default") not in ROTARY_TYPES
+    ]
+    return min(limits, default=None)
+
+
+def _rotary_parameters(config: Any) -> list[dict[str, Any]]:
+    """Rotary embeddings of a config: one, one per type of layer, or none."""
+    rotary = getattr(config, "rope_parameters", None) or {}
+    return [each for each in rotary.values() if isinstance(each, dict)] or ([rotary] if rotary else [])
 
 
 def check_max_length(config: Any, max_length: int) -> None:
@@ -33,14 +63,13 @@ def check_max_length(config: Any, max_length: int) -> None:
     if stated is None or max_length <= stated or (isinstance(config, StudentConfig) and is_recurrent(config)):
         return
     base = config.base if isinstance(config, StudentConfig) else config.get_text_config()
-    rotary = getattr(base, "rope_parameters", None)
+    rotary = _rotary_parameters(base)
     if not rotary:
         raise ConfigError(
             f"its positions end at {stated:,}: {type(base).__name__} has no rotary embedding, and a table of "
             "positions has no entry beyond"
         )
-    per_layer = [each for each in rotary.values() if isinstance(each, dict)] or [rotary]
-    for each in per_layer:
+    for each in rotary:
         kind = each.get("rope_type", "default")
         if kind not in ROTARY_TYPES:
             raise ConfigError(

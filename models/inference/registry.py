@@ -36,6 +36,16 @@ class EngineSettings:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The engine's own arguments (`--engine-args`); empty unless it has an `arguments_help`."""
 
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Arguments of `load_checkpoint`, for an engine that loads the model itself."""
+        return {
+            "dtype": self.dtype,
+            "device": self.device,
+            "label": self.label,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
 
 class EngineType:
     """What evaluation and command line ask of a kind of engine; its instances are `Engine`s."""
@@ -91,6 +101,9 @@ class EngineType:
             num_responses: number of generations.
         """
         return None
+
+    notice: str = ""
+    """What the records of a run say about it, such as why it runs in place of the engine that was chosen."""
 
     @property
     def label(self) -> str:

@@ -1,47 +1,36 @@
 """The in-process engine: teachers, hybrids and recurrent students, on a CPU or a GPU."""
 
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from functools import cached_property
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-import transformers
-
-from evalsuite.foundation import ConfigError
 from evalsuite.models.checkpoints import Checkpoint, load_checkpoint
-from evalsuite.models.fingerprint import STUDENT_SOURCE, fingerprint, plugin_versions, source_hash
-from evalsuite.models.inference.positions import check_max_length, stated_positions
-from evalsuite.models.inference.registry import ENGINES, EngineSettings, EngineType
-from evalsuite.models.inference.requests import (
-    INVALID_PREFIX,
-    GenerateRequest,
-    GenerateResponse,
-    ScoreRequest,
-    ScoreResponse,
-)
-from evalsuite.models.inference.stopping import eos_token_ids
-from evalsuite.models.inference.torch.batch_limits import BatchLimits, compute_batch_limits
+from evalsuite.models.inference import in_process
+from evalsuite.models.inference.in_process import InProcessEngine
+from evalsuite.models.inference.proof import UnsupportedModelError
+from evalsuite.models.inference.registry import ENGINES, EngineSettings
+from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse, ScoreRequest
+from evalsuite.models.inference.torch.batch_limits import compute_batch_limits
 from evalsuite.models.inference.torch.cuda_graphs import cuda_graph_step, eager_step
-from evalsuite.models.inference.torch.loglikelihood import LoglikelihoodBatch, make_remaining_batches
+from evalsuite.models.inference.torch.loglikelihood import LoglikelihoodBatch, RequestBatch, make_batches
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.scheduler import KEY_BLOCK, GenerationScheduler
+from evalsuite.models.inference.torch.structure import unknown_structure
 from evalsuite.models.inference.torch.verify_cache import refuse_unsupported, verify_cache
-from evalsuite.models.recurrence import fla_backend, use_triton
-from evalsuite.models.student import StudentForCausalLM
 
 if TYPE_CHECKING:
     from evalsuite.models.benchmark.subject import Benchmark
     from evalsuite.models.runtime_estimate import TokenTimes
 
-SOURCE = ("inference/torch", "inference/stopping.py")
+SOURCE = (*in_process.SOURCE, "inference/torch")
 """Our code that computes the responses of every model; the fingerprint covers it."""
+
+_log = logging.getLogger("evalsuite")
 
 
 @ENGINES.register("torch")
-class TorchEngine(EngineType):
-    """Runs requests on a loaded checkpoint.
+class TorchEngine(InProcessEngine):
+    """Caches that branch, static slots, shared prefixes; for models that it can take apart.
 
     Args:
         checkpoint: model (any device and dtype) and tokenizer.
@@ -49,26 +38,25 @@ class TorchEngine(EngineType):
         batch_tokens: padded tokens in one forward pass; None chooses by device and free memory.
 
     Raises:
-        ConfigError: decoder and head of the model cannot be run separately, its state is not carried from one
-            part of a text to the next, or `max_length` is not positive or beyond its positions.
+        UnsupportedModelError: decoder and head of the model cannot be run separately, its state is not
+            carried from one part of a text to the next, or its structure is not known to this engine.
+        ConfigError: `max_length` is not positive or beyond the model's positions.
     """
 
     display_name = "torch"
-    extends_positions = True
+    source = SOURCE
 
     def __init__(
         self, checkpoint: Checkpoint, *, max_length: int | None = None, batch_tokens: int | None = None
     ) -> None:
-        self.checkpoint = checkpoint
-        model = checkpoint.model.eval()
-        self.max_length = max_length or _max_positions(model)
-        if self.max_length < 1:
-            raise ConfigError(f"max_length = {max_length}: must be positive")
-        check_max_length(model.config, self.max_length)
+        super().__init__(checkpoint, max_length=max_length)
+        model = checkpoint.model
+        if (reason := unknown_structure(model.config, self.max_length)) is not None:
+            raise UnsupportedModelError(f"{type(model).__name__}: {reason}")
         with refuse_unsupported(model):
             self.runner = ModelRunner(model)
             verify_cache(self.runner, model)
-        self.eos_ids = eos_token_ids(model.config, checkpoint.tokenizer, model.generation_config)
+        self.vocab_size = self.runner.vocab_size
         self.limits = compute_batch_limits(self.runner, model.num_parameters(), batch_tokens)
         on_gpu = self.runner.device.type == "cuda"
         self.steps_per_block, self.lookahead = (8, 1) if on_gpu else (1, 0)
@@ -76,15 +64,11 @@ class TorchEngine(EngineType):
         self.share_prefixes = not on_gpu
 
     @classmethod
-    def open(cls, path: str, settings: EngineSettings) -> "TorchEngine":
-        """See `EngineType.open`: loads the checkpoint."""
-        checkpoint = load_checkpoint(
-            path,
-            dtype=settings.dtype,
-            device=settings.device,
-            trust_remote_code=settings.trust_remote_code,
-            label=settings.label,
-        )
+    def open(cls, path: str, settings: EngineSettings) -> InProcessEngine:
+        """See `EngineType.open`: loads the checkpoint; engine transformers runs what this one cannot."""
+        checkpoint = load_checkpoint(path, **settings.loading)
+        if cls is TorchEngine:
+            return open_in_process(checkpoint, max_length=settings.max_length)
         return cls(checkpoint, max_length=settings.max_length)
 
     @classmethod
@@ -112,142 +96,26 @@ class TorchEngine(EngineType):
             trust_remote_code=settings.trust_remote_code,
         )
 
-    @property
-    def label(self) -> str:
-        """See `EngineType.label`."""
-        return self.checkpoint.label
-
     def benchmark(self) -> "Benchmark":
         """See `EngineType.benchmark`."""
         from evalsuite.models.benchmark.in_process import TorchBenchmark
 
         return TorchBenchmark(self.runner, self.checkpoint)
 
-    @property
-    def weights_id(self) -> str:
-        """See `Engine.weights_id`."""
-        return self.checkpoint.weights_id
+    def _score_batches(self, requests: Sequence[ScoreRequest], indices: Sequence[int]) -> list[RequestBatch]:
+        return make_batches(requests, indices, self.limits)
 
-    @cached_property
-    def versions(self) -> dict[str, str]:
-        """Device, dtype, package versions and our own source: everything that affects rounding."""
-        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        is_student = isinstance(self.checkpoint.model, StudentForCausalLM)
-        versions["source"] = source_hash(*SOURCE, *(STUDENT_SOURCE if is_student else ()))
-        if is_student:
-            versions |= plugin_versions(self.checkpoint.model.config)
-            triton = use_triton(torch.empty(0, dtype=self.runner.dtype, device=self.runner.device))
-            versions["recurrence"] = fla_backend.version() if triton else "torch"
-        stated = stated_positions(self.checkpoint.model.config)
-        if stated is not None and self.max_length > stated:
-            versions["max_length"] = str(self.max_length)
-        dtype = str(self.runner.dtype).removeprefix("torch.")
-        return {"device": self.runner.device.type, "dtype": dtype, **versions}
+    def _start(self, requests: Sequence[ScoreRequest], batch: RequestBatch) -> LoglikelihoodBatch:
+        return LoglikelihoodBatch(self.runner, requests, self.limits, batch.num_shared)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """See `Engine.fingerprint`."""
-        versions = dict(self.versions)
-        engine = f"torch/{versions.pop('device')}"
-        return fingerprint(self.checkpoint.weights_id, versions.pop("dtype"), engine, versions)
+    def _generate(
+        self, requests: Mapping[int, GenerateRequest], max_num_seqs: int
+    ) -> Iterator[tuple[int, GenerateResponse]]:
+        return self._make_scheduler(requests, max_num_seqs).responses()
 
-    def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreResponse]]:
-        """See `Engine.score`: batches of similar length, the longest first.
-
-        Raises:
-            torch.OutOfMemoryError: a single request does not fit.
-        """
-        return self.score_remaining(requests, ())
-
-    def score_remaining(
-        self, requests: Sequence[ScoreRequest], completed: Collection[int]
-    ) -> Iterator[tuple[int, ScoreResponse]]:
-        """See `ResumableEngine.score_remaining`; raises as `score`."""
-        completed = set(completed)
-        for index, response in self._score(requests, completed):
-            if index not in completed:
-                yield index, response
-
-    @torch.inference_mode()
-    def _score(
-        self, requests: Sequence[ScoreRequest], completed: Collection[int]
-    ) -> Iterator[tuple[int, ScoreResponse]]:
-        valid: list[int] = []
-        for index, request in enumerate(requests):
-            tokens = (request.context, *request.continuations)
-            error = request.validation_error(self.max_length) or self._out_of_vocabulary(tokens)
-            if error is not None:
-                yield index, ScoreResponse.from_error(error)
-            else:
-                valid.append(index)
-        waiting = make_remaining_batches(requests, valid, completed, self.limits)
-        started: deque[tuple[list[int], LoglikelihoodBatch]] = deque()
-        while waiting:
-            batch = waiting[0]
-            running = out_of_memory = None
-            try:
-                batch_requests = [requests[index] for index in batch.indices]
-                running = LoglikelihoodBatch(self.runner, batch_requests, self.limits, batch.num_shared)
-            except torch.OutOfMemoryError as error:
-                out_of_memory = error.with_traceback(None)
-            if running is None:
-                # Collect the batches in flight first: they must not be lost, and they hold memory.
-                while started:
-                    yield from _collect(*started.popleft())
-                if len(batch.indices) == 1 and out_of_memory is not None:
-                    raise out_of_memory
-                waiting[:1] = batch.halves()
-                _release_cached_memory()
-                continue
-            del waiting[0]
-            started.append((batch.indices, running))
-            while len(started) > self.lookahead:
-                yield from _collect(*started.popleft())
-        while started:
-            yield from _collect(*started.popleft())
-
-    @torch.inference_mode()
-    def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateResponse]]:
-        """See `Engine.generate`: continuous batching in static slots, the longest first.
-
-        Raises:
-            torch.OutOfMemoryError: a single request does not fit.
-        """
-        waiting: dict[int, GenerateRequest] = {}
-        for index, request in enumerate(requests):
-            error = request.validation_error(self.max_length) or self._out_of_vocabulary([request.prompt])
-            if error is not None:
-                yield index, GenerateResponse.from_error(error)
-            else:
-                waiting[index] = request
-        max_num_seqs = self.limits.max_num_seqs
-        scheduler: GenerationScheduler | None = None
-        while waiting:
-            try:
-                scheduler = self._make_scheduler(waiting, max_num_seqs)
-                for index, response in scheduler.responses():
-                    del waiting[index]
-                    yield index, response
-            except torch.OutOfMemoryError:
-                if max_num_seqs == 1:
-                    raise
-                max_num_seqs = max(1, min(max_num_seqs, len(waiting)) // 2)
-            scheduler = None
-            _release_cached_memory()
-
-    @property
-    def batch_limits(self) -> Mapping[str, int]:
-        """See `MemoryBoundEngine.batch_limits`."""
-        return asdict(self.limits)
-
-    def restore_batch_limits(self, limits: Mapping[str, int], source: str) -> None:
-        """See `MemoryBoundEngine.restore_batch_limits`."""
-        self.limits = BatchLimits.from_dict(limits, source)
-
-    def close(self) -> None:
-        """See `Engine.close`: the model's memory is freed with the engine."""
-
-    def _make_scheduler(self, waiting: dict[int, GenerateRequest], max_num_seqs: int) -> GenerationScheduler:
+    def _make_scheduler(
+        self, waiting: Mapping[int, GenerateRequest], max_num_seqs: int
+    ) -> GenerationScheduler:
         """A scheduler for all requests; if their slots do not fit into memory, for the longest of them."""
         limits = {index: request.token_limit(self.max_length) for index, request in waiting.items()}
         # The last generated token is never read.
@@ -272,30 +140,23 @@ class TorchEngine(EngineType):
             share_prefixes=self.share_prefixes,
         )
 
-    def _out_of_vocabulary(self, tokens: Sequence[Sequence[int]]) -> str | None:
-        """Error for ids without an embedding; on a GPU they would abort the process."""
-        highest = max(max(ids, default=0) for ids in tokens)
-        if highest < self.runner.vocab_size and min(min(ids, default=0) for ids in tokens) >= 0:
-            return None
-        return INVALID_PREFIX + (
-            f"token id {highest} is outside the model's vocabulary of {self.runner.vocab_size}"
-        )
 
+def open_in_process(checkpoint: Checkpoint, *, max_length: int | None = None) -> InProcessEngine:
+    """Engine torch where it runs the model; else engine transformers, with a warning.
 
-def _max_positions(model: Any) -> int:
-    positions = stated_positions(model.config)
-    if positions is None:
-        raise ConfigError(
-            f"{type(model).__name__}: the config has no max_position_embeddings; pass max_length"
-        )
-    return positions
+    Args:
+        checkpoint: model and tokenizer.
+        max_length: maximum number of positions; None uses the config's, if it states any.
 
+    Raises:
+        ConfigError: neither can run the model, or `max_length` is not positive or beyond its positions.
+    """
+    from evalsuite.models.inference.transformers.engine import TransformersEngine
 
-def _collect(indices: list[int], batch: LoglikelihoodBatch) -> Iterator[tuple[int, ScoreResponse]]:
-    yield from zip(indices, batch.responses(), strict=True)
-
-
-def _release_cached_memory() -> None:
-    """Return cached blocks to the device, so that fragmentation does not fail the next, smaller attempt."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    try:
+        return TorchEngine(checkpoint, max_length=max_length)
+    except UnsupportedModelError as error:
+        notice = f"engine transformers runs it, which is slower, because engine torch cannot: {error}"
+    engine = TransformersEngine(checkpoint, max_length=max_length, notice=notice)
+    _log.warning("%s: %s", checkpoint.label, engine.notice)
+    return engine

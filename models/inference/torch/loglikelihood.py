@@ -1,35 +1,23 @@
 """Log-likelihoods of continuations: each context is prefilled once, its cache branches per continuation."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax
 
+from evalsuite.models.inference.logprobs import (
+    Part,
+    TargetIndex,
+    number_continuations,
+    sum_responses,
+    target_logprobs,
+)
 from evalsuite.models.inference.requests import ScoreRequest, ScoreResponse
 from evalsuite.models.inference.torch.batch_limits import BatchLimits
 from evalsuite.models.inference.torch.batching import make_length_batches
-from evalsuite.models.inference.torch.kv_cache import KVCache, to_device
+from evalsuite.models.inference.torch.kv_cache import KVCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.prefix_groups import group_by_prefix
-
-NON_FINITE_LOGPROBS = "the model's log-probabilities are not finite (NaN or infinity in its logits)"
-
-
-@dataclass(slots=True)
-class TargetIndex:
-    """Tokens to score: `token[i]` after hidden state `row[i]`, summed into entry `slot[i]`."""
-
-    row: list[int] = field(default_factory=list)
-    token: list[int] = field(default_factory=list)
-    slot: list[int] = field(default_factory=list)
-
-    def add(self, rows: Sequence[int], tokens: Sequence[int], slot: int) -> None:
-        self.row.extend(rows)
-        self.token.extend(tokens)
-        self.slot.extend([slot] * len(tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +41,24 @@ MAX_PARTIAL_BATCHES = 2
 
 
 def make_remaining_batches(
-    requests: Sequence[ScoreRequest],
     indices: Sequence[int],
     completed: Collection[int],
-    limits: BatchLimits,
+    make: Callable[[Sequence[int]], list[RequestBatch]],
 ) -> list[RequestBatch]:
-    """`make_batches` without the completed requests, reproducing an uninterrupted run's batches if possible.
+    """Batches of `make(indices)` without completed requests, as an uninterrupted run has them if possible.
 
     The rounding of a response depends on its batch. An interrupted run has stored complete batches and
     possibly a partial one, which is recomputed in full. If many batches are partial, the stored responses
     come from another set of requests, and the missing ones are batched anew.
     """
-    batches = make_batches(requests, indices, limits)
+    batches = make(indices)
     if not completed:
         return batches
     remaining = [batch for batch in batches if any(index not in completed for index in batch.indices)]
     num_partial = sum(any(index in completed for index in batch.indices) for batch in remaining)
     if num_partial <= MAX_PARTIAL_BATCHES:
         return remaining
-    return make_batches(requests, [index for index in indices if index not in completed], limits)
+    return make([index for index in indices if index not in completed])
 
 
 def make_batches(
@@ -125,14 +112,9 @@ class LoglikelihoodBatch:
         num_shared: int = 0,
     ) -> None:
         self.requests, self._num_shared = requests, num_shared
-        self._parts: list[tuple[list[int], Tensor, Tensor]] = []
+        self._parts: list[Part] = []
         self._runner, self._limits = runner, limits
-        first = 0
-        self._slots: list[int] = []
-        for request in requests:
-            self._slots.append(first)
-            first += len(request.continuations)
-        self._num_slots = first
+        self._slots = number_continuations(requests)
         branches, cache = self._run_contexts()
         if cache is not None:
             self._run_continuations(branches, cache)
@@ -182,66 +164,11 @@ class LoglikelihoodBatch:
             self._score(hidden, targets)
 
     def _score(self, hidden: Tensor, targets: TargetIndex) -> None:
-        flat = hidden.flatten(0, 1)
-        found = target_logprobs(self._runner, flat, targets.row, targets.token, self._limits.max_logits)
+        flat, head = hidden.flatten(0, 1), self._runner.lm_head
+        max_rows = max(1, self._limits.max_logits // self._runner.vocab_size)
+        found = target_logprobs(head, flat, targets.row, targets.token, max_rows)
         self._parts.append((targets.slot, *found))
 
     def responses(self) -> list[ScoreResponse]:
         """One response per request; an error where a log-probability is not finite."""
-        slot = np.concatenate([np.array(slots) for slots, _, _ in self._parts])
-        logprobs = torch.cat([part for _, part, _ in self._parts]).double().cpu().numpy()
-        is_argmax = torch.cat([part for _, _, part in self._parts]).cpu().numpy()
-        sums = np.bincount(slot, weights=logprobs, minlength=self._num_slots)
-        greedy = np.ones(self._num_slots, dtype=bool)
-        greedy[slot[~is_argmax]] = False
-        responses = []
-        for request, start in zip(self.requests, self._slots, strict=True):
-            end = start + len(request.continuations)
-            if not np.isfinite(sums[start:end]).all():
-                responses.append(ScoreResponse.from_error(NON_FINITE_LOGPROBS))
-                continue
-            lengths = tuple(len(tokens) for tokens in request.continuations)
-            responses.append(
-                ScoreResponse(tuple(sums[start:end].tolist()), tuple(greedy[start:end].tolist()), lengths)
-            )
-        return responses
-
-
-def target_logprobs(
-    runner: ModelRunner, hidden: Tensor, rows: Sequence[int], tokens: Sequence[int], max_logits: int
-) -> tuple[Tensor, Tensor]:
-    """Log-probability of `tokens[i]` after hidden state `rows[i]`, and whether it is the argmax.
-
-    The head runs once per distinct row; log-softmax is in fp32 (lm-eval's HFLM uses the model's dtype).
-
-    Args:
-        hidden: [N, width].
-        rows: ascending indices of hidden states, one per target; tokens: the target ids.
-        max_logits: maximum number of logits (rows × vocabulary) held at once.
-
-    Returns:
-        float32 [targets] and bool [targets], on the device.
-    """
-    distinct, which = np.unique(np.asarray(rows), return_inverse=True)
-    selected = hidden.index_select(0, to_device(distinct, hidden.device))
-    owner, target = to_device(which, hidden.device), to_device(np.asarray(tokens), hidden.device)
-    step = max(1, max_logits // runner.vocab_size)
-    logprobs, is_argmax = [], []
-    for start in range(0, len(distinct), step):
-        chunk = runner.lm_head(selected[start : start + step])
-        low, high = np.searchsorted(which, [start, start + step])
-        row, token = owner[low:high] - start, target[low:high]
-        is_argmax.append(_is_argmax(chunk, row, token))
-        logprobs.append(log_softmax(chunk, -1, dtype=torch.float32)[row, token])
-    return torch.cat(logprobs), torch.cat(is_argmax)
-
-
-def _is_argmax(logits: Tensor, row: Tensor, token: Tensor) -> Tensor:
-    if logits.is_cuda:
-        return logits.argmax(-1)[row] == token
-    # On a CPU argmax is several times slower than amax. Few targets reach the maximum, and among ties only
-    # the first is the argmax.
-    best = logits[row, token] == logits.amax(-1)[row]
-    top = best.nonzero()[:, 0]
-    best[top] = logits[row[top]].argmax(-1) == token[top]
-    return best
+        return sum_responses(self.requests, self._parts)

@@ -60,8 +60,8 @@ class DecodeBatch:
             sampling.seed_states,
         ]
 
-    def step(self, num_seqs: int, length: int) -> None:
-        """Run one decode step for the first `num_seqs` slots, in place.
+    def read(self, num_seqs: int, length: int) -> Tensor:
+        """Read the next token of the first `num_seqs` slots; return the logits [num_seqs, V] after it.
 
         Args:
             num_seqs: number of slots.
@@ -70,9 +70,16 @@ class DecodeBatch:
         position = self.position[:num_seqs]
         columns, all_valid = self.cache.columns[None, :length], self.cache.all_valid[None, :length]
         masks = AttentionMasks(position[:, None], columns, all_valid, self.runner.dtype)
+        masks.decode_positions = position
         view = self.cache.view(num_seqs, length, position)
         hidden = self.runner.forward(self.token[:num_seqs, None], position[:, None], view, masks)
-        logits = self.runner.lm_head(hidden[:, 0])
+        logits: Tensor = self.runner.lm_head(hidden[:, 0])
+        return logits
+
+    def step(self, num_seqs: int, length: int) -> None:
+        """Run one decode step for the first `num_seqs` slots, in place. Arguments as for `read`."""
+        position = self.position[:num_seqs]
+        logits = self.read(num_seqs, length)
         tokens, non_finite = sample(logits, self.sampling.first(num_seqs), self.num_generated[:num_seqs])
         self.token[:num_seqs].copy_(tokens)
         self.non_finite[:num_seqs].logical_or_(non_finite)

@@ -1,10 +1,9 @@
 """Load-time check that the engine carries everything that a model remembers of a text it has read.
 
-The engine reads a context once and continues it per choice and token, through caches of its own. A model that
-keeps its state elsewhere, such as RWKV, would silently start each part of a text afresh.
+The engine reads a context once and continues it per choice and token, through caches of its own, in batches.
+A model that keeps its state elsewhere, such as RWKV, would silently start each part of a text afresh.
 """
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,11 +11,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from evalsuite.foundation import ConfigError, EvalsuiteError
+from evalsuite.foundation import EvalsuiteError
+from evalsuite.models.inference.positions import stated_positions
+from evalsuite.models.inference.proof import Text, UnsupportedModelError, largest_deviation, proof_texts
+from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
 from evalsuite.models.inference.torch.kv_cache import KVCache
-from evalsuite.models.inference.torch.model_runner import ModelRunner, logits_close
+from evalsuite.models.inference.torch.model_runner import ModelRunner
+from evalsuite.models.inference.torch.sampling import SamplingMetadata
+from evalsuite.models.inference.torch.scheduler import DecodeBatch
 
-TOKENS = 24
+STEPS = 3
+"""Tokens that are read one at a time, as in generation."""
 
 
 @contextmanager
@@ -27,51 +32,74 @@ def refuse_unsupported(model: PreTrainedModel) -> Iterator[None]:
     and states in ways that only they know: what they raise can be anything.
 
     Raises:
-        ConfigError: the model cannot be run; the cause is chained.
+        UnsupportedModelError: the model cannot be run; the cause is chained.
     """
     try:
         yield
     except (EvalsuiteError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise ConfigError(
-            f"{type(model).__name__}: engine torch cannot run this architecture, whose layers do not work "
-            f"with its caches ({type(error).__name__}: {error}); use another one (`evalsuite show engines`)"
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: its layers do not work with the caches of engine torch "
+            f"({type(error).__name__}: {error})"
         ) from error
 
 
 @torch.inference_mode()
 def verify_cache(runner: ModelRunner, model: PreTrainedModel) -> None:
-    """Compare the logits of a text that is read in three parts with those of the text read whole.
-
-    The last part is a single token, as in generation. A model whose logits are not finite is not compared.
+    """Compare texts that are read in parts, in a batch, and token by token, with each read whole and alone.
 
     Raises:
-        ConfigError: they differ by more than rounding.
+        UnsupportedModelError: they differ by more than rounding.
     """
-    count = min(TOKENS, runner.vocab_size)
-    # In an order in which the prefix matters, and without special tokens at the cuts.
-    tokens = [(7 * number + 3) % runner.vocab_size for number in range(count)]
-    hidden, _ = runner.prefill([tokens])
-    whole = runner.lm_head(hidden).float()
-    if not whole.isfinite().all():
-        return
-    cuts = [0, count // 2, count - 1, count]
-    cache: KVCache | None = None
-    parts: list[Tensor] = []
-    for start, end in itertools.pairwise(cuts):
-        hidden, cache = runner.prefill(
-            [tokens[start:end]], parent=cache, parent_rows=None if cache is None else [0], keep=True
-        )
-        parts.append(runner.lm_head(hidden).float())
-    exact = runner.dtype in (torch.float32, torch.float64)
-    # Only what follows the first cut depends on the cache.
-    after = slice(cuts[1], None)
-    joined = torch.cat(parts, 1)
-    if not logits_close(whole[:, after], joined[:, after], exact=exact):
-        deviation = float((whole - joined)[:, after].abs().max())
-        raise ConfigError(
-            f"{type(model).__name__}: a text read in parts gives other logits than the text read whole, by "
-            f"up to {deviation:.3g}: engine torch does not carry all of this architecture's state; use "
-            "another one (`evalsuite show engines`)"
+    texts = proof_texts(runner.vocab_size, stated_positions(model.config))
+    whole = [
+        model(input_ids=torch.tensor([text], device=runner.device), use_cache=False).logits[0]
+        for text in texts
+    ]
+    hidden, cache = runner.prefill([_start(text) for text in texts], keep=True)
+    assert cache is not None
+    _compare(model, "in a batch", whole, runner.lm_head(hidden), [(0, len(_start(text))) for text in texts])
+    # Branches in another order than their contexts, as choices of questions are.
+    order = list(reversed(range(len(texts))))
+    rest = [texts[row][len(_start(texts[row])) : -STEPS] for row in order]
+    hidden, _ = runner.prefill(rest, parent=cache, parent_rows=order)
+    places = [(len(_start(texts[row])), len(texts[row]) - STEPS) for row in order]
+    _compare(model, "in parts", [whole[row] for row in order], runner.lm_head(hidden), places)
+    logits = _decode(runner, texts, cache)
+    places = [(len(_start(text)), len(_start(text)) + STEPS) for text in texts]
+    _compare(model, "token by token", whole, logits, places)
+
+
+def _start(text: Text) -> Text:
+    """The part of a text that is read first; at least one token and `STEPS` more follow."""
+    return text[: len(text) // 2]
+
+
+def _decode(runner: ModelRunner, texts: list[Text], cache: KVCache) -> Tensor:
+    """Logits [R, STEPS, V] of the tokens after `_start`, read one at a time in static slots."""
+    request = GenerateRequest(texts[0], SamplingParams(STEPS))
+    sampling = SamplingMetadata.allocate(len(texts), [request], runner.device)
+    length = max(map(len, texts))
+    batch = DecodeBatch(runner, cache, sampling, len(texts), length)
+    batch.cache.write(range(len(texts)), cache)
+    batch.position.copy_(cache.lengths)
+    found = []
+    for step in range(STEPS):
+        tokens = [text[len(_start(text)) + step] for text in texts]
+        batch.token.copy_(torch.tensor(tokens, device=runner.device))
+        found.append(batch.read(len(texts), length))
+        batch.position.add_(1)
+    return torch.stack(found, 1)
+
+
+def _compare(
+    model: PreTrainedModel, how: str, whole: list[Tensor], logits: Tensor, places: list[tuple[int, int]]
+) -> None:
+    expected = [each[start:end] for each, (start, end) in zip(whole, places, strict=True)]
+    found = [row[: end - start] for row, (start, end) in zip(logits, places, strict=True)]
+    if (deviation := largest_deviation(expected, found)) is not None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: a text that engine torch reads {how} gives other logits than the text "
+            f"read whole, by up to {deviation:.3g}"
         )

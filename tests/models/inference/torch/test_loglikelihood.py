@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from evalsuite.models.inference.requests import ScoreRequest
-from evalsuite.models.inference.torch import engine as engine_module
 from evalsuite.models.inference.torch.engine import TorchEngine
-from evalsuite.models.inference.torch.loglikelihood import MAX_PARTIAL_BATCHES, make_remaining_batches
+from evalsuite.models.inference.torch.loglikelihood import (
+    MAX_PARTIAL_BATCHES,
+    make_batches,
+    make_remaining_batches,
+)
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 
 TOLERANCE = 2e-4
@@ -176,7 +180,7 @@ def test_fingerprints_cover_what_changes_numerics(
     prints = {llama.fingerprint, TorchEngine(half).fingerprint, TorchEngine(other).fingerprint}
     assert len(prints) == 3
     assert same.fingerprint == llama.fingerprint
-    monkeypatch.setattr(engine_module.transformers, "__version__", "0.0")
+    monkeypatch.setattr(transformers, "__version__", "0.0")
     assert TorchEngine(build("llama")).fingerprint not in prints
     student = TorchEngine(build("gla+softmax+linear_attention"))
     assert student.fingerprint not in prints
@@ -199,6 +203,8 @@ def test_completed_requests_of_another_run_are_not_recomputed(llama: TorchEngine
     requests = some_requests(40, seed=5)
     limits = replace(llama.limits, max_tokens=128, min_tokens=16)
     completed = set(range(0, 40, 3))
-    batches = make_remaining_batches(requests, range(40), completed, limits)
+    batches = make_remaining_batches(
+        range(40), completed, lambda indices: make_batches(requests, indices, limits)
+    )
     assert sorted(i for batch in batches for i in batch.indices) == sorted(set(range(40)) - completed)
     assert len(batches) > MAX_PARTIAL_BATCHES

@@ -9,9 +9,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, LlamaCon
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.inference.proof import UnsupportedModelError
 from evalsuite.models.inference.torch import verify_cache
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.torch.model_runner import ModelRunner
+from evalsuite.models.inference.torch.scheduler import DecodeBatch
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2}
 HEADS: dict[str, Any] = {
@@ -34,28 +36,54 @@ def engine(config: Any) -> TorchEngine:
 
 
 def test_a_state_that_is_not_carried_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"RwkvForCausalLM: a text read in parts gives other logits"):
+    with pytest.raises(
+        ConfigError, match=r"RwkvForCausalLM: a text that engine torch reads in a batch gives other"
+    ):
         engine(RwkvConfig(**SIZES, attention_hidden_size=32, context_length=64))
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "reason"),
     [
-        BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4),
-        AutoConfig.for_model(
+        (BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4), "its layers do not work with"),
+        (AutoConfig.for_model(
             "qwen3_next", **SIZES, **HEADS, head_dim=8, num_experts=2, num_experts_per_tok=1,
             linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
             layer_types=["linear_attention", "full_attention"],
-        ),
-        AutoConfig.for_model(
-            "lfm2", **SIZES, **HEADS, block_ff_dim=48, layer_types=["conv", "full_attention"]
-        ),
+        ), "it has layers of type linear_attention"),
+        (AutoConfig.for_model(
+            "llama4_text", **SIZES, **HEADS, head_dim=8, intermediate_size_mlp=48, attention_chunk_size=16,
+            num_local_experts=2, num_experts_per_tok=1, moe_layers=[1], no_rope_layers=[1, 0],
+        ), "layers of type chunked_attention"),
+        (AutoConfig.for_model(
+            "phi3", **SIZES, **HEADS, pad_token_id=0, original_max_position_embeddings=32,
+            rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4,
+                             "long_factor": [4.0] * 4, "original_max_position_embeddings": 32},
+        ), "beyond 32 tokens the angles of its rotary embedding depend on the text's length"),
+        (AutoConfig.for_model(
+            "gpt_neo", vocab_size=96, hidden_size=32, num_layers=2, num_heads=4, window_size=64,
+            max_position_embeddings=256, attention_types=[[["global", "local"], 1]],
+        ), "it has windows .window_size = 64. beyond the 24 tokens that are tried at load"),
     ],
-    ids=["bloom", "qwen3-next", "lfm2"],
+    ids=["bloom", "qwen3-next", "llama4", "phi3-longrope", "gpt-neo"],
 )  # fmt: skip
-def test_architectures_with_caches_of_their_own_are_refused(config: Any) -> None:
-    with pytest.raises(ConfigError, match=r"engine torch cannot run this architecture.*use another one"):
+def test_unknown_structures_are_refused(config: Any, reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"ForCausalLM: {reason}|ForCausalLM: it has {reason}"):
         engine(config)
+
+
+def test_a_decode_step_that_reads_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = DecodeBatch.read
+
+    def late(self: DecodeBatch, num_seqs: int, length: int) -> torch.Tensor:
+        self.position.add_(1)
+        logits = read(self, num_seqs, length)
+        self.position.sub_(1)
+        return logits
+
+    monkeypatch.setattr(DecodeBatch, "read", late)
+    with pytest.raises(ConfigError, match="LlamaForCausalLM: a text that engine torch reads token by token"):
+        engine(LlamaConfig(**SIZES, **HEADS | {"max_position_embeddings": 128}))
 
 
 def test_an_error_of_evalsuite_is_passed_on() -> None:
@@ -78,5 +106,5 @@ def test_a_cache_that_loses_keys_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         return whole(self, rows, parent=parent, **rest)
 
     monkeypatch.setattr(ModelRunner, "prefill", forgetful)
-    with pytest.raises(ConfigError, match="LlamaForCausalLM: a text read in parts"):
+    with pytest.raises(ConfigError, match="LlamaForCausalLM: a text that engine torch reads in parts"):
         engine(config)

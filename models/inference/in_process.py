@@ -1,0 +1,232 @@
+"""What engines share that run a loaded checkpoint in this process: validation, batches that fit, identity."""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from typing import Protocol
+
+import torch
+import transformers
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.checkpoints import Checkpoint, remote_code_hash
+from evalsuite.models.fingerprint import STUDENT_SOURCE, fingerprint, plugin_versions, source_hash
+from evalsuite.models.inference.positions import check_max_length, max_positions
+from evalsuite.models.inference.registry import EngineType
+from evalsuite.models.inference.requests import (
+    INVALID_PREFIX,
+    GenerateRequest,
+    GenerateResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
+from evalsuite.models.inference.stopping import eos_token_ids
+from evalsuite.models.inference.torch.batch_limits import BatchLimits
+from evalsuite.models.inference.torch.loglikelihood import RequestBatch, make_remaining_batches
+from evalsuite.models.recurrence import fla_backend, use_triton
+from evalsuite.models.student import StudentForCausalLM
+
+SOURCE = ("inference/in_process.py", "inference/logprobs.py", "inference/stopping.py")
+"""Our code that computes the responses of every engine in this process."""
+
+
+class RunningBatch(Protocol):
+    """Log-likelihoods that are being computed."""
+
+    def responses(self) -> list[ScoreResponse]:
+        """One response per request; waits for the device."""
+
+
+class InProcessEngine(EngineType):
+    """Runs requests on a loaded checkpoint, in batches that are halved where memory is short.
+
+    An engine sets `limits` and `vocab_size`, and computes batches: `_score_batches`, `_start` and
+    `_generate`.
+
+    Args:
+        checkpoint: model (any device and dtype) and tokenizer.
+        max_length: maximum number of positions; None uses the config's, if it states any.
+
+    Raises:
+        ConfigError: `max_length` is not positive or beyond the model's positions.
+    """
+
+    extends_positions = True
+    source: tuple[str, ...] = SOURCE
+    """Our code that computes the responses; the fingerprint covers it."""
+    limits: BatchLimits
+    vocab_size: int
+    lookahead = 0
+    """Batches of log-likelihoods that are started before the last one is collected."""
+
+    def __init__(self, checkpoint: Checkpoint, *, max_length: int | None = None) -> None:
+        self.checkpoint = checkpoint
+        model = checkpoint.model.eval()
+        stated = max_positions(model.config)
+        self.max_length = stated if max_length is None else max_length
+        if self.max_length < 1:
+            raise ConfigError(f"max_length = {max_length}: must be positive")
+        check_max_length(model.config, self.max_length)
+        self._extended = self.max_length > stated
+        self.eos_ids = eos_token_ids(model.config, checkpoint.tokenizer, model.generation_config)
+
+    def _score_batches(self, requests: Sequence[ScoreRequest], indices: Sequence[int]) -> list[RequestBatch]:
+        """Batches of these requests, the largest first."""
+        raise NotImplementedError(f"{type(self).__name__} defines no batches")
+
+    def _start(self, requests: Sequence[ScoreRequest], batch: RequestBatch) -> RunningBatch:
+        """Start to compute a batch."""
+        raise NotImplementedError(f"{type(self).__name__} computes no log-likelihoods")
+
+    def _generate(
+        self, requests: Mapping[int, GenerateRequest], max_num_seqs: int
+    ) -> Iterator[tuple[int, GenerateResponse]]:
+        """Respond to some of the requests at least, up to `max_num_seqs` at a time."""
+        raise NotImplementedError(f"{type(self).__name__} generates nothing")
+
+    @property
+    def label(self) -> str:
+        """See `EngineType.label`."""
+        return self.checkpoint.label
+
+    @property
+    def weights_id(self) -> str:
+        """See `Engine.weights_id`."""
+        return self.checkpoint.weights_id
+
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        """Device, dtype, package versions and our own source: everything that affects rounding."""
+        model = self.checkpoint.model
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        is_student = isinstance(model, StudentForCausalLM)
+        versions["source"] = source_hash(*self.source, *(STUDENT_SOURCE if is_student else ()))
+        if is_student:
+            versions |= plugin_versions(model.config)
+            triton = use_triton(torch.empty(0, dtype=model.dtype, device=model.device))
+            versions["recurrence"] = fla_backend.version() if triton else "torch"
+        if (code := remote_code_hash(model)) is not None:
+            versions["remote_code"] = code
+        if self._extended:
+            versions["max_length"] = str(self.max_length)
+        dtype = str(model.dtype).removeprefix("torch.")
+        return {"device": model.device.type, "dtype": dtype, **versions}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `Engine.fingerprint`."""
+        versions = dict(self.versions)
+        engine = f"{self.name}/{versions.pop('device')}"
+        return fingerprint(self.checkpoint.weights_id, versions.pop("dtype"), engine, versions)
+
+    def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreResponse]]:
+        """See `Engine.score`: batches of similar length, the longest first.
+
+        Raises:
+            torch.OutOfMemoryError: a single request does not fit.
+        """
+        return self.score_remaining(requests, ())
+
+    def score_remaining(
+        self, requests: Sequence[ScoreRequest], completed: Collection[int]
+    ) -> Iterator[tuple[int, ScoreResponse]]:
+        """See `ResumableEngine.score_remaining`; raises as `score`."""
+        completed = set(completed)
+        for index, response in self._score(requests, completed):
+            if index not in completed:
+                yield index, response
+
+    @torch.inference_mode()
+    def _score(
+        self, requests: Sequence[ScoreRequest], completed: Collection[int]
+    ) -> Iterator[tuple[int, ScoreResponse]]:
+        valid: list[int] = []
+        for index, request in enumerate(requests):
+            tokens = (request.context, *request.continuations)
+            error = request.validation_error(self.max_length) or self._out_of_vocabulary(tokens)
+            if error is not None:
+                yield index, ScoreResponse.from_error(error)
+            else:
+                valid.append(index)
+        waiting = make_remaining_batches(
+            valid, completed, lambda indices: self._score_batches(requests, indices)
+        )
+        started: deque[tuple[list[int], RunningBatch]] = deque()
+        while waiting:
+            batch = waiting[0]
+            running = out_of_memory = None
+            try:
+                running = self._start([requests[index] for index in batch.indices], batch)
+            except torch.OutOfMemoryError as error:
+                out_of_memory = error.with_traceback(None)
+            if running is None:
+                # Collect the batches in flight first: they must not be lost, and they hold memory.
+                while started:
+                    yield from _collect(*started.popleft())
+                if len(batch.indices) == 1 and out_of_memory is not None:
+                    raise out_of_memory
+                waiting[:1] = batch.halves()
+                _release_cached_memory()
+                continue
+            del waiting[0]
+            started.append((batch.indices, running))
+            while len(started) > self.lookahead:
+                yield from _collect(*started.popleft())
+        while started:
+            yield from _collect(*started.popleft())
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateResponse]]:
+        """See `Engine.generate`: the longest first.
+
+        Raises:
+            torch.OutOfMemoryError: a single request does not fit.
+        """
+        waiting: dict[int, GenerateRequest] = {}
+        for index, request in enumerate(requests):
+            error = request.validation_error(self.max_length) or self._out_of_vocabulary([request.prompt])
+            if error is not None:
+                yield index, GenerateResponse.from_error(error)
+            else:
+                waiting[index] = request
+        max_num_seqs = self.limits.max_num_seqs
+        while waiting:
+            try:
+                for index, response in self._generate(waiting, max_num_seqs):
+                    del waiting[index]
+                    yield index, response
+            except torch.OutOfMemoryError:
+                if max_num_seqs == 1:
+                    raise
+                max_num_seqs = max(1, min(max_num_seqs, len(waiting)) // 2)
+            _release_cached_memory()
+
+    @property
+    def batch_limits(self) -> Mapping[str, int]:
+        """See `MemoryBoundEngine.batch_limits`."""
+        return asdict(self.limits)
+
+    def restore_batch_limits(self, limits: Mapping[str, int], source: str) -> None:
+        """See `MemoryBoundEngine.restore_batch_limits`."""
+        self.limits = BatchLimits.from_dict(limits, source)
+
+    def close(self) -> None:
+        """See `Engine.close`: the model's memory is freed with the engine."""
+
+    def _out_of_vocabulary(self, tokens: Sequence[Sequence[int]]) -> str | None:
+        """Error for ids without an embedding; on a GPU they would abort the process."""
+        highest = max(max(ids, default=0) for ids in tokens)
+        if highest < self.vocab_size and min(min(ids, default=0) for ids in tokens) >= 0:
+            return None
+        return INVALID_PREFIX + f"token id {highest} is outside the model's vocabulary of {self.vocab_size}"
+
+
+def _collect(indices: list[int], batch: RunningBatch) -> Iterator[tuple[int, ScoreResponse]]:
+    yield from zip(indices, batch.responses(), strict=True)
+
+
+def _release_cached_memory() -> None:
+    """Return cached blocks to the device, so that fragmentation does not fail the next, smaller attempt."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,105 @@
+"""Log-likelihood responses from logits: targets are gathered, summed per continuation, and checked."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax
+
+from evalsuite.models.inference.requests import ScoreRequest, ScoreResponse
+from evalsuite.models.inference.torch.kv_cache import to_device
+
+NON_FINITE_LOGPROBS = "the model's log-probabilities are not finite (NaN or infinity in its logits)"
+
+
+@dataclass(slots=True)
+class TargetIndex:
+    """Tokens to score: `token[i]` after hidden state `row[i]`, summed into entry `slot[i]`."""
+
+    row: list[int] = field(default_factory=list)
+    token: list[int] = field(default_factory=list)
+    slot: list[int] = field(default_factory=list)
+
+    def add(self, rows: Sequence[int], tokens: Sequence[int], slot: int) -> None:
+        self.row.extend(rows)
+        self.token.extend(tokens)
+        self.slot.extend([slot] * len(tokens))
+
+
+def target_logprobs(
+    head: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    rows: Sequence[int],
+    tokens: Sequence[int],
+    max_rows: int,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of `tokens[i]` after hidden state `rows[i]`, and whether it is the argmax.
+
+    The head runs once per distinct row; log-softmax is in fp32 (lm-eval's HFLM uses the model's dtype).
+
+    Args:
+        head: logits [n, vocabulary] of hidden states [n, width].
+        hidden: [N, width].
+        rows: ascending indices of hidden states, one per target; tokens: the target ids.
+        max_rows: maximum number of rows of logits held at once.
+
+    Returns:
+        float32 [targets] and bool [targets], on the device.
+    """
+    distinct, which = np.unique(np.asarray(rows), return_inverse=True)
+    selected = hidden.index_select(0, to_device(distinct, hidden.device))
+    owner, target = to_device(which, hidden.device), to_device(np.asarray(tokens), hidden.device)
+    logprobs, is_argmax = [], []
+    for start in range(0, len(distinct), max_rows):
+        chunk = head(selected[start : start + max_rows])
+        low, high = np.searchsorted(which, [start, start + max_rows])
+        row, token = owner[low:high] - start, target[low:high]
+        is_argmax.append(_is_argmax(chunk, row, token))
+        logprobs.append(log_softmax(chunk, -1, dtype=torch.float32)[row, token])
+    return torch.cat(logprobs), torch.cat(is_argmax)
+
+
+def _is_argmax(logits: Tensor, row: Tensor, token: Tensor) -> Tensor:
+    if logits.is_cuda:
+        return logits.argmax(-1)[row] == token
+    # On a CPU argmax is several times slower than amax. Few targets reach the maximum, and among ties only
+    # the first is the argmax.
+    best = logits[row, token] == logits.amax(-1)[row]
+    top = best.nonzero()[:, 0]
+    best[top] = logits[row[top]].argmax(-1) == token[top]
+    return best
+
+
+Part = tuple[Sequence[int], Tensor, Tensor]
+"""Scored targets: the continuation of each, its log-probability, and whether it is the argmax."""
+
+
+def number_continuations(requests: Sequence[ScoreRequest]) -> list[int]:
+    """Number of the first continuation of each request, counted over all of them."""
+    return list(accumulate((len(request.continuations) for request in requests[:-1]), initial=0))
+
+
+def sum_responses(requests: Sequence[ScoreRequest], parts: Sequence[Part]) -> list[ScoreResponse]:
+    """One response per request; an error where a log-probability is not finite. Waits for the device."""
+    slot = np.concatenate([np.array(slots) for slots, _, _ in parts])
+    logprobs = torch.cat([part for _, part, _ in parts]).double().cpu().numpy()
+    is_argmax = torch.cat([part for _, _, part in parts]).cpu().numpy()
+    firsts = number_continuations(requests)
+    num_slots = firsts[-1] + len(requests[-1].continuations)
+    sums = np.bincount(slot, weights=logprobs, minlength=num_slots)
+    greedy = np.ones(num_slots, dtype=bool)
+    greedy[slot[~is_argmax]] = False
+    responses = []
+    for request, start in zip(requests, firsts, strict=True):
+        end = start + len(request.continuations)
+        if not np.isfinite(sums[start:end]).all():
+            responses.append(ScoreResponse.from_error(NON_FINITE_LOGPROBS))
+            continue
+        lengths = tuple(len(tokens) for tokens in request.continuations)
+        responses.append(
+            ScoreResponse(tuple(sums[start:end].tolist()), tuple(greedy[start:end].tolist()), lengths)
+        )
+    return responses

@@ -1,0 +1,1 @@
+"""The plain transformers engine: any causal language model, through its own forward pass."""

@@ -1,0 +1,77 @@
+"""Log-likelihoods by forward passes over whole texts: context and continuation together."""
+
+from collections.abc import Sequence
+
+from evalsuite.models.inference.logprobs import (
+    Part,
+    TargetIndex,
+    number_continuations,
+    sum_responses,
+    target_logprobs,
+)
+from evalsuite.models.inference.proof import Text
+from evalsuite.models.inference.requests import ScoreRequest, ScoreResponse
+from evalsuite.models.inference.torch.batch_limits import BatchLimits
+from evalsuite.models.inference.torch.batching import make_length_batches
+from evalsuite.models.inference.torch.loglikelihood import RequestBatch
+from evalsuite.models.inference.transformers.runner import PlainRunner
+
+
+def make_batches(
+    requests: Sequence[ScoreRequest], indices: Sequence[int], limits: BatchLimits
+) -> list[RequestBatch]:
+    """Batch requests of similar length, the longest first."""
+    lengths = [requests[index].max_num_tokens() - 1 for index in indices]
+    others = [
+        length * (len(requests[index].continuations) - 1)
+        for index, length in zip(indices, lengths, strict=True)
+    ]
+    batches = make_length_batches(
+        lengths, max_tokens=limits.max_tokens, min_tokens=limits.min_tokens, unpadded_tokens=others
+    )
+    return [RequestBatch([indices[place] for place in batch]) for batch in batches]
+
+
+class PlainLoglikelihoodBatch:
+    """Log-likelihoods of some requests, computed on construction.
+
+    Every text is read once: continuations of one token share the text that is their context.
+    """
+
+    def __init__(self, runner: PlainRunner, requests: Sequence[ScoreRequest], limits: BatchLimits) -> None:
+        self.requests = requests
+        self._runner, self._limits = runner, limits
+        self._parts: list[Part] = []
+        targets: dict[Text, TargetIndex] = {}
+        for request, slot in zip(requests, number_continuations(requests), strict=True):
+            first = len(request.context) - 1
+            for number, continuation in enumerate(request.continuations):
+                # The last token is predicted, never read.
+                text = request.context + continuation[:-1]
+                places = range(first, first + len(continuation))
+                targets.setdefault(text, TargetIndex()).add(places, continuation, slot + number)
+        texts = list(targets)
+        for batch in runner.batches([len(text) for text in texts], limits.max_tokens):
+            self._read([(texts[place], targets[texts[place]]) for place in batch])
+
+    def _read(self, batch: list[tuple[Text, TargetIndex]]) -> None:
+        first = min(targets.row[0] for _, targets in batch)
+        length = max(len(text) for text, _ in batch) - first
+        max_rows = max(1, self._limits.max_logits // self._runner.vocab_size)
+        if length * len(batch) > max_rows and len(batch) > 1:
+            half = len(batch) // 2
+            self._read(batch[:half])
+            self._read(batch[half:])
+            return
+        logits = self._runner.logits([text for text, _ in batch], first).flatten(0, 1)
+        joined = TargetIndex()
+        for number, (_, targets) in enumerate(batch):
+            start = number * length - first
+            for place, token, slot in sorted(zip(targets.row, targets.token, targets.slot, strict=True)):
+                joined.add([start + place], [token], slot)
+        found = target_logprobs(lambda rows: rows, logits, joined.row, joined.token, max_rows)
+        self._parts.append((joined.slot, *found))
+
+    def responses(self) -> list[ScoreResponse]:
+        """One response per request; an error where a log-probability is not finite."""
+        return sum_responses(self.requests, self._parts)

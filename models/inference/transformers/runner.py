@@ -1,0 +1,167 @@
+"""Forward passes of any causal language model: texts read whole, or part by part with its own cache."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from evalsuite.models.inference.positions import rotary_limit
+from evalsuite.models.inference.proof import Text
+from evalsuite.models.inference.torch.batching import make_length_batches
+from evalsuite.models.inference.torch.kv_cache import to_device
+
+Batching = Literal["padded", "equal lengths", "single texts"]
+"""Which texts a model reads together: any, padded on the right; those of one length; none."""
+
+Caching = Literal["batches", "single texts", "never"]
+"""With which texts a model's own cache is used: several together, one at a time, or none."""
+
+_CACHES = ("past_key_values", "cache_params", "state")
+"""Names of the cache in outputs and arguments of transformers' models."""
+
+
+class PlainRunner:
+    """Reads texts with a model's own forward pass.
+
+    Args:
+        model: a causal language model of transformers in eval mode.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        embedding: Any = model.get_input_embeddings()
+        self.vocab_size = int(embedding.weight.shape[0])
+        parameters = inspect.signature(model.forward).parameters
+        self._keeps_logits = "logits_to_keep" in parameters
+        self._takes_positions = "position_ids" in parameters
+        self.rotary_limit = rotary_limit(model.config)
+        """Tokens up to which a token's position does not depend on the length of the text; None: any."""
+        # The most cautious way, until `verify` has shown that others give the same.
+        self.batching: Batching = "single texts"
+        self.caching: Caching = "never"
+        self.kv_bytes_per_token = 0
+        self.state_bytes_per_seq = 0
+
+    @property
+    def unpads(self) -> bool:
+        """See `compute_batch_limits`: rows are padded."""
+        return False
+
+    def activation_bytes_per_token(self) -> int:
+        """Estimate of the memory of one token: activations within a layer, and its logits."""
+        config: Any = self.model.config.get_text_config()
+        hidden = int(getattr(config, "hidden_size", 1024))
+        return (80 * hidden + self.vocab_size) * self.dtype.itemsize
+
+    def logits(self, texts: Sequence[Text], first: int = 0) -> Tensor:
+        """Read texts whole, together.
+
+        Args:
+            texts: R non-empty texts; padded on the right to the longest, T.
+            first: place of the first token whose logits are needed.
+
+        Returns:
+            [R, T − first, V], in the model's dtype; undefined at pads.
+        """
+        length = max(map(len, texts))
+        # The last token is repeated, because models warn of pad tokens.
+        padded = [text + text[-1:] * (length - len(text)) for text in texts]
+        tokens = to_device(np.array(padded, dtype=np.int64), self.device)
+        extra = {"logits_to_keep": length - first} if first and self._keeps_logits else {}
+        logits: Tensor = self.model(input_ids=tokens, use_cache=False, **extra).logits
+        return logits[:, -(length - first) :]
+
+    def batches(self, lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+        """Split texts of these lengths into batches that the model may read together."""
+        if self.batching == "single texts":
+            return [[place] for place in sorted(range(len(lengths)), key=lambda place: -lengths[place])]
+        limit = self.rotary_limit
+        if self.batching == "padded" and (limit is None or max(lengths, default=0) <= limit):
+            return make_length_batches(lengths, max_tokens=max_tokens, min_tokens=max_tokens // 4)
+        found: list[list[int]] = []
+        for length in sorted(set(lengths), reverse=True):
+            places = [place for place, other in enumerate(lengths) if other == length]
+            size = max(1, max_tokens // length)
+            found += [places[start : start + size] for start in range(0, len(places), size)]
+        return found
+
+    def reader(self, longest: int) -> "Reader":
+        """Reader of texts that grow to `longest` tokens.
+
+        The model's own cache holds keys at the positions of a shorter text, so it is not used where positions
+        depend on the length.
+        """
+        cached = self.caching != "never" and (self.rotary_limit is None or longest <= self.rotary_limit)
+        return CachedReader(self) if cached else RereadingReader(self)
+
+
+class Reader(Protocol):
+    """Reads texts of one length, part by part."""
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Append tokens [R, T] to the texts; return the logits [R, V] after the last of them."""
+
+
+class CachedReader:
+    """Reads with the model's own cache."""
+
+    def __init__(self, runner: PlainRunner) -> None:
+        self._runner = runner
+        self._length = 0
+        self.cache: dict[str, Any] = {}
+        """The cache, by the name of the model's argument; empty if the model has returned none."""
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """See `Reader.read`."""
+        runner = self._runner
+        extra: dict[str, Any] = {"logits_to_keep": 1} if runner._keeps_logits else {}
+        if runner._takes_positions:
+            # Where the first layer is recurrent, some models take its empty list of keys for the length.
+            positions = torch.arange(self._length, self._length + tokens.shape[1], device=runner.device)
+            extra["position_ids"] = positions.expand(tokens.shape[0], -1)
+        self._length += tokens.shape[1]
+        out = runner.model(input_ids=tokens, use_cache=True, **self.cache, **extra)
+        found = {name: value for name in _CACHES if (value := getattr(out, name, None)) is not None}
+        self.cache = dict(list(found.items())[:1])
+        logits: Tensor = out.logits
+        return logits[:, -1]
+
+    def num_bytes(self) -> int:
+        """Bytes of all tensors in the cache."""
+        return sum(tensor.nbytes for tensor in _tensors(self.cache, set()))
+
+
+class RereadingReader:
+    """Reads all tokens again for every new one."""
+
+    def __init__(self, runner: PlainRunner) -> None:
+        self._runner = runner
+        self._tokens: Tensor | None = None
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """See `Reader.read`."""
+        self._tokens = tokens if self._tokens is None else torch.cat([self._tokens, tokens], 1)
+        texts = [tuple(row) for row in self._tokens.tolist()]
+        return self._runner.logits(texts, len(texts[0]) - 1)[:, -1]
+
+
+def _tensors(value: Any, seen: set[int]) -> list[Tensor]:
+    """All tensors in a cache, which can be an object of any class."""
+    if id(value) in seen:
+        return []
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        inner = list(value.values())
+    elif isinstance(value, list | tuple):
+        inner = list(value)
+    else:
+        inner = list(vars(value).values()) if hasattr(value, "__dict__") else []
+    return [tensor for each in inner for tensor in _tensors(each, seen)]
