@@ -121,21 +121,18 @@ def chance_normalized_recovery(
     return Estimate(None, ratio) if isinstance(ratio, str) else ratio.estimate(level)
 
 
-def capped_recovery(
-    data: BootstrapSample, benchmarks: Sequence[str], student: int, teacher: int, level: float = 0.95
-) -> Estimate:
-    """Recovery in which no benchmark counts above its teacher: Σ w·min(s, t) ÷ Σ w·t over benchmarks.
+def capped_ratio(data: BootstrapSample, benchmarks: Sequence[str], student: int, teacher: int) -> Ratio | str:
+    """Σ w·min(s, t) over Σ w·t, sums over benchmarks, or why it is undefined; see `ratio_of`.
 
     Args:
         data: strata in which both are columns.
         benchmarks: name of the benchmark of each stratum; the contexts of a benchmark are averaged first.
         student: its column.
         teacher: its column.
-        level: confidence level of the interval.
     """
     ratio = ratio_of(data, [student], teacher)
     if isinstance(ratio, str):
-        return Estimate(None, ratio)
+        return ratio
     point, draws = 0.0, np.zeros(len(ratio.denominator.draws))
     for name in dict.fromkeys(benchmarks):
         strata = [i for i, each in enumerate(benchmarks) if each == name]
@@ -145,8 +142,15 @@ def capped_recovery(
         point += weight * (theirs.point - max(0.0, drop.point))
         draws += weight * (theirs.draws - np.maximum(0.0, drop.draws))
     numerator = replace(ratio.numerator, point=point, draws=draws)
-    numerator = replace(numerator, variance=numerator.deviation**2)
-    return replace(ratio, numerator=numerator).estimate(level, 0.0)
+    return replace(ratio, numerator=replace(numerator, variance=numerator.deviation**2))
+
+
+def capped_recovery(
+    data: BootstrapSample, benchmarks: Sequence[str], student: int, teacher: int, level: float = 0.95
+) -> Estimate:
+    """Recovery in which no benchmark counts above its teacher: see `capped_ratio`."""
+    ratio = capped_ratio(data, benchmarks, student, teacher)
+    return Estimate(None, ratio) if isinstance(ratio, str) else ratio.estimate(level, 0.0)
 
 
 def win_or_tie_rate(data: BootstrapSample, student: int, teacher: int) -> float:

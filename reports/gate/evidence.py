@@ -1,8 +1,9 @@
 """Evidence for the gate: the cells that a rule selects, resampled when first needed, and what is missing."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -12,8 +13,9 @@ from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
 from evalsuite.reports.analysis.gaps import GapPool
 from evalsuite.reports.analysis.measures.agreement import AgreementPool
+from evalsuite.reports.analysis.measures.informative import informative_rows
 from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor, load_result_tensor
-from evalsuite.reports.analysis.scopes import Pool
+from evalsuite.reports.analysis.scopes import INFORMATIVE, Pool
 from evalsuite.reports.gate.measurement import NotMeasured
 from evalsuite.reports.records.distances import read_distances
 from evalsuite.reports.records.merging import CellKey
@@ -37,6 +39,7 @@ class Evidence:
         self._agreements: dict[tuple[str, int], AgreementPool] = {}
         self._baselines: dict[str, ResultTensor | str] = {}
         self._distances: tuple[pd.DataFrame | None] | None = None
+        self._uninformative: dict[tuple[str, int], dict[str, str]] = {}
 
     @property
     def distances(self) -> pd.DataFrame | None:
@@ -65,18 +68,38 @@ class Evidence:
             self._agreements[key] = AgreementPool(self.tensor, protocol, teacher)
         return self._agreements[key]
 
+    def left_out(self, rule: "Rule", protocol: str, checkpoint: int) -> Mapping[str, str]:
+        """Benchmarks that the scope of a rule leaves out, and why: those known not to be informative.
+
+        A benchmark that the checkpoint's teacher lacks is not among them, and so is missing.
+        """
+        if rule.scope != INFORMATIVE:
+            return {}
+        teacher = self.tensor.checkpoints[checkpoint].teacher
+        key = protocol, checkpoint if teacher is None else teacher
+        if key not in self._uninformative:
+            rows = informative_rows(self.pool(protocol), key[1])
+            self._uninformative[key] = {row.benchmark: row.why for row in rows if row.why}
+        return self._uninformative[key]
+
     def sample(
         self, rule: "Rule", protocol: str, needed: Sequence[int]
     ) -> tuple[BootstrapSample, list[Cell]] | NotMeasured:
-        """The sample of the cells that a rule selects and that all of `needed` have, complete."""
-        pool = self.pool(protocol)
+        """The sample of the cells that a rule selects and that all of `needed` have, complete.
+
+        The first of `needed` is the checkpoint that the rule decides on.
+        """
+        pool, left_out = self.pool(protocol), self.left_out(rule, protocol, needed[0])
         chosen = [
-            i for i, cell in enumerate(pool.cells) if matches(rule, cell) and set(needed) <= set(cell.present)
+            i
+            for i, cell in enumerate(pool.cells)
+            if matches(rule, cell, left_out) and set(needed) <= set(cell.present)
         ]
-        lacking = missing(rule, self.tensor, protocol, needed, {pool.cells[i].key for i in chosen})
+        there = {pool.cells[i].key for i in chosen}
+        lacking = missing(rule, self.tensor, protocol, needed, there, left_out=left_out)
         data = pool.sample(tuple(chosen))
         if lacking or data is None:
-            return NotMeasured(lacking or nothing(rule, self.tensor, protocol))
+            return NotMeasured(lacking or nothing(rule, self.tensor, protocol, left_out))
         return data, [pool.cells[i] for i in chosen]
 
     def baseline(self, path: str) -> ResultTensor | str:
@@ -90,8 +113,10 @@ class Evidence:
         return self._baselines[path]
 
 
-def matches(rule: "Rule", cell: Cell) -> bool:
-    """Whether a rule selects a cell."""
+def matches(rule: "Rule", cell: Cell, left_out: Collection[str] = ()) -> bool:
+    """Whether a rule selects a cell; see `Evidence.left_out`."""
+    if cell.benchmark.name in left_out:
+        return False
     if rule.benchmark is not None and cell.benchmark.name != rule.benchmark:
         return False
     if rule.category is not None and cell.benchmark.category != rule.category:
@@ -106,6 +131,7 @@ def missing(
     needed: Sequence[int],
     there: Collection[CellKey],
     protocols: Sequence[str] = (),
+    left_out: Collection[str] = (),
 ) -> str:
     """Explain which planned cells are not measured for all of `needed`; empty if none is.
 
@@ -116,11 +142,12 @@ def missing(
         needed: checkpoints.
         there: the measured cells.
         protocols: only benchmarks with all of these count.
+        left_out: see `Evidence.left_out`.
     """
     found = []
     for benchmark in tensor.merged.benchmarks:
         how = benchmark.protocols.get(protocol)  # type: ignore[call-overload]  # the keys are these texts
-        if how is None or how.direction == "lower":
+        if how is None or how.direction == "lower" or benchmark.name in left_out:
             continue
         others = [benchmark.protocols.get(name) for name in protocols]  # type: ignore[call-overload]
         if any(other is None or other.direction == "lower" for other in others):
@@ -139,8 +166,13 @@ def missing(
     return "; ".join(found[:SHOWN]) + more
 
 
-def nothing(rule: "Rule", tensor: ResultTensor, protocol: str) -> str:
-    """Explain why no cell is selected."""
+def nothing(
+    rule: "Rule", tensor: ResultTensor, protocol: str, left_out: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Explain why no cell is selected; see `Evidence.left_out`."""
+    if left_out:
+        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        return f"no benchmark is informative under {PROTOCOL_TITLES[protocol]}: {reasons}"
     if rule.benchmark is not None:
         names = [benchmark.name for benchmark in tensor.merged.benchmarks]
         if rule.benchmark not in names:

@@ -8,7 +8,7 @@ makes `{metric: lost, max: 3}` a rule of every policy.
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from evalsuite.foundation.registry import Registry
 
@@ -45,6 +45,8 @@ class RuleMetric:
     protocols: Literal["each", "both", "none"] = "each"
     """`each`: a rule holds under every protocol, or the one that it states. `both` compares them and `none`
     has nothing to do with them: then a rule states none."""
+    has_scope: bool = False
+    """Whether a rule may select the informative benchmarks: `scope: informative`."""
     needs_baseline: bool = False
     """Whether a rule names a stored run to compare with."""
 
@@ -74,95 +76,74 @@ def _lazy(module: str, name: str) -> Measure:
     return measure
 
 
-RULE_METRICS.add(
+def _add(name: str, *, module: str = "standard_metrics", **fields: Any) -> None:
+    """Register a metric of this package, whose measure has its name."""
+    RULE_METRICS.add(name, RuleMetric(measure=_lazy(module, name), **fields))
+
+
+_add(
     "recovery",
-    RuleMetric(
-        measure=_lazy("standard_metrics", "recovery"),
-        bound="min",
-        unit="fraction",
-        hint="recovery, as a fraction of the teacher, e.g. 0.9",
-        has_option=True,
-        over_runs=True,
-    ),
+    bound="min",
+    unit="fraction",
+    hint="recovery, as a fraction of the teacher, e.g. 0.9",
+    has_option=True,
+    over_runs=True,
+    has_scope=True,
 )
-RULE_METRICS.add(
+_add(
+    "capped_recovery",
+    bound="min",
+    unit="fraction",
+    hint="recovery in which no benchmark counts above its teacher, as a fraction of the teacher",
+    has_scope=True,
+)
+_add(
     "chance_normalized_recovery",
-    RuleMetric(
-        measure=_lazy("standard_metrics", "chance_normalized_recovery"),
-        bound="min",
-        unit="fraction",
-        hint="recovery after subtracting the chance level, as a fraction of the teacher",
-        over_runs=True,
-    ),
+    bound="min",
+    unit="fraction",
+    hint="recovery after subtracting the chance level, as a fraction of the teacher",
+    over_runs=True,
+    has_scope=True,
 )
-RULE_METRICS.add(
-    "score",
-    RuleMetric(
-        measure=_lazy("standard_metrics", "score"),
-        bound="min",
-        unit="fraction",
-        hint="the checkpoint's own macro average",
-    ),
-)
-RULE_METRICS.add(
+_add("score", bound="min", unit="fraction", hint="the checkpoint's own macro average", has_scope=True)
+_add(
     "agreement",
-    RuleMetric(
-        measure=_lazy("standard_metrics", "agreement"),
-        bound="min",
-        unit="fraction",
-        hint="share of documents with the teacher's choice or extracted answer, e.g. 0.8",
-        has_option=True,
-    ),
+    bound="min",
+    unit="fraction",
+    hint="share of documents with the teacher's choice or extracted answer, e.g. 0.8",
+    has_option=True,
+    has_scope=True,
 )
-RULE_METRICS.add(
+_add(
     "retained",
-    RuleMetric(
-        measure=_lazy("standard_metrics", "retained"),
-        bound="min",
-        unit="fraction",
-        hint="share of the teacher's right answers that stay right, e.g. 0.85",
-        has_option=True,
-    ),
+    bound="min",
+    unit="fraction",
+    hint="share of the teacher's right answers that stay right, e.g. 0.85",
+    has_option=True,
+    has_scope=True,
 )
-RULE_METRICS.add(
+_add(
     "kl",
-    RuleMetric(
-        measure=_lazy("standard_metrics", "kl"),
-        bound="max",
-        unit="nats",
-        hint="KL(teacher ‖ student) at the right answers, in nats per token, e.g. 0.3",
-        has_option=True,
-        protocols="none",
-    ),
+    bound="max",
+    unit="nats",
+    hint="KL(teacher ‖ student) at the right answers, in nats per token, e.g. 0.3",
+    has_option=True,
+    protocols="none",
 )
-RULE_METRICS.add(
+_add(
     "gap",
-    RuleMetric(
-        measure=_lazy("standard_metrics", "gap"),
-        bound="max",
-        unit="points",
-        hint="gap between the protocols, in points, e.g. 5",
-        has_option=True,
-        protocols="both",
-    ),
+    bound="max",
+    unit="points",
+    hint="gap between the protocols, in points, e.g. 5",
+    has_option=True,
+    protocols="both",
 )
-RULE_METRICS.add(
-    "drop",
-    RuleMetric(
-        measure=_lazy("standard_metrics", "drop"),
-        bound="max",
-        unit="points",
-        hint="teacher − student, in points",
-        over_runs=True,
-    ),
-)
-RULE_METRICS.add(
+_add("drop", bound="max", unit="points", hint="teacher − student, in points", over_runs=True, has_scope=True)
+_add(
     "regression",
-    RuleMetric(
-        measure=_lazy("regression", "regression"),
-        bound="max",
-        unit="points",
-        hint="points lost relative to the same checkpoint in `baseline`",
-        needs_baseline=True,
-    ),
+    module="regression",
+    bound="max",
+    unit="points",
+    hint="points lost relative to the same checkpoint in `baseline`",
+    needs_baseline=True,
 )

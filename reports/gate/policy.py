@@ -33,6 +33,9 @@ class Rule(Strict):
     """Only this benchmark."""
     category: Category | None = None
     """Only benchmarks of this category."""
+    scope: Literal["all", "informative"] = "all"
+    """`informative`: only benchmarks on which the teacher is above chance and, under generation, names an
+    answer, as in the headline of the page."""
     context: int | None = Field(default=None, ge=1)
     """With a benchmark that has contexts: the stated length in tokens."""
     baseline: str | None = None
@@ -60,6 +63,11 @@ class Rule(Strict):
             raise ValueError(why)
         if self.benchmark is not None and self.category is not None:
             raise ValueError("give either 'benchmark' or 'category'")
+        if self.scope != "all" and (self.benchmark is not None or self.category is not None):
+            raise ValueError("'scope' selects among all benchmarks: leave 'benchmark' and 'category' out")
+        if self.scope != "all" and not kind.has_scope:
+            able = [name for name, each in RULE_METRICS.items() if each.has_scope]
+            raise ValueError(f"'scope: {self.scope}' belongs to {', '.join(able)}")
         if self.context is not None and self.benchmark is None:
             raise ValueError("'context' needs a 'benchmark'")
         if (self.baseline is not None) != kind.needs_baseline:

@@ -1,16 +1,19 @@
 """Measures of the metrics that rules of a gate come with, except `regression`."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
 from evalsuite.reports.analysis.measures.agreement import WHY, level
 from evalsuite.reports.analysis.measures.distances import answer_distance
 from evalsuite.reports.analysis.measures.flips import Measure
-from evalsuite.reports.analysis.recovery import mean_drop, ratio_of
+from evalsuite.reports.analysis.recovery import Ratio, capped_ratio, mean_drop, ratio_of
 from evalsuite.reports.analysis.replicates import RunSpread
+from evalsuite.reports.analysis.result_tensor import Cell
 from evalsuite.reports.gate.evidence import (
     NO_TEACHER,
     SHOWN,
@@ -22,7 +25,6 @@ from evalsuite.reports.gate.evidence import (
 from evalsuite.reports.gate.measurement import Measurement, NotMeasured
 
 if TYPE_CHECKING:
-    from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
     from evalsuite.reports.gate.policy import Rule
 
 
@@ -38,11 +40,19 @@ def score(
     return Measurement(data.level_contrast(checkpoint), data.documents, ())
 
 
-def drop(
-    evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
-) -> Measurement | NotMeasured:
-    """Teacher − student, in points."""
-    assert protocol is not None
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """A checkpoint, or the runs of its recipe, and its teacher on the cells that a rule selects."""
+
+    data: BootstrapSample
+    cells: list[Cell]
+    students: list[int]
+    teacher: int
+    spread: RunSpread | None
+    look_at: tuple[str, ...]
+
+
+def _compared(evidence: Evidence, rule: "Rule", protocol: str, checkpoint: int) -> _Compared | NotMeasured:
     teacher = evidence.tensor.checkpoints[checkpoint].teacher
     found = evidence.sample(rule, protocol, [checkpoint] if teacher is None else [checkpoint, teacher])
     if isinstance(found, NotMeasured):
@@ -53,41 +63,61 @@ def drop(
     over = _runs(evidence, rule, protocol, checkpoint, data)
     if isinstance(over, NotMeasured):
         return over
-    contrast = mean_drop(data, over[0], teacher, over[1])
-    return Measurement(contrast.scaled(100), data.documents, lost_documents(cells, checkpoint, teacher))
+    return _Compared(data, cells, over[0], teacher, over[1], lost_documents(cells, checkpoint, teacher))
 
 
-def recovery_over(above_chance: bool) -> Callable[..., Measurement | NotMeasured]:
-    """Measure recovery, chance-normalized or not."""
+def drop(
+    evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
+) -> Measurement | NotMeasured:
+    """Teacher − student, in points."""
+    assert protocol is not None
+    found = _compared(evidence, rule, protocol, checkpoint)
+    if isinstance(found, NotMeasured):
+        return found
+    contrast = mean_drop(found.data, found.students, found.teacher, found.spread)
+    return Measurement(contrast.scaled(100), found.data.documents, found.look_at)
 
-    def recovery(
+
+def _ratio_metric(
+    ratio_on: Callable[[_Compared, int], Ratio | str],
+) -> Callable[..., Measurement | NotMeasured]:
+    """Measure a recovery, a function of the compared checkpoints and the column of the chance level."""
+
+    def measured(
         evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
     ) -> Measurement | NotMeasured:
         assert protocol is not None
-        teacher = evidence.tensor.checkpoints[checkpoint].teacher
-        found = evidence.sample(rule, protocol, [checkpoint] if teacher is None else [checkpoint, teacher])
+        found = _compared(evidence, rule, protocol, checkpoint)
         if isinstance(found, NotMeasured):
             return found
-        if teacher is None:
-            return NO_TEACHER
-        data, cells = found
-        over = _runs(evidence, rule, protocol, checkpoint, data)
-        if isinstance(over, NotMeasured):
-            return over
-        if above_chance and any(cell.chance is None for cell in cells):
-            return NotMeasured("the chance level of a benchmark is not known")
-        chance = evidence.pool(protocol).chance if above_chance else None
-        ratio = ratio_of(data, over[0], teacher, chance, over[1])
+        ratio = ratio_on(found, evidence.pool(protocol).chance)
         if isinstance(ratio, str):
             return NotMeasured(f"recovery is undefined: {ratio}")
-        look_at = lost_documents(cells, checkpoint, teacher)
-        return Measurement(ratio.numerator, data.documents, look_at, ratio.denominator)
+        return Measurement(ratio.numerator, found.data.documents, found.look_at, ratio.denominator)
 
-    return recovery
+    return measured
+
+
+def _above_chance(found: _Compared, chance: int) -> Ratio | str:
+    if any(cell.chance is None for cell in found.cells):
+        return "the chance level of a benchmark is not known"
+    return ratio_of(found.data, found.students, found.teacher, chance, found.spread)
+
+
+def _capped(found: _Compared, chance: int) -> Ratio | str:
+    names = [cell.benchmark.name for cell in found.cells]
+    return capped_ratio(found.data, names, found.students[0], found.teacher)
+
+
+recovery = _ratio_metric(
+    lambda found, _: ratio_of(found.data, found.students, found.teacher, spread=found.spread)
+)
+chance_normalized_recovery = _ratio_metric(_above_chance)
+capped_recovery = _ratio_metric(_capped)
 
 
 def _runs(
-    evidence: Evidence, rule: "Rule", protocol: str, checkpoint: int, data: "BootstrapSample"
+    evidence: Evidence, rule: "Rule", protocol: str, checkpoint: int, data: BootstrapSample
 ) -> tuple[list[int], RunSpread | None] | NotMeasured:
     """The checkpoint, or the runs of its recipe and the spread between them."""
     if rule.over == "documents":
@@ -118,8 +148,8 @@ def flips(measure: Measure) -> Callable[..., Measurement | NotMeasured]:
         found = evidence.sample(rule, protocol, [checkpoint, teacher])
         if isinstance(found, NotMeasured):
             return found
-        pool = evidence.agreement(protocol, teacher)
-        chosen = [i for i, cell in enumerate(pool.cells) if matches(rule, cell)]
+        pool, left_out = evidence.agreement(protocol, teacher), evidence.left_out(rule, protocol, checkpoint)
+        chosen = [i for i, cell in enumerate(pool.cells) if matches(rule, cell, left_out)]
         chosen = pool.cells_with(measure, [checkpoint], chosen)
         data = pool.sample(measure, chosen)
         if data is None:
@@ -161,8 +191,6 @@ def gap(
     return Measurement(gap, data.documents, tuple(look_at[:SHOWN]))
 
 
-recovery = recovery_over(above_chance=False)
-chance_normalized_recovery = recovery_over(above_chance=True)
 agreement = flips("agreement")
 retained = flips("retained")
 

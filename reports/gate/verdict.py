@@ -260,6 +260,8 @@ def _name(rule: Rule, protocol: str | None) -> str:
     if rule.name:
         return rule.name if protocol is None or rule.protocol else f"{rule.name}, {protocol}"
     what = rule.benchmark or rule.category or "average"
+    if rule.scope != "all":
+        what = f"{rule.scope} benchmarks"
     parts = [f"{rule.metric.replace('_', ' ')} of {what}"]
     if rule.context:
         parts.append(f"at {rule.context:,} tokens")

@@ -1,6 +1,7 @@
 """Metrics of rules: agreement and retained against the report, and a metric that a test registers."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,82 @@ def test_flips_are_those_of_the_report(
     weak = next(result for result in verdict.results if result.checkpoint == "weak")
     assert weak.outcome == "regression"
     assert verdict.exit_code == 1
+
+
+@pytest.fixture(scope="module")
+def guessing(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose teacher knows `facts` and guesses on `riddles`."""
+    scores = {"facts": (0.8, 0.7), "riddles": (0.25, 0.5)}
+    return synthetic.make_run(
+        tmp_path_factory.mktemp("run"),
+        [synthetic.SyntheticBenchmark(name, name, "knowledge", 300) for name in scores],
+        [
+            synthetic.SyntheticCheckpoint("teacher", lambda name, p, c: scores[name][0], "teacher"),
+            synthetic.SyntheticCheckpoint("student", lambda name, p, c: scores[name][1]),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    "metric",
+    ["recovery", "capped_recovery", "chance_normalized_recovery", "score", "drop", "agreement", "retained"],
+)
+@pytest.mark.parametrize("scope", ["all", "informative"])
+def test_a_scope_is_that_of_the_report(guessing: Path, metric: str, scope: str) -> None:
+    report = build_report([guessing])
+    bound = {RULE_METRICS[metric].bound: 0.5}
+    rule = {"metric": metric, "scope": scope, "protocol": "loglikelihood", **bound}
+    (result,) = run_gate([guessing], policy(rule)).results
+    average = report.average(1, "loglikelihood", scope)
+    row = report.agreement_with_teacher(1, "loglikelihood", scope)
+    assert average.benchmarks == (("facts",) if scope == "informative" else ("facts", "riddles"))
+    expected = getattr(row if metric in ("agreement", "retained") else average, metric)
+    point = expected.point * (100 if metric == "drop" else 1)
+    assert result.point == pytest.approx(point, abs=1e-12)
+    assert metric == "retained" or result.documents == average.documents
+    what = "informative benchmarks" if scope == "informative" else "average"
+    assert result.name == f"{metric.replace('_', ' ')} of {what} under loglikelihood"
+
+
+def test_guesses_do_not_hide_a_loss_from_the_informative_scope(guessing: Path) -> None:
+    rules = [
+        {"metric": "recovery", "min": 0.95, "protocol": "loglikelihood", "scope": scope}
+        for scope in ("all", "informative")
+    ]
+    assert [each.outcome for each in run_gate([guessing], policy(*rules)).results] == ["pass", "regression"]
+
+
+def test_without_an_informative_benchmark_nothing_is_measured(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    run = synthetic.make_run(
+        tmp_path / "run",
+        [synthetic.SyntheticBenchmark("riddles", "Riddles", "knowledge", 200)],
+        [
+            synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.24, "teacher"),
+            synthetic.SyntheticCheckpoint("student", lambda *_: 0.26),
+        ],
+    )
+    for metric in ("capped_recovery", "agreement"):
+        verdict = run_gate([run], policy({"metric": metric, "min": 0.9, "scope": "informative"}))
+        assert verdict.exit_code == 3
+        why = "no benchmark is informative under log-likelihood: riddles: the teacher is not above chance"
+        assert verdict.results[0].why.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"metric": "gap", "max": 5}, "'scope: informative' belongs to recovery, capped_recovery"),
+        ({"metric": "recovery", "min": 0.9, "benchmark": "x"}, "leave 'benchmark' and 'category' out"),
+        ({"metric": "recovery", "min": 0.9, "category": "recall"}, "leave 'benchmark' and 'category' out"),
+        ({"metric": "recovery", "min": 0.9, "scope": "informativ"}, "informative"),
+        ({"metric": "capped_recovery", "min": 0.9, "over": "runs"}, "'over: runs' belongs to"),
+    ],
+)
+def test_a_scope_that_cannot_be_is_refused(rule: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        policy({"scope": "informative"} | rule)
 
 
 def test_agreement_of_one_benchmark_passes_and_names_documents_when_it_fails(small_run: Path) -> None:
