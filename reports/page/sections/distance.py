@@ -15,10 +15,17 @@ from evalsuite.reports.report import Report
 
 GROUPS = {"token_class": "token class", "positions": "position in the text"}
 """Parts of a text that have a figure of their own."""
+YARDSTICK = (
+    "The yardstick (dotted) is the same teacher rounded to fewer bits: symmetric round-to-nearest in blocks "
+    "of 64, every linear layer and the head. A teacher that was dequantized from a format reads as zero at "
+    "that format."
+)
 TRAINED_AGAIN = (
-    " (trained again): other weights than those that were scored; the same recipe made them when it was "
+    "(trained again): other weights than those that were scored; the same recipe made them when it was "
     "trained again."
 )
+CLASSES = ("copied", "repeated", "frequent", "rare")
+"""Token classes, from those that need recall to those that do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,8 @@ class DistanceView:
     """The section."""
 
     sentence: str
+    notes: tuple[str, ...]
+    """What all figures need to be read."""
     figures: list[Figure]
 
 
@@ -33,7 +42,8 @@ class DistanceView:
 def distance_view(report: Report) -> DistanceView | None:
     """A yardstick per teacher and text, and students by part of the text; None without distances."""
     figures = []
-    for teacher, name in dict.fromkeys((row.teacher, row.text) for row in report.distances):
+    texts = dict.fromkeys((row.teacher, row.text) for row in report.distances)
+    for teacher, name in sorted(texts, key=lambda each: (each[0], each[1] != ANSWERS, each[1].lower())):
         rows = [row for row in report.distances if (row.teacher, row.text) == (teacher, name)]
         place = "right answers" if name == ANSWERS else name
         if len(report.teachers) > 1:
@@ -44,7 +54,8 @@ def distance_view(report: Report) -> DistanceView | None:
             for kind, title in GROUPS.items()
             if (part := [row for row in rows if row.kind == kind and row.checkpoint is not None])
         ]
-    return DistanceView(_sentence(report), figures) if figures else None
+    notes = (YARDSTICK, TRAINED_AGAIN) if any(row.is_retrained for row in report.distances) else (YARDSTICK,)
+    return DistanceView(_sentence(report), notes, figures) if figures else None
 
 
 def _sentence(report: Report) -> str:
@@ -97,7 +108,7 @@ def _yardstick(report: Report, rows: Sequence[DistanceRow], place: str) -> Figur
     return figure(
         [trace],
         {
-            "xaxis": {"title": {"text": "KL(teacher ‖ student), nats per token"}, "type": "log"},
+            "xaxis": {"title": {"text": "KL, nats per token"}, "type": "log", "dtick": 1},
             "yaxis": {**axis, "showgrid": False, "zeroline": False},
             "shapes": [
                 {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": row.kl.point, "x1": row.kl.point}
@@ -107,23 +118,20 @@ def _yardstick(report: Report, rows: Sequence[DistanceRow], place: str) -> Figur
             "annotations": [
                 # On a logarithmic axis Plotly takes the position of an annotation as an exponent.
                 {"x": log10(row.kl.point), "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
-                | {"text": f"{row.bits} bit"}
+                | {"text": str(row.bits)}
                 for row in marks
             ],
             "showlegend": False,
             "margin": {"t": 30},
         },
         title=f"Distance: {place}",
-        caption=(
-            "Dotted: the same teacher rounded to fewer bits (symmetric round-to-nearest in blocks of 64, "
-            "every linear layer and the head). A teacher dequantized from a format reads as zero at it."
-            + (TRAINED_AGAIN if any(row.is_retrained for row in students) else "")
-        ),
+        caption="KL(teacher ‖ student). Dotted: the teacher rounded to so many bits.",
         height=24 * len(students) + 110,
         table=Table(
             ("model", "KL, nats per token", "same top token %", "equivalent bits"),
             tuple((_name(report, row), *_numbers(row)) for row in [*students, *marks]),
         ),
+        is_wide=True,
     )
 
 
@@ -143,9 +151,11 @@ def _spoken(row: DistanceRow) -> str:
 
 
 def _natural(group: str) -> tuple[int, str]:
-    """Ranges of positions by their start, then names."""
+    """Ranges of positions by their start; token classes in the order of `CLASSES`, then other names."""
     start = group.partition("-")[0]
-    return (int(start) if start.isdecimal() else 0), group
+    if start.isdecimal():
+        return int(start), group
+    return (CLASSES.index(group) if group in CLASSES else len(CLASSES)), group
 
 
 def _parts(report: Report, rows: Sequence[DistanceRow], place: str, what: str) -> Figure:

@@ -57,7 +57,7 @@ def test_students_stand_between_roundings_of_the_teacher(small_run: Path, tmp_pa
     assert yardstick["layout"]["yaxis"]["ticktext"] == ["strong", "weak (trained again)"]
     expected = [comparison.report.distance(checkpoint).kl.point for checkpoint in (1, 2)]
     assert students["x"] == pytest.approx(expected, rel=1e-4)
-    assert [mark["text"] for mark in yardstick["layout"]["annotations"]] == ["8 bit", "4 bit", "2 bit"]
+    assert [mark["text"] for mark in yardstick["layout"]["annotations"]] == ["8", "4", "2"]
     places = [shape["x0"] for shape in yardstick["layout"]["shapes"]]
     assert places[0] < students["x"][0] < places[1] < students["x"][1] < places[2]
     by_position = figures["Distance by position in the text: held-out"]
