@@ -88,6 +88,9 @@ class Recipe(Strict):
     sharding: Literal["auto", "none", "full"] = "auto"
     """On several GPUs: replicate the student (none) or shard it (full: FSDP2). auto: full from 3B parameters.
     Layerwise stages are never sharded."""
+    num_workers: int | None = Field(default=None, ge=0)
+    """Processes per GPU that parse, render and tokenize the data in advance; they do not change the order.
+    Default: 4 on a GPU, as far as there are cores; none on a CPU, where a thread does it."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     validation: ValidationConfig | None = None
     """Measure KL(teacher ‖ student) and perplexity on the held-out part of each stage's data, which is to be
@@ -173,7 +176,17 @@ class Recipe(Strict):
                 )
 
 
-NON_HASHED_FIELDS = ("title", "source", "notes", "variants", "checkpoint", "validation", "track", "sharding")
+NON_HASHED_FIELDS = (
+    "title",
+    "source",
+    "notes",
+    "variants",
+    "checkpoint",
+    "validation",
+    "track",
+    "sharding",
+    "num_workers",
+)
 """Fields of a recipe that do not affect the trained weights."""
 
 

@@ -26,13 +26,14 @@ DATA_SOURCE = {
     "shuffle": "shuffle_buffer_size",
     "prompts": "prompt_source",
     "count": "num_prompts",
-    "workers": "num_workers",
     "echo": "repeat_chunk_tokens",
     "echo_spans": "repeat_span_tokens",
     "repeat": "infinite",
     "part": "subset",
     "share": "sample_fraction",
 }
+DATA_SOURCE_TO_RECIPE = {"workers": "num_workers", "num_workers": "num_workers"}
+"""Keys that data sources had → the recipe's own key."""
 STAGE = {
     "train": "trainable",
     "length": "seq_len",
@@ -60,6 +61,12 @@ def refuse_retired_keys(tree: dict[str, Any], source: str) -> None:
         for key in group
         if key in retired
     ]
+    lines += [
+        f"{source}: 'data.{name}.{key}' is now the recipe's own '{DATA_SOURCE_TO_RECIPE[key]}'"
+        for name, data_source in _mapping(tree.get("data")).items()
+        for key in _mapping(data_source)
+        if key in DATA_SOURCE_TO_RECIPE
+    ]
     if lines:
         raise ConfigError("\n".join(lines))
 
@@ -70,11 +77,14 @@ def _groups(tree: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, str]]]:
     yield "student.", tree.get("student"), STUDENT
     yield "architecture.", tree.get("architecture"), ARCHITECTURE
     yield "checkpoint.", tree.get("checkpoint"), CHECKPOINT
-    sources = tree.get("data")
-    for name, data_source in (sources if isinstance(sources, dict) else {}).items():
+    for name, data_source in _mapping(tree.get("data")).items():
         yield f"data.{name}.", data_source, DATA_SOURCE
     stages = tree.get("stages")
     for number, stage in enumerate(stages if isinstance(stages, list) else []):
         yield f"stages.{number}.", stage, STAGE
         for name, retired in STAGE_GROUPS.items():
             yield f"stages.{number}.{name}.", stage.get(name) if isinstance(stage, dict) else None, retired
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

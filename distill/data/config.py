@@ -80,8 +80,6 @@ class PocketSourceConfig(DataSourceConfig):
     """Kind of text → weight; default: the corpus' own mixture."""
     max_haystack_tokens: int | None = Field(default=None, ge=1)
     """Length of the longest haystack."""
-    num_workers: int = Field(default=0, ge=0)
-    """Processes that generate texts in advance; 0: generate in the data thread."""
 
     @property
     def leaves_held_out(self) -> bool:

@@ -16,16 +16,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalsuite.distill.data.chat import source_renderer
-from evalsuite.distill.data.config import TableSourceConfig
-from evalsuite.distill.data.sources import Reader, document_hash, open_reader
+from evalsuite.distill.data.config import DataSourceConfig
+from evalsuite.distill.data.examples import document_hash
+from evalsuite.distill.data.preparation import read_examples
 from evalsuite.distill.recipe import load_recipe
 from evalsuite.foundation import progress, write_text
 from evalsuite.models import describe_checkpoint
@@ -144,13 +144,11 @@ def suite_rows(suite: str, data_dir: Path | str | None) -> dict[str, list[Any]]:
     return rows
 
 
-def text_batches(reader: Reader) -> Iterator[list[str]]:
-    """The texts of a source in order, one shard at a time."""
-    position: dict[str, Any] | None = {}
-    while position is not None:
-        examples, position = reader.read_shard(position)
-        if examples:
-            yield [example.text for example in examples]
+def text_batches(name: str, source: DataSourceConfig, tokenizer: Any) -> Iterator[list[str]]:
+    """The texts of a source in order, BATCH_SIZE at a time."""
+    texts = (example.text for example in read_examples(name, source, tokenizer))
+    while batch := list(islice(texts, BATCH_SIZE)):
+        yield batch
 
 
 def main() -> None:
@@ -174,10 +172,7 @@ def main() -> None:
     excluded: set[int] = set()
     for name, source in recipe.data.items():
         documents = overlapping = 0
-        if isinstance(source, TableSourceConfig):
-            source = source.model_copy(update={"shuffle_buffer_size": BATCH_SIZE})
-        render = source_renderer(tokenizer, source)
-        for texts in progress(text_batches(open_reader(source, name, render)), what=name):
+        for texts in progress(text_batches(name, source, tokenizer), what=name):
             hit = index.match(texts)
             excluded.update(
                 document_hash(text) for text, overlaps in zip(texts, hit, strict=True) if overlaps

@@ -1,126 +1,208 @@
-"""Tokenized documents of a source, in shards of a shuffled order."""
+"""Tokenized documents of a source, in the order of training.
 
-import multiprocessing
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from typing import Protocol
+    rows → shards of examples, each in a shuffled order → groups of documents → tokens
 
-from tokenizers import Tokenizer
+The order is a function of the source, the seed and the position: neither the number of worker processes nor
+the number of GPUs changes it. With several GPUs, every process reads all rows, since a shard is shuffled as a
+whole; each tokenizes its share of every group and receives the tokens of the others, since a sequence starts
+where the tokens before it end.
+"""
 
-from evalsuite.distill.data.config import PocketSourceConfig
-from evalsuite.distill.data.packing import Document, tokenize
-from evalsuite.distill.data.sources import Example, PocketReader, Position, Reader, shuffled
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-BATCH_SIZE = 512
-"""Documents that are tokenized and packed together."""
+from evalsuite.distill.data.config import DataSourceConfig, TableSourceConfig
+from evalsuite.distill.data.examples import Example, shuffled
+from evalsuite.distill.data.packing import Document
+from evalsuite.distill.data.readers import Position, Reader
+from evalsuite.distill.data.workers import WorkerPool
+from evalsuite.foundation import DataError
 
-Encode = Callable[[Sequence[Example]], list[Document]]
+GROUP_SIZE = 512
+"""Documents that are packed together."""
+TASK_CHARACTERS = 1 << 18
+"""Text that one task tokenizes; a longer document is a task of its own."""
+POCKET_SHARD_SIZE = 1024
+"""Texts per shard of the pocket corpus; they are drawn independently and need no shuffling."""
 
 
-class DocumentBatches(Protocol):
-    """The documents of one shard in batches that are tokenized on access."""
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Examples that are shuffled together: shard `number` of its epoch, from `position` in the source.
 
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> list[Document]: ...
-
-
-class DocumentSource(Protocol):
-    """Tokenized shards of a source in a shuffled order.
-
-    Texts of the pocket corpus are drawn independently and are not shuffled.
+    `following`: position of the next shard; None after the last one of an epoch.
     """
 
-    def read_shard(
-        self, position: Position, order: tuple[int, ...]
-    ) -> tuple[DocumentBatches, Position | None]:
-        """The shard at `position`, shuffled with the seed `order`, and the position of the next shard."""
+    epoch: int
+    number: int
+    position: Position
+    examples: list[Example]
+    following: Position | None
 
 
-class _LazyBatches:
-    def __init__(self, examples: Sequence[Example], encode: Encode) -> None:
-        self._examples, self._encode = examples, encode
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Batch `number` of the documents of a shard; `examples` is the share of this process.
 
-    def __len__(self) -> int:
-        return -(-len(self._examples) // BATCH_SIZE)
+    `is_last`: no documents follow in this epoch.
+    """
 
-    def __getitem__(self, index: int) -> list[Document]:
-        return self._encode(self._examples[index * BATCH_SIZE : (index + 1) * BATCH_SIZE])
-
-
-class SerialDocumentSource:
-    """Reads, shuffles and tokenizes in the calling thread."""
-
-    def __init__(self, reader: Reader, encode: Encode) -> None:
-        self._reader, self._encode = reader, encode
-
-    def read_shard(
-        self, position: Position, order: tuple[int, ...]
-    ) -> tuple[DocumentBatches, Position | None]:
-        """See `DocumentSource`."""
-        examples, next_position = self._reader.read_shard(position)
-        if not isinstance(self._reader, PocketReader):
-            examples = shuffled(examples, *order)
-        return _LazyBatches(examples, self._encode), next_position
+    epoch: int
+    shard: int
+    position: Position
+    number: int
+    examples: list[Example]
+    is_last: bool
 
 
-class PocketDocumentSource:
-    """Generates and tokenizes the pocket corpus in worker processes, ahead of time and in order."""
+Exchange = Callable[[list[Document]], list[Document]]
+"""Documents of this process' share of a group → all documents of the group, in order."""
+
+
+@dataclass
+class Share:
+    """The part of every group that this process tokenizes, and how it receives the others."""
+
+    rank: int = 0
+    world_size: int = 1
+    exchange: Exchange = lambda documents: documents
+
+
+class SourceDocuments:
+    """The documents of one source; stages share it, and with it the shard that was read last.
+
+    Args:
+        name: for messages.
+        seed: of the recipe.
+    """
 
     def __init__(
-        self,
-        source: PocketSourceConfig,
-        shard_size: int,
-        tokenizer: Tokenizer,
-        eos_id: int,
-        *,
-        mask_prompt: bool,
+        self, name: str, source: DataSourceConfig, reader: Reader, pool: WorkerPool, seed: int
     ) -> None:
-        self._shard_size, self._lookahead = shard_size, 2 * source.num_workers
-        self._pool = ProcessPoolExecutor(
-            source.num_workers,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_init_worker,
-            initargs=(source, shard_size, tokenizer.to_str(), eos_id, mask_prompt),
+        self.source, self.seed = source, seed
+        self._name, self._reader, self._pool = name, reader, pool
+        self._first: Shard | None = None
+        """The shard that an iteration began with: validation reads it, and the first stage needs it again."""
+
+    def groups(
+        self,
+        *,
+        epoch: int = 0,
+        shard: int = 0,
+        position: Position | None = None,
+        number: int = 0,
+        share: Share,
+        mask_prompt: bool,
+    ) -> Iterator[tuple[Group, list[Document]]]:
+        """Yield groups of tokenized documents from a place in the source; endless if it is infinite.
+
+        Raises:
+            DataError: no document passes the source's filters, or a row cannot be read.
+        """
+        shards = self._shards(epoch, shard, position or self._reader.start())
+        tasks = (
+            ((group, is_end), (self._name, examples, mask_prompt))
+            for group in self._read_groups(shards, number, share)
+            for examples, is_end in _pieces(group.examples)
         )
-        self._pending: deque[tuple[Position, Future[list[Document]]]] = deque()
+        own: list[Document] = []
+        for (group, is_end), documents in self._pool.map("tokenize", tasks):
+            own += documents
+            if is_end:
+                yield group, share.exchange(own)
+                own = []
 
-    def read_shard(
-        self, position: Position, order: tuple[int, ...]
-    ) -> tuple[DocumentBatches, Position | None]:
-        """See `DocumentSource`."""
-        if self._pending and self._pending[0][0] != position:
-            self._pending.clear()
-        upcoming = position
-        if self._pending:
-            upcoming = _next_position(self._pending[-1][0], self._shard_size)
-        while len(self._pending) < self._lookahead:
-            self._pending.append((upcoming, self._pool.submit(_read_shard, upcoming)))
-            upcoming = _next_position(upcoming, self._shard_size)
-        _, future = self._pending.popleft()
-        return [future.result()], _next_position(position, self._shard_size)
+    def _read_groups(self, shards: Iterator[Shard | int], first: int, share: Share) -> Iterator[Group]:
+        """Cut shards into groups; while one shard is consumed, as many rows of the next one are read."""
+        shard: Shard | None = _complete(shards)
+        while shard is not None:
+            examples, following, num_ahead = self._ordered(shard), None, 0
+            num_groups = -(-len(examples) // GROUP_SIZE)
+            for number in range(first, num_groups):
+                members = examples[number * GROUP_SIZE : (number + 1) * GROUP_SIZE]
+                yield Group(
+                    shard.epoch,
+                    shard.number,
+                    shard.position,
+                    number,
+                    members[share.rank :: share.world_size],
+                    shard.following is None and number == num_groups - 1,
+                )
+                while following is None and num_ahead < (number + 1) * GROUP_SIZE:
+                    found = next(shards, None)
+                    if not isinstance(found, int):
+                        following = found
+                        break
+                    num_ahead = found
+            shard, first = following or _complete(shards), 0
+
+    def _ordered(self, shard: Shard) -> Sequence[Example]:
+        if not isinstance(self.source, TableSourceConfig):
+            return shard.examples
+        return shuffled(shard.examples, self.seed, self.source.seed, shard.epoch, shard.number)
+
+    def _shards(self, epoch: int, number: int, position: Position) -> Iterator[Shard | int]:
+        """Yield shards of this and later epochs and, in between, how many examples of the next are read."""
+        is_empty = number == 0
+        while True:
+            for found in self._read_epoch(position):
+                if isinstance(found, int):
+                    yield found
+                    continue
+                is_empty = is_empty and not found.examples
+                yield replace(found, epoch=epoch, number=number)
+                number += 1
+            if is_empty:
+                raise DataError(f"data source '{self._name}': no document is left after filtering")
+            if not self.source.is_infinite:
+                return
+            epoch, number, position, is_empty = epoch + 1, 0, self._reader.start(), True
+
+    def _read_epoch(self, position: Position) -> Iterator[Shard | int]:
+        """Yield the shards from `position` to the end of an epoch, numbered from there, as `_shards` does."""
+        first, start = self._first, position
+        if first is not None and first.position == position:
+            yield first
+            if first.following is None:
+                return
+            start = first.following
+        chunks = self._reader.chunks(start)
+        examples: list[Example] = []
+        for chunk, parsed in self._pool.map("parse", ((chunk, (self._name, chunk)) for chunk in chunks)):
+            for row, example in enumerate(parsed, 1):
+                if example is None:
+                    continue
+                examples.append(example)
+                if len(examples) == self._shard_size:
+                    following = chunk.position_after(row)
+                    yield self._remember(Shard(0, 0, start, examples, following), position)
+                    start, examples = following, []
+            yield len(examples)
+        yield self._remember(Shard(0, 0, start, examples, None), position)
+
+    def _remember(self, shard: Shard, beginning: Position) -> Shard:
+        """Remember the first shard of an iteration, until the second one is read."""
+        self._first = shard if shard.position == beginning else None
+        return shard
+
+    @property
+    def _shard_size(self) -> int:
+        if isinstance(self.source, TableSourceConfig):
+            return self.source.shuffle_buffer_size
+        return POCKET_SHARD_SIZE
 
 
-def _next_position(position: Position, shard_size: int) -> Position:
-    return {"text": position.get("text", 0) + shard_size}
+def _complete(shards: Iterator[Shard | int]) -> Shard | None:
+    """The next shard; None if there is none."""
+    return next((found for found in shards if not isinstance(found, int)), None)
 
 
-_worker: tuple[PocketReader, Encode] | None = None
-
-
-def _init_worker(
-    source: PocketSourceConfig, shard_size: int, tokenizer: str, eos_id: int, mask_prompt: bool
-) -> None:
-    global _worker
-    loaded = Tokenizer.from_str(tokenizer)
-    _worker = (
-        PocketReader(source, shard_size),
-        lambda examples: tokenize(examples, loaded, eos_id, mask_prompt=mask_prompt),
-    )
-
-
-def _read_shard(position: Position) -> list[Document]:
-    assert _worker is not None
-    reader, encode = _worker
-    return encode(reader.read_shard(position)[0])
+def _pieces(examples: Sequence[Example]) -> Iterator[tuple[Sequence[Example], bool]]:
+    """Cut examples into pieces of TASK_CHARACTERS, each with whether it is the last; at least one piece."""
+    start = size = 0
+    for end, example in enumerate(examples, 1):
+        size += sum(len(text) for text, _ in example.segments)
+        if size >= TASK_CHARACTERS and end < len(examples):
+            yield examples[start:end], False
+            start, size = end, 0
+    yield examples[start:], True

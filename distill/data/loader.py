@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from evalsuite.distill.data.chat import source_renderer
-from evalsuite.distill.data.config import LocalSourceConfig, PocketSourceConfig
-from evalsuite.distill.data.documents import DocumentSource, PocketDocumentSource, SerialDocumentSource
+from evalsuite.distill.data.documents import Share, SourceDocuments
 from evalsuite.distill.data.mixture import interleave, pack_source, start_of_stage
-from evalsuite.distill.data.packing import Document, PackedSequence, repeat_spans, tokenize
-from evalsuite.distill.data.sources import POCKET_SHARD_SIZE, Example, Reader, open_reader
+from evalsuite.distill.data.packing import PackedSequence
+from evalsuite.distill.data.preparation import Preparation, eos_token_id
+from evalsuite.distill.data.readers import open_reader
+from evalsuite.distill.data.workers import WorkerPool
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.types import GlobalBatch, MicroBatch
@@ -42,6 +42,42 @@ def collate(sequences: Sequence[PackedSequence], *, packed: bool) -> MicroBatch:
     )
 
 
+class DataSources:
+    """The sources of a recipe, opened once and shared by its stages.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers.
+        num_workers: processes that parse and tokenize; 0: the calling thread does.
+        process_group: processes that each tokenize a share of the documents; None: this one tokenizes all.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tokenizer: Any,
+        *,
+        num_workers: int = 0,
+        share: Share | None = None,
+    ) -> None:
+        self._recipe, self.share = recipe, share or Share()
+        self.pad_id = eos_token_id(tokenizer)
+        self._pool = WorkerPool(Preparation(recipe.data, tokenizer), num_workers)
+        self._documents: dict[str, SourceDocuments] = {}
+
+    def __getitem__(self, name: str) -> SourceDocuments:
+        """The documents of a source. Raises DataError if it cannot be opened."""
+        if name not in self._documents:
+            source = self._recipe.data[name]
+            self._documents[name] = SourceDocuments(
+                name, source, open_reader(source, name), self._pool, self._recipe.seed
+            )
+        return self._documents[name]
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._pool.close()
+
+
 class StageDataLoader:
     """Iterator over the global batches of one stage, from a saved state or from the start.
 
@@ -51,7 +87,7 @@ class StageDataLoader:
         previous: source → its state after the last stage that read it, where this stage continues.
         rank, world_size: each process takes its share of every global batch, so that the global batches
             do not depend on the number of GPUs.
-        readers: local readers shared between stages, so that the last shard stays cached.
+        sources: the recipe's open sources; by default, they are opened for this loader alone.
     """
 
     def __init__(
@@ -65,11 +101,10 @@ class StageDataLoader:
         rank: int = 0,
         world_size: int = 1,
         pin_memory: bool = False,
-        readers: dict[str, Reader] | None = None,
+        sources: DataSources | None = None,
     ) -> None:
         self._stage, self._rank, self._world_size = stage, rank, world_size
         self._pin_memory = pin_memory
-        self._readers = {} if readers is None else readers
         if stage.batch_size % world_size:
             raise ConfigError(
                 f"stage '{stage.name}': 'batch_size' ({stage.batch_size}) is not a multiple of "
@@ -82,43 +117,21 @@ class StageDataLoader:
                 f"stage '{stage.name}': {local_batch_size} sequences per GPU are not a multiple of "
                 f"'micro_batch_size' ({self.micro_batch_size})"
             )
-        sources = {
+        opened = sources or DataSources(recipe, tokenizer)
+        packed = {
             name: pack_source(
-                name,
-                recipe.data[name],
-                self._document_source(recipe, name, tokenizer),
+                opened[name],
+                share=opened.share,
+                mask_prompt=stage.loss_mask == "completion",
                 length=stage.seq_len,
                 packing=stage.packing,
-                pad_id=eos_token_id(tokenizer),
-                seed=recipe.seed,
+                pad_id=opened.pad_id,
                 state=(state or {}).get("sources", {}).get(name)
                 or start_of_stage(previous.get(name), restart=stage.restart_data),
             )
             for name in stage.mixture
         }
-        self._sequences = interleave(sources, stage.mixture, state)
-
-    def _document_source(self, recipe: Recipe, name: str, tokenizer: Any) -> DocumentSource:
-        source, eos_id = recipe.data[name], eos_token_id(tokenizer)
-        mask_prompt = self._stage.loss_mask == "completion"
-        backend = tokenizer.backend_tokenizer
-        if isinstance(source, PocketSourceConfig) and source.num_workers:
-            return PocketDocumentSource(source, POCKET_SHARD_SIZE, backend, eos_id, mask_prompt=mask_prompt)
-        render = source_renderer(tokenizer, source)
-        reader = self._readers.get(name) or open_reader(source, name, render)
-        if isinstance(source, LocalSourceConfig):
-            self._readers[name] = reader
-
-        def encode(examples: Sequence[Example]) -> list[Document]:
-            documents = tokenize(examples, backend, eos_id, mask_prompt=mask_prompt)
-            if source.repeat_chunk_tokens is None:
-                return documents
-            return [
-                repeat_spans(document, source.repeat_chunk_tokens, source.repeat_span_tokens)
-                for document in documents
-            ]
-
-        return SerialDocumentSource(reader, encode)
+        self._sequences = interleave(packed, stage.mixture, state)
 
     def __iter__(self) -> Iterator[GlobalBatch]:
         return self
@@ -144,34 +157,18 @@ class StageDataLoader:
         return GlobalBatch(batches, num_loss_tokens, stage.tokens_per_step, drawn[-1][1])
 
 
-def eos_token_id(tokenizer: Any) -> int:
-    """The token that terminates a document.
-
-    Raises:
-        ConfigError: the tokenizer has none.
-    """
-    if tokenizer.eos_token_id is None:
-        raise ConfigError("the tokenizer has no end-of-text token, which is needed to separate documents")
-    return int(tokenizer.eos_token_id)
-
-
-def validate_data(recipe: Recipe, tokenizer: Any) -> dict[str, Reader]:
+def validate_data(recipe: Recipe, tokenizer: Any, sources: DataSources) -> None:
     """Read the first batch of every stage, so that invalid data is refused before training starts.
-
-    Returns:
-        Readers for `StageDataLoader`.
 
     Raises:
         DataError: a missing file or column, no document after filtering, or no loss token in the first batch.
     """
-    readers: dict[str, Reader] = {}
     for stage in recipe.stages:
-        if next(StageDataLoader(recipe, stage, tokenizer, readers=readers)).num_loss_tokens == 0:
+        if next(StageDataLoader(recipe, stage, tokenizer, sources=sources)).num_loss_tokens == 0:
             raise DataError(
                 f"stage '{stage.name}': the first batch has no loss tokens with loss_mask "
                 f"'{stage.loss_mask}'; the data contain no completions, or the chat template does not match"
             )
-    return readers
 
 
 def prefetch(batches: Iterator[GlobalBatch], depth: int = 4) -> Iterator[GlobalBatch]:

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from evalsuite.distill.data.config import DataSourceConfig
-from evalsuite.distill.data.documents import DocumentSource
+from evalsuite.distill.data.documents import Share, SourceDocuments
+from evalsuite.distill.data.examples import shuffled
 from evalsuite.distill.data.packing import Document, PackedSequence, pack_concat, pack_documents
-from evalsuite.distill.data.sources import Position, shuffled
-from evalsuite.foundation import DataError
+from evalsuite.distill.data.readers import Position
 
 
 @dataclass
@@ -66,55 +65,55 @@ def distinct_tokens(sources: Mapping[str, dict[str, Any]]) -> int:
 
 
 def pack_source(
-    name: str,
-    source: DataSourceConfig,
-    documents: DocumentSource,
+    documents: SourceDocuments,
     *,
+    share: Share,
+    mask_prompt: bool,
     length: int,
     packing: str,
     pad_id: int,
-    seed: int,
     state: dict[str, Any] | None = None,
 ) -> Iterator[tuple[PackedSequence, dict[str, Any]]]:
     """Yield the sequences of one source, each with the state after it; endless if the source is infinite.
 
+    Args:
+        share, mask_prompt: see `SourceDocuments.groups`.
+        length: of a sequence, in tokens.
+
     Raises:
-        DataError: no document passes the source's filters.
+        DataError: as `SourceDocuments.groups`.
     """
+    source, seed = documents.source, documents.seed
     at = PackedSourceState(**state) if state else PackedSourceState()
     leftover = [
         Document(np.array(tokens, dtype=np.int32), np.array(mask, dtype=bool)) for tokens, mask in at.leftover
     ]
-    empty = state is None
-    while True:
-        batches, next_position = documents.read_shard(at.position, (seed, source.seed, at.epoch, at.shard))
-        while at.batch < len(batches):
-            numbered = (replace(each, number=number) for number, each in enumerate(batches[at.batch]))
-            members = [*leftover, *(each for each in numbered if each.number not in at.skipped)]
-            empty = empty and not members
-            if packing == "concat":
-                sequences, remaining = pack_concat(members, length)
-            else:
-                last = next_position is None and at.batch == len(batches) - 1 and not source.is_infinite
-                sequences, remaining = pack_documents(members, length, pad_id, last=last)
-                # Packing sorts by length; unshuffled, some training batches would hold long documents only.
-                sequences = shuffled(sequences, seed, source.seed, at.epoch, at.shard, at.batch)
-            for sequence in sequences[at.sequence :]:
-                at.count(sequence)
-                yield sequence, {**vars(at)}
-            leftover = [replace(document, number=None) for document in remaining]
-            at.used, at.skipped = [], []
-            at.leftover = [(document.tokens.tolist(), document.loss_mask.tolist()) for document in leftover]
-            at.batch, at.sequence = at.batch + 1, 0
-        at.batch, at.shard = 0, at.shard + 1
-        if next_position is None:
-            if empty:
-                raise DataError(f"data source '{name}': no document is left after filtering")
-            if not source.is_infinite:
-                return
-            at.epoch, at.shard, at.position = at.epoch + 1, 0, {}
+    groups = documents.groups(
+        epoch=at.epoch,
+        shard=at.shard,
+        position=at.position,
+        number=at.batch,
+        share=share,
+        mask_prompt=mask_prompt,
+    )
+    for group, tokenized in groups:
+        at.epoch, at.shard, at.position, at.batch = group.epoch, group.shard, group.position, group.number
+        numbered = (replace(each, number=number) for number, each in enumerate(tokenized))
+        members = [*leftover, *(each for each in numbered if each.number not in at.skipped)]
+        if packing == "concat":
+            sequences, remaining = pack_concat(members, length)
         else:
-            at.position = next_position
+            sequences, remaining = pack_documents(
+                members, length, pad_id, last=group.is_last and not source.is_infinite
+            )
+            # Packing sorts by length; unshuffled, some training batches would hold long documents only.
+            sequences = shuffled(sequences, seed, source.seed, at.epoch, at.shard, at.batch)
+        for sequence in sequences[at.sequence :]:
+            at.count(sequence)
+            yield sequence, {**vars(at)}
+        leftover = [replace(document, number=None) for document in remaining]
+        at.leftover = [(document.tokens.tolist(), document.loss_mask.tolist()) for document in leftover]
+        at.used, at.skipped, at.sequence = [], [], 0
 
 
 @dataclass

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from evalsuite.distill.data.sources import Example
+from evalsuite.distill.data.examples import Example
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from evalsuite.distill.data.chat import source_renderer
 from evalsuite.distill.data.config import ResponsesSourceConfig
-from evalsuite.distill.data.loader import eos_token_id
-from evalsuite.distill.data.sources import Example, open_reader
+from evalsuite.distill.data.examples import Example
+from evalsuite.distill.data.preparation import read_examples
 from evalsuite.distill.recipe import Recipe
 from evalsuite.foundation import ConfigError, DataError, write_text
 
@@ -88,17 +87,15 @@ def _prompts(name: str, source: ResponsesSourceConfig, recipe: Recipe, tokenizer
         raise ConfigError(
             f"data source '{name}': 'prompt_source' = '{source.prompt_source}' is not a source of prompts"
         )
-    eos_token_id(tokenizer)
-    render = source_renderer(tokenizer, origin)
-    reader = open_reader(origin, source.prompt_source, render)
     found: dict[str, None] = {}
-    position: dict[str, Any] | None = {}
-    while position is not None and len(found) < source.num_prompts:
-        examples, position = reader.read_shard(position)
-        found.update(dict.fromkeys(filter(None, map(_prompt, examples))))
+    for example in read_examples(source.prompt_source, origin, tokenizer):
+        if prompt := _prompt(example):
+            found[prompt] = None
+        if len(found) == source.num_prompts:
+            break
     if not found:
         raise DataError(f"data source '{name}': '{source.prompt_source}' has no prompts with completions")
-    return list(found)[: source.num_prompts]
+    return list(found)
 
 
 def _prompt(example: Example) -> str:

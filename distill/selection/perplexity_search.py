@@ -1,12 +1,12 @@
 """Perplexity of hybrids, averaged over recall, knowledge and plain text (arXiv 2603.26556, Appendix D)."""
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 
-from evalsuite.distill.data.chat import source_renderer
-from evalsuite.distill.data.sources import open_reader
+from evalsuite.distill.data.preparation import read_examples
 from evalsuite.distill.selection.context import ProgressLog, SelectionContext
 from evalsuite.distill.selection.tasks import Question, QuestionSet, draw_questions
 from evalsuite.foundation import ConfigError, DataError, nearest, progress
@@ -14,6 +14,8 @@ from evalsuite.tasks.benchmark import known_benchmarks, load_benchmark
 from evalsuite.tasks.sources.documents import documents, fewshot_documents, sample_documents
 
 LETTERS = "ABCDEFGHIJ"
+SEARCHED_EXAMPLES = 16384
+"""Examples of a data source among which questions are looked for."""
 COMPONENTS = ("recall", "knowledge", "text")
 
 
@@ -135,10 +137,8 @@ def _is_pocket(tokenizer: Any) -> bool:
 
 def _questions_of_source(context: SelectionContext, name: str) -> list[Question]:
     source = context.training_recipe.data[name].restrict("all")
-    render = source_renderer(context.tokenizer, source)
-    examples, _ = open_reader(source, name, render).read_shard({})
     found = []
-    for example in examples:
+    for example in islice(read_examples(name, source, context.tokenizer), SEARCHED_EXAMPLES):
         marked = next((i for i, (_, answer) in enumerate(example.segments) if answer), 0)
         prompt = "".join(piece for piece, _ in example.segments[:marked]).rstrip()
         if prompt:

@@ -39,8 +39,9 @@ from evalsuite.foundation import (
 from evalsuite.foundation.strict import parse, read_yaml
 from evalsuite.models.checkpoints import TRAINING, without_progress_bars
 
-STATE_SCHEMA = 3
-"""2: keys of the data loader's state were renamed. 3: stages continue the sources of earlier ones."""
+STATE_SCHEMA = 4
+"""2: keys of the data loader's state were renamed. 3: stages continue the sources of earlier ones.
+4: positions in data sources identify the files or the commit that were read."""
 
 
 @dataclass

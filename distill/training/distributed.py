@@ -48,6 +48,11 @@ class ProcessGroup:
             distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
 
     @property
+    def local_world_size(self) -> int:
+        """Processes of the run on this machine."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+    @property
     def is_main(self) -> bool:
         """True in the one process that writes files."""
         return self.rank == 0

@@ -9,19 +9,20 @@ Students are trained together so that they see identical data and share every te
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evalsuite.distill.calibration import calibrate_students
-from evalsuite.distill.data.loader import StageDataLoader, prefetch, validate_data
+from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch, validate_data
 from evalsuite.distill.data.mixture import distinct_tokens
 from evalsuite.distill.data.responses import generate_responses
-from evalsuite.distill.data.sources import Reader
+from evalsuite.distill.data.workers import default_num_workers
 from evalsuite.distill.model_card import model_card
 from evalsuite.distill.objectives.forward import set_attention
 from evalsuite.distill.recipe import Recipe
@@ -97,11 +98,20 @@ def distill(
         process_group.barrier()
         data_recipe = generate_responses(recipe, out, process_group.device, quiet=quiet)
         models = build_models(resolve_checkpoints(recipe, out), process_group.device)
-        readers = validate_data(data_recipe, models.tokenizer)
-        calibrate_students(data_recipe, models, process_group.device, process_group.broadcast)
-        with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
-            Trainer(recipe, data_recipe, out, models, process_group, quiet, readers, tracker).train()
+        with closing(open_sources(data_recipe, models.tokenizer, process_group)) as sources:
+            validate_data(data_recipe, models.tokenizer, sources)
+            calibrate_students(data_recipe, models, process_group.device, process_group.broadcast)
+            with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
+                Trainer(recipe, data_recipe, out, models, process_group, quiet, sources, tracker).train()
         return folders
+
+
+def open_sources(recipe: Recipe, tokenizer: Any, process_group: ProcessGroup) -> DataSources:
+    """The sources of a recipe, whose documents the processes of a run tokenize together."""
+    num_workers = recipe.num_workers
+    if num_workers is None:
+        num_workers = default_num_workers(process_group.device.type, process_group.local_world_size)
+    return DataSources(recipe, tokenizer, num_workers=num_workers)
 
 
 def _tracker(recipe: Recipe, out: Path) -> AbstractContextManager[Tracker | None]:
@@ -126,11 +136,11 @@ class Trainer:
         models: TrainingModels,
         process_group: ProcessGroup,
         quiet: bool,
-        readers: dict[str, Reader],
+        sources: DataSources,
         tracker: Tracker | None = None,
     ) -> None:
         self.recipe, self.data_recipe, self.out = recipe, data_recipe, out
-        self.models, self.process_group, self.quiet, self.readers = models, process_group, quiet, readers
+        self.models, self.process_group, self.quiet, self.sources = models, process_group, quiet, sources
         self.tracker = tracker
         for stage in recipe.stages:
             stage.check_students(models.students)
@@ -180,7 +190,7 @@ class Trainer:
             rank=process_group.rank,
             world_size=process_group.world_size,
             pin_memory=process_group.device.type == "cuda",
-            readers=self.readers,
+            sources=self.sources,
         )
         validation = None
         if self.recipe.validation is not None:

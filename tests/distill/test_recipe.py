@@ -118,6 +118,8 @@ def test_invalid_overrides_are_refused_by_name(write, override, message):
     [
         ("saving={}", "'saving' has been renamed to 'checkpoint'"),
         ("student.sizes_of=x", "'student.sizes_of' has been renamed to 'shape_from'"),
+        ("data.text.workers=2", "'data.text.workers' is now the recipe's own 'num_workers'"),
+        ("data.text.num_workers=2", "'data.text.num_workers' is now the recipe's own 'num_workers'"),
         ("data.text.echo=200", "'data.text.echo' has been renamed to 'repeat_chunk_tokens'"),
         ("stages.1.lr_rest=1e-4", "'stages.1.lr_rest' has been renamed to 'backbone_lr'"),
         ("stages.0.distance={}", "'stages.0.distance' has been renamed to 'alignment_loss'"),
@@ -148,6 +150,8 @@ def test_retired_keys_are_no_keys_of_today():
     fields.append((retired_keys.STAGE, stage_settings(())))
     sources = {key for kind in DATA_SOURCES.values() for key in kind.model_fields}
     fields.append((retired_keys.DATA_SOURCE, sources))
+    assert not retired_keys.DATA_SOURCE_TO_RECIPE.keys() & sources
+    assert set(retired_keys.DATA_SOURCE_TO_RECIPE.values()) <= Recipe.model_fields.keys()
     for retired, known in fields:
         assert not retired.keys() & known
         assert set(retired.values()) <= known
@@ -181,6 +185,7 @@ def test_hash_covers_exactly_what_affects_the_result(write):
         "track=tensorboard",
         "variants={}",
         "sharding=full",
+        "num_workers=3",
     ):
         assert load_recipe(write(), [same]).hash == recipe.hash
 

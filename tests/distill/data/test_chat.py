@@ -10,8 +10,8 @@ from evalsuite.distill.data.chat import (
     source_renderer,
 )
 from evalsuite.distill.data.config import DataSourceConfig, HubSourceConfig
+from evalsuite.distill.data.examples import Example
 from evalsuite.distill.data.packing import tokenize
-from evalsuite.distill.data.sources import Example
 from evalsuite.foundation import ConfigError, DataError
 
 CONVERSATION = [

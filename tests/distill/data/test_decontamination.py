@@ -9,7 +9,7 @@ import pytest
 
 from evalsuite.distill.data import decontamination
 from evalsuite.distill.data.decontamination import NgramIndex, ngram_hashes, strings
-from evalsuite.distill.data.sources import document_hash
+from evalsuite.distill.data.examples import document_hash
 
 WORDS = [f"word{index}" for index in range(100)]
 

@@ -12,8 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from evalsuite.distill.data.config import LocalSourceConfig
-from evalsuite.distill.data.loader import StageDataLoader, prefetch, validate_data
-from evalsuite.distill.data.sources import document_hash, open_reader
+from evalsuite.distill.data.examples import document_hash
+from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch, validate_data
+from evalsuite.distill.data.preparation import read_examples
 from evalsuite.foundation import DataError
 
 WORDS = [
@@ -115,17 +116,6 @@ def test_every_document_is_read_once_per_epoch_in_a_new_order(tokenizer, local_r
     assert seen[0][:20] != seen[1][:20]
 
 
-def test_worker_processes_do_not_change_the_texts(tokenizer, small_recipe, stage):
-    alone = small_recipe("teacher", stages=[stage("s", "sft", tokens="10M", loss_mask="completion")])
-    helped = small_recipe(
-        "teacher",
-        data={"pocket": {"kind": "pocket", "max_haystack_tokens": 128, "num_workers": 2}},
-        stages=[stage("s", "sft", tokens="10M", loss_mask="completion")],
-    )
-    steps = list(islice(loader(helped, tokenizer), 40))
-    assert flatten(steps) == flatten(islice(loader(alone, tokenizer), 40))
-
-
 def test_mixture_shares_are_exact_to_one_sequence(folder, tokenizer, small_recipe, stage):
     sources = {"pocket": {"kind": "pocket"}, "local": {"kind": "local", "files": [str(folder / "*.parquet")]}}
     mixed = stage("s", "kd", data={"pocket": 85, "local": 15}, tokens="10M")
@@ -144,6 +134,10 @@ def test_ranks_split_the_same_global_batch(tokenizer, small_recipe, stage):
     ]
     assert parts[0].tolist() == whole[0::2].tolist()
     assert parts[1].tolist() == whole[1::2].tolist()
+
+
+def validate(recipe, tokenizer) -> None:
+    validate_data(recipe, tokenizer, DataSources(recipe, tokenizer))
 
 
 def test_filters_drop_rows(tokenizer, local_recipe):
@@ -165,7 +159,7 @@ def test_filters_drop_rows(tokenizer, local_recipe):
 )
 def test_invalid_data_is_refused_before_training(tokenizer, source, stage_changes, message, local_recipe):
     with pytest.raises(DataError, match=message):
-        validate_data(local_recipe(source, **stage_changes), tokenizer)
+        validate(local_recipe(source, **stage_changes), tokenizer)
 
 
 def test_a_mask_without_loss_tokens_is_refused(folder, tokenizer, local_recipe):
@@ -173,16 +167,16 @@ def test_a_mask_without_loss_tokens_is_refused(folder, tokenizer, local_recipe):
     (folder / "users.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = {"files": [str(folder / "users.jsonl")], "messages": "conversation", "chat_template": "plain"}
     with pytest.raises(DataError, match="no loss tokens with loss_mask 'completion'"):
-        validate_data(local_recipe(source, loss_mask="completion"), tokenizer)
+        validate(local_recipe(source, loss_mask="completion"), tokenizer)
 
 
 def test_unsupported_and_truncated_files_are_named(folder, tokenizer, local_recipe):
     (folder / "x.csv").write_text("a,b")
     with pytest.raises(DataError, match=r"x\.csv is not a .parquet, .jsonl or .jsonl.zst file"):
-        validate_data(local_recipe({"files": [str(folder / "x.csv")]}), tokenizer)
+        validate(local_recipe({"files": [str(folder / "x.csv")]}), tokenizer)
     (folder / "torn.parquet").write_bytes((folder / "a.parquet").read_bytes()[:500])
     with pytest.raises(DataError, match=r"torn\.parquet: cannot be read"):
-        validate_data(local_recipe({"files": [str(folder / "torn.parquet")]}), tokenizer)
+        validate(local_recipe({"files": [str(folder / "torn.parquet")]}), tokenizer)
 
 
 def test_errors_in_the_prefetch_thread_are_raised_in_the_consumer():
@@ -196,16 +190,13 @@ def test_errors_in_the_prefetch_thread_are_raised_in_the_consumer():
         next(items)
 
 
-def test_the_held_out_subset_is_disjoint_and_independent_of_order(tmp_path):
+def test_the_held_out_subset_is_disjoint_and_independent_of_order(tokenizer, tmp_path):
     rows = [{"text": f"document {i} of the house"} for i in range(2000)]
 
     def read(part: str, rows: list[dict[str, str]]) -> set[str]:
         path = tmp_path / "rows.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        source = LocalSourceConfig(kind="local", files=[str(path)], subset=part)
-        found, following = open_reader(source, "rows").read_shard({})
-        assert following is None
-        return {example.text for example in found}
+        return read_source(tokenizer, files=[str(path)], subset=part)
 
     everything, train, held_out = (read(part, rows) for part in ("all", "train", "held_out"))
     assert train | held_out == everything
@@ -214,40 +205,40 @@ def test_the_held_out_subset_is_disjoint_and_independent_of_order(tmp_path):
     assert read("held_out", rows[::-1]) == held_out
 
 
-def read_source(**fields):
-    examples, _ = open_reader(LocalSourceConfig(kind="local", **fields), "words").read_shard({})
+def read_source(tokenizer, **fields) -> set[str]:
+    examples = read_examples("words", LocalSourceConfig(kind="local", **fields), tokenizer)
     return {example.text for example in examples}
 
 
-def test_larger_fractions_contain_smaller_ones_in_both_subsets(tmp_path):
+def test_larger_fractions_contain_smaller_ones_in_both_subsets(tokenizer, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": f"document {index}"}) + "\n" for index in range(3000)))
-    third, half = (read_source(files=[str(path)], sample_fraction=share) for share in (0.3, 0.5))
+    third, half = (read_source(tokenizer, files=[str(path)], sample_fraction=share) for share in (0.3, 0.5))
     assert third < half
     assert 800 < len(third) < 1000
     assert 1400 < len(half) < 1600
-    held_out = read_source(files=[str(path)], sample_fraction=0.5, subset="held_out")
+    held_out = read_source(tokenizer, files=[str(path)], sample_fraction=0.5, subset="held_out")
     assert held_out < half
-    assert held_out < read_source(files=[str(path)], subset="held_out")
+    assert held_out < read_source(tokenizer, files=[str(path)], subset="held_out")
 
 
-def test_excluded_documents_are_skipped(tmp_path):
+def test_excluded_documents_are_skipped(tokenizer, tmp_path):
     path, listed = tmp_path / "a.jsonl", tmp_path / "out.txt"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", "three")))
     listed.write_text(f"{document_hash('two'):016x}\n")
-    assert read_source(files=[str(path)], exclude=str(listed)) == {"one", "three"}
+    assert read_source(tokenizer, files=[str(path)], exclude=str(listed)) == {"one", "three"}
     listed.with_name("words.txt").write_text("not a hash\n")
     with pytest.raises(DataError, match=r"words\.txt is not a list of document hashes"):
-        read_source(files=[str(path)], exclude=str(listed.with_name("words.txt")))
+        read_source(tokenizer, files=[str(path)], exclude=str(listed.with_name("words.txt")))
 
 
-def test_environment_variables_in_file_patterns_are_expanded(tmp_path, monkeypatch):
+def test_environment_variables_in_file_patterns_are_expanded(tokenizer, tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_text('{"text": "here"}\n')
     monkeypatch.setenv("SOME_FOLDER", str(tmp_path))
-    assert read_source(files=["$SOME_FOLDER/*.jsonl"]) == {"here"}
+    assert read_source(tokenizer, files=["$SOME_FOLDER/*.jsonl"]) == {"here"}
     monkeypatch.delenv("SOME_FOLDER")
     with pytest.raises(DataError, match=r"no file matches .*\(\$SOME_FOLDER is not set\)"):
-        read_source(files=["$SOME_FOLDER/*.jsonl"])
+        read_source(tokenizer, files=["$SOME_FOLDER/*.jsonl"])
 
 
 def documents_of(steps, tokenizer) -> set[tuple[str, ...]]:

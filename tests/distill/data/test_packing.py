@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from evalsuite.distill.data.examples import Example
 from evalsuite.distill.data.loader import collate
 from evalsuite.distill.data.packing import (
     Document,
@@ -13,7 +14,6 @@ from evalsuite.distill.data.packing import (
     repeat_spans,
     tokenize,
 )
-from evalsuite.distill.data.sources import Example
 from evalsuite.distill.objectives.forward import student_hidden_states
 from evalsuite.models import build_student
 

@@ -1,0 +1,128 @@
+"""Examples: what becomes of a row of a data source, and which rows are read."""
+
+import hashlib
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evalsuite.distill.data.chat import Render, read_messages, render_conversation
+from evalsuite.distill.data.config import TableSourceConfig
+from evalsuite.distill.recipe import RECIPES
+from evalsuite.foundation import DataError, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A training text in segments; `True` marks completion segments.
+
+    `has_eos`: the text already ends with the model's end-of-turn or end-of-text token.
+    """
+
+    segments: tuple[tuple[str, bool], ...]
+    has_eos: bool = False
+
+    @property
+    def text(self) -> str:
+        """The concatenated segments."""
+        return "".join(text for text, _ in self.segments)
+
+
+def parse_row(
+    row: dict[str, Any], source: TableSourceConfig, name: str, render: Render | None
+) -> Example | None:
+    """Convert a row to an example; None if the source's filters drop it.
+
+    Args:
+        name: name of the source, for messages.
+        render: renders conversations; needed if the source has `messages`.
+
+    Raises:
+        DataError: a column is missing (with the nearest existing name) or has the wrong type.
+    """
+    for column, wanted in source.where.items():
+        value = _column(row, column, name)
+        if isinstance(wanted, list):
+            matches = value in wanted
+        elif isinstance(wanted, str):
+            matches = value == wanted
+        else:
+            matches = value is not None and value >= wanted
+        if not matches:
+            return None
+    if source.messages is not None:
+        messages = read_messages(
+            _column(row, source.messages, name), f"data source '{name}'", source.messages
+        )
+        assert render is not None
+        example = Example(render_conversation(messages, render), has_eos=True)
+    elif source.prompt is not None and source.completion is not None:
+        prompt, completion = _text(row, source.prompt, name), _text(row, source.completion, name)
+        example = Example(((prompt, False), (completion, True)))
+    else:
+        example = Example(((_text(row, source.text, name), True),))
+    return example if passes_filters(example.text, source) else None
+
+
+HELD_OUT_MODULUS = 100
+"""One document in this many is held out."""
+
+
+def document_hash(text: str) -> int:
+    """64-bit hash that identifies a document."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def passes_filters(text: str, source: TableSourceConfig) -> bool:
+    """Whether a source includes a document; depends on its text only, not on its position."""
+    if len(text) < source.min_characters:
+        return False
+    if source.subset == "all" and source.sample_fraction == 1 and source.exclude is None:
+        return True
+    number = document_hash(text)
+    if source.subset != "all" and (number % HELD_OUT_MODULUS == 0) != (source.subset == "held_out"):
+        return False
+    # Independent of the bits that decide the subset, so that the fraction holds within each subset.
+    if number // HELD_OUT_MODULUS % 10_000 >= round(source.sample_fraction * 10_000):
+        return False
+    return source.exclude is None or number not in load_exclusion_list(source.exclude)
+
+
+@cache
+def load_exclusion_list(name: str) -> frozenset[int]:
+    """Document hashes from a file in the recipe folder, or from any path.
+
+    Raises:
+        DataError: the file is missing or contains anything other than hashes.
+    """
+    path = RECIPES / name if (RECIPES / name).is_file() else Path(os.path.expandvars(name)).expanduser()
+    try:
+        return frozenset(int(line, 16) for line in path.read_text().split())
+    except (OSError, ValueError) as error:
+        raise DataError(f"exclude: {path} is not a list of document hashes ({error})") from None
+
+
+def _column(row: dict[str, Any], column: str, name: str) -> Any:
+    if column not in row:
+        raise DataError(f"data source '{name}': there is no column '{column}'{nearest(column, row)}")
+    return row[column]
+
+
+def _text(row: dict[str, Any], column: str, name: str) -> str:
+    value = _column(row, column, name)
+    if not isinstance(value, str):
+        raise DataError(f"data source '{name}': column '{column}' holds {type(value).__name__}, not text")
+    return value
+
+
+Item = TypeVar("Item")
+
+
+def shuffled(items: Sequence[Item], *key: int) -> list[Item]:
+    """The items in an order that is determined by `key`."""
+    order = list(items)
+    random.Random(" ".join(map(str, key))).shuffle(order)
+    return order

@@ -1,0 +1,127 @@
+"""Preparation of rows: parsing, rendering, filtering and tokenizing, in any process."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from evalsuite.distill.data.chat import Render, source_renderer
+from evalsuite.distill.data.config import DataSourceConfig, PocketSourceConfig, TableSourceConfig
+from evalsuite.distill.data.examples import Example, parse_row
+from evalsuite.distill.data.packing import Document, repeat_spans, tokenize
+from evalsuite.distill.data.readers import Chunk, open_reader
+from evalsuite.foundation import ConfigError, DataError
+
+
+class Preparation:
+    """What happens to the rows and examples of a recipe's sources; it can be sent to other processes.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers.
+
+    Raises:
+        ConfigError: the tokenizer has no end-of-text token, or a chat template does not fit.
+    """
+
+    def __init__(self, sources: Mapping[str, DataSourceConfig], tokenizer: Any) -> None:
+        self._sources = dict(sources)
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        self._eos_id = eos_token_id(tokenizer)
+        # The tokenizer of transformers takes seconds to import and is needed for chats only.
+        renders_chats = any(
+            isinstance(source, TableSourceConfig) and source.messages is not None
+            for source in sources.values()
+        )
+        self._chat_tokenizer = tokenizer if renders_chats else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "_renderers"}
+
+    @cached_property
+    def _renderers(self) -> dict[str, Render | None]:
+        return {
+            name: None if self._chat_tokenizer is None else source_renderer(self._chat_tokenizer, source)
+            for name, source in self._sources.items()
+        }
+
+    def parse(self, name: str, chunk: Chunk) -> list[Example | None]:
+        """The examples of a chunk's rows; None for rows that the source's filters drop.
+
+        Raises:
+            DataError: a row is no JSON object, or as `parse_row`.
+        """
+        source = self._sources[name]
+        if isinstance(source, PocketSourceConfig):
+            return list(_pocket_examples(source, chunk.rows))
+        assert isinstance(source, TableSourceConfig)
+        render = self._renderers[name]
+        return [parse_row(row, source, name, render) for row in _rows(chunk)]
+
+    def tokenize(self, name: str, examples: Sequence[Example], mask_prompt: bool) -> list[Document]:
+        """The documents of these examples (see `packing.tokenize`)."""
+        source = self._sources[name]
+        documents = tokenize(examples, self._backend, self._eos_id, mask_prompt=mask_prompt)
+        if source.repeat_chunk_tokens is None:
+            return documents
+        return [
+            repeat_spans(document, source.repeat_chunk_tokens, source.repeat_span_tokens)
+            for document in documents
+        ]
+
+
+def read_examples(name: str, source: DataSourceConfig, tokenizer: Any) -> Iterator[Example]:
+    """Yield the examples of a source once, in its own order. Raises DataError as readers do."""
+    reader, preparation = open_reader(source, name), Preparation({name: source}, tokenizer)
+    for chunk in reader.chunks(reader.start()):
+        yield from (example for example in preparation.parse(name, chunk) if example is not None)
+
+
+def eos_token_id(tokenizer: Any) -> int:
+    """The token that terminates a document.
+
+    Raises:
+        ConfigError: the tokenizer has none.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ConfigError("the tokenizer has no end-of-text token, which is needed to separate documents")
+    return int(tokenizer.eos_token_id)
+
+
+def _pocket_examples(source: PocketSourceConfig, numbers: range) -> Sequence[Example]:
+    from evalsuite.tasks.synthetic.pocket import MIXTURE, texts
+
+    options: dict[str, Any] = {}
+    if source.max_haystack_tokens is not None:
+        options["longest"] = source.max_haystack_tokens
+    stream = texts(
+        source.seed, source.split, mixture=source.mixture or MIXTURE, start=numbers.start, **options
+    )
+    return [
+        Example(tuple((segment.text, segment.answer) for segment in text))
+        for text in islice(stream, len(numbers))
+    ]
+
+
+def _rows(chunk: Chunk) -> list[dict[str, Any]]:
+    """Rows as dictionaries."""
+    if hasattr(chunk.rows, "to_pylist"):
+        rows: list[dict[str, Any]] = chunk.rows.to_pylist()
+        return rows
+    return [
+        _json_row(row, chunk, number) if isinstance(row, bytes) else row
+        for number, row in enumerate(chunk.rows)
+    ]
+
+
+def _json_row(line: bytes, chunk: Chunk, number: int) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        if not isinstance(row, dict):
+            raise ValueError(f"a row is {type(row).__name__}, not an object")
+    except ValueError as error:
+        line_number = chunk.position[chunk.counter] + number + 1
+        raise DataError(f"{chunk.file}: line {line_number} cannot be read ({error})") from None
+    return row
