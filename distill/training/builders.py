@@ -124,12 +124,42 @@ def build_models(recipe: Recipe, device: torch.device) -> TrainingModels:
             )
         apply_fused_kernels(model)
         students[label] = model.to(device).train()
+    check_lengths(recipe, None if loaded is None else loaded.model.config, students)
     teacher = None if loaded is None else _prepare_teacher(loaded.model, device, precision)
     weights_id = None if loaded is None else loaded.weights_id
     teacher_ancestors = []
     if loaded is not None and loaded.lineage:
         teacher_ancestors = chain(loaded.path, loaded.weights_id, loaded.lineage)
     return TrainingModels(teacher, weights_id, students, tokenizer, ancestors, teacher_ancestors, precision)
+
+
+def check_lengths(recipe: Recipe, teacher: Any, students: dict[str, CausalLM]) -> None:
+    """Check that teacher and students have the positions of every stage's sequences.
+
+    A stage without the teacher may go beyond the stated positions as far as the positional scheme reaches.
+
+    Args:
+        teacher: its config; None without a teacher.
+
+    Raises:
+        ConfigError: sequences beyond the teacher's positions, where its targets mean nothing, or beyond those
+            that a student's positional scheme reaches.
+    """
+    from evalsuite.models.inference.positions import check_max_length, stated_positions
+
+    for stage in recipe.stages:
+        length, where = stage.seq_len, f"stage '{stage.name}': seq_len = {stage.seq_len:,}"
+        limit = None if teacher is None or not stage.needs_teacher else stated_positions(teacher)
+        if limit is not None and length > limit:
+            raise ConfigError(
+                f"{where}: the teacher's positions end at {limit:,}; "
+                f"--set stage.{stage.name}.seq_len={limit}, or less"
+            )
+        for label, student in students.items():
+            try:
+                check_max_length(student.config, length)
+            except ConfigError as error:
+                raise ConfigError(f"{where}, student '{label}': {error}; choose a shorter seq_len") from None
 
 
 def _build_student(recipe: Recipe, mixer: str, teacher: Any) -> Any:

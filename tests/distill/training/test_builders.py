@@ -1,0 +1,78 @@
+"""What is checked while models are built, before training starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from evalsuite.distill.training.builders import build_models
+from evalsuite.foundation import ConfigError
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("objective", ["attention_output", "hidden_state", "kd"])
+def test_sequences_beyond_the_teachers_positions_are_refused(
+    teacher_folder: Path, small_recipe: Any, stage: Any, objective: str
+) -> None:
+    fits, beyond = (
+        small_recipe(teacher_folder, stages=[stage("long", objective, seq_len=length, tokens=2 * length)])
+        for length in (512, 513)
+    )
+    build_models(fits, CPU)
+    message = r"stage 'long': seq_len = 513: the teacher's positions end at 512; --set stage.long.seq_len=512"
+    with pytest.raises(ConfigError, match=message):
+        build_models(beyond, CPU)
+
+
+def rotary_teacher(folder: Path, tokenizer: Any, rope_type: str) -> Path:
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        rope_parameters={"rope_type": rope_type, "rope_theta": 10000.0, "factor": 2.0},
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "mixers", "refused"),
+    [
+        ("linear", ["gated_deltanet", "softmax"], False),
+        ("dynamic", ["gated_deltanet", "softmax"], True),
+        ("dynamic", ["gated_deltanet", "gated_deltanet"], False),
+    ],
+)
+def test_stages_without_the_teacher_go_as_far_as_the_positional_scheme(
+    rope_type: str,
+    mixers: list[str],
+    refused: bool,
+    small_recipe: Any,
+    stage: Any,
+    tokenizer: Any,
+    tmp_path: Path,
+) -> None:
+    teacher = rotary_teacher(tmp_path / "teacher", tokenizer, rope_type)
+    softmax = [layer for layer, name in enumerate(mixers) if name == "softmax"]
+    recipe = small_recipe(
+        teacher,
+        student={"softmax_layers": softmax},
+        stages=[stage("kd", "kd"), stage("long", "sft", seq_len=256)],
+    )
+    if not refused:
+        build_models(recipe, CPU)
+        return
+    message = r"stage 'long': seq_len = 256, student 'gated_deltanet': its positions end at 128: .*'dynamic'"
+    with pytest.raises(ConfigError, match=message):
+        build_models(recipe, CPU)
