@@ -24,6 +24,7 @@ from evalsuite.cli.commands import (
     export,
     gate,
     prepare,
+    probe,
     run,
     select,
     show,
@@ -38,8 +39,23 @@ CRASHED = 70
 INPUT_OUTPUT = 74
 """A broken pipe, or a file that the system cannot read or write."""
 
-VERBS = (demo, distill, select, prepare, run, compare, gate, view, export, bench, distance, doctor, show)
-RESUMABLE = ("demo", "distill", "select", "prepare", "run")
+VERBS = (
+    demo,
+    distill,
+    select,
+    prepare,
+    run,
+    compare,
+    gate,
+    view,
+    export,
+    bench,
+    distance,
+    probe,
+    doctor,
+    show,
+)
+RESUMABLE = ("demo", "distill", "select", "prepare", "run", "probe")
 """Commands that resume when they are repeated."""
 
 

@@ -1,0 +1,1 @@
+"""Probe the recurrent states of students while they read haystacks with a needle."""

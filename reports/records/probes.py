@@ -1,0 +1,162 @@
+"""`probes.parquet` of a run folder: recurrent states while needles are read, as `evalsuite probe` finds them.
+
+One row per checkpoint, document, layer, head and segment of the document, as
+`evalsuite.models.diagnostics.state_probe` yields them. A softmax layer has no state: it has rows of the
+question alone, with its attention mass on the needle's value.
+"""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from evalsuite.foundation import DataError, write_bytes
+
+SCHEMA = 1
+FILE = "probes.parquet"
+METADATA = b"evalsuite"
+SEGMENTS = ("before", "needle", "after", "question")
+COLUMNS = {
+    "weights_id": pa.string(),
+    "dtype": pa.string(),  # of the model
+    "benchmark": pa.string(),
+    "context": pa.int64(),  # stated length in tokens
+    "doc_id": pa.string(),
+    "depth": pa.float32(),  # share of the haystack before the needle, in percent
+    "answer_tokens": pa.int64(),
+    "answer_right": pa.int64(),  # most likely tokens, given the answer before them
+    "answer_logprob": pa.float32(),  # of the whole answer, in nats
+    "layer": pa.int64(),
+    "mixer": pa.string(),
+    "head": pa.int64(),
+    "segment": pa.string(),  # of `SEGMENTS`
+    "tokens": pa.int64(),  # of the segment
+    "log_decay": pa.float32(),  # of one step, mean over tokens and channels; null in an empty segment
+    "beta": pa.float32(),  # mean over tokens; null for additive mixers
+    "write": pa.float32(),  # norm of a write ÷ norm of the state after the segment, mean over tokens
+    "norm": pa.float32(),  # Frobenius norm of the state after the segment
+    "rank": pa.float32(),  # effective rank of that state
+    "retained": pa.float32(),  # share of the value's write that the state still holds; null before the needle
+    "readout": pa.float32(),  # share of the readout that goes to the value; of the question alone
+}
+DOCUMENT = ["weights_id", "benchmark", "context", "doc_id"]
+KEY = [*DOCUMENT, "layer", "head", "segment"]
+_OPTIONAL = {"log_decay", "beta", "write", "norm", "rank", "retained", "readout"}
+_ROUNDING = 1e-4
+
+
+def write_probes(run: Path, frame: pd.DataFrame) -> Path:
+    """Write probes to a run folder, atomically.
+
+    Rows of a checkpoint, benchmark and context that are there are replaced.
+
+    Args:
+        run: the folder.
+        frame: rows with the columns of `COLUMNS`.
+
+    Raises:
+        DataError: invalid rows, here or in the file that is there.
+        RunFolderError: the folder cannot be written.
+    """
+    path = Path(run) / FILE
+    if path.is_file():
+        known = read_probe_file(path)
+        part = ["weights_id", "benchmark", "context"]
+        replaced = pd.MultiIndex.from_frame(known[part]).isin(pd.MultiIndex.from_frame(frame[part]))
+        frame = pd.concat([known[~replaced], frame], ignore_index=True)
+    order = frame["segment"].map({name: number for number, name in enumerate(SEGMENTS)})
+    frame = frame.assign(order=order).sort_values([*KEY[:-1], "order"], kind="stable")
+    columns = [pa.array(frame[name], kind, from_pandas=True) for name, kind in COLUMNS.items()]
+    table = pa.table(dict(zip(COLUMNS, columns, strict=True)))
+    _check(table, path)
+    buffer = io.BytesIO()
+    metadata = {METADATA: json.dumps({"schema": SCHEMA})}
+    pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
+    write_bytes(path, buffer.getvalue())
+    return path
+
+
+def read_probe_file(path: Path) -> pd.DataFrame:
+    """Read one file; see `COLUMNS`.
+
+    Raises:
+        DataError: a damaged file, another schema, a missing or extra column, or a value out of range.
+    """
+    try:
+        table = pq.read_table(pa.BufferReader(Path(path).read_bytes()))
+        schema = json.loads((table.schema.metadata or {})[METADATA])["schema"]
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: not a file of probes ({error!r}); repeat `evalsuite probe`") from error
+    if schema != SCHEMA:
+        raise DataError(
+            f"{path}: probes of schema {schema!r}, this evalsuite reads {SCHEMA}; repeat `evalsuite probe`"
+        )
+    for name, kind in COLUMNS.items():
+        if name not in table.column_names or table.schema.field(name).type != kind:
+            raise DataError(f"{path}: column '{name}' is missing or not of type {kind}")
+    if extra := sorted(set(table.column_names) - set(COLUMNS)):
+        raise DataError(f"{path}: column '{extra[0]}' is unknown")
+    _check(table, path)
+    return table.to_pandas()
+
+
+def read_probes(runs: Sequence[Path]) -> pd.DataFrame | None:
+    """Read the probes of all runs; a document in several of them counts once. None without any.
+
+    Raises:
+        DataError: as `read_probe_file`.
+    """
+    paths = [path for run in runs if (path := Path(run) / FILE).is_file()]
+    if not paths:
+        return None
+    frame = pd.concat([read_probe_file(path) for path in paths], ignore_index=True)
+    return frame.drop_duplicates(KEY, ignore_index=True)
+
+
+def _check(table: pa.Table, path: Path) -> None:
+    """Raises DataError, naming the row, for a missing or impossible value, or a key that is there twice."""
+    for name in COLUMNS:
+        if name not in _OPTIONAL:
+            _refuse(path, table[name].is_null().to_numpy(), f"'{name}' is missing")
+    frame = table.to_pandas()
+    _refuse(path, ~frame["segment"].isin(SEGMENTS), f"'segment' is none of {', '.join(SEGMENTS)}")
+    stateful = frame["norm"].notna()
+    for name in ("rank", "log_decay", "write"):
+        lacking = stateful & frame[name].isna() & ((name == "rank") | (frame["tokens"] > 0))
+        _refuse(path, lacking | (~stateful & frame[name].notna()), f"'{name}' and 'norm' do not agree")
+    _refuse(
+        path, (frame["segment"] == "question") != frame["readout"].notna(), "'readout' is not of the question"
+    )
+    for name, low, high in (
+        ("answer_tokens", 1, np.inf),
+        ("tokens", 0, np.inf),
+        ("context", 1, np.inf),
+        ("layer", 0, np.inf),
+        ("head", 0, np.inf),
+        ("depth", 0, 100),
+        ("answer_logprob", -np.inf, _ROUNDING),
+        ("log_decay", -np.inf, _ROUNDING),
+        ("beta", 0, 2 + _ROUNDING),
+        ("write", 0, np.inf),
+        ("norm", 0, np.inf),
+        ("rank", 0, np.inf),
+        ("retained", 0, np.inf),
+        ("readout", 0, 1 + _ROUNDING),
+    ):
+        values = frame[name]
+        wrong = values.notna() & ~(np.isfinite(values) & (values >= low) & (values <= high))
+        _refuse(path, wrong, f"'{name}' is out of range")
+    outside = (frame["answer_right"] < 0) | (frame["answer_right"] > frame["answer_tokens"])
+    _refuse(path, outside, "'answer_right' is not between 0 and 'answer_tokens'")
+    _refuse(path, frame.duplicated(KEY), "the same document, layer, head and segment is there twice")
+
+
+def _refuse(path: Path, wrong: "pd.Series[bool] | np.ndarray", reason: str) -> None:
+    numbers = np.flatnonzero(wrong)
+    if len(numbers):
+        raise DataError(f"{path}, row {numbers[0] + 1}: {reason}")
