@@ -198,6 +198,14 @@ class TrainStep:
             norms.append(norm)
         return losses, torch.stack(norms), factor
 
+    def trial(self, batch: GlobalBatch) -> None:
+        """Run forward and backward of the first micro-batch eagerly, for what they launch; the gradients are
+        discarded."""
+        micro_batch = batch.micro_batches[0].to(self._process_group.device)
+        self._forward_backward(micro_batch, max(1, batch.num_loss_tokens))
+        for train_state in self._train_states:
+            train_state.discard_grads()
+
     def _run(self, batch: MicroBatch, num_loss_tokens: int) -> None:
         """Run one micro-batch: eagerly, or by capturing and replaying a CUDA graph."""
         key = (*batch.input_ids.shape, num_loss_tokens)

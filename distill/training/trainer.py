@@ -6,19 +6,19 @@
 Students are trained together so that they see identical data and share every teacher forward.
 """
 
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from evalsuite.distill.calibration import calibrate_students
+from evalsuite.distill.data.exchange import join_exchange
 from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch, validate_data
 from evalsuite.distill.data.mixture import distinct_tokens
 from evalsuite.distill.data.responses import generate_responses
@@ -45,13 +45,16 @@ from evalsuite.distill.training.checkpoint import (
     save_state,
 )
 from evalsuite.distill.training.distributed import ProcessGroup, full_tensor
+from evalsuite.distill.training.kernel_compilation import KernelCompilation
 from evalsuite.distill.training.metrics import MetricsLogger, loss_curve, truncate_metrics
 from evalsuite.distill.training.provenance import build_lineage
+from evalsuite.distill.training.stop_signals import StopSignals
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.training.validation import Validation
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import ConfigError, locked, read_jsonl
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
+from evalsuite.models.kernels.policy import kernel_policy
 
 
 def distill(
@@ -61,6 +64,8 @@ def distill(
     mixers: Sequence[str] | None = None,
     device: str | None = None,
     quiet: bool = False,
+    kernel_configs: Path | None = None,
+    autotune: Path | None = None,
 ) -> list[Path]:
     """Train the students of a recipe, or resume an interrupted run.
 
@@ -68,6 +73,8 @@ def distill(
         out: the run folder; the same call with the same recipe resumes.
         mixers: students to train instead of the recipe's.
         device: `cpu`, `cuda` or `cuda:1`; default: CUDA if available.
+        kernel_configs: file of measured kernel configurations, preferred over those that are shipped.
+        autotune: time the Triton kernels that this file does not contain, and add them to it.
 
     Returns:
         One Hugging Face folder per student (for an `architecture`, of the model), with lineage.json.
@@ -76,11 +83,19 @@ def distill(
         ConfigError, DataError, CheckpointError: before training starts.
         RunFolderError: `out` holds another run, is in use, or cannot be written.
         TrainingError: a loss became NaN or diverged.
-        KeyboardInterrupt: after SIGINT or SIGTERM, once the state is saved.
+        KeyboardInterrupt: after SIGINT or SIGTERM, once the state is saved (see `StopSignals`).
     """
     recipe = resolve_layer_selection(override_mixers(recipe, mixers))
     out = Path(out)
     process_group = ProcessGroup(device)
+    compilation = KernelCompilation(
+        process_group.device,
+        recipe.kernels,
+        configs=kernel_configs,
+        autotune=autotune,
+        is_main=process_group.is_main,
+        quiet=quiet or not process_group.is_main,
+    )
     if process_group.is_main:
         if recipe.track is not None:
             check_tracker(recipe.track)
@@ -97,12 +112,24 @@ def distill(
             generate_responses(recipe, out, process_group.device, quiet=quiet)
         process_group.barrier()
         data_recipe = generate_responses(recipe, out, process_group.device, quiet=quiet)
-        models = build_models(resolve_checkpoints(recipe, out), process_group.device)
-        with closing(open_sources(data_recipe, models.tokenizer, process_group)) as sources:
-            validate_data(data_recipe, models.tokenizer, sources)
-            calibrate_students(data_recipe, models, process_group.device, process_group.broadcast)
-            with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
-                Trainer(recipe, data_recipe, out, models, process_group, quiet, sources, tracker).train()
+        with closing(compilation), kernel_policy(recipe.kernels):
+            compilation.start(fresh_only=True)
+            models = build_models(resolve_checkpoints(recipe, out), process_group.device)
+            with closing(open_sources(data_recipe, models.tokenizer, process_group)) as sources:
+                validate_data(data_recipe, models.tokenizer, sources)
+                calibrate_students(data_recipe, models, process_group.device, process_group.broadcast)
+                with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
+                    Trainer(
+                        recipe,
+                        data_recipe,
+                        out,
+                        models,
+                        process_group,
+                        quiet,
+                        sources,
+                        compilation,
+                        tracker,
+                    ).train()
         return folders
 
 
@@ -111,7 +138,8 @@ def open_sources(recipe: Recipe, tokenizer: Any, process_group: ProcessGroup) ->
     num_workers = recipe.num_workers
     if num_workers is None:
         num_workers = default_num_workers(process_group.device.type, process_group.local_world_size)
-    return DataSources(recipe, tokenizer, num_workers=num_workers)
+    share = join_exchange(process_group.rank, process_group.world_size)
+    return DataSources(recipe, tokenizer, num_workers=num_workers, share=share)
 
 
 def _tracker(recipe: Recipe, out: Path) -> AbstractContextManager[Tracker | None]:
@@ -137,11 +165,12 @@ class Trainer:
         process_group: ProcessGroup,
         quiet: bool,
         sources: DataSources,
+        compilation: KernelCompilation,
         tracker: Tracker | None = None,
     ) -> None:
         self.recipe, self.data_recipe, self.out = recipe, data_recipe, out
         self.models, self.process_group, self.quiet, self.sources = models, process_group, quiet, sources
-        self.tracker = tracker
+        self.compilation, self.tracker = compilation, tracker
         for stage in recipe.stages:
             stage.check_students(models.students)
         trainable_sets = {stage.trainable_set for stage in recipe.stages}
@@ -164,15 +193,16 @@ class Trainer:
 
     def train(self) -> None:
         """Run the remaining stages, then write the students."""
-        with _catch_stop_signals() as stop_signals:
+        with StopSignals(single=self.process_group.world_size == 1) as stop:
             for number, stage in enumerate(self.recipe.stages):
                 if number >= self.state.stage:
-                    self._train_stage(stage, number, stop_signals)
+                    self._train_stage(stage, number, stop)
         for train_state in self.train_states:
             self._save_checkpoint(train_state, self.out / train_state.label, finished=True)
 
-    def _train_stage(self, stage: Stage, number: int, stop_signals: list[int]) -> None:
+    def _train_stage(self, stage: Stage, number: int, stop: StopSignals) -> None:
         state, process_group = self.state, self.process_group
+        self.compilation.start(fresh_only=True)
         for train_state in self.train_states:
             train_state.begin_stage(stage)
             load_optimizer_state(
@@ -198,7 +228,23 @@ class Trainer:
         train_step = TrainStep(self.models.teacher, self.train_states, stage, process_group)
         last_save = time.monotonic()
         with self._metrics_logger(stage, number) as metrics:
-            for batch in prefetch(islice(loader, stage.steps - state.step)):
+            batches = prefetch(
+                islice(loader, stage.steps - state.step), collective=process_group.world_size > 1
+            )
+            is_first = True
+            while True:
+                try:
+                    with stop.interruptible():
+                        batch = next(batches, None)
+                        if batch is None:
+                            break
+                        if is_first:
+                            metrics.pause()
+                            self.compilation.compile(partial(train_step.trial, batch), process_group.barrier)
+                            metrics.resume()
+                except KeyboardInterrupt:
+                    self._save_state_mid_stage(metrics, stop)
+                    raise
                 losses, norms, lr_factor = train_step(batch, state.step)
                 state.step += 1
                 state.data = batch.state
@@ -211,17 +257,21 @@ class Trainer:
                 first = batch.micro_batches[0]
                 metrics.record(state.step - 1, state.total_tokens, lr_factor, losses, norms, first, measured)
                 self._save_intermediate_checkpoint(stage, metrics)
-                stopping = process_group.any(bool(stop_signals))
+                stopping = process_group.any(stop.requested)
                 elapsed = time.monotonic() - last_save
                 if stopping or process_group.any(elapsed >= self.recipe.checkpoint.state_interval_seconds):
-                    self._save_state_mid_stage(metrics)
+                    self._save_state_mid_stage(metrics, stop)
                     last_save = time.monotonic()
                 if stopping:
-                    raise KeyboardInterrupt(*stop_signals[:1])
+                    stop.raise_interrupt()
+                if is_first:
+                    self.compilation.save_timings()
+                    is_first = False
             metrics.flush()
             metrics.pause()
             state.sources = state.current_sources
             state.stage, state.step, state.data, state.seconds = number + 1, 0, None, metrics.seconds
+        self.compilation.save_timings()
         for train_state in self.train_states:
             train_state.end_stage()
         if self.recipe.checkpoint.save_each_stage and number + 1 < len(self.recipe.stages):
@@ -244,13 +294,14 @@ class Trainer:
             tracker=self.tracker,
         )
 
-    def _save_state_mid_stage(self, metrics: MetricsLogger) -> None:
+    def _save_state_mid_stage(self, metrics: MetricsLogger, stop: StopSignals) -> None:
         """Save the state within a stage, unless the losses have become NaN or diverged."""
-        metrics.flush()
-        metrics.pause()
-        self.state.seconds = metrics.seconds
-        self._save_state()
-        metrics.resume()
+        with stop.saving():
+            metrics.flush()
+            metrics.pause()
+            self.state.seconds = metrics.seconds
+            self._save_state()
+            metrics.resume()
 
     def _save_state(self) -> None:
         if self.process_group.is_main or any(train_state.sharded for train_state in self.train_states):
@@ -329,26 +380,3 @@ def select_strategy(recipe: Recipe, model: CausalLM, process_group: ProcessGroup
     from evalsuite.distill.training.fsdp import FSDPTrainState
 
     return FSDPTrainState
-
-
-@contextmanager
-def _catch_stop_signals() -> Iterator[list[int]]:
-    """Yield a list that collects SIGTERM and SIGINT; a second SIGINT interrupts immediately."""
-    received: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    try:
-        previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:
-        # Signals can only be handled in the main thread; elsewhere, a stop loses the unsaved steps.
-        yield received
-        return
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -5,6 +5,7 @@ the step is run once with launches recorded instead of executed (`record_launche
 compiled in worker processes, and the step then finds them in Triton's cache on disk.
 """
 
+import hashlib
 import json
 import os
 import queue
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import progress
@@ -30,11 +32,18 @@ class Launch:
     Args:
         module, name: where its function is defined.
         specialization: what triton's `JITFunction.preload` compiles from.
+        source: hash of its code and of what it calls.
     """
 
     module: str
     name: str
     specialization: str
+    source: str = ""
+
+    @property
+    def key(self) -> str:
+        """Identity of the compiled kernel on this machine."""
+        return hashlib.sha256(f"{self.source} {self.specialization}".encode()).hexdigest()
 
 
 @contextmanager
@@ -49,7 +58,8 @@ def record_launches() -> Iterator[list[Launch]]:
     launches: list[Launch] = []
 
     def hook(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-        launch = Launch(fn.module, fn.name, compile["specialization_data"])
+        source = fn.jit_function.cache_key
+        launch = Launch(fn.module, fn.name, compile["specialization_data"], source)
         if found.setdefault((launch.name, launch.specialization), launch) is launch:
             launches.append(launch)
         return True
@@ -64,6 +74,22 @@ def record_launches() -> Iterator[list[Launch]]:
         knobs.runtime.jit_cache_hook = previous
         if active is not None:
             active.recording = False
+
+
+def has_compiled() -> bool:
+    """Whether kernels were compiled ahead on this machine before."""
+    return _markers().is_dir()
+
+
+def not_compiled(launches: Sequence[Launch]) -> list[Launch]:
+    """The launches that no worker of this machine has compiled."""
+    return [launch for launch in launches if not (_markers() / launch.key).exists()]
+
+
+def _markers() -> Path:
+    """Folder of empty files, one per kernel compiled ahead, next to what Triton caches."""
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache") / "evalsuite"
 
 
 class CompileWorkers:
@@ -104,11 +130,15 @@ class CompileWorkers:
         for process in self._processes:
             threading.Thread(target=_serve, args=(process, requests, answers), daemon=True).start()
         failed = {}
+        markers = _markers()
+        markers.mkdir(parents=True, exist_ok=True)
         with progress(total=len(own), what="compiling kernels", unit="kernel", quiet=quiet) as bar:
             for _ in own:
                 launch, error = answers.get()
                 if error:
                     failed[launch.name] = error
+                else:
+                    (markers / launch.key).touch()
                 bar.set_postfix_str(launch.name, refresh=False)
                 bar.update(1)
         return failed

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 
-def compile_kernel(module: str, name: str, specialization: str) -> str:
+def compile_kernel(module: str, name: str, specialization: str, **_: str) -> str:
     """Compile a kernel into Triton's cache on disk; return the error, "" if there is none."""
     from triton.runtime.jit import JITFunction
 

@@ -55,6 +55,19 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--track", metavar="TRACKER", help="also log losses to an experiment tracker: tensorboard or trackio"
     )
+    parser.add_argument(
+        "--kernel-configs",
+        type=Path,
+        metavar="FILE",
+        help="measured configurations of Triton kernels, as --autotune wrote them "
+        "(default: $EVALSUITE_KERNEL_CONFIGS; those of an H200 are shipped)",
+    )
+    parser.add_argument(
+        "--autotune",
+        type=Path,
+        metavar="FILE",
+        help="measure the kernel configurations that FILE lacks, and add them to it (minutes)",
+    )
     parser.add_argument("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one)")
     parser.add_argument(
         "--dry-run", action="store_true", help="print tokens, FLOPs, memory and time, and exit"
@@ -85,8 +98,16 @@ def run(arguments: argparse.Namespace) -> int:
     check_starts(chosen, arguments.out)
     for folder, recipe, mixers in chosen:
         out = arguments.out / folder
-        for made in distill(recipe, out, mixers=mixers, device=arguments.device, quiet=arguments.quiet):
-            print(made)
+        made = distill(
+            recipe,
+            out,
+            mixers=mixers,
+            device=arguments.device,
+            quiet=arguments.quiet,
+            kernel_configs=arguments.kernel_configs,
+            autotune=arguments.autotune,
+        )
+        print("\n".join(map(str, made)))
     return 0
 
 

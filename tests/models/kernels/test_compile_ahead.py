@@ -3,10 +3,11 @@
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from evalsuite.models.kernels.compile_ahead import CompileWorkers, Launch
+from evalsuite.models.kernels.compile_ahead import CompileWorkers, Launch, has_compiled, not_compiled
 
 ECHO = """
 import json, sys
@@ -23,17 +24,26 @@ time.sleep(600)
 """
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
 def command(program: str) -> Sequence[str]:
     return sys.executable, "-c", program
 
 
 def launches(*names: str) -> list[Launch]:
-    return [Launch("module", name, "{}") for name in names]
+    return [Launch("module", name, "{}", source=name) for name in names]
 
 
 def test_every_kernel_is_compiled_and_failures_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with CompileWorkers(2, command(ECHO)) as workers:
-        assert workers.compile(launches("a", "bad", "c", "d")) == {"bad": "PTXASError: spilled"}
+        assert not has_compiled()
+        wanted = launches("a", "bad", "c", "d")
+        assert workers.compile(wanted) == {"bad": "PTXASError: spilled"}
+        assert has_compiled()
+        assert [launch.name for launch in not_compiled([*wanted, *launches("e")])] == ["bad", "e"]
         assert workers.compile(launches("e"), quiet=True) == {}
 
 

@@ -1,0 +1,94 @@
+"""Compilation of a stage's Triton kernels before its first step."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.kernels.policy import KernelPolicy, kernel_policy, use_triton
+
+
+class KernelCompilation:
+    """Compiles in parallel what a first step launches, and stores timings if kernels are autotuned.
+
+    Without a GPU, or with the policy `torch`, nothing is compiled.
+
+    Args:
+        configs: file of measured kernel configurations to prefer.
+        autotune: file to which kernels that it lacks are added, timed.
+
+    Raises:
+        ConfigError: one of these files is malformed, or kernels cannot run here.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        policy: KernelPolicy,
+        *,
+        configs: Path | None = None,
+        autotune: Path | None = None,
+        is_main: bool = True,
+        quiet: bool = False,
+    ) -> None:
+        self._autotune, self._is_main, self._quiet = autotune, is_main, quiet
+        self._workers: Any = None
+        given = autotune or configs
+        with kernel_policy(policy):
+            if given is not None and device.type != "cuda":
+                raise ConfigError(
+                    f"kernel configurations {given}: Triton kernels run on CUDA devices, not {device}"
+                )
+            self._enabled = use_triton(torch.empty(0, device=device))
+        if self._enabled and given is not None:
+            from evalsuite.models.kernels import tuning
+
+            tuning.install(configs=configs, autotune=autotune)
+
+    def start(self, *, fresh_only: bool = False) -> None:
+        """Start the worker processes, which takes seconds, in the background.
+
+        Args:
+            fresh_only: not if this machine has compiled kernels before.
+        """
+        if not self._enabled or self._workers is not None:
+            return
+        from evalsuite.models.kernels.compile_ahead import CompileWorkers, has_compiled
+
+        if not fresh_only or not has_compiled():
+            self._workers = CompileWorkers()
+
+    def compile(self, work: Callable[[], object], barrier: Callable[[], None]) -> None:
+        """Compile the kernels that `work` launches.
+
+        Args:
+            work: the forward and backward passes of a step, whose results are discarded.
+            barrier: waits for all processes of the run.
+        """
+        if not self._enabled:
+            return
+        from evalsuite.models.kernels.compile_ahead import not_compiled, record_launches
+
+        with record_launches() as launches:
+            work()
+        if missing := not_compiled(launches):
+            self.start()
+            self._workers.compile(missing, quiet=self._quiet)
+        self.close()
+        barrier()
+
+    def save_timings(self) -> None:
+        """Write the file of `autotune`."""
+        from evalsuite.models.kernels import tuning
+
+        active = tuning.active()
+        if self._is_main and self._autotune is not None and active is not None and active.target is not None:
+            active.target.save(self._autotune)
+
+    def close(self) -> None:
+        """End the worker processes."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
