@@ -10,6 +10,7 @@ from evalsuite.reports.exports.csv_tables import (
     gap_csv,
     leaderboard_csv,
     paper_comparison_csv,
+    probes_csv,
     recall_csv,
     scores_csv,
 )
@@ -99,6 +100,7 @@ def compare(
         **({"gap.csv": gap_csv(report)} if report.gaps else {}),
         **({"recall.csv": recall_csv(report)} if report.recall else {}),
         **({"distances.csv": distances_csv(report)} if report.distances else {}),
+        **({"probes.csv": probes_csv(report)} if report.probes else {}),
         **({"paper_comparison.csv": paper_comparison_csv(report)} if report.paper_comparison else {}),
         "report.md": _markdown(report, verdict),
         "index.html": render_page(
@@ -107,7 +109,8 @@ def compare(
     }
     for name, text in texts.items():
         write_text(out / name, text)
-    for name in {"gap.csv", "recall.csv", "distances.csv", "paper_comparison.csv"} - set(texts):
+    optional = {"gap.csv", "recall.csv", "distances.csv", "probes.csv", "paper_comparison.csv"}
+    for name in optional - set(texts):
         (out / name).unlink(missing_ok=True)
     gated = {} if verdict is None else {"gate": verdict_json(verdict)}
     write_json(out / "report.json", {**report_json(report), "redacted": redacted, **gated})

@@ -23,6 +23,7 @@ from evalsuite.reports.analysis.measures.informative import (
     informative_rows,
 )
 from evalsuite.reports.analysis.measures.letters import LetterRow, letter_rows
+from evalsuite.reports.analysis.measures.probes import ProbeRow, probe_rows
 from evalsuite.reports.analysis.measures.recall import RecallRow, recall_rows
 from evalsuite.reports.analysis.measures.scaling import CrossoverRow, ScalingRow, scaling_rows
 from evalsuite.reports.analysis.measures.tolerance import ToleranceRow, tolerance_rows
@@ -42,6 +43,7 @@ from evalsuite.reports.analysis.warnings import report_warnings
 from evalsuite.reports.records.distances import ANSWERS, read_distances
 from evalsuite.reports.records.loss_curves import LossCurve, read_loss_curves
 from evalsuite.reports.records.merging import CellKey, CheckpointEntry, MergedPlan
+from evalsuite.reports.records.probes import read_probes
 from evalsuite.reports.records.run_folder import BenchmarkPlan, read_environment
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.sidecars import (
@@ -80,6 +82,8 @@ class Report:
     """Where the fitted lines of two families cross."""
     distances: tuple[DistanceRow, ...]
     """KL divergence and top-1 agreement per text and part of it, with the roundings of the yardstick."""
+    probes: tuple[ProbeRow, ...]
+    """Recurrent states while needles are read, per layer and segment."""
     tolerances: tuple[ToleranceRow, ...]
     """Share of benchmarks and documents within a tolerance of the teacher, per student and scope."""
     agreements: tuple[AgreementRow, ...]
@@ -245,6 +249,7 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
         scaling=tuple(row for rows, _ in scaled for row in rows),
         crossovers=tuple(row for _, rows in scaled for row in rows),
         distances=tuple(distance_rows(tensor, read_distances(runs))),
+        probes=tuple(probe_rows(tensor, read_probes(runs))),
         tolerances=tuple(row for name, pool in pools.items() for row in tolerance_rows(pool, names[name])),
         agreements=tuple(agreements),
         agreements_by_benchmark=tuple(by_benchmark),

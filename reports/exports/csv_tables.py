@@ -1,4 +1,4 @@
-"""The tables of a report as CSV, unrounded: leaderboard, scores, recall, distances, gap, paper comparison."""
+"""The tables of a report as CSV, unrounded: leaderboard, scores, recall, distances, probes, gap, paper."""
 
 import csv
 import io
@@ -134,6 +134,33 @@ def distances_csv(report: Report) -> str:
         }
         for row in report.distances
     )
+
+
+def probes_csv(report: Report) -> str:
+    """One row per checkpoint, benchmark, context, group of documents, layer and segment; see `ProbeRow`."""
+    measures = (
+        *("tokens_right", "half_life", "longest_half_life", "beta", "write", "norm", "rank"),
+        *("retained", "readout"),
+    )
+    rows = []
+    for row in report.probes:
+        cells: dict[str, Any] = {
+            "label": report.checkpoints[row.checkpoint].label,
+            "weights_id": report.checkpoints[row.checkpoint].plan.weights_id,
+            "benchmark": row.benchmark,
+            "context": row.context,
+            "kind": row.kind,
+            "group": row.group,
+            "documents": row.documents,
+            "found": row.found,
+            "layer": row.layer,
+            "mixer": row.mixer,
+            "segment": row.segment,
+        }
+        for name in measures:
+            cells |= estimate_cells(name, getattr(row, name))
+        rows.append(cells | {"readout_head": row.readout_head})
+    return _csv(rows)
 
 
 def gap_csv(report: Report) -> str:

@@ -46,6 +46,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "scaling": [to_json(row) for row in report.scaling],
         "crossovers": [to_json(row) for row in report.crossovers],
         "distances": [to_json(row) for row in report.distances],
+        "probes": [to_json(row) for row in report.probes],
         "tolerances": [to_json(row) for row in report.tolerances],
         "agreements": [to_json(row) for row in report.agreements],
         "agreements_by_benchmark": [to_json(row) for row in report.agreements_by_benchmark],

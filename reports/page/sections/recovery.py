@@ -15,9 +15,9 @@ from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.columns import Column, Entry, columns_of
 from evalsuite.reports.page.axes import Axis, nice_axis
+from evalsuite.reports.page.benchmark_cells import BenchmarkCell, BenchmarkColumn, benchmark_columns
 from evalsuite.reports.page.figures import script_json
 from evalsuite.reports.page.section import section
-from evalsuite.reports.page.sections.benchmark_cells import BenchmarkCell, BenchmarkColumn, benchmark_columns
 from evalsuite.reports.records.run_folder import BenchmarkPlan
 from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.intervals import Interval
