@@ -57,7 +57,7 @@ def _front_matter(lineage: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
         "tags": ["evalsuite", *(["distillation", *mixers] if recipe.teacher is not None else [])],
     }
     if recipe.teacher is not None and _is_hub_id(recipe.teacher):
-        found["base_model"] = [recipe.teacher]
+        found["base_model"] = [recipe.teacher.partition("@")[0]]
     license_name = _license_of(recipe.teacher)
     if license_name is not None:
         found["license"] = license_name
@@ -68,7 +68,7 @@ def _front_matter(lineage: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
 
 
 def _is_hub_id(name: str) -> bool:
-    return _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
+    return _HUB_ID.fullmatch(name.partition("@")[0]) is not None and not Path(name).exists()
 
 
 def _license_of(teacher: str | None) -> str | None:

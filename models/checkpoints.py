@@ -34,7 +34,8 @@ TRAINING = "training.jsonl"
 """File name of the loss curve in a student's folder."""
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w.][\w./-]*))?")
+"""`ORG/NAME` or, for a commit, tag or branch, `ORG/NAME@REVISION`."""
 _QUANTIZATION = re.compile(r"(?:BF16|F16|F32|I?Q\d\w*)", re.IGNORECASE)
 
 
@@ -50,6 +51,8 @@ class Checkpoint:
     weights_id: str
     lineage: dict[str, Any] = field(default_factory=dict)
     """Provenance: the `lineage.json` in a student's folder; empty for a teacher."""
+    revision: str | None = None
+    """The commit of a hub model; None for local files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class CheckpointInfo:
     lineage: dict[str, Any] = field(default_factory=dict)
     training: Path | None = None
     """Its loss curve, if it has one: see `training_file`."""
+    revision: str | None = None
+    """The commit of a hub model; None for local files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,11 @@ class _Location:
     source: str
     folder: Path
     gguf: str | None = None
+
+    @property
+    def revision(self) -> str | None:
+        """The commit of a hub model, after which the hub's cache names the folder."""
+        return self.folder.name if self.folder.parent.name == "snapshots" else None
 
     @property
     def path(self) -> Path:
@@ -95,7 +105,7 @@ def load_checkpoint(
     """Load a model for inference (eval mode).
 
     Args:
-        path: hub id, folder, `.gguf` file, or `pocket`.
+        path: hub id (`ORG/NAME` or `ORG/NAME@REVISION`), folder, `.gguf` file, or `pocket`.
         dtype: `auto` (as stored; float32 for GGUF), or a torch dtype or its name.
         trust_remote_code: allow Python code from the checkpoint. Off by default.
         label: name in reports; derived from the path by default.
@@ -143,6 +153,7 @@ def load_checkpoint(
         tokenizer=tokenizer,
         weights_id=identifier,
         lineage=_lineage(location),
+        revision=location.revision,
     )
 
 
@@ -183,6 +194,7 @@ def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) ->
         weights_id=weights_id(location.path),
         parameters=parameters,
         lineage=_lineage(location),
+        revision=location.revision,
         training=None if location.gguf else training_file(location.folder),
     )
 
@@ -238,10 +250,13 @@ def _locate(source: str) -> _Location:
 def _from_hub(source: str) -> Path:
     from huggingface_hub import snapshot_download
 
+    found = _HUB_ID.fullmatch(source)
+    assert found is not None
+    name, revision = found["name"], found["revision"]
     try:
-        folder = Path(snapshot_download(source, allow_patterns=_HUB_FILES))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
         if (folder / "lineage.json").is_file():
-            snapshot_download(source, allow_patterns=[TRAINING])
+            snapshot_download(name, revision=revision, allow_patterns=[TRAINING])
         return folder
     except Exception as error:
         # The hub client raises a dozen exception types (offline, gated, not found, timeouts).

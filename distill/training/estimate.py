@@ -149,8 +149,9 @@ def recipe_shape(recipe: Recipe) -> ModelShape:
     student = recipe.student
     teacher = recipe.teacher or student.shape_from or next(iter(student.initial_checkpoints.values()))
     known = yaml.safe_load(MODEL_SHAPES.read_text())
-    if teacher in known:
-        return ModelShape(**known[teacher])
+    model, _, _ = teacher.partition("@")
+    if model in known:
+        return ModelShape(**known[model])
     return _config_shape(teacher, known)
 
 

@@ -44,13 +44,14 @@ def lineage(**changes: Any) -> dict[str, Any]:
 
 
 def recipe(teacher: str = "org/teacher", **source: Any) -> Recipe:
+    hub = {} if "kind" in source else {"kind": "hub", "dataset": "org/text", "split": "train"}
     value = {
         "name": "mine",
         "title": "Mine",
         "source": "arXiv 2504.14366",
         "teacher": teacher,
         "student": {"mixers": ["gla"]},
-        "data": {"text": {"kind": "hub", "dataset": "org/text", "split": "train", **source}},
+        "data": {"text": {**hub, **source}},
         "stages": [
             {
                 "name": "kd",
@@ -73,6 +74,11 @@ def test_the_front_matter_is_what_the_hub_reads() -> None:
     assert card.data.library_name == "transformers"
     assert {"evalsuite", "distillation", "gla"} <= set(card.data.tags)
     assert card.data.license is None
+    pinned = {"path": "org/teacher@1a2b", "weights_id": "abc", "ancestors": []}
+    text = model_card(lineage(teacher=pinned), recipe("org/teacher@1a2b", revision="3c4d"))
+    assert ModelCard(text).data.base_model == ["org/teacher"]
+    assert "A student of org/teacher@1a2b" in text
+    assert "revision 3c4d" in text
 
 
 def test_the_card_states_lineage_and_tokens() -> None:
@@ -109,9 +115,7 @@ def test_local_paths_are_reduced_to_names(tmp_path: Path) -> None:
     (teacher / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Teacher\n")
     files = [f"{tmp_path}/corpora/*.jsonl.zst"]
     of_teacher = {"path": str(teacher), "weights_id": "abc", "ancestors": []}
-    text = model_card(
-        lineage(teacher=of_teacher), recipe(str(teacher), kind="local", dataset=None, files=files)
-    )
+    text = model_card(lineage(teacher=of_teacher), recipe(str(teacher), kind="local", files=files))
     front_matter, _ = read_card(text, "card")
     assert front_matter["license"] == "apache-2.0"
     assert "base_model" not in front_matter

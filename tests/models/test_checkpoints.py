@@ -166,6 +166,30 @@ def test_an_unknown_hub_id_is_refused_offline(monkeypatch: pytest.MonkeyPatch) -
         load_checkpoint("nobody/nothing")
 
 
+def test_a_revision_of_a_hub_model_is_loaded_and_recorded(
+    make_teacher: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested = []
+
+    def download(source: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        requested.append((source, revision))
+        commit = {"v1.0": "1a2b", None: "3c4d"}[revision]
+        return str(tmp_path / "models--some--model" / "snapshots" / commit)
+
+    for commit, size in (("1a2b", 61), ("3c4d", 62)):
+        save(make_teacher(vocab_size=size), tmp_path / "models--some--model" / "snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    pinned, latest = load_checkpoint("some/model@v1.0"), describe_checkpoint("some/model")
+    assert requested == [("some/model", "v1.0"), ("some/model", None)]
+    assert (pinned.revision, latest.revision) == ("1a2b", "3c4d")
+    assert (pinned.path, pinned.label) == ("some/model@v1.0", "model@v1.0")
+    assert pinned.model.config.vocab_size == 61
+    assert pinned.weights_id != latest.weights_id
+    assert load_checkpoint(str(tmp_path / "models--some--model" / "snapshots" / "1a2b")).revision == "1a2b"
+    with pytest.raises(CheckpointError, match="some/model@: no such folder or file"):
+        load_checkpoint("some/model@")
+
+
 def test_only_a_students_loss_curve_is_downloaded(
     make_teacher: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +197,8 @@ def test_only_a_students_loss_curve_is_downloaded(
     (hub / "training.jsonl").write_text('{"stage": "kd", "tokens": 64, "loss": 2.5}\n')
     cache = tmp_path / "cache"
 
-    def download(source: str, *, allow_patterns: list[str]) -> str:
+    def download(source: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        assert revision is None
         found = {file for pattern in allow_patterns for file in hub.glob(pattern)}
         cache.mkdir(exist_ok=True)
         for file in found:

@@ -27,7 +27,8 @@ def test_parameter_counts_equal_those_of_published_models(small_recipe):
         "Qwen/Qwen3-0.6B": 596e6,
     }
     for teacher, parameters in sizes.items():
-        assert recipe_shape(small_recipe(teacher)).num_params == pytest.approx(parameters, rel=2e-3)
+        for name in (teacher, f"{teacher}@1a2b"):
+            assert recipe_shape(small_recipe(name)).num_params == pytest.approx(parameters, rel=2e-3)
 
 
 def test_students_share_the_teacher_forward_only(small_recipe):
