@@ -73,7 +73,8 @@ class Recipe(Strict):
     notes: list[str] = Field(default_factory=list)
     """Differences from the source, with reasons."""
     teacher: str | None = None
-    """A hub id, folder, GGUF file or `pocket`."""
+    """A hub id (`ORG/NAME`, or `ORG/NAME@REVISION` for a commit, tag or branch), folder, GGUF file or
+    `pocket`."""
     student: StudentRecipe = StudentRecipe()
     """What is built from the teacher."""
     architecture: ArchitectureConfig | None = None

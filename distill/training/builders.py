@@ -24,6 +24,8 @@ class TrainingModels:
 
     teacher: CausalLM | None
     teacher_weights_id: str | None
+    teacher_revision: str | None
+    """The teacher's commit, if it comes from the hub."""
     students: dict[str, CausalLM]
     tokenizer: Any
     ancestors: dict[str, list[dict[str, Any]]]
@@ -97,7 +99,7 @@ def build_models(recipe: Recipe, device: torch.device) -> TrainingModels:
         apply_fused_kernels(random)
         label = recipe.labels[0]
         model: Any = random.to(device).train()
-        return TrainingModels(None, None, {label: model}, tokenizer, {label: []}, [], precision)
+        return TrainingModels(None, None, None, {label: model}, tokenizer, {label: []}, [], precision)
     from evalsuite.models import load_checkpoint
 
     loaded = None if recipe.teacher is None else load_checkpoint(recipe.teacher, dtype="float32")
@@ -130,7 +132,10 @@ def build_models(recipe: Recipe, device: torch.device) -> TrainingModels:
     teacher_ancestors = []
     if loaded is not None and loaded.lineage:
         teacher_ancestors = chain(loaded.path, loaded.weights_id, loaded.lineage)
-    return TrainingModels(teacher, weights_id, students, tokenizer, ancestors, teacher_ancestors, precision)
+    revision = None if loaded is None else loaded.revision
+    return TrainingModels(
+        teacher, weights_id, revision, students, tokenizer, ancestors, teacher_ancestors, precision
+    )
 
 
 def check_lengths(recipe: Recipe, teacher: Any, students: dict[str, CausalLM]) -> None:

@@ -44,10 +44,12 @@ def build_lineage(
     label: str,
     mixers: Sequence[str] | None,
     teacher_weights_id: str | None,
+    teacher_revision: str | None,
     teacher_ancestors: Sequence[dict[str, Any]],
     ancestors: Sequence[dict[str, Any]],
     tokens: dict[str, int],
     distinct: int,
+    sources: Mapping[str, Mapping[str, Any]],
     device: str,
     precision: str,
 ) -> dict[str, Any]:
@@ -59,6 +61,7 @@ def build_lineage(
         ancestors: `chain` of the checkpoint that training started from.
         tokens: stage → tokens this checkpoint was trained on; stages that have not started are absent.
         distinct: these tokens without those that were read again.
+        sources: data source → its state; that of a hub dataset holds the commit that was read.
     """
     total = sum(tokens.values())
     return {
@@ -70,6 +73,7 @@ def build_lineage(
         else {
             "path": recipe.teacher,
             "weights_id": teacher_weights_id,
+            "revision": teacher_revision,
             "ancestors": list(teacher_ancestors),
         },
         "ancestors": list(ancestors),
@@ -77,6 +81,11 @@ def build_lineage(
         "seed": recipe.seed,
         "selection": None if recipe.student.selection is None else recipe.student.selection.model_dump(),
         "stages": [_stage(stage, tokens[stage.name]) for stage in recipe.stages if stage.name in tokens],
+        "data_revisions": {
+            name: state["position"]["revision"]
+            for name, state in sources.items()
+            if "revision" in state["position"]
+        },
         "tokens": total,
         "distinct_tokens": distinct,
         "total_tokens": total + sum(each.get("tokens", 0) for each in ancestors),

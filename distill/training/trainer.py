@@ -341,10 +341,12 @@ class Trainer:
                 label=train_state.label,
                 mixers=getattr(train_state.model.config, "mixers", None),
                 teacher_weights_id=self.models.teacher_weights_id,
+                teacher_revision=self.models.teacher_revision,
                 teacher_ancestors=self.models.teacher_ancestors,
                 ancestors=self.models.ancestors[train_state.label],
                 tokens=self.state.tokens,
                 distinct=distinct_tokens(self.state.current_sources),
+                sources=self.state.current_sources,
                 device=self.process_group.device_name,
                 precision=self.models.precision,
             )

@@ -1,7 +1,10 @@
 """Lineage: distinct tokens over the stages, and the whole chain of checkpoints that a student comes from."""
 
 import json
+import shutil
+from types import SimpleNamespace
 
+import datasets
 import pytest
 import torch
 
@@ -19,8 +22,8 @@ def batches(monkeypatch):
     """The input ids of every step."""
     found, prefetch = [], trainer.prefetch
 
-    def recording(loader):
-        for batch in prefetch(loader):
+    def recording(loader, **options):
+        for batch in prefetch(loader, **options):
             found.append(torch.cat([each.input_ids for each in batch.micro_batches]))
             yield batch
 
@@ -46,6 +49,40 @@ def test_a_stage_can_restart_its_sources(teacher_folder, tmp_path, small_recipe,
     assert torch.equal(batches[0], batches[4])
     lineage = read_lineage(folder)
     assert (lineage["tokens"], lineage["distinct_tokens"]) == (1536, 1024)
+
+
+@pytest.mark.parametrize("pinned", [None, "9f9f"])
+def test_commits_of_teacher_and_data_are_recorded(
+    teacher_folder, tmp_path, small_recipe, stage, monkeypatch, pinned
+):
+    """Of hub data the pinned commit, or else the current one."""
+    rows = [{"text": f"Document {number} " + "has words " * 20} for number in range(50)]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    load = datasets.load_dataset
+
+    def load_dataset(name, config, *, split, revision, streaming):
+        assert (name, revision) == ("org/name", pinned or "5e5e")
+        return load(str(tmp_path / "data"), config, split=split, streaming=streaming)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    info = SimpleNamespace(sha="5e5e")
+    hub = SimpleNamespace(dataset_info=lambda name: info)
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
+    teacher = tmp_path / "models--org--teacher" / "snapshots" / "1a2b"
+    shutil.copytree(teacher_folder, teacher)
+    recipe = small_recipe(
+        teacher,
+        data={
+            "hub": {"kind": "hub", "dataset": "org/name", "revision": pinned},
+            "pocket": {"kind": "pocket", "max_haystack_tokens": 128},
+        },
+        stages=[stage("kd", "kd", data={"hub": 1, "pocket": 1})],
+    )
+    (folder,) = distill(recipe, tmp_path / "out", quiet=True, device="cpu")
+    lineage = read_lineage(folder)
+    assert lineage["teacher"]["revision"] == "1a2b"
+    assert lineage["data_revisions"] == {"hub": pinned or "5e5e"}
 
 
 def test_a_student_of_a_student_names_its_whole_chain(teacher_folder, tmp_path, small_recipe, stage):
