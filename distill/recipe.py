@@ -27,7 +27,6 @@ from evalsuite.distill.retired_keys import refuse_retired_keys
 from evalsuite.distill.stage import Stage, stage_settings
 from evalsuite.foundation import ConfigError, content_hash, nearest
 from evalsuite.foundation.strict import Strict, parse, read_yaml
-from evalsuite.models.kernels.policy import KernelPolicy
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -87,7 +86,7 @@ class Recipe(Strict):
     """Seed of initial weights and of the order of the data."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16: run on a bf16 copy of fp32 master weights. auto: bf16 on CUDA, fp32 elsewhere."""
-    kernels: KernelPolicy = "auto"
+    kernels: Literal["auto", "torch", "triton"] = "auto"
     """torch or triton: implementation of the operations that have both. auto: triton on CUDA, if installed."""
     sharding: Literal["auto", "none", "full"] = "auto"
     """On several GPUs: replicate the student (none) or shard it (full: FSDP2). auto: full from 3B parameters.

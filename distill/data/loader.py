@@ -48,7 +48,7 @@ class DataSources:
     Args:
         tokenizer: a fast tokenizer of transformers.
         num_workers: processes that parse and tokenize; 0: the calling thread does.
-        process_group: processes that each tokenize a share of the documents; None: this one tokenizes all.
+        share: of the documents that this process tokenizes; default: all.
     """
 
     def __init__(
@@ -171,25 +171,37 @@ def validate_data(recipe: Recipe, tokenizer: Any, sources: DataSources) -> None:
             )
 
 
-def prefetch(batches: Iterator[GlobalBatch], depth: int = 4) -> Iterator[GlobalBatch]:
-    """Yield from `batches`, which a thread advances up to `depth` items ahead; its errors are raised here."""
+JOIN_SECONDS = 5.0
+"""Time that the thread of `prefetch` has to end when its consumer stops."""
+
+
+def prefetch(
+    batches: Iterator[GlobalBatch], depth: int = 4, *, collective: bool = False
+) -> Iterator[GlobalBatch]:
+    """Yield from `batches`, which a thread advances up to `depth` items ahead; its errors are raised here.
+
+    Args:
+        collective: advancing `batches` needs all processes of the run. When the consumers stop, at the same
+            item, each thread then still advances to the full depth, since the others wait for it.
+    """
     buffer: queue.Queue[GlobalBatch | BaseException | None] = queue.Queue(maxsize=depth)
     stop = threading.Event()
 
-    def put(item: GlobalBatch | BaseException | None) -> None:
-        while not stop.is_set():
+    def put(item: GlobalBatch | BaseException | None) -> bool:
+        """Hand an item over; False if the consumer has stopped."""
+        while not stop.is_set() or (collective and not buffer.full()):
             try:
                 buffer.put(item, timeout=0.1)
             except queue.Full:
                 continue
-            return
+            return True
+        return False
 
     def read() -> None:
         try:
             for item in batches:
-                if stop.is_set():
+                if not put(item):
                     return
-                put(item)
             put(None)
         except BaseException as error:  # raised again in the consuming thread
             put(error)
@@ -203,4 +215,4 @@ def prefetch(batches: Iterator[GlobalBatch], depth: int = 4) -> Iterator[GlobalB
             yield item
     finally:
         stop.set()
-        thread.join()
+        thread.join(JOIN_SECONDS)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections import Counter
 from itertools import islice, pairwise
 from pathlib import Path
@@ -188,6 +189,26 @@ def test_errors_in_the_prefetch_thread_are_raised_in_the_consumer():
     assert next(items) == 1
     with pytest.raises(DataError, match="the file is gone"):
         next(items)
+
+
+@pytest.mark.parametrize(("collective", "advanced"), [(False, (3, 4)), (True, (4, 4))])
+def test_a_consumer_that_stops_leaves_every_process_at_the_same_item(collective, advanced):
+    """Processes that exchange tokens advance together: none may wait for one that has stopped."""
+    started, produced = threading.Event(), []
+
+    def items():
+        for number in range(100):
+            if number == 2:
+                started.wait(10)
+            produced.append(number)
+            yield number
+
+    consumer = prefetch(items(), depth=2, collective=collective)
+    assert next(consumer) == 0
+    threading.Timer(0.2, started.set).start()
+    consumer.close()
+    # One item was consumed, two are in the buffer, and one waits for a place in it.
+    assert advanced[0] <= len(produced) <= advanced[1]
 
 
 def test_the_held_out_subset_is_disjoint_and_independent_of_order(tokenizer, tmp_path):
