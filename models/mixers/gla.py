@@ -7,16 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from evalsuite.models.kernels import reference
 from evalsuite.models.kernels.policy import use_triton
+from evalsuite.models.kernels.reference import upcast_fp32
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay
-from evalsuite.models.mixers.layers import (
-    expand_decay_groups,
-    input_scale,
-    make_projection,
-    num_decay_groups,
-    upcast_fp32,
-)
+from evalsuite.models.mixers.layers import expand_decay_groups, make_projection, num_decay_groups
 from evalsuite.models.mixers.options import ADDITIVE_NATIVE, DecayOptions, MixerOptions
 from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
@@ -73,7 +69,8 @@ class GLA(RecurrentMixer):
 
             log_decay, k = gla_gate_and_scale(logits, inputs.k, self.options.decay_temperature)
             return replace(inputs, k=k, log_decay=log_decay)
-        log_decay = functional.logsigmoid(upcast_fp32(logits)) / self.options.decay_temperature
         if self.options.scale_writes:
-            inputs = replace(inputs, k=inputs.k * input_scale(log_decay).to(inputs.k.dtype))
+            log_decay, k = reference.gla_gate_and_scale(logits, inputs.k, self.options.decay_temperature)
+            return replace(inputs, k=k, log_decay=log_decay)
+        log_decay = functional.logsigmoid(upcast_fp32(logits)) / self.options.decay_temperature
         return replace(inputs, log_decay=log_decay)

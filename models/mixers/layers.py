@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.kernels import reference
 from evalsuite.models.kernels.policy import use_triton
+from evalsuite.models.kernels.reference import upcast_fp32
 
 
 class RMSNorm(nn.Module):
@@ -22,9 +24,11 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        exact = upcast_fp32(x)
-        exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight.to(x.dtype) * exact.to(x.dtype)
+        if x.requires_grad and use_triton(x):
+            from evalsuite.models.kernels.rms_norm import rms_norm
+
+            return rms_norm(x, self.weight, self.eps)[0]
+        return reference.rms_norm(x, self.weight, self.eps)[0]
 
 
 class OutputNorm(nn.Module):
@@ -97,11 +101,6 @@ def make_projection(in_features: int, out_features: int, rank: int, bias: bool =
     return nn.Linear(in_features, out_features, bias=bias)
 
 
-def upcast_fp32(x: Tensor) -> Tensor:
-    """Cast to float32, the precision of all gates; float64 stays."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def swiglu(gate: Tensor, x: Tensor) -> Tensor:
     """silu(gate) · x; one fused kernel for more than one token on CUDA."""
     if x.shape[1] > 1 and gate.dtype == x.dtype and use_triton(x):
@@ -132,9 +131,7 @@ def apply_rotary_pos_emb(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         from evalsuite.models.kernels.rotary import rotary
 
         return rotary(x, cos, sin)
-    first, second = x.chunk(2, -1)
-    rotated = torch.cat([-second, first], -1)
-    return x * cos.unsqueeze(2).to(x.dtype) + rotated * sin.unsqueeze(2).to(x.dtype)
+    return reference.rotary(x, cos, sin)
 
 
 class _Divide(torch.autograd.Function):
@@ -155,9 +152,3 @@ def divide_by_normalizer(values: Tensor, divisor: Tensor) -> Tensor:
     """values [..., V] / divisor [..., 1]; autograd's own backward needs three more passes over the values."""
     out: Tensor = _Divide.apply(values, divisor)
     return out
-
-
-def input_scale(log_decay: Tensor) -> Tensor:
-    """√(1 − α²): with inputs of this scale a decaying sum of uncorrelated terms keeps a constant norm."""
-    # The slope of the square root is infinite at zero, which a decay of exactly one would reach.
-    return (-torch.expm1(2 * log_decay)).clamp_min(1e-8).sqrt()

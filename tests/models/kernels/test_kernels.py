@@ -5,11 +5,14 @@ Runs on a CUDA device, or on a CPU under Triton's interpreter if TRITON_INTERPRE
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from evalsuite.models.kernels import reference
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -49,24 +52,17 @@ def compare(fast: Callable, exact: Callable, *leaves: Tensor) -> None:
 
 def test_rotary() -> None:
     from evalsuite.models.kernels.rotary import rotary
-    from evalsuite.models.mixers.layers import apply_rotary_pos_emb
 
     angles = draw(1, 70, 32)
     cos, sin = (torch.cat([part, part], -1) for part in (angles.cos(), angles.sin()))
     compare(
         lambda x: [rotary(x, cos, sin)],
-        lambda x: [apply_rotary_pos_emb(x, cos.double(), sin.double())],
+        lambda x: [reference.rotary(x, cos.double(), sin.double())],
         draw(2, 70, 9, 64),
     )
 
 
 CONVOLUTIONS = [(2, 70, 576), (1, 5, 24), (3, 64, 192)]
-
-
-def causal_convolution(x: Tensor, weight: Tensor, silu: bool) -> Tensor:
-    padded = functional.pad(x.transpose(1, 2), [3, 0])
-    y = functional.conv1d(padded, weight[:, None], groups=weight.shape[0]).transpose(1, 2)
-    return functional.silu(y) if silu else y
 
 
 @pytest.mark.parametrize("silu", [True, False])
@@ -77,7 +73,7 @@ def test_short_conv(silu: bool, shape: tuple[int, ...]) -> None:
 
     compare(
         lambda x, w: [short_conv(x, w, silu=silu)],
-        lambda x, w: [causal_convolution(x, w, silu)],
+        lambda x, w: [reference.short_conv(x, w, silu=silu)],
         draw(*shape),
         draw(shape[-1], 4),
     )
@@ -90,20 +86,16 @@ def test_short_conv_backward(silu: bool, shape: tuple[int, ...]) -> None:
 
     x, weight, d_y = draw(*shape), draw(shape[-1], 4), draw(*shape)
     exact = [leaf.double().requires_grad_() for leaf in (x, weight)]
-    expected = torch.autograd.grad(causal_convolution(*exact, silu), exact, d_y.double())
+    expected = torch.autograd.grad(reference.short_conv(*exact, silu=silu), exact, d_y.double())
     for found, wanted in zip(short_conv_backward(x, weight, d_y, silu=silu), expected, strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_gla_gate_nearly_open_and_nearly_closed() -> None:
     from evalsuite.models.kernels.gla_gate import gla_gate_and_scale
-    from evalsuite.models.mixers.layers import input_scale
-
-    def exact(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        log_decay = functional.logsigmoid(logits) / 16
-        return log_decay, k * input_scale(log_decay)
 
     logits = torch.cat([2 * draw(500), torch.linspace(-20, 20, 500, device=DEVICE)]).view(1, 100, 2, 5)
+    exact = partial(reference.gla_gate_and_scale, temperature=16.0)
     compare(lambda z, k: gla_gate_and_scale(z, k, 16.0), exact, logits, draw(*logits.shape))
 
 
@@ -111,14 +103,13 @@ def test_gla_gate_nearly_open_and_nearly_closed() -> None:
 def test_rms_norm_with_and_without_a_residual(width: int) -> None:
     from evalsuite.models.kernels.rms_norm import rms_norm
 
-    def exact(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        hidden = x if residual is None else x + residual
-        return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + 1e-5) * weight, hidden
-
     rows = 11 if INTERPRETED else 501
     x, weight, residual = draw(3, rows, width), draw(width), draw(3, rows, width)
+    exact = partial(reference.rms_norm, eps=1e-5)
     compare(lambda x, w: rms_norm(x, w, 1e-5), exact, x, weight)
-    compare(lambda x, w, r: rms_norm(x, w, 1e-5, r), exact, x, weight, residual)
+    compare(
+        lambda x, w, r: rms_norm(x, w, 1e-5, r), lambda x, w, r: exact(x, w, residual=r), x, weight, residual
+    )
 
 
 def test_squared_distance() -> None:
@@ -127,7 +118,7 @@ def test_squared_distance() -> None:
     teacher = draw(2, 77, 576)
     compare(
         lambda s: [squared_distance(s, teacher)[0] / squared_distance(s, teacher)[1]],
-        lambda s: [(s - teacher).square().sum() / teacher.square().sum()],
+        lambda s: [reference.squared_distance(s, teacher)[0] / reference.squared_distance(s, teacher)[1]],
         draw(2, 77, 576),
     )
 
