@@ -2,19 +2,21 @@
 
 The paper sets value projection, memory timescale, write gate and output gate of a layer from statistics of
 the attention A [H, T, T] that it replaces, and aligns each layer afterwards (here: a stage with objective
-`attention_output`). The formulas below are those of the authors' code (Taylor-Calibrate at eda6506, strategy
-`taylor_calibrate_init`); the paper's derivation of them was not at hand, so that no equation is cited. Per
-head h, with means over the queries t of the calibration sequences:
+`attention_output`). The formulas are those of the authors' code (Taylor-Calibrate at eda6506, strategy
+`taylor_calibrate_init`); the numbers of the paper's equations are from quotations of it, since its text and
+the Taylor expansion behind them were not at hand. Per head h, with means over the queries t of the
+calibration sequences:
 
-    decay         α_h = 2^(−1/d_h),  d_h = mean of Σ_s A_ts (t − s): what is written halves over that distance
-    write gate    β_h = 0.3 + 0.4 (max E − E_h) / (max E − min E),  E_h = mean entropy of the rows of A
-    values        W_v σ_h,  σ_h = ⟨C, O⟩ / ‖O‖²: least squares from the recurrence's output O to C = A V
-    output gate   W_g = a W_v,  a = 0.01 rms(C) / rms(silu(W_v x))
+    Eq. 8   decay        α_h = 2^(−1/d_h),  d_h = mean of Σ_s A_ts (t − s), over which what is written halves
+    Eq. 9   write gate   β_h = 0.3 + 0.4 (max E − E_h) / (max E − min E),  E_h = mean entropy of the rows of A
+    Eq. 36  values       W_v σ_h,  σ_h = ⟨C, O⟩ / ‖O‖²: least squares of the recurrence's output O to C = AV
+    Eq. 42  output gate  W_g = a W_v,  a = 0.01 rms(C) / rms(silu(W_v x))
 
-Two things are our reading. `b_proj` has no bias; the code rescales its random rows, whose mean logit over
-inputs of mean zero remains zero, while here the row is the multiple of the mean input that is nearest to the
-wanted logit in least squares. And an output gate with a bias, which the code's layer does not have, remains
-the identity that it starts as, so that the least squares hold for the layer's output.
+Two things are our reading. `b_proj` has no bias; the paper rescales its random rows (Eq. 9), whose logits
+over inputs of mean zero have mean zero at any scale, while here the row is the multiple of the mean input
+that is nearest to the wanted logit in least squares. And an output gate with a bias, which the authors'
+layer does not have, remains the identity that it starts as, so that the least squares hold for the layer's
+output.
 """
 
 from dataclasses import dataclass

@@ -2,9 +2,11 @@
 
     o_t = (1 − w) · recurrence(q, k, v)_t + w · attention(q, k, v over the window and the sinks)_t
 
-before output norm, gate and projection, as in Liger attention (arXiv 2503.01496), whose w is ½. Both branches
-share projections and values; the attention's queries and keys are the teacher's: normalised and rotated as
-there, before the recurrence's convolutions, activations and feature maps.
+before output norm, gate and projection. This is Liger attention (arXiv 2503.01496v2, Eqs. 9 and 10), where
+both weights are ½ and the window has 64 tokens. Its recurrence has a softmax feature map and gates pooled
+from the keys (Eqs. 6 and 7, Table 1); here it is the mixer's own. Both branches share projections and
+values; the attention's queries and keys are the teacher's: normalised and rotated as there, before the
+recurrence's convolutions, activations and feature maps.
 """
 
 from collections.abc import Mapping
