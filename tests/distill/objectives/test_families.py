@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from evalsuite.distill.objectives.forward import student_hidden_states, teacher_hidden_states
 from evalsuite.distill.objectives.layer_activations import LayerActivations, each_layer, run_block
+from evalsuite.distill.training.held_out import residual_streams
 from evalsuite.distill.types import MicroBatch
 from evalsuite.models import build_student
 from evalsuite.models.student.config import ARCHITECTURES
@@ -64,3 +65,20 @@ def test_blocks_equal_the_teachers(family: str, own_input_norm: bool) -> None:
     with each_layer(teacher, {0, 1}, compare):
         teacher_hidden_states(teacher, batch())
     assert compared == [0, 1]
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+@torch.no_grad()
+def test_the_residual_stream_after_a_mixer_includes_the_mixer(family: str) -> None:
+    teacher = make_teacher(family)
+    wanted = []
+
+    def after_mixer(layer: int, activations: LayerActivations) -> None:
+        block = teacher.model.layers[layer]
+        normed = hasattr(block, "post_feedforward_layernorm")
+        added = block.post_attention_layernorm(activations.output) if normed else activations.output
+        wanted.append(activations.block_input + added)
+
+    with each_layer(teacher, {0, 1}, after_mixer):
+        teacher_hidden_states(teacher, batch())
+    torch.testing.assert_close(residual_streams(teacher, batch()), wanted, rtol=1e-5, atol=1e-5)
