@@ -1,9 +1,11 @@
 """Layerwise objectives and forward passes of teachers whose blocks are not Llama's."""
 
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import rms_norm
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from evalsuite.distill.objectives.forward import student_hidden_states, teacher_hidden_states
@@ -81,4 +83,24 @@ def test_the_residual_stream_after_a_mixer_includes_the_mixer(family: str) -> No
 
     with each_layer(teacher, {0, 1}, after_mixer):
         teacher_hidden_states(teacher, batch())
+    torch.testing.assert_close(residual_streams(teacher, batch()), wanted, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_residual_stream_does_not_depend_on_the_norms_being_called() -> None:
+    """Fused kernels compute the norms without their modules."""
+    teacher = make_teacher("llama")
+    wanted = residual_streams(teacher, batch())
+    assert len(wanted) == 2
+
+    def forward(self: Any, hidden: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        before, after = self.input_layernorm, self.post_attention_layernorm
+        width = hidden.shape[-1:]
+        normed = rms_norm(hidden, width, before.weight, before.variance_epsilon)
+        hidden = hidden + self.self_attn(hidden_states=normed, **arguments)[0]
+        out: torch.Tensor = hidden + self.mlp(rms_norm(hidden, width, after.weight, after.variance_epsilon))
+        return out
+
+    for layer in teacher.model.layers:
+        layer.forward = MethodType(forward, layer)
     torch.testing.assert_close(residual_streams(teacher, batch()), wanted, rtol=1e-5, atol=1e-5)
