@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evalsuite.foundation import write_json, write_text
+from evalsuite.foundation import write_text
+from evalsuite.reports.exports.compact_json import compact_json
 from evalsuite.reports.exports.csv_tables import (
     distances_csv,
     gap_csv,
@@ -113,7 +114,7 @@ def compare(
     for name in optional - set(texts):
         (out / name).unlink(missing_ok=True)
     gated = {} if verdict is None else {"gate": verdict_json(verdict)}
-    write_json(out / "report.json", {**report_json(report), "redacted": redacted, **gated})
+    write_text(out / "report.json", compact_json({**report_json(report), "redacted": redacted, **gated}))
     files = [out / name for name in (*texts, "report.json")]
     files += sorted((out / "samples").glob("*.js"))
     if verdict is not None:

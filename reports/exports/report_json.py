@@ -10,7 +10,8 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.report import Report
 
-SCHEMA = 3
+SCHEMA = 4
+"""4: texts of methods and reasons stand once, see `compact_json`."""
 
 
 def report_json(report: Report) -> dict[str, Any]:
