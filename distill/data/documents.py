@@ -8,6 +8,7 @@ whole; each tokenizes its share of every group and receives the tokens of the ot
 where the tokens before it end.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -113,13 +114,16 @@ class SourceDocuments:
                 own = []
 
     def _read_groups(self, shards: Iterator[Shard | int], first: int, share: Share) -> Iterator[Group]:
-        """Cut shards into groups; while one shard is consumed, as many rows of the next one are read."""
-        shard: Shard | None = _complete(shards)
+        """Cut shards into groups; with every group, as many examples are read ahead as it has."""
+        ahead: deque[Shard] = deque()
+        num_partial = 0
+        shard = _complete(shards)
         while shard is not None:
-            examples, following, num_ahead = self._ordered(shard), None, 0
+            examples = self._ordered(shard)
             num_groups = -(-len(examples) // GROUP_SIZE)
             for number in range(first, num_groups):
-                members = examples[number * GROUP_SIZE : (number + 1) * GROUP_SIZE]
+                end = min(len(examples), (number + 1) * GROUP_SIZE)
+                members = examples[number * GROUP_SIZE : end]
                 yield Group(
                     shard.epoch,
                     shard.number,
@@ -128,13 +132,17 @@ class SourceDocuments:
                     members[share.rank :: share.world_size],
                     shard.following is None and number == num_groups - 1,
                 )
-                while following is None and num_ahead < (number + 1) * GROUP_SIZE:
+                num_read = len(examples) - end + sum(len(each.examples) for each in ahead)
+                while num_read + num_partial < self._shard_size:
                     found = next(shards, None)
-                    if not isinstance(found, int):
-                        following = found
+                    if found is None:
                         break
-                    num_ahead = found
-            shard, first = following or _complete(shards), 0
+                    if isinstance(found, int):
+                        num_partial = found
+                    else:
+                        ahead.append(found)
+                        num_read, num_partial = num_read + len(found.examples), 0
+            shard, first = ahead.popleft() if ahead else _complete(shards), 0
 
     def _ordered(self, shard: Shard) -> Sequence[Example]:
         if not isinstance(self.source, TableSourceConfig):
