@@ -21,6 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from evalsuite.models.inference.torch.unpadding import UnpaddedLayout
 from evalsuite.models.mixers import AttentionSpan, Mixer
+from evalsuite.models.recurrence import use_triton
 
 NAME = "evalsuite"
 
@@ -41,6 +42,8 @@ class AttentionMasks:
         self._cache: dict[AttentionSpan, Tensor | None] = {}
         self.layout: UnpaddedLayout | None = None
         """Layout of un-padded queries, if the pass is un-padded; keys and values are always padded."""
+        self.decode_positions: Tensor | None = None
+        """Positions [R] of a decode step, in which a row's keys are those of all positions up to its own."""
 
     def get(self, span: AttentionSpan) -> Tensor | None:
         """Mask [R or 1, 1, T, L] for layers with this span; None for plain causal attention."""
@@ -89,12 +92,24 @@ def attention_forward(
         [B, T, H, D] (un-padded [1, N, H, D]) and None, as transformers expects.
     """
     masks = _masks.get()
-    span = module.span if isinstance(module, Mixer) else None
-    mask = masks.get(span or AttentionSpan(sliding_window))
+    own = module.span if isinstance(module, Mixer) else None
+    span = own or AttentionSpan(sliding_window)
+    if masks.decode_positions is not None and span.window is None and softcap is None and _splits(query):
+        from evalsuite.models.kernels.decode_attention import decode_attention
+
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return decode_attention(query, key, value, masks.decode_positions, scale), None
+    mask = masks.get(span)
     if masks.layout is None:
         return _grouped_attention(query, key, value, mask, scaling, softcap), None
     padded = _grouped_attention(masks.layout.pad_heads(query), key, value, mask, scaling, softcap)
     return masks.layout.unpad(padded), None
+
+
+def _splits(query: Tensor) -> bool:
+    """Whether the kernel that splits keys among programs can compute a decode step of these queries."""
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return half and query.shape[-1] <= 256 and use_triton(query)
 
 
 def _grouped_attention(

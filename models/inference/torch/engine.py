@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from evalsuite.models.benchmark.subject import Benchmark
     from evalsuite.models.runtime_estimate import TokenTimes
 
-SOURCE = (*in_process.SOURCE, "inference/torch")
+SOURCE = (*in_process.SOURCE, "inference/torch", "kernels/decode_attention.py")
 """Our code that computes the responses of every model; the fingerprint covers it."""
 
 _log = logging.getLogger("evalsuite")
