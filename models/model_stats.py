@@ -1,6 +1,7 @@
 """Parameter counts and cache size of a model, from its config (no weights in memory)."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -93,26 +94,41 @@ def cache_size(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) ->
             layers=tuple(layer.self_attn.cache_spec() for layer in student.model.layers), dtype=dtype
         )
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    layer = CacheSpec(kv_width=2 * config.num_key_value_heads * head_dim, span=AttentionSpan())
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    layer = CacheSpec(kv_width=2 * kv_heads * head_dim, span=AttentionSpan())
     return CacheSize(layers=(layer,) * config.num_hidden_layers, dtype=dtype)
 
 
-def flops_per_token(config: PreTrainedConfig, length: int) -> float | None:
-    """FLOPs of one token's forward pass, averaged over a sequence of `length` tokens.
+class FlopCounter:
+    """FLOPs of a model's forward pass: matrix products only, two per multiply-add."""
 
-    Matrix products only, two per multiply-add. None for architectures that students do not support.
-    """
-    config = _as_student(config)
-    if not isinstance(config, StudentConfig):
-        return None
-    student: Any = build_on_meta(config)
-    others = sum(
-        2 * module.weight.numel()
-        for name, module in student.named_modules()
-        if isinstance(module, nn.Linear) and ".self_attn." not in name
-    )
-    mixers: float = sum(layer.self_attn.flops(length) for layer in student.model.layers)
-    return others + mixers
+    def __init__(self, config: PreTrainedConfig) -> None:
+        config = _as_student(config)
+        self._student: Any = build_on_meta(config) if isinstance(config, StudentConfig) else None
+
+    @cached_property
+    def _others(self) -> int:
+        """FLOPs per token outside mixers."""
+        return sum(
+            2 * module.weight.numel()
+            for name, module in self._student.named_modules()
+            if isinstance(module, nn.Linear) and ".self_attn." not in name
+        )
+
+    def per_token(self, length: int) -> float | None:
+        """FLOPs of one token, averaged over a sequence of `length` tokens.
+
+        None for architectures that students do not support.
+        """
+        if self._student is None:
+            return None
+        mixers: float = sum(layer.self_attn.flops(length) for layer in self._student.model.layers)
+        return self._others + mixers
+
+
+def flops_per_token(config: PreTrainedConfig, length: int) -> float | None:
+    """FLOPs of one token's forward pass; see `FlopCounter.per_token`."""
+    return FlopCounter(config).per_token(length)
 
 
 def describe(path: str | Path) -> str:

@@ -41,6 +41,7 @@ from evalsuite.reports.analysis.scopes import ALL, Pool
 from evalsuite.reports.analysis.variants import Ablation, ablations_of
 from evalsuite.reports.analysis.warnings import report_warnings
 from evalsuite.reports.records.distances import ANSWERS, read_distances
+from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
 from evalsuite.reports.records.loss_curves import LossCurve, read_loss_curves
 from evalsuite.reports.records.merging import CellKey, CheckpointEntry, MergedPlan
 from evalsuite.reports.records.probes import read_probes
@@ -48,10 +49,8 @@ from evalsuite.reports.records.run_folder import BenchmarkPlan, read_environment
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.sidecars import (
     DoctorResult,
-    EfficiencyRow,
     Selection,
     read_doctor,
-    read_efficiency,
     read_selections,
 )
 

@@ -19,6 +19,7 @@ FOLDERS = {
     "evalsuite": {"cli", "evaluation", "executors", "protocols", "foundation"},
     "tasks": {"benchmarks", "suites", "sources", "synthetic"},
     "models": {
+        "benchmark",
         "recurrence",
         "kernels",
         "mixers",

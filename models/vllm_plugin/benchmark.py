@@ -1,56 +1,71 @@
-"""Speed of a checkpoint in vLLM, measured as `evalsuite.models.throughput` does in process."""
+"""Measurements of a checkpoint in vLLM, of requests as a client sees them."""
 
 import random
+from typing import Any
 
 import torch
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.benchmark.points import Measurement, Point
+from evalsuite.models.benchmark.subject import Benchmark, Subject
+from evalsuite.models.benchmark.timing import step_between, time_each
 from evalsuite.models.checkpoints import CheckpointInfo
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
 from evalsuite.models.inference.vllm.engine import VllmEngine
-from evalsuite.models.model_stats import cache_size
-from evalsuite.models.throughput import NUM_GENERATED, Throughput, best_time
+
+NEW_TOKENS = 33
+"""Length of the longer of two responses; the difference to a single token is decoding."""
 
 
-def measure_served(info: CheckpointInfo, context: int, batch: int, engine: VllmEngine) -> Throughput:
-    """Measure prefill and greedy decoding of `batch` random prompts of `context` tokens.
+class VllmBenchmark(Benchmark):
+    """Measures greedy requests to a vLLM process.
 
-    `state_bytes` is computed from the config; vLLM rounds it up to pages. Peak memory is not reported,
-    because vLLM preallocates what it is given.
-
-    Raises:
-        ConfigError: a context or batch below 1, or a context beyond the engine's maximum length.
+    The cache size is that of the config; vLLM rounds it up to pages. Peak memory is not reported, because
+    vLLM allocates beforehand what it is given.
     """
-    if context < 1 or batch < 1:
-        raise ConfigError(f"context {context}, batch {batch}: both must be at least 1")
-    if context + NUM_GENERATED > engine.max_length:
-        raise ConfigError(
-            f"{info.label}: {context} prompt tokens and {NUM_GENERATED} generated ones exceed the engine's "
-            f"maximum length of {engine.max_length}"
+
+    def __init__(self, info: CheckpointInfo, engine: VllmEngine) -> None:
+        self.engine = engine
+        # Disables early stops; the measurement does not depend on the generated tokens.
+        engine.eos_ids = frozenset()
+        versions = engine.versions
+        stored = str(info.config.dtype).removeprefix("torch.")
+        dtype: torch.dtype = getattr(torch, stored if engine.dtype == "auto" else engine.dtype)
+        on_gpu = versions["device"] == "cuda" and torch.cuda.is_available()
+        teacher: Any = info.lineage.get("teacher")
+        self.subject = Subject(
+            label=info.label,
+            weights_id=info.weights_id,
+            teacher=teacher.get("weights_id") if isinstance(teacher, dict) else teacher,
+            engine="vllm",
+            versions=f"vLLM {versions['vllm']}",
+            device=torch.cuda.get_device_name() if on_gpu else versions["device"].upper(),
+            dtype=dtype,
+            config=info.config,
         )
-    # Disables early stops; the measurement does not depend on the generated tokens.
-    engine.eos_ids = frozenset()
-    draw = random.Random(0)
-    rows = [tuple(draw.randrange(info.config.vocab_size) for _ in range(context)) for _ in range(batch)]
 
-    def generate(count: int) -> None:
-        for _, response in engine.generate([GenerateRequest(row, SamplingParams(count)) for row in rows]):
-            assert len(response.tokens) == count, response
+    def measure(self, point: Point) -> Measurement:
+        """See `Benchmark.measure`; refuses contexts beyond the engine's maximum length."""
+        if point.kind != "request":
+            raise ConfigError("vLLM takes no synthetic caches; measure requests")
+        limit = self.engine.max_length
+        if point.context + NEW_TOKENS > limit:
+            raise ConfigError(
+                f"{self.subject.label}: {point.context} prompt tokens and {NEW_TOKENS} generated ones exceed "
+                f"the engine's maximum length of {limit}"
+            )
+        draw = random.Random(0)
+        size = self.subject.config.get_text_config().vocab_size
+        rows = [tuple(draw.randrange(size) for _ in range(point.context)) for _ in range(point.batch)]
 
-    generate(NUM_GENERATED)
-    prefill, total = best_time(lambda: generate(1)), best_time(lambda: generate(NUM_GENERATED))
-    versions = engine.versions
-    stored = str(info.config.dtype).removeprefix("torch.")
-    dtype: torch.dtype = getattr(torch, stored if engine.dtype == "auto" else engine.dtype)
-    on_gpu = versions["device"] == "cuda" and torch.cuda.is_available()
-    name = torch.cuda.get_device_name() if on_gpu else versions["device"].upper()
-    return Throughput(
-        weights_id=info.weights_id,
-        context=context,
-        batch=batch,
-        prefill_tokens_per_second=round(batch * context / prefill, 1),
-        decode_tokens_per_second=round(batch * (NUM_GENERATED - 1) / max(total - prefill, 0.01 * total), 1),
-        state_bytes=cache_size(info.config, dtype).at(context),
-        peak_bytes=None,
-        device=f"{name}, vLLM {versions['vllm']}",
-    )
+        def respond(count: int) -> None:
+            requests = [GenerateRequest(row, SamplingParams(count)) for row in rows]
+            for _, response in self.engine.generate(requests):
+                assert len(response.tokens) == count, response
+
+        # The work happens in another process: its results arrive on the host.
+        host = torch.device("cpu")
+        respond(NEW_TOKENS)
+        ttft = time_each(lambda: respond(1), point.repeats, host)
+        whole = time_each(lambda: respond(NEW_TOKENS), point.repeats, host)
+        return self.subject.row(point, ttft_ms=ttft, step_ms=step_between(ttft, whole, NEW_TOKENS - 1))

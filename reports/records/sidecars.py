@@ -1,10 +1,8 @@
-"""Sidecar files of a run folder: results of the doctor, efficiency measurements, layer selections.
+"""Sidecar files of a run folder: results of the doctor, layer selections, loss curves.
 
 doctor.json       {"schema": 1, "checkpoints": [{"label", "weights_id", "checks": [{"name", "status",
                   "text", "logprob", "changed"}]}]}; status is ok, warning or failed; logprob is the
                   largest deviation in nats; changed is the share of changed responses (both or null)
-efficiency.jsonl  {"schema": 1, "weights_id", "context", "batch", "prefill_tokens_per_second",
-                  "decode_tokens_per_second", "state_bytes", "peak_bytes", "device"} per line
 selection.json    how softmax layers were selected: one object, or a list with one per selector:
                   {"schema": 2, "selector", "layers", "mixer", "teacher", "measure", "scores",
                   "history": [{"step", "tokens", "layers"}], "stop": {"step", "tokens", "planned", "reason"},
@@ -22,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from evalsuite.foundation import DataError, read_json, read_jsonl
+from evalsuite.foundation import DataError, read_json
 from evalsuite.foundation.strict import Strict, StrictModel, parse
 
 
@@ -56,21 +54,6 @@ class DoctorReport(Strict):
 
     schema_: Literal[1] = Field(alias="schema")
     checkpoints: tuple[DoctorResult, ...]
-
-
-class EfficiencyRow(Strict):
-    """One line of `efficiency.jsonl`: speed and memory of a checkpoint at one context and batch size."""
-
-    schema_: Literal[1] = Field(alias="schema")
-    weights_id: str
-    context: int = Field(ge=1)
-    batch: int = Field(ge=1)
-    prefill_tokens_per_second: float | None = None
-    decode_tokens_per_second: float | None = None
-    state_bytes: int | None = None
-    """KV cache or recurrent state, per sequence."""
-    peak_bytes: int | None = None
-    device: str = ""
 
 
 class SelectionStep(Strict):
@@ -161,17 +144,6 @@ def read_doctor(runs: Sequence[Path]) -> list[DoctorResult]:
         path = Path(run) / "doctor.json"
         if path.exists():
             found += _parse(read_json(path), DoctorReport, path).checkpoints
-    return found
-
-
-def read_efficiency(runs: Sequence[Path]) -> list[EfficiencyRow]:
-    """Read the efficiency measurements of all runs."""
-    found = []
-    for run in runs:
-        path = Path(run) / "efficiency.jsonl"
-        found += [
-            _parse(row, EfficiencyRow, f"{path}, line {i}") for i, row in enumerate(read_jsonl(path), 1)
-        ]
     return found
 
 

@@ -8,7 +8,8 @@ import pytest
 from evalsuite.cli.entry import main
 from evalsuite.evaluation.checks import summarize_checks, write_findings
 from evalsuite.foundation import RunFolderError, read_json
-from evalsuite.reports.records.sidecars import read_doctor, read_efficiency
+from evalsuite.reports.records.efficiency import read_efficiency
+from evalsuite.reports.records.sidecars import read_doctor
 
 
 def check(name: str, **found: Any) -> dict[str, Any]:
@@ -71,14 +72,14 @@ def test_doctor_and_bench_appear_in_comparison(
     assert main(["bench", str(tiny), "--contexts", "32", "--batch", "2", "--out", str(run)]) == 0
     printed = capsys.readouterr().out
     assert "padded left" in printed
-    assert "prefill tok/s" in printed
+    assert "first token ms" in printed
     (found,) = read_doctor([run])
     assert {each.name for each in found.checks} >= {"batched", "packed", "decode", "generation"}
     assert found.weights_id == read_json(run / "requests" / "index.json")["checkpoints"][0]["weights_id"]
     (cost,) = read_efficiency([run])
     assert (cost.context, cost.batch) == (32, 2)
     tokens, layers, heads, width, float32 = 32, 2, 2, 16, 4
-    assert cost.state_bytes == tokens * layers * 2 * heads * width * float32
+    assert cost.cache_bytes == tokens * layers * 2 * heads * width * float32
 
 
 def test_doctor_refuses_run_without_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

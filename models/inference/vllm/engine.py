@@ -28,7 +28,7 @@ from evalsuite.models.student import StudentConfig
 from evalsuite.models.vllm_plugin.validation import validate_args, validate_student
 
 if TYPE_CHECKING:
-    from evalsuite.models.throughput import Throughput
+    from evalsuite.models.benchmark.subject import Benchmark
 
 SOURCE = ("inference/vllm", "inference/stopping.py")
 """Our code that computes the responses of every model; the fingerprint covers it."""
@@ -129,11 +129,11 @@ class VllmEngine(EngineType):
         """See `EngineType.label`."""
         return self.info.label
 
-    def measure(self, context: int, batch: int) -> "Throughput":
-        """See `EngineType.measure`."""
-        from evalsuite.models.vllm_plugin.benchmark import measure_served
+    def benchmark(self) -> "Benchmark":
+        """See `EngineType.benchmark`."""
+        from evalsuite.models.vllm_plugin.benchmark import VllmBenchmark
 
-        return measure_served(self.info, context, batch, self)
+        return VllmBenchmark(self.info, self)
 
     @cached_property
     def _running(self) -> tuple[VllmProcess, dict[str, str]]:

@@ -1,102 +1,182 @@
-"""Inference cost: speed and memory by context length."""
+"""Inference cost: what students are faster at, from where on, and what quality they have for it."""
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
 from evalsuite.reports import formatting
+from evalsuite.reports.analysis.measures.efficiency import (
+    QUANTITIES,
+    Ratio,
+    Setting,
+    by_context,
+    crossover,
+    growth_exponent,
+    pairings,
+    ratios,
+    setting,
+    settings,
+)
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.scopes import INFORMATIVE
-from evalsuite.reports.page.axes import log_axis
+from evalsuite.reports.page.efficiency_charts import Labels, efficiency_charts
 from evalsuite.reports.page.figures import Figure, Table, figure, text
-from evalsuite.reports.page.plots import Axis, Curve, Point, curves
 from evalsuite.reports.page.section import section
-from evalsuite.reports.records.sidecars import EfficiencyRow
+from evalsuite.reports.records.efficiency import EfficiencyRow
+from evalsuite.reports.references.efficiency import paper_ratios
 from evalsuite.reports.report import Report
+
+SHOWN_CONTEXTS = (2048, 32768, 131072)
+"""Contexts of the ratios in the table of crossovers, where measured; else the shortest and the longest."""
+PARETO_CONTEXT = 32768
+"""Context of the quality-cost figures, if all students have it; else their longest common one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrossoverLine:
+    """One student and quantity: from where it is better than its teacher, and by how much."""
+
+    label: str
+    engine: str
+    quantity: str
+    crossover: str
+    ratios: str
+    growth: str
+
+
+@dataclass(frozen=True, slots=True)
+class PaperLine:
+    """A paper's statement beside ours at the same context."""
+
+    paper: str
+    figure: str
+    statement: str
+    ours: str
 
 
 @dataclass(frozen=True, slots=True)
 class CostRow:
-    """One line of the efficiency table."""
+    """One line of the table of measurements."""
 
     label: str
+    engine: str
+    kind: str
     context: str
     batch: str
-    prefill: str
+    ttft: str
     decode: str
-    state: str
+    cache: str
     peak: str
-    device: str
+    energy: str
+    note: str
 
 
-def cost_rows(report: Report) -> list[CostRow]:
-    """One row per efficiency record, in the order of the checkpoints."""
-    order = {checkpoint.plan.weights_id: i for i, checkpoint in enumerate(report.checkpoints)}
-    rows = []
-    for cost in sorted(
-        report.efficiency, key=lambda c: (order.get(c.weights_id, len(order)), c.context, c.batch)
-    ):
-        index = order.get(cost.weights_id)
-        rows.append(
-            CostRow(
-                label=report.checkpoints[index].label if index is not None else cost.weights_id,
-                context=formatting.tokens(cost.context),
-                batch=str(cost.batch),
-                prefill=_rate(cost.prefill_tokens_per_second),
-                decode=_rate(cost.decode_tokens_per_second),
-                state=formatting.NOTHING if cost.state_bytes is None else formatting.bytes_(cost.state_bytes),
-                peak=formatting.NOTHING if cost.peak_bytes is None else formatting.bytes_(cost.peak_bytes),
-                device=cost.device,
+@dataclass(frozen=True, slots=True)
+class CostView:
+    """The section."""
+
+    crossovers: list[CrossoverLine]
+    charts: list[Figure]
+    papers: list[PaperLine]
+    rows: list[CostRow]
+    notes: list[str]
+
+
+def cost_view_of(rows: Sequence[EfficiencyRow], labels: Labels, pareto: Sequence[Figure] = ()) -> CostView:
+    """The section of measurements, which may belong to no report."""
+    return CostView(
+        crossovers=crossover_lines(rows, labels),
+        charts=[
+            *pareto,
+            *(chart for where in settings(rows) for chart in efficiency_charts(rows, labels, where)),
+        ],
+        papers=paper_lines(rows, labels),
+        rows=[_row(row, labels) for row in rows],
+        notes=_notes(rows),
+    )
+
+
+def crossover_lines(rows: Sequence[EfficiencyRow], labels: Labels) -> list[CrossoverLine]:
+    """Every student, engine and quantity with two contexts in common with the teacher."""
+    lines = []
+    for pair in pairings(rows):
+        mine = [row for row in rows if setting(row) == pair.setting]
+        for name, info in QUANTITIES.items():
+            found = ratios(mine, pair.student.weights_id, pair.teacher.weights_id, name)
+            cross = crossover(found, name)
+            if cross is None:
+                continue
+            growth = growth_exponent(by_context(mine, pair.student.weights_id, name), 8192)
+            lines.append(
+                CrossoverLine(
+                    label=labels.get(pair.student.weights_id, pair.student.label),
+                    engine=pair.setting.engine,
+                    quantity=info.title,
+                    crossover=cross.text,
+                    ratios=", ".join(
+                        f"{each.point:.3g}× at {formatting.tokens(each.context)}" for each in _shown(found)
+                    ),
+                    growth=formatting.NOTHING if growth is None else formatting.plain(growth, 2),
+                )
             )
+    return lines
+
+
+def _shown(found: Sequence[Ratio]) -> list[Ratio]:
+    chosen = [each for each in found if each.context in SHOWN_CONTEXTS]
+    return chosen or [found[0], found[-1]]
+
+
+def paper_lines(rows: Sequence[EfficiencyRow], labels: Labels) -> list[PaperLine]:
+    """The papers' statements with the ratios of our hybrids at the same context, where measured."""
+    lines = []
+    for stated in paper_ratios():
+        ours = []
+        for pair in pairings(rows):
+            label = labels.get(pair.student.weights_id, pair.student.label)
+            if pair.setting.engine != "torch" or "softmax" not in label:
+                continue
+            mine = [row for row in rows if setting(row) == pair.setting]
+            name = next(each for each in QUANTITIES if each == stated.quantity)
+            found = ratios(mine, pair.student.weights_id, pair.teacher.weights_id, name)
+            ours += [f"{label}: {each.point:.3g}×" for each in found if each.context == stated.context]
+        if ours:
+            lines.append(PaperLine(stated.paper, stated.figure, stated.statement, "; ".join(ours)))
+    return lines
+
+
+def _notes(rows: Sequence[EfficiencyRow]) -> list[str]:
+    notes = []
+    if any(row.random_weights for row in rows):
+        notes.append("Models with random weights: speed and memory depend on shapes alone.")
+    beyond = sorted({row.context for row in rows if row.out_of_distribution})
+    if beyond:
+        notes.append(
+            f"From {formatting.tokens(beyond[0])} on, contexts exceed some models' positions: out of distribution "
+            "for answers, not for speed."
         )
-    return rows
+    if shared := sorted({row.label for row in rows if row.other_processes}):
+        notes.append(f"Other processes computed on the GPU during measurements of {', '.join(shared)}.")
+    return notes
 
 
-def cost_charts(report: Report) -> list[Figure]:
-    """Speed and memory by context, one curve per checkpoint, at the most frequent batch size and device."""
-    kinds: list[tuple[str, str, float, Callable[[EfficiencyRow], float | None]]] = [
-        ("Decode speed", "tokens/s; higher is faster", 1, lambda cost: cost.decode_tokens_per_second),
-        ("Prefill speed", "tokens/s; higher is faster", 1, lambda cost: cost.prefill_tokens_per_second),
-        ("Peak memory", "GiB; lower is better", 2**30, lambda cost: cost.peak_bytes),
-        ("State per sequence", "MiB; lower is better", 2**20, lambda cost: cost.state_bytes),
-    ]
-    return [chart for kind in kinds for chart in _charts(report, *kind)]
-
-
-def _charts(
-    report: Report, title: str, unit: str, scale: float, value_of: Callable[[EfficiencyRow], float | None]
-) -> list[Figure]:
-    found = [(cost, value) for cost in report.efficiency if (value := value_of(cost)) is not None]
-    if not found:
-        return []
-    batch, device = Counter((cost.batch, cost.device) for cost, _ in found).most_common(1)[0][0]
-    labels = {checkpoint.plan.weights_id: checkpoint.label for checkpoint in report.checkpoints}
-    families: dict[str, list[Point]] = {}
-    for cost, value in found:
-        if (cost.batch, cost.device) == (batch, device):
-            name = labels.get(cost.weights_id, cost.weights_id)
-            label = f"{name} at {formatting.tokens(cost.context)}: {value / scale:,.4g} {unit.split(';')[0]}"
-            families.setdefault(name, []).append(Point(cost.context, value / scale, label=label))
-    series = [Curve(name, tuple(points)) for name, points in families.items()]
-    contexts = [point.x for curve in series for point in curve.points]
-    if len(set(contexts)) < 2:
-        return []
-    ticks = [(tick, formatting.tokens(round(tick))) for tick in log_axis(contexts).ticks]
-    return [
-        curves(
-            series,
-            Axis("context (tokens)", ticks=ticks, is_log=True),
-            Axis(unit.partition(";")[0], low=0),
-            title=f"{title} by context",
-            caption=", ".join(part for part in (f"batch {batch}", device, unit) if part),
-        )
-    ]
-
-
-def _rate(value: float | None) -> str:
-    return formatting.NOTHING if value is None else formatting.count(round(value))
+def _row(row: EfficiencyRow, labels: Labels) -> CostRow:
+    nothing = formatting.NOTHING
+    speed, cache = row.decode_tokens_per_second, row.cache_bytes
+    return CostRow(
+        label=labels.get(row.weights_id, row.label),
+        engine=row.engine,
+        kind=row.kind,
+        context=formatting.tokens(row.context) + ("*" if row.out_of_distribution else ""),
+        batch=formatting.count(row.batch),
+        ttft=nothing if row.ttft_ms is None else f"{row.ttft_ms.median:,.1f}",
+        decode=nothing if speed is None else formatting.count(round(speed)),
+        cache=nothing if cache is None else formatting.bytes_(cache),
+        peak=nothing if row.peak_bytes is None else formatting.bytes_(row.peak_bytes),
+        energy=nothing if row.joules is None else f"{row.joules:.3g}",
+        note="" if row.status == "ok" else row.status.replace("_", " "),
+    )
 
 
 def _leading(report: Report, student: int, protocol: str) -> AverageRow | None:
@@ -104,83 +184,114 @@ def _leading(report: Report, student: int, protocol: str) -> AverageRow | None:
     return report.average(student, protocol, INFORMATIVE) or report.average(student, protocol)
 
 
-def _pareto(report: Report) -> list[Figure]:
-    """Recovery against decode speed at the longest context that all measured students share."""
-    index = {checkpoint.plan.weights_id: i for i, checkpoint in enumerate(report.checkpoints)}
-    speeds: dict[tuple[int, int, str], dict[int, float]] = {}
-    for cost in report.efficiency:
-        student = index.get(cost.weights_id)
-        if student in report.students() and cost.decode_tokens_per_second is not None:
-            place = (cost.context, cost.batch, cost.device)
-            speeds.setdefault(place, {})[student] = cost.decode_tokens_per_second
-    protocol = report.protocols[0]
-    if not speeds:
-        return []
-    place, found = max(speeds.items(), key=lambda each: (len(each[1]), each[0]))
-    points = [
-        (speed, 100 * row.recovery.point, report.checkpoints[student].label)
-        for student, speed in sorted(found.items(), key=lambda each: -each[1])
-        if (row := _leading(report, student, protocol)) is not None and row.recovery.point is not None
-    ]
-    if len(points) < 2:
-        return []
-    front: list[tuple[float, float, str]] = []
-    for point in points:
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """One student of a quality-cost figure."""
+
+    label: str
+    cost: float
+    recovery: float
+
+
+def pareto_front(points: Sequence[tuple[float, float]], *, less_is_better: bool) -> list[tuple[float, float]]:
+    """The points (cost, quality) that no other one beats in both; in order of cost, the best first."""
+    front: list[tuple[float, float]] = []
+    for point in sorted(points, key=lambda each: (each[0] if less_is_better else -each[0], -each[1])):
         if not front or point[1] > front[-1][1]:
             front.append(point)
-    context, batch, device = place
-    title = f"Recovery against decode speed, {formatting.PROTOCOL_TITLES[protocol]}"
+    return front
+
+
+def _pareto(report: Report, where: Setting) -> list[Figure]:
+    """Recovery against decode speed, and against the cache per sequence."""
+    rows = [row for row in report.efficiency if setting(row) == where]
+    students = {report.checkpoints[i].plan.weights_id: i for i in report.students()}
+    protocol = report.protocols[0]
+    made = []
+    for what, axis, is_speed in (("decode speed", "decode, tokens/s", True), ("cache", "cache, MiB", False)):
+        name = "decode" if is_speed else "cache"
+        values = {key: by_context(rows, key, name) for key in students}  # type: ignore[arg-type]
+        contexts = {context for found in values.values() for context in found}
+        if not contexts:
+            continue
+        shared = max(
+            contexts,
+            key=lambda c: (sum(c in found for found in values.values()), c == PARETO_CONTEXT, c),
+        )
+        placed = []
+        for identifier, student in students.items():
+            value, row = values[identifier].get(shared), _leading(report, student, protocol)
+            if value is not None and row is not None and row.recovery.point is not None:
+                cost = 1000 / value.median if is_speed else value.median / 2**20
+                placed.append(_Placed(report.checkpoints[student].label, cost, 100 * row.recovery.point))
+        if len(placed) >= 2:
+            title = f"Recovery against {what}, {formatting.PROTOCOL_TITLES[protocol]}"
+            made.append(_pareto_figure(placed, axis, is_speed, shared, where, title))
+    return made
+
+
+def _pareto_figure(
+    placed: Sequence[_Placed], axis: str, is_speed: bool, context: int, where: Setting, title: str
+) -> Figure:
+    front = pareto_front([(each.cost, each.recovery) for each in placed], less_is_better=not is_speed)
     traces = [
         go.Scatter(
-            x=[speed for speed, _, _ in front],
-            y=[value for _, value, _ in front],
+            x=[cost for cost, _ in front],
+            y=[recovery for _, recovery in front],
             mode="lines",
             line={"color": "var(--ref)", "width": 1.3, "dash": "dot"},
             hoverinfo="skip",
         ),
         go.Scatter(
-            x=[speed for speed, _, _ in points],
-            y=[value for _, value, _ in points],
-            mode="markers+text" if len(points) <= 12 else "markers",
-            text=[text(label) for _, _, label in points],
+            x=[each.cost for each in placed],
+            y=[each.recovery for each in placed],
+            mode="markers+text" if len(placed) <= 12 else "markers",
+            text=[text(each.label) for each in placed],
             textposition="top center",
             marker={"size": 9, "color": "var(--accent)"},
-            hovertext=[
-                text(f"{label}: {value:.1f} %, {speed:,.0f} tokens/s") for speed, value, label in points
-            ],
+            hovertext=[text(f"{each.label}: {each.recovery:.1f} %, {each.cost:,.4g}") for each in placed],
             hoverinfo="text",
         ),
     ]
-    return [
-        figure(
-            traces,
-            {
-                "xaxis": {"title": {"text": "decode, tokens/s"}, "exponentformat": "B"},
-                "yaxis": {"title": {"text": "recovery, %"}},
-                "showlegend": False,
+    return figure(
+        traces,
+        {
+            "xaxis": {
+                "title": {"text": axis},
+                "exponentformat": "B",
+                "type": "linear" if is_speed else "log",
             },
-            title=title,
-            caption=f"Context {formatting.tokens(context)}, batch {batch}"
-            + (f", {device}" if device else "")
-            + ". Dotted: students that none beats in both (Pareto front).",
-            table=Table(
-                ("model", "decode, tokens/s", "recovery %"),
-                tuple((label, f"{speed:,.0f}", f"{value:.1f}") for speed, value, label in points),
-            ),
-        )
-    ]
+            "yaxis": {"title": {"text": "recovery, %"}},
+            "showlegend": False,
+        },
+        title=title,
+        caption=f"Context {formatting.tokens(context)}, one sequence, {where.engine}, {where.device}. Dotted: "
+        "students that none beats in both (Pareto front).",
+        table=Table(
+            ("model", axis, "recovery %"),
+            tuple((each.label, f"{each.cost:,.4g}", f"{each.recovery:.1f}") for each in placed),
+        ),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class CostView:
-    """The section."""
-
-    rows: list[CostRow]
-    charts: list[Figure]
+def teachers_of(report: Report) -> Mapping[str, str]:
+    """weights_id of each student → its teacher's, by the report's pairing."""
+    found = {}
+    for checkpoint in report.checkpoints:
+        if checkpoint.teacher is not None:
+            found[checkpoint.plan.weights_id] = report.checkpoints[checkpoint.teacher].plan.weights_id
+    return found
 
 
 @section("cost", "Efficiency", order=70)
 def cost_view(report: Report) -> CostView | None:
-    """Charts and table; None without efficiency records."""
-    rows = cost_rows(report)
-    return CostView(rows, [*_pareto(report), *cost_charts(report)]) if rows else None
+    """Crossovers, figures and table; None without measurements."""
+    if not report.efficiency:
+        return None
+    teachers = teachers_of(report)
+    rows = [
+        row.model_copy(update={"teacher": teachers.get(row.weights_id, row.teacher)})
+        for row in report.efficiency
+    ]
+    labels = {checkpoint.plan.weights_id: checkpoint.label for checkpoint in report.checkpoints}
+    return cost_view_of(rows, labels, _pareto(report, settings(rows)[0]))

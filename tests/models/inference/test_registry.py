@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from evalsuite.foundation import ConfigError, registry
 from evalsuite.foundation.registry import API_VERSION
+from evalsuite.models.benchmark.points import Point
 from evalsuite.models.inference import ENGINES, Engine, EngineSettings, EngineType, ScoreRequest, engine_type
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse, ScoreResponse
 from evalsuite.models.inference.torch.engine import TorchEngine
@@ -79,7 +80,7 @@ def test_an_engine_of_another_package(offer: Callable[[Any], None]) -> None:
     assert (index, response.logprobs) == (0, (-1.0, -1.0))
     assert kind.token_times(None, None, SETTINGS, parameters=1, prompt_tokens=1, num_responses=1) is None  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="engine constant has no benchmark"):
-        kind.measure(engine, 8, 1)  # type: ignore[arg-type]
+        kind.benchmark(engine)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_the_torch_engine_opens_a_checkpoint(make_teacher: Callable[..., PreTrai
     engine = TorchEngine.open("pocket", SETTINGS)
     assert engine.checkpoint.label == "mine"
     assert engine.runner.dtype == torch.float32
-    measured = engine.measure(8, 1)
+    measured = engine.benchmark().measure(Point(kind="request", context=8))
     assert (measured.weights_id, measured.context) == (engine.weights_id, 8)
     times = TorchEngine.token_times(
         engine.checkpoint.model.config,

@@ -141,6 +141,11 @@ def make_rich_run(synthetic: SimpleNamespace, run: Path, documents: int = 60) ->
     return run
 
 
+def spread(median: float) -> dict[str, float]:
+    """Three repeats around a median."""
+    return {"median": median, "low": 0.99 * median, "high": 1.01 * median, "repeats": 3}
+
+
 def write_extras(run: Path, costed: Sequence[Any], four: Sequence[int], eight: Sequence[int]) -> None:
     """Doctor results, efficiency records and layer selections of the rich run."""
     checks = [
@@ -163,18 +168,27 @@ def write_extras(run: Path, costed: Sequence[Any], four: Sequence[int], eight: S
     for number, answerer in enumerate(costed[:5]):
         for context in (1024, 4096, 16_384, 65_536):
             decode = 9000 / (1 + (context / 8192 if number == 0 else 0.02 * number))
-            cost = {
-                "schema": 1,
+            shared = {
+                "schema": 2,
+                "label": answerer.label,
                 "weights_id": answerer.weights_id,
-                "context": context,
-                "batch": 8,
-                "prefill_tokens_per_second": 310_000 - 2 * context,
-                "decode_tokens_per_second": decode,
-                "state_bytes": 92_160 * context if number == 0 else 30 * 9 * 64 * 64 * 4,
-                "peak_bytes": 2**30 + (8 * 92_160 * context if number == 0 else 2**28),
+                "engine": "torch",
                 "device": "NVIDIA H200",
+                "dtype": "bfloat16",
+                "parameters": 134_515_008,
+                "context": context,
+                "status": "ok",
+                "cache_bytes": 92_160 * context if number == 0 else 30 * 9 * 64 * 64 * 4,
             }
-            append_jsonl(run / "efficiency.jsonl", [cost])
+            request = shared | {
+                "kind": "request",
+                "batch": 1,
+                "ttft_ms": spread(0.01 * context * (1 + (context / 32768 if number == 0 else 0.5))),
+                "step_ms": spread(8000 / decode),
+                "peak_bytes": 2**30 + (92_160 * context if number == 0 else 2**25),
+            }
+            batch = shared | {"kind": "decode", "batch": 8, "step_ms": spread(8000 / decode), "joules": 0.02}
+            append_jsonl(run / "efficiency.jsonl", [request, batch])
     rng = np.random.default_rng(0)
     history = []
     for step in range(0, 1900, 50):

@@ -11,10 +11,12 @@ import pytest
 
 from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare, load_policy
+from evalsuite.reports.analysis.measures.efficiency import settings
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
+from evalsuite.reports.page.efficiency_charts import efficiency_charts
 from evalsuite.reports.records.sidecars import Selection, read_selections
 from evalsuite.reports.references.papers import linearizing_scores
-from evalsuite.reports.report import Report
+from evalsuite.reports.report import Report, build_report
 
 
 class Sections(HTMLParser):
@@ -266,39 +268,62 @@ def test_layers_importance_stability_and_quality(made: tuple[Report, Sections], 
 def test_cost_is_the_efficiency_records(made: tuple[Report, Sections], rich_run: Path) -> None:
     _, page = made
     lines = [json.loads(line) for line in (rich_run / "efficiency.jsonl").open()]
-    rows = [row for row in page.rows["cost"] if row[0] == "SmolLM2-135M" and len(row) == 8]
-    assert len(rows) == 4
-    assert rows[3][1:3] == ["64k", "8"]
-    assert rows[3][4] == f"{round(lines[3]['decode_tokens_per_second']):,}"
-    assert rows[3][5] == f"{lines[3]['state_bytes'] / 2**30:.3g} GiB"
-    pareto, *costs = page.figures["cost"]
-    assert pareto == "Recovery against decode speed, log-likelihood"
-    front, points = page.figures["cost"][pareto]["data"]
-    assert len(points["x"]) == 4
-    best = max(points["y"])
-    assert front["y"][-1] == best
-    assert front["x"] == sorted(front["x"], reverse=True)
-    assert costs == [
+    rows = [row for row in page.rows["cost"] if row[0] == "SmolLM2-135M" and len(row) == 11]
+    assert len(rows) == 8
+    request, batch = rows[6:]
+    assert request[1:6] == ["torch", "request", "64k", "1", f"{lines[6]['ttft_ms']['median']:,.1f}"]
+    assert request[7] == f"{lines[6]['cache_bytes'] / 2**30:.3g} GiB"
+    assert batch[2:5] == ["decode", "64k", "8"]
+    assert batch[6] == f"{round(8000 / lines[7]['step_ms']['median']):,}"
+    charts = list(page.figures["cost"])
+    assert charts[:2] == [f"Recovery against {what}, log-likelihood" for what in ("decode speed", "cache")]
+    assert charts[2:] == [
         f"{what} by context"
-        for what in ("Decode speed", "Prefill speed", "Peak memory", "State per sequence")
+        for what in (
+            "Peak decode throughput",
+            "Peak decode throughput relative to the teacher",
+            "Decode speed of one sequence",
+            "Time to first token",
+            "Cache per sequence",
+            "Peak memory of one sequence",
+            "Energy per generated token",
+        )
     ]
-    assert "batch 8, NVIDIA H200, tokens/s; higher is faster" in page.text["cost"]
+    front, points = page.figures["cost"][charts[0]]["data"]
+    assert len(points["x"]) == 4
+    assert front["y"][-1] == max(points["y"])
+    assert front["x"] == sorted(front["x"], reverse=True)
 
 
-def test_speeds_of_two_devices_are_separate_curves(rich_run: Path, tmp_path: Path) -> None:
+def test_crossovers_are_those_of_the_measurements(made: tuple[Report, Sections]) -> None:
+    report, page = made
+    student = next(row.label for row in report.efficiency if row.label != "SmolLM2-135M")
+    found = {row[2]: row[3:] for row in page.rows["cost"] if row[0] == student and len(row) == 6}
+    # 0.01 T (1 + T / 32768) against 0.015 T: they are equal at T = 16384.
+    assert found["time to first token"][0].startswith("from 16,384 tokens (")
+    assert found["time to first token"][2] == "1.00"
+    assert found["cache per sequence"][0] == "at every measured context (from 1,024 tokens)"
+
+
+def test_speeds_of_two_devices_are_separate_figures(rich_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     for path in rich_run.iterdir():
         (run / path.name).symlink_to(path)
     lines = [json.loads(line) for line in (rich_run / "efficiency.jsonl").open()]
-    slow = [line | {"device": "2 CPU threads", "decode_tokens_per_second": 7} for line in lines[:2]]
+    slow = [line | {"device": "2 CPU threads", "step_ms": line["step_ms"] | {"median": 777}} for line in lines[:4]]
     (run / "efficiency.jsonl").unlink()
     (run / "efficiency.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*slow, *lines]))
-    page = Sections(compare([run], tmp_path / "out").page.read_text())
-    assert sum(row[-1] == "2 CPU threads" for row in page.rows["cost"]) == 2
-    assert 7 not in [
-        y for trace in page.figures["cost"]["Decode speed by context"]["data"] for y in trace["y"]
-    ]
+    report = build_report([run])
+    assert len(settings(report.efficiency)) == 2
+    fast, other = (
+        next(each for each in efficiency_charts(report.efficiency, {}, where) if each.title.startswith("Decode"))
+        for where in settings(report.efficiency)
+    )
+    assert "NVIDIA H200" in fast.caption
+    assert "2 CPU threads" in other.caption
+    assert "1.28" not in fast.data
+    assert "1.287" in other.data
 
 
 def test_the_doctor_and_lineage_are_shown(made: tuple[Report, Sections]) -> None:

@@ -1,0 +1,173 @@
+"""Measurements in the in-process engine: real requests, and decode batches with synthetic caches."""
+
+import gc
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from evalsuite.models.benchmark.gpu import Gpu, device_name, free_memory
+from evalsuite.models.benchmark.points import Kind, Measurement, Point
+from evalsuite.models.benchmark.subject import MAX_NEW_TOKENS, Benchmark, Subject, check_positions
+from evalsuite.models.benchmark.synthetic import allocate_batch, synthetic_batch
+from evalsuite.models.benchmark.timing import Spread, time_each, time_steps
+from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.inference.torch.cuda_graphs import cuda_graph_step, eager_step
+from evalsuite.models.inference.torch.kv_cache import KVCache
+from evalsuite.models.inference.torch.model_runner import ModelRunner
+from evalsuite.models.inference.torch.scheduler import DecodeBatch
+from evalsuite.models.recurrence import fla_backend, use_triton
+from evalsuite.models.student import StudentForCausalLM
+
+WARM_UP_TOKENS = 8192
+"""Longest prompt of a warm-up: longer ones are timed once, and their kernels are those of this length."""
+MIN_ENERGY_SECONDS = 0.2
+"""Shortest time over which NVML's energy counter, which is updated every few milliseconds, is read."""
+
+
+class TorchBenchmark(Benchmark):
+    """Measures a loaded model through the parts of the in-process engine.
+
+    Args:
+        runner: runs the model's passes, as in the engine.
+        checkpoint: its model.
+        random_weights: whether they are.
+    """
+
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"request", "decode"})
+
+    def __init__(self, runner: ModelRunner, checkpoint: Checkpoint, *, random_weights: bool = False) -> None:
+        self.runner = runner
+        self.model = checkpoint.model
+        self.device = runner.device
+        self.gpu = Gpu(self.device)
+        self.subject = Subject(
+            label=checkpoint.label,
+            weights_id=checkpoint.weights_id,
+            teacher=teacher_of(checkpoint),
+            random_weights=random_weights,
+            engine="torch",
+            versions=versions_of(checkpoint.model),
+            device=device_name(runner.device),
+            dtype=runner.dtype,
+            config=checkpoint.model.config,
+        )
+
+    def measure(self, point: Point) -> Measurement:
+        """See `Benchmark.measure`."""
+        check_positions(self.subject, point.context + MAX_NEW_TOKENS)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        with torch.inference_mode():
+            return self._request(point) if point.kind == "request" else self._decode(point)
+
+    def most_sequences(self, context: int) -> int:
+        """See `Benchmark.most_sequences`: from the config and the free memory; on a CPU 8 at most."""
+        per_sequence = max(1, self.subject.cache.at(context + MAX_NEW_TOKENS))
+        if self.device.type != "cuda":
+            return 8
+        return max(1, int(torch.cuda.mem_get_info(self.device)[0] // per_sequence))
+
+    def release(self) -> None:
+        """See `Benchmark.release`."""
+        gc.collect()
+        free_memory(self.device)
+
+    def _request(self, point: Point) -> Measurement:
+        prompts = self._prompts(point)
+        found: list[KVCache] = []
+
+        def first_token() -> None:
+            # The cache of the run before would count as memory of this one.
+            found.clear()
+            hidden, cache = self.runner.prefill(prompts, keep=True)
+            assert cache is not None
+            self.runner.lm_head(hidden[:, -1]).argmax(-1)
+            found.append(cache)
+
+        if point.context * point.batch <= WARM_UP_TOKENS:
+            first_token()
+        else:
+            self.runner.prefill([row[:WARM_UP_TOKENS] for row in prompts[:1]])
+        ttft = time_each(first_token, point.repeats, self.device)
+        cache = found.pop()
+        size = sum(tensor.nbytes for layer in cache.layers for tensor in layer.tensors()) // point.batch
+        batch = allocate_batch(
+            self.runner, cache, num_seqs=point.batch, context=point.context, new_tokens=MAX_NEW_TOKENS
+        )
+        batch.cache.write(range(point.batch), cache)
+        del cache
+        step, joules = self._steps(batch, point)
+        return self._row(point, step, joules, ttft_ms=ttft, cache_bytes=size)
+
+    def _decode(self, point: Point) -> Measurement:
+        batch = synthetic_batch(
+            self.runner, num_seqs=point.batch, context=point.context, new_tokens=MAX_NEW_TOKENS
+        )
+        size = sum(
+            tensor[:, :, : point.context].nbytes
+            for layer in batch.cache.layers
+            for tensor in (layer.keys, layer.values)
+            if tensor is not None
+        )
+        size += sum(tensor.nbytes for layer in batch.cache.layers for tensor in layer.recurrent.values())
+        step, joules = self._steps(batch, point)
+        return self._row(point, step, joules, cache_bytes=size // point.batch, detail="synthetic cache")
+
+    def _steps(self, batch: DecodeBatch, point: Point) -> tuple[Spread, float | None]:
+        """Time of a decode step, and energy per generated token."""
+        make = cuda_graph_step if self.device.type == "cuda" else eager_step
+        step = make(batch)
+
+        def run() -> None:
+            step(point.batch, batch.cache.capacity)
+
+        # The first step of a shape runs eagerly, the second is captured.
+        for _ in range(3):
+            run()
+        if point.kind == "request":
+            # NVML's counter lags, and would count the end of the prefill.
+            time_steps(run, least=1, most=200, device=self.device)
+        before = self.gpu.read().millijoules
+        times = time_steps(run, least=5, most=200, device=self.device)
+        after = self.gpu.read().millijoules
+        seconds = times.median * times.repeats / 1000
+        if before is None or after is None or seconds < MIN_ENERGY_SECONDS:
+            return times, None
+        return times, (after - before) / 1000 / (times.repeats * point.batch)
+
+    def _row(
+        self, point: Point, step: Spread, joules: float | None, *, detail: str = "", **measured: Any
+    ) -> Measurement:
+        on_gpu = self.device.type == "cuda"
+        return self.subject.row(
+            point,
+            detail=detail,
+            step_ms=step,
+            joules=joules,
+            peak_bytes=torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
+            sm_clock_mhz=self.gpu.read().sm_clock_mhz,
+            other_processes=self.gpu.other_processes(),
+            **measured,
+        )
+
+    def _prompts(self, point: Point) -> list[np.ndarray]:
+        draw = np.random.default_rng(0)
+        return list(draw.integers(self.runner.vocab_size, size=(point.batch, point.context)))
+
+
+def teacher_of(checkpoint: Checkpoint) -> str | None:
+    """weights_id of a student's teacher, from its lineage."""
+    stated = checkpoint.lineage.get("teacher")
+    found = stated.get("weights_id") if isinstance(stated, dict) else stated
+    return found if isinstance(found, str) else None
+
+
+def versions_of(model: PreTrainedModel) -> str:
+    """The packages that decide the speed of a model in process."""
+    parts = [f"torch {torch.__version__}", f"transformers {transformers.__version__}"]
+    if isinstance(model, StudentForCausalLM) and use_triton(model.lm_head.weight):
+        parts.append(fla_backend.version())
+    return ", ".join(parts)

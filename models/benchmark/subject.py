@@ -1,0 +1,129 @@
+"""The measured model in its engine, and the interface of what measures it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from transformers import PreTrainedConfig
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.benchmark.points import Kind, Measurement, Point, Status
+from evalsuite.models.inference.positions import check_max_length, stated_positions
+from evalsuite.models.model_stats import CacheSize, FlopCounter, cache_size, count_parameters
+
+MAX_NEW_TOKENS = 64
+"""Positions after the context that a measurement of decoding may use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model in an engine on a device, and what its config says about cost."""
+
+    label: str
+    weights_id: str
+    teacher: str | None
+    """weights_id of the teacher; None for a teacher."""
+    random_weights: bool = False
+    engine: str
+    versions: str
+    device: str
+    dtype: torch.dtype
+    config: PreTrainedConfig
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return count_parameters(self.config).total
+
+    @cached_property
+    def cache(self) -> CacheSize:
+        """Cache size per sequence."""
+        return cache_size(self.config, self.dtype)
+
+    @cached_property
+    def _flops(self) -> FlopCounter:
+        return FlopCounter(self.config)
+
+    @cached_property
+    def positions(self) -> int | None:
+        """Positions that the model is made for, if its config states them."""
+        return stated_positions(self.config)
+
+    @property
+    def dtype_name(self) -> str:
+        """Such as bfloat16."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def weight_bytes(self) -> int:
+        """Bytes of the parameters."""
+        return self.parameters * self.dtype.itemsize
+
+    def prefill_flops(self, context: int) -> float | None:
+        """FLOPs per prompt token, averaged over `context` tokens; None for an unsupported architecture."""
+        return self._flops.per_token(context)
+
+    def row(self, point: Point, status: Status = "ok", detail: str = "", **measured: Any) -> Measurement:
+        """The record of a point of this model."""
+        cache = self.cache.at(point.context)
+        return Measurement(
+            label=self.label,
+            weights_id=self.weights_id,
+            teacher=self.teacher,
+            random_weights=self.random_weights,
+            engine=self.engine,
+            versions=self.versions,
+            device=self.device,
+            dtype=self.dtype_name,
+            parameters=self.parameters,
+            kind=point.kind,
+            context=point.context,
+            batch=point.batch,
+            status=status,
+            detail=detail,
+            out_of_distribution=self.positions is not None and point.context > self.positions,
+            expected_cache_bytes=cache,
+            prefill_flops=self.prefill_flops(point.context),
+            decode_bytes=self.weight_bytes() / point.batch + cache,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            **measured,
+        )
+
+
+class Benchmark(ABC):
+    """Measures points of one model in one engine."""
+
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"request"})
+    """Kinds of points that it can measure."""
+    subject: Subject
+
+    @abstractmethod
+    def measure(self, point: Point) -> Measurement:
+        """Measure a point.
+
+        Raises:
+            ConfigError: the engine or the model cannot run this point; the message says why.
+            torch.OutOfMemoryError: the point does not fit into memory.
+        """
+
+    def most_sequences(self, context: int) -> int:
+        """Estimate of the number of sequences of `context` tokens whose caches fit into memory."""
+        raise ConfigError(f"{self.subject.engine} measures no batches of decoding sequences")
+
+    def release(self) -> None:
+        """Free what a point left behind, so that the next one starts with all memory."""
+
+
+def check_positions(subject: Subject, last: int) -> None:
+    """Refuse positions that a model's positional scheme does not have.
+
+    Raises:
+        ConfigError: such as a table of learned positions that ends below `last`. Plain rotary positions have
+            no limit; speed beyond the trained ones is as real as below.
+    """
+    try:
+        check_max_length(subject.config, last)
+    except ConfigError as error:
+        raise ConfigError(f"{subject.label}: {last:,} positions: {error}") from error

@@ -1,0 +1,86 @@
+"""Timing of device work: CUDA events on a GPU, the host's clock on a CPU; medians with their range."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median of repeated measurements with the smallest and the largest one."""
+
+    median: float
+    low: float
+    high: float
+    repeats: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Summarize at least one value."""
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+
+def time_each(work: Callable[[], object], repeats: int, device: torch.device) -> Spread:
+    """Milliseconds of `work`, waiting for the device after each run."""
+    return Spread.of([_time_once(work, device) for _ in range(repeats)])
+
+
+def _time_once(work: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        start = time.perf_counter()
+        work()
+        return 1000 * (time.perf_counter() - start)
+    torch.cuda.synchronize(device)
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record()
+    work()
+    after.record()
+    after.synchronize()
+    return float(before.elapsed_time(after))
+
+
+def time_steps(step: Callable[[], object], *, least: int, most: int, device: torch.device) -> Spread:
+    """Milliseconds of one of many short steps, which are launched without waiting for each other.
+
+    Args:
+        step: starts one step.
+        least: number of steps that are always run.
+        most: number of steps after which timing ends; also after a quarter of a second.
+        device: where they run.
+    """
+    seconds = 0.25
+    if device.type != "cuda":
+        times: list[float] = []
+        while len(times) < most and (len(times) < least or sum(times) < 1000 * seconds):
+            times.append(_time_once(step, device))
+        return Spread.of(times)
+    torch.cuda.synchronize(device)
+    events = [torch.cuda.Event(enable_timing=True)]
+    events[0].record()
+    start = time.perf_counter()
+    while len(events) <= most and (len(events) <= least or time.perf_counter() - start < seconds):
+        step()
+        events.append(torch.cuda.Event(enable_timing=True))
+        events[-1].record()
+        # The host must not queue seconds of work ahead of the device: wait for the step before the last.
+        events[-2].synchronize()
+    events[-1].synchronize()
+    return Spread.of([a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)])
+
+
+def step_between(first: Spread, whole: Spread, steps: int) -> Spread | None:
+    """Time of one of `steps` steps by which `whole` is longer than `first`.
+
+    The ends are those of the subtracted intervals. None if the difference vanishes in noise.
+    """
+    if whole.median <= first.median:
+        return None
+    return Spread(
+        (whole.median - first.median) / steps,
+        max(whole.low - first.high, 0.0) / steps,
+        (whole.high - first.low) / steps,
+        whole.repeats,
+    )

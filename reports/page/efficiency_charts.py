@@ -1,0 +1,159 @@
+"""Figures of efficiency by context: one curve per model, in one engine on one device."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from evalsuite.reports import formatting
+from evalsuite.reports.analysis.measures.efficiency import (
+    Quantity,
+    Setting,
+    by_context,
+    pairings,
+    ratios,
+    setting,
+)
+from evalsuite.reports.page.axes import log_axis
+from evalsuite.reports.page.figures import Figure
+from evalsuite.reports.page.plots import Axis, Curve, Point, curves
+from evalsuite.reports.records.efficiency import EfficiencyRow, Spread
+
+Labels = Mapping[str, str]
+"""weights_id → label."""
+
+
+def efficiency_charts(rows: Sequence[EfficiencyRow], labels: Labels, where: Setting) -> list[Figure]:
+    """All figures of one setting; a figure without two contexts is left out."""
+    mine = [row for row in rows if setting(row) == where]
+    caption = f"{where.engine}, {where.device}, {where.dtype}"
+    made = [
+        _speed(mine, labels, "peak_throughput", "Peak decode throughput", caption),
+        _ratio(mine, labels, where, caption),
+        _speed(mine, labels, "decode", "Decode speed of one sequence", caption),
+        _plain(mine, labels, "prefill", "Time to first token", "ms", 1.0, f"{caption}; one prompt"),
+        _plain(mine, labels, "cache", "Cache per sequence", "MiB", 2**20, caption),
+        _plain(
+            mine, labels, "memory", "Peak memory of one sequence", "GiB", 2**30, f"{caption}; with weights"
+        ),
+        _energy(mine, labels, caption),
+    ]
+    return [each for each in made if each is not None]
+
+
+def _chart(
+    values: Mapping[str, dict[int, Spread]],
+    title: str,
+    unit: str,
+    caption: str,
+    *,
+    is_log: bool = True,
+    reference: float | None = None,
+) -> Figure | None:
+    """Curves by context; both axes are logarithmic, so that linear growth is a straight line."""
+    series = [
+        Curve(
+            label,
+            tuple(
+                Point(
+                    context,
+                    value.median,
+                    value.low if value.repeats > 1 else None,
+                    value.high if value.repeats > 1 else None,
+                    label=f"{label} at {formatting.tokens(context)}: {value.median:,.4g} {unit}",
+                )
+                for context, value in found.items()
+            ),
+        )
+        for label, found in values.items()
+        if found
+    ]
+    contexts = [point.x for curve in series for point in curve.points]
+    if len(set(contexts)) < 2:
+        return None
+    ticks = [(tick, formatting.tokens(round(tick))) for tick in log_axis(contexts).ticks]
+    return curves(
+        series,
+        Axis("context (tokens)", ticks=ticks, is_log=True),
+        Axis(unit, is_log=is_log),
+        title=f"{title} by context",
+        caption=caption,
+        reference=reference,
+    )
+
+
+def _by_label(
+    rows: Sequence[EfficiencyRow], labels: Labels, values: Callable[[str], dict[int, Spread]]
+) -> dict[str, dict[int, Spread]]:
+    names = {row.weights_id: labels.get(row.weights_id, row.label) for row in rows}
+    return {label: values(identifier) for identifier, label in names.items()}
+
+
+def _plain(
+    rows: Sequence[EfficiencyRow],
+    labels: Labels,
+    quantity: Quantity,
+    title: str,
+    unit: str,
+    scale: float,
+    caption: str,
+) -> Figure | None:
+    def values(identifier: str) -> dict[int, Spread]:
+        return {c: _map(v, lambda x: x / scale) for c, v in by_context(rows, identifier, quantity).items()}
+
+    return _chart(_by_label(rows, labels, values), title, unit, f"{caption}. Lower is better.")
+
+
+def _speed(
+    rows: Sequence[EfficiencyRow], labels: Labels, quantity: Quantity, title: str, caption: str
+) -> Figure | None:
+    """Tokens per second from milliseconds per token."""
+
+    def values(identifier: str) -> dict[int, Spread]:
+        found = by_context(rows, identifier, quantity)
+        return {c: _map(v, lambda x: 1000 / x) for c, v in found.items() if v.low > 0}
+
+    more = "; the best batch that memory holds" if quantity == "peak_throughput" else ""
+    return _chart(_by_label(rows, labels, values), title, "tokens/s", f"{caption}{more}. Higher is better.")
+
+
+def _ratio(rows: Sequence[EfficiencyRow], labels: Labels, where: Setting, caption: str) -> Figure | None:
+    """Peak throughput of students relative to their teachers."""
+    values: dict[str, dict[int, Spread]] = {}
+    for pair in pairings(rows):
+        if pair.setting == where:
+            found = ratios(rows, pair.student.weights_id, pair.teacher.weights_id, "peak_throughput")
+            label = labels.get(pair.student.weights_id, pair.student.label)
+            values[label] = {
+                each.context: Spread(median=each.point, low=each.low, high=each.high, repeats=2)
+                for each in found
+            }
+    return _chart(
+        values,
+        "Peak decode throughput relative to the teacher",
+        "× teacher",
+        f"{caption}. Dotted: as fast as the teacher.",
+        reference=1.0,
+    )
+
+
+def _energy(rows: Sequence[EfficiencyRow], labels: Labels, caption: str) -> Figure | None:
+    def values(identifier: str) -> dict[int, Spread]:
+        found: dict[int, float] = {}
+        for row in rows:
+            if row.weights_id == identifier and row.kind == "decode" and row.joules:
+                found[row.context] = min(row.joules, found.get(row.context, row.joules))
+        return {
+            c: Spread(median=1000 * v, low=1000 * v, high=1000 * v, repeats=1)
+            for c, v in sorted(found.items())
+        }
+
+    return _chart(
+        _by_label(rows, labels, values),
+        "Energy per generated token",
+        "mJ",
+        f"{caption}; the batch with the least. Lower is better.",
+    )
+
+
+def _map(value: Spread, function: Callable[[float], float]) -> Spread:
+    """Apply a monotonic function to all three values; the ends stay in order."""
+    low, high = sorted((function(value.low), function(value.high)))
+    return Spread(median=function(value.median), low=low, high=high, repeats=value.repeats)
