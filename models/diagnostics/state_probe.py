@@ -260,7 +260,8 @@ def _recording(
     found: dict[int, tuple[str, dict[str, Tensor]]] = {}
     hooks = []
     for number, layer in enumerate(student.model.layers):
-        mixer = layer.self_attn
+        mixer: Any = layer.self_attn
+        is_probed = isinstance(mixer, RecurrentMixer | SoftmaxMixer)
 
         def record(module: Any, _: object, arguments: dict[str, Any], number: int = number) -> None:
             probe = _recurrent if isinstance(module, RecurrentMixer) else _softmax
@@ -269,7 +270,7 @@ def _recording(
             batch.check(numbers["readout"], "readout", number)
             found[number] = module.name, numbers
 
-        if isinstance(mixer, RecurrentMixer | SoftmaxMixer):
+        if is_probed:
             hooks.append(mixer.register_forward_pre_hook(record, with_kwargs=True))
     try:
         yield found

@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         held = 100 * rows["retained"].mean()
         best = 100 * rows.groupby(["layer", "head"])["readout"].mean().max()
         print(
-            f"{labels[weights_id]} at {context} tokens: {found} of {len(answers)} needles found, "
+            f"{labels[str(weights_id)]} at {context} tokens: {found} of {len(answers)} needles found, "
             f"{held:.1f} % of the value's writes retained, {best:.1f} % of the best head's readout"
         )
         if others := sorted(set(rows[rows["norm"].isna()]["layer"])):

@@ -118,8 +118,11 @@ def _known_documents(run: Path, dtype: str) -> dict[tuple[str, str, int], set[st
         return {}
     frame = read_probe_file(path)
     frame = frame[frame["dtype"] == dtype]
-    parts = frame.groupby(["weights_id", "benchmark", "context"])["doc_id"]
-    return {(str(w), str(b), int(c)): set(part) for (w, b, c), part in parts}  # type: ignore[misc]
+    found: dict[tuple[str, str, int], set[str]] = {}
+    documents = frame[["weights_id", "benchmark", "context", "doc_id"]].drop_duplicates()
+    for weights_id, benchmark, context, doc_id in documents.itertuples(index=False):
+        found.setdefault((weights_id, benchmark, context), set()).add(doc_id)
+    return found
 
 
 def measure_probes(

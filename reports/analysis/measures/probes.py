@@ -81,8 +81,8 @@ def probe_rows(tensor: ResultTensor, frame: pd.DataFrame | None) -> list[ProbeRo
     found: list[ProbeRow] = []
     for checkpoint, each in enumerate(tensor.checkpoints):
         mine = frame[frame["weights_id"] == each.plan.weights_id]
-        for names, part in mine.groupby(["benchmark", "context"], sort=True):
-            benchmark, context = str(names[0]), int(names[1])  # type: ignore[index]
+        for benchmark, context in sorted(set(zip(mine["benchmark"], mine["context"], strict=True))):
+            part = mine[(mine["benchmark"] == benchmark) & (mine["context"] == context)]
             for kind, group, rows in _groups(part):
                 for layer, segment, of_layer in _layers(rows):
                     found.append(_row(checkpoint, benchmark, context, kind, group, layer, segment, of_layer))
