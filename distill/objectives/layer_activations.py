@@ -79,17 +79,25 @@ def run_block(
     block_input = activations.block_input
     own_input_norm = own_input_norm and hasattr(layer, "input_layernorm")
     hidden = layer.input_layernorm(block_input) if own_input_norm else activations.input
-    mixed = run_mixer(layer, hidden, activations, batch)
+    residual = add_mixed(layer, block_input, run_mixer(layer, hidden, activations, batch))
     output: Tensor
-    if hasattr(layer, "post_feedforward_layernorm"):
-        # Gemma and OLMo normalise what mixer and MLP add.
-        residual = block_input + layer.post_attention_layernorm(mixed)
+    if normalizes_outputs(layer):
         before = getattr(layer, "pre_feedforward_layernorm", nn.Identity())
         output = residual + layer.post_feedforward_layernorm(layer.mlp(before(residual)))
         return output
-    residual = block_input + mixed
     output = residual + layer.mlp(layer.post_attention_layernorm(residual))
     return output
+
+
+def normalizes_outputs(layer: Any) -> bool:
+    """Whether a block normalises what mixer and MLP add to the residual stream (Gemma, OLMo)."""
+    return hasattr(layer, "post_feedforward_layernorm")
+
+
+def add_mixed(layer: Any, block_input: Tensor, mixed: Tensor) -> Tensor:
+    """The residual stream [B, T, D] after a block's mixer, given the mixer's output."""
+    added: Tensor = layer.post_attention_layernorm(mixed) if normalizes_outputs(layer) else mixed
+    return block_input + added
 
 
 def run_mixer(layer: Any, hidden: Tensor, activations: LayerActivations, batch: MicroBatch) -> Tensor:

@@ -1,12 +1,11 @@
 """The held-out slice, which no student is trained on, and measurements on it."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from math import exp
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from evalsuite.distill.data.config import Subset
 from evalsuite.distill.data.loader import StageDataLoader
@@ -15,6 +14,7 @@ from evalsuite.distill.objectives.kl_and_cross_entropy import (
     DistillLossConfig,
     fused_linear_distillation,
 )
+from evalsuite.distill.objectives.layer_activations import LayerActivations, add_mixed, each_layer
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.types import MicroBatch
@@ -138,22 +138,14 @@ class HeldOut:
 
 
 def residual_streams(model: Any, batch: MicroBatch) -> list[Tensor]:
-    """U of every layer: the residual stream at the input of the norm before the MLP."""
-    with _record_residuals(model) as recorded:
+    """U of every layer: the residual stream after the mixer."""
+    found: dict[int, Tensor] = {}
+
+    def record(layer: int, activations: LayerActivations) -> None:
+        block = model.model.layers[layer]
+        found[layer] = add_mixed(block, activations.block_input, activations.output)
+
+    layers = range(len(model.model.layers))
+    with each_layer(model, set(layers), record):
         student_hidden_states(model, batch)
-    return recorded
-
-
-@contextmanager
-def _record_residuals(model: Any) -> Iterator[list[Tensor]]:
-    recorded: list[Tensor] = []
-
-    def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        recorded.append(inputs[0])
-
-    hooks = [layer.post_attention_layernorm.register_forward_pre_hook(record) for layer in model.model.layers]
-    try:
-        yield recorded
-    finally:
-        for hook in hooks:
-            hook.remove()
+    return [found[layer] for layer in layers]
