@@ -129,12 +129,14 @@ def tiny(recipe: Recipe, folder: Path, tokenizer: Any) -> Recipe:
         "instruction-aware",
         "kd-nine-2025",
         "kd-nine-2025:softmax",
+        "kd-nine-2025:ce-only",
         "kd-nine-2025:from-scratch",
         "kd-nine-2025:qkv-mm-h2h",
         "kl-guided-2026",
         "kl-guided-2026:sliding-window",
         "linearizing-2025",
         "linearizing-2025:softmax",
+        "radlads",
         "taylor-calibrate-2026",
     ],
 )
@@ -150,6 +152,21 @@ def test_a_step_of_every_stage_on_a_tiny_shape(name: str, tokenizer: Any, tmp_pa
         mixers = read_json(folder / "lineage.json")["mixers"]
         assert set(mixers) <= {"softmax", folder.name}
         assert (folder.name == "softmax") or mixers.count("softmax") == len(recipe.student.softmax_layers)
+
+
+def test_a_step_of_post_training_continues_a_student(tokenizer: Any, tmp_path: Path) -> None:
+    first = tiny(load_recipe("radlads"), tmp_path / "teacher", tokenizer)
+    (student_folder,) = distill(first, tmp_path / "first", device="cpu", quiet=True)
+    value = load_recipe("post-training").model_dump()
+    value["student"] |= {"initial_checkpoints": {"gated_deltanet": str(student_folder)}}
+    value["data"] = {"smoltalk": {"kind": "pocket", "max_haystack_tokens": 64}}
+    value["stages"][0] |= {"tokens": 128, "seq_len": 64, "batch_size": 2, "micro_batch_size": None}
+    recipe = Recipe.model_validate(value)
+    assert recipe.teacher is None
+    (folder,) = distill(recipe, tmp_path / "second", device="cpu", quiet=True)
+    (row,) = read_jsonl(tmp_path / "second" / "metrics.jsonl")
+    assert row["loss"] > 0
+    assert [each["recipe"]["name"] for each in read_json(folder / "lineage.json")["ancestors"]] == ["radlads"]
 
 
 def test_layers_name_further_mixers(
