@@ -181,12 +181,7 @@ def tokenizer_id(tokenizer: Any) -> str:
 
 
 def max_positions(config: Any) -> int:
-    """Return the number of positions of a model, as its config states it.
+    """Return the number of positions of a model, as its config states it; `UNLIMITED` if it states none."""
+    from evalsuite.models.inference.positions import max_positions
 
-    Raises:
-        ConfigError: the config does not state it.
-    """
-    stated = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if not stated:
-        raise ConfigError(f"{type(config).__name__} does not state max_position_embeddings")
-    return int(stated)
+    return max_positions(config)

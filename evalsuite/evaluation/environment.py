@@ -145,8 +145,23 @@ def record_engine(run: Path, weights_id: str, engine: Engine) -> None:
         "max_length": engine.max_length,
         "versions": dict(engine.versions),
         **limits,
+        **({"notice": engine.notice} if engine.notice else {}),
     }
     update_environment(run, engines=engines)
+
+
+def engine_notices(run: Path, labels: Mapping[str, str]) -> dict[str, str]:
+    """Return what to know about the engine of a checkpoint, such as why it is a slower one; by label.
+
+    Args:
+        labels: weights_id → label.
+    """
+    engines = read_environment(run).get("engines", {})
+    return {
+        label: engines[weights_id]["notice"]
+        for weights_id, label in labels.items()
+        if "notice" in engines.get(weights_id, {})
+    }
 
 
 def fingerprints(run: Path) -> dict[str, str]:

@@ -295,6 +295,7 @@ class _CountingEngine:
         self.versions = engine.versions
         self.fingerprint = engine.fingerprint
         self.max_length = engine.max_length
+        self.notice = engine.notice
         self.computed = 0
         self.cost = 0
         """Token cost of the computed responses."""

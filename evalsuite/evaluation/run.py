@@ -8,7 +8,12 @@ from typing import Any
 
 from evalsuite.config import PHASES, RunConfig
 from evalsuite.evaluation.checkpoints import expand_folders
-from evalsuite.evaluation.environment import coverage_notices, read_environment, update_environment
+from evalsuite.evaluation.environment import (
+    coverage_notices,
+    engine_notices,
+    read_environment,
+    update_environment,
+)
 from evalsuite.evaluation.run_paths import CheckpointRef, read_index, responses_folder
 from evalsuite.executors import EXECUTORS, Executor
 from evalsuite.foundation import ConfigError, RunFolderError, locked
@@ -32,6 +37,8 @@ class Summary:
     """The table of `evalsuite.reports.records.score_table.score_table`, after the score phase."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time per phase."""
+    notices: Mapping[str, str] = field(default_factory=dict)
+    """What to know about the engine of a checkpoint, such as why it is a slower one."""
     partial: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Benchmarks with incomplete data: documents available, documents published."""
     errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
@@ -59,6 +66,7 @@ class Summary:
             for label, (count, reason) in self.errors.items()
         ]
         lines += coverage_notices(self.partial, self.left_out)
+        lines += [f"{label}: {notice}" for label, notice in self.notices.items()]
         spent = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.seconds.items())
         return "\n".join([*lines, f"{spent}; run folder: {self.run}"])
 
@@ -131,6 +139,7 @@ def _evaluate(config: RunConfig) -> Summary:
             summary.seconds[phase] = time.monotonic() - started
     facts = read_environment(out)
     summary.partial, summary.left_out = facts.get("partial", {}), facts.get("left_out", {})
+    summary.notices = engine_notices(out, read_index(out).labels)
     return summary
 
 

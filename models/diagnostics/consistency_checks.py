@@ -19,13 +19,16 @@ from evalsuite.foundation import DataError, MissingDependencyError
 from evalsuite.models import StudentForCausalLM, kernel_policy
 from evalsuite.models.checkpoints import Checkpoint
 from evalsuite.models.inference.base import Engine
+from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.requests import (
     GenerateRequest,
     GenerateResponse,
     SamplingParams,
     ScoreRequest,
 )
-from evalsuite.models.inference.torch.engine import TorchEngine
+from evalsuite.models.inference.torch.engine import open_in_process
+from evalsuite.models.inference.transformers.engine import TransformersEngine
+from evalsuite.models.inference.transformers.runner import CachedReader, PlainRunner
 
 SCHEMA = 2
 NUM_GENERATED = 24
@@ -99,6 +102,10 @@ def run_consistency_checks(
     }
 
 
+class _NotApplicableError(Exception):
+    """Why a check says nothing about this model."""
+
+
 class _CheckRunner:
     """The sequences (context + continuation) of some requests and their reference log-probabilities."""
 
@@ -126,12 +133,16 @@ class _CheckRunner:
         )
 
     @cached_property
-    def greedy(self) -> tuple[TorchEngine, list[GenerateRequest], dict[int, GenerateResponse]]:
-        """The in-process engine, the requests, and the greedy responses to all of them together."""
-        engine = TorchEngine(self.checkpoint, max_length=max(map(len, self.sequences)) + NUM_GENERATED)
+    def engine(self) -> InProcessEngine:
+        """The in-process engine that runs the model."""
+        return open_in_process(self.checkpoint, max_length=max(map(len, self.sequences)) + NUM_GENERATED)
+
+    @cached_property
+    def greedy(self) -> tuple[InProcessEngine, list[GenerateRequest], dict[int, GenerateResponse]]:
+        """The engine, the requests, and the greedy responses to all of them together."""
         sampling = SamplingParams(NUM_GENERATED)
         requests = [GenerateRequest(request.context, sampling) for request in self.requests]
-        return engine, requests, dict(engine.generate(requests))
+        return self.engine, requests, dict(self.engine.generate(requests))
 
     def compare_engine(self, other: Engine) -> list[ConsistencyCheck]:
         """Compare log-likelihoods and greedy responses with those of another engine.
@@ -204,7 +215,7 @@ class _CheckRunner:
         check = ConsistencyCheck(name, description, num_documents=len(self.requests))
         try:
             result = variant()
-        except MissingDependencyError as error:
+        except (MissingDependencyError, _NotApplicableError) as error:
             return replace(check, num_documents=0, skipped=str(error))
         if isinstance(result[0], Tensor):
             if not all(bool(part.isfinite().all()) for part in result):
@@ -249,12 +260,13 @@ class _CheckRunner:
 
     def batched(self) -> list[float]:
         """Log-probabilities of the continuations, from the engine."""
-        longest = max(map(len, self.sequences))
-        responses = dict(TorchEngine(self.checkpoint, max_length=longest).score(self.requests))
+        responses = dict(self.engine.score(self.requests))
         return [logprob for index in range(len(responses)) for logprob in responses[index].logprobs]
 
     def padded(self, side: str) -> Logprobs:
         """Batches of sixteen padded sequences, with an attention mask."""
+        if isinstance(self.engine, TransformersEngine):
+            return self._padded_plainly(self.engine, side)
         found: Logprobs = []
         for start in range(0, len(self.sequences), 16):
             rows = self.sequences[start : start + 16]
@@ -275,8 +287,21 @@ class _CheckRunner:
             found += [_logprobs(row[real.bool()]) for row, real in zip(logits, mask, strict=True)]
         return found
 
+    def _padded_plainly(self, engine: TransformersEngine, side: str) -> Logprobs:
+        """Batches as engine transformers makes them, for models that may take neither mask nor positions."""
+        if side == "left" or engine.runner.batching != "padded":
+            raise _NotApplicableError(f"{type(self.model).__name__} is never padded on the {side}")
+        found: Logprobs = []
+        for start in range(0, len(self.sequences), 16):
+            rows = self.sequences[start : start + 16]
+            logits = engine.runner.logits(rows)
+            found += [_logprobs(part[: len(row)]) for part, row in zip(logits, rows, strict=True)]
+        return found
+
     def packed(self) -> Logprobs:
         """Four sequences packed into one row, isolated from each other."""
+        if isinstance(self.engine, TransformersEngine):
+            raise _NotApplicableError(f"texts of {type(self.model).__name__} are never packed")
         found: Logprobs = []
         for start in range(0, len(self.sequences), 4):
             rows = self.sequences[start : start + 4]
@@ -292,16 +317,16 @@ class _CheckRunner:
 
     def decoded(self) -> Logprobs:
         """Prefill of the first half of each sequence, then token by token from the cache."""
+        engine = self.engine
+        if isinstance(engine, TransformersEngine) and engine.runner.caching == "never":
+            raise _NotApplicableError(f"the cache of {type(self.model).__name__} is never used")
         found: Logprobs = []
         for tokens in self.sequences:
             ids = self._ids(tokens)
             half = (len(tokens) + 1) // 2
-            out = self.model(input_ids=ids[:, :half], use_cache=True)
-            parts, cache = [out.logits[0]], out.past_key_values
-            for place in range(half, len(tokens)):
-                out = self.model(input_ids=ids[:, place : place + 1], past_key_values=cache, use_cache=True)
-                parts.append(out.logits[0])
-                cache = out.past_key_values
+            reader = CachedReader(PlainRunner(self.model))
+            parts = [self.model(input_ids=ids[:, :half]).logits[0, :-1], reader.read(ids[:, :half])]
+            parts += [reader.read(ids[:, place : place + 1]) for place in range(half, len(tokens))]
             found.append(_logprobs(torch.cat(parts)))
         return found
 

@@ -39,6 +39,10 @@ class Engine(Protocol):
     def max_length(self) -> int:
         """Maximum number of positions that the model reads."""
 
+    @property
+    def notice(self) -> str:
+        """What a run's records say about it, such as why it runs in place of another engine; may be empty."""
+
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreResponse]]:
         """Compute the log-likelihood of continuations given their contexts."""
 

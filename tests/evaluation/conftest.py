@@ -29,6 +29,7 @@ class FakeEngine:
         self.weights_id = weights_id
         self.versions = {"device": "fake"}
         self.fingerprint = hashlib.sha256(label.encode()).hexdigest()[:16]
+        self.notice = ""
         self.tokenizer = tokenizer
         self.requests: list[Any] = []
 

@@ -88,6 +88,7 @@ class _EngineFacts(_ShardPart):
     max_length: Count
     versions: dict[str, JsonValue] = Field(default_factory=dict)
     batch_limits: dict[str, JsonValue] | None = None
+    notice: Text | None = None
 
 
 class _InferenceFacts(_ShardPart):
