@@ -70,6 +70,8 @@ class CheckpointInfo:
     """Its loss curve, if it has one: see `training_file`."""
     revision: str | None = None
     """The commit of a hub model; None for local files."""
+    folder: Path | None = None
+    """Where its files lie: the folder or, of a hub model, that of the commit in the hub's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,7 @@ def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) ->
         parameters=parameters,
         lineage=_lineage(location),
         revision=location.revision,
+        folder=location.folder,
         training=None if location.gguf else training_file(location.folder),
     )
 

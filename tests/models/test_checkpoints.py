@@ -182,6 +182,7 @@ def test_a_revision_of_a_hub_model_is_loaded_and_recorded(
     pinned, latest = load_checkpoint("some/model@v1.0"), describe_checkpoint("some/model")
     assert requested == [("some/model", "v1.0"), ("some/model", None)]
     assert (pinned.revision, latest.revision) == ("1a2b", "3c4d")
+    assert latest.folder == tmp_path / "models--some--model" / "snapshots" / "3c4d"
     assert (pinned.path, pinned.label) == ("some/model@v1.0", "model@v1.0")
     assert pinned.model.config.vocab_size == 61
     assert pinned.weights_id != latest.weights_id

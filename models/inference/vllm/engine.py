@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import GenerationConfig
 
 from evalsuite.foundation import ConfigError, EvalsuiteError, canonical_json
-from evalsuite.models.checkpoints import POCKET, CheckpointInfo, describe_checkpoint
+from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint
 from evalsuite.models.fingerprint import STUDENT_SOURCE, fingerprint, plugin_versions, source_hash
 from evalsuite.models.inference.registry import ENGINES, EngineSettings, EngineType
 from evalsuite.models.inference.requests import (
@@ -113,8 +113,8 @@ class VllmEngine(EngineType):
         self._python = None if process is not None else find_python(python)
         if self._python is not None:
             check_environment(self._python)
-        path = POCKET if info.path == "pocket" else Path(info.path).expanduser()
-        self._model = str(path.resolve()) if path.is_dir() else info.path
+        # The folder that was described: by its name vLLM might load another commit of a hub model.
+        self._model = str((info.folder or Path(info.path).expanduser()).resolve())
         self.eos_ids = eos_token_ids(info.config, info.tokenizer, _generation_config(self._model))
 
     @classmethod

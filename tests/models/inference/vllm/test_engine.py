@@ -4,6 +4,7 @@ import importlib.util
 import os
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,15 @@ def info_of(path: str, tokenizer: Any = None, model_type: str = "llama") -> Chec
     config.get_text_config = lambda: config
     tokenizer = tokenizer or SimpleNamespace(eos_token_id=2, all_special_tokens=[])
     return CheckpointInfo("x", path, config, tokenizer, "0" * 16, 1)  # type: ignore[arg-type]
+
+
+def test_a_pinned_hub_model_is_loaded_from_its_own_commit(tmp_path: Path) -> None:
+    settings: list[dict[str, Any]] = []
+    process = SimpleNamespace(start=lambda given: settings.append(given) or {"vllm": "0"})
+    info = replace(info_of("org/name@v1.0"), folder=tmp_path / "snapshots" / "1a2b")
+    engine = VllmEngine(info, process=process)  # type: ignore[arg-type]
+    assert engine._running == (process, {"vllm": "0"})
+    assert settings[0]["model"] == str(tmp_path / "snapshots" / "1a2b")
 
 
 def test_without_vllm_the_error_has_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
