@@ -69,11 +69,14 @@ class KernelCompilation:
         """
         if not self._enabled:
             return
-        from evalsuite.models.kernels.compile_ahead import not_compiled, record_launches
+        from evalsuite.models.kernels import compile_ahead
 
-        with record_launches() as launches:
+        with compile_ahead.record_launches() as launches:
             work()
-        if missing := not_compiled(launches):
+        missing = compile_ahead.not_compiled(launches)
+        if self._workers is None and len(missing) <= compile_ahead.FEW:
+            compile_ahead.compile_in_threads(missing, quiet=self._quiet)
+        elif missing:
             self.start()
             self._workers.compile(missing, quiet=self._quiet)
         self.close()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from evalsuite.foundation import progress
 from evalsuite.models.kernels import tuning
 
 MAX_WORKERS = 32
+FEW = 8
+"""Kernels up to which starting workers, which import torch and fla, takes longer than compiling."""
 WORKER = (sys.executable, "-m", "evalsuite.models.kernels.compile_worker")
 
 
@@ -90,6 +93,25 @@ def _markers() -> Path:
     """Folder of empty files, one per kernel compiled ahead, next to what Triton caches."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache") / "evalsuite"
+
+
+def compile_in_threads(launches: Sequence[Launch], *, quiet: bool = False) -> None:
+    """Compile a few kernels in this process, showing progress, which is faster than starting workers."""
+    from evalsuite.models.kernels.compile_worker import compile_kernel
+
+    markers = _markers()
+    markers.mkdir(parents=True, exist_ok=True)
+    with (
+        progress(total=len(launches), what="compiling kernels", unit="kernel", quiet=quiet) as bar,
+        ThreadPoolExecutor(max(1, len(launches))) as pool,
+    ):
+        futures = {pool.submit(compile_kernel, **asdict(launch)): launch for launch in launches}
+        for future in as_completed(futures):
+            launch = futures[future]
+            if not future.result():
+                (markers / launch.key).touch()
+            bar.set_postfix_str(launch.name, refresh=False)
+            bar.update(1)
 
 
 class CompileWorkers:

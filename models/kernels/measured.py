@@ -89,10 +89,10 @@ class MeasuredConfigs:
         rounded = None if ms is None else float(f"{ms:.4g}")
         self.kernels.setdefault(kernel, []).append({"key": dict(key), "config": dict(config), "ms": rounded})
 
-    def find(self, kernel: str, key: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], bool]]:
+    def find(self, kernel: str, key: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], float]]:
         """Configurations of the entries whose key differs in numbers only, nearest first.
 
-        With each, whether it was measured for the same shape class: all but `COUNTS` are equal.
+        With each, the distance of its shape in octaves; 0 for the same class: all but `COUNTS` are equal.
         """
         near = []
         for entry in self.kernels.get(kernel, []):
@@ -100,7 +100,7 @@ class MeasuredConfigs:
             if distance is not None:
                 near.append((*distance, entry["config"]))
         for shape, _, config in sorted(near, key=lambda each: each[:2]):
-            yield config, shape == 0
+            yield config, shape
 
 
 def _is_entry(entry: Any) -> bool:

@@ -18,6 +18,8 @@ _log = logging.getLogger("evalsuite")
 
 CONFIGS_ENV = "EVALSUITE_KERNEL_CONFIGS"
 """Environment variable with a file of measured configurations, which come before those that are shipped."""
+MAX_OCTAVES = 1.0
+"""Distance of a shape up to which another shape's measurement is preferred to the rule."""
 WARMUP_MS, REPEAT_MS = 5, 30
 """Untimed and timed milliseconds per configuration when autotuning."""
 
@@ -57,11 +59,12 @@ class KernelTuning:
         """The measured configuration for a key among the candidates, and whether for its shape class."""
         nearest = None
         for source in self.sources:
-            for config, same_class in source.find(kernel, key):
+            for config, octaves in source.find(kernel, key):
                 match = next((each for each in candidates if config_dict(each) == config), None)
-                if match is not None and same_class:
+                if match is not None and octaves == 0:
                     return match, True
-                nearest = nearest or match
+                if octaves <= MAX_OCTAVES:
+                    nearest = nearest or match
         return None if nearest is None else (nearest, False)
 
     def _say_once(self, kernel: str) -> None:

@@ -34,7 +34,7 @@ def split(micro_batch_size: int, rank: int = 0, world_size: int = 1) -> GlobalBa
 
 
 def gradient(
-    teacher: Any, stage: Stage, process_group: ProcessGroup, batch: GlobalBatch
+    teacher: Any, stage: Stage, process_group: ProcessGroup, batch: GlobalBatch, *, trial: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Losses and gradients of one step of two students, one of them a hybrid."""
     students = (build_student(teacher, mixers, seed=1) for mixers in ("gla", ["softmax", "retnet", "gla"]))
@@ -43,7 +43,10 @@ def gradient(
     ]
     for train_state in train_states:
         train_state.begin_stage(stage)
-    losses, _, _ = TrainStep(teacher, train_states, stage, process_group)(batch, 0)
+    train_step = TrainStep(teacher, train_states, stage, process_group)
+    if trial:
+        train_step.trial(batch)
+    losses, _, _ = train_step(batch, 0)
     return losses[:, 0], torch.cat([train_state.flat_grads.buffer for train_state in train_states])
 
 
@@ -104,3 +107,13 @@ def test_processes_do_not_change_the_gradient(teacher, stage, objective, tmp_pat
     expected = gradient(teacher, chosen, ProcessGroup("cpu"), split(ROWS))
     for rank in (0, 1):
         assert_equal(torch.load(tmp_path / f"{rank}.pt"), expected)
+
+
+@pytest.mark.parametrize("objective", [*LAYERWISE, "kd"])
+def test_a_trial_leaves_no_trace(teacher: Any, stage: Any, objective: str) -> None:
+    process_group = ProcessGroup("cpu")
+    settings = Stage.model_validate(stage("s", objective, max_grad_norm=None))
+    expected = gradient(teacher, settings, process_group, split(2))
+    found = gradient(teacher, settings, process_group, split(2), trial=True)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from evalsuite.models.kernels.compile_ahead import CompileWorkers, Launch, has_compiled, not_compiled
+from evalsuite.models.kernels import compile_worker
+from evalsuite.models.kernels.compile_ahead import (
+    CompileWorkers,
+    Launch,
+    compile_in_threads,
+    has_compiled,
+    not_compiled,
+)
 
 ECHO = """
 import json, sys
@@ -68,3 +75,18 @@ def test_closing_ends_a_worker_in_the_middle_of_a_kernel() -> None:
     workers.close()
     assert time.monotonic() - started < 5
     assert all(process.poll() is not None for process in workers._processes)
+
+
+def test_a_few_kernels_are_compiled_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def compile_kernel(name: str, **_: str) -> str:
+        seen.append(name)
+        return "PTXASError: spilled" if name == "bad" else ""
+
+    monkeypatch.setattr(compile_worker, "compile_kernel", compile_kernel)
+    wanted = launches("a", "bad", "c")
+    compile_in_threads(wanted, quiet=True)
+    assert sorted(seen) == ["a", "bad", "c"]
+    assert [launch.name for launch in not_compiled(wanted)] == ["bad"]
+    compile_in_threads([])

@@ -104,8 +104,9 @@ def test_another_shape_runs_by_rule_which_is_said_once(
 ) -> None:
     monkeypatch.setattr(tuning, "_active", tuning.KernelTuning([measured()]))
     kernel = tuner(configs())
-    # The nearest measurement is a configuration that this shape permits.
+    # The measurement of a shape at most twice as large or small is a better guess than the rule.
     assert launch(kernel, K=256) == {"BK": 128, "num_warps": 2, "num_stages": 3}
+    assert launch(kernel, K=512) == {"BK": 64, "num_warps": 4, "num_stages": 3}
     # It is not one here, where blocks of up to 64 are permitted.
     assert launch(kernel, K=64) == {"BK": 64, "num_warps": 4, "num_stages": 3}
     assert kernel.timed == 0

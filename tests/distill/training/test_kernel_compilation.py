@@ -1,0 +1,68 @@
+"""A stage's kernels are compiled before its first step; recording and compiling are stand-ins here."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evalsuite.distill.training import kernel_compilation
+from evalsuite.distill.training.kernel_compilation import KernelCompilation
+from evalsuite.foundation import ConfigError, MissingDependencyError
+from evalsuite.models.kernels import compile_ahead
+from evalsuite.models.kernels.compile_ahead import Launch
+
+CPU = torch.device("cpu")
+
+
+def test_on_a_cpu_nothing_is_tried() -> None:
+    compilation = KernelCompilation(CPU, "auto")
+    compilation.start()
+    compilation.compile(lambda: pytest.fail("no kernels to record"), lambda: pytest.fail("no need to wait"))
+    compilation.save_timings()
+    compilation.close()
+
+
+def test_files_of_kernels_need_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"configs\.json: Triton kernels run on CUDA devices, not cpu"):
+        KernelCompilation(CPU, "auto", configs=tmp_path / "configs.json")
+    with pytest.raises(ConfigError, match=r"new\.json"):
+        KernelCompilation(CPU, "auto", autotune=tmp_path / "new.json")
+    with pytest.raises(MissingDependencyError, match="kernels: triton"):
+        KernelCompilation(CPU, "triton")
+
+
+@pytest.mark.parametrize(("kernels", "expected"), [(0, "threads 0"), (3, "threads 3"), (30, "workers 30")])
+def test_few_kernels_need_no_workers(monkeypatch: pytest.MonkeyPatch, kernels: int, expected: str) -> None:
+    launches = [Launch("module", str(number), "{}") for number in range(kernels)]
+    seen: list[str] = []
+
+    class Workers:
+        def compile(self, launches: list[Launch], *, quiet: bool) -> None:
+            seen.append(f"workers {len(launches)}")
+
+        def close(self) -> None:
+            seen.append("closed")
+
+    @contextmanager
+    def record_launches() -> Iterator[list[Launch]]:
+        yield launches
+
+    def in_threads(launches: list[Launch], *, quiet: bool) -> None:
+        seen.append(f"threads {len(launches)}")
+
+    monkeypatch.setattr(kernel_compilation, "use_triton", lambda x: True)
+    replaced: dict[str, Any] = {
+        "record_launches": record_launches,
+        "not_compiled": lambda launches: launches,
+        "compile_in_threads": in_threads,
+        "CompileWorkers": Workers,
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(compile_ahead, name, value)
+    compilation = KernelCompilation(CPU, "auto")
+    compilation.compile(lambda: seen.append("trial"), lambda: seen.append("barrier"))
+    closed = ["closed"] if "workers" in expected else []
+    assert seen == ["trial", expected, *closed, "barrier"]

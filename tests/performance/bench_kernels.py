@@ -1,0 +1,200 @@
+"""Our Triton kernels against fla's, Liger's and torch.compile, forward and backward in bfloat16 on CUDA.
+
+    python -m tests.performance.bench_kernels --out DIR
+
+Every row is one operation at one width: milliseconds of forward and backward for 16,384 tokens, and the
+largest relative error of outputs and gradients against float64. Packages that are not installed are left
+out. torch.compile needs the triton of torch's own release; `--peer` measures one implementation only.
+"""
+
+import argparse
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from evalsuite.models.kernels import reference
+from tests.parity.exit_codes import exit_with
+from tests.performance.bench_mixers import Row, Tables
+
+WIDTHS = (576, 2048, 4096)
+TOKENS = 16384
+PEERS = ("ours", "fla", "liger", "compile", "torch")
+Operation = Callable[..., Sequence[Tensor]]
+Maker = Callable[[str], Operation | None]
+
+
+def rms_norm(peer: str) -> Operation | None:
+    """RMSNorm of a sum; x, weight, residual → norm, sum."""
+    if peer == "ours":
+        from evalsuite.models.kernels.rms_norm import rms_norm as ours
+
+        return lambda x, w, r: ours(x, w, 1e-5, r)
+    if peer == "fla":
+        from fla.modules.norm.layernorm import rms_norm as fla_rms_norm
+
+        return lambda x, w, r: fla_rms_norm(x, w, None, r, 1e-5, True)
+    if peer == "liger":
+        from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction as Liger
+
+        return lambda x, w, r: Liger.apply(x, r, w, 1e-5, 0.0, "llama", False)
+    return lambda x, w, r: reference.rms_norm(x, w, 1e-5, r)
+
+
+def rotary(peer: str) -> Operation | None:
+    """Rotary embedding of heads of 64 or 128; x [8, T, H, D], cos, sin."""
+    if peer == "ours":
+        from evalsuite.models.kernels.rotary import rotary as ours
+
+        return lambda x, cos, sin: [ours(x, cos, sin)]
+    if peer == "fla":
+        from fla.modules.rotary import rotary_embedding
+
+        def fla_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
+            half = x.shape[-1] // 2
+            return [rotary_embedding(x, cos[0, :, :half], sin[0, :, :half])]
+
+        return fla_rotary
+    if peer == "liger":
+        return None  # rotates q and k together, in place
+    return lambda x, cos, sin: [reference.rotary(x, cos, sin)]
+
+
+def squared_distance(peer: str) -> Operation | None:
+    """Squared distance of student and teacher; x, teacher."""
+    if peer == "ours":
+        from evalsuite.models.kernels.hidden_distance import squared_distance as ours
+
+        return lambda x, teacher: [ours(x, teacher)[0]]
+    if peer in ("fla", "liger"):
+        return None
+    return lambda x, teacher: [reference.squared_distance(x, teacher)[0]]
+
+
+def gla_gate(peer: str) -> Operation | None:
+    """Log decay and scaled keys of GLA; logits, k."""
+    if peer == "ours":
+        from evalsuite.models.kernels.gla_gate import gla_gate_and_scale as ours
+
+        return lambda logits, k: ours(logits, k, 16.0)
+    if peer in ("fla", "liger"):
+        return None
+    return lambda logits, k: reference.gla_gate_and_scale(logits, k, 16.0)
+
+
+def short_conv(peer: str) -> Operation | None:
+    """Short convolution with SiLU; x [8, T, C], weight [C, 4]."""
+    if peer == "ours":
+        from evalsuite.models.kernels.short_conv import short_conv as ours
+
+        return lambda x, w: [ours(x, w, silu=True)]
+    if peer == "fla":
+        from fla.modules.causal_conv1d import causal_conv1d
+
+        return lambda x, w: [causal_conv1d(x, w, activation="silu")[0]]
+    if peer == "liger":
+        return None
+    return lambda x, w: [reference.short_conv(x, w, silu=True)]
+
+
+def cases(width: int, device: str, tokens: int) -> Iterator[tuple[str, Maker, list[Tensor]]]:
+    """Operations with their inputs in bfloat16; floating inputs with gradients come first."""
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device, dtype=torch.bfloat16)
+
+    rows, head_dim = 8, 64 if width == 576 else 128
+    length = tokens // rows
+    flat, heads = (rows, length, width), (rows, length, width // head_dim, head_dim)
+    angles = torch.rand(1, length, head_dim // 2, device=device) * 6
+    cos, sin = (torch.cat([part, part], -1).bfloat16() for part in (angles.cos(), angles.sin()))
+    yield "rms_norm", rms_norm, [draw(*flat), draw(width), draw(*flat)]
+    yield "rotary", rotary, [draw(*heads), cos, sin]
+    yield "squared_distance", squared_distance, [draw(*flat), draw(*flat)]
+    yield "gla_gate", gla_gate, [draw(*heads), draw(*heads)]
+    yield "short_conv", short_conv, [draw(*flat), draw(width, 4)]
+
+
+GRADIENTS = {"rms_norm": 3, "rotary": 1, "squared_distance": 1, "gla_gate": 2, "short_conv": 2}
+"""Number of first inputs that get a gradient."""
+
+
+def results(name: str, operation: Operation, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Outputs, and gradients of a fixed weighted sum of them."""
+    leaves = [x.detach().clone().requires_grad_(n < GRADIENTS[name]) for n, x in enumerate(inputs)]
+    outputs = list(operation(*leaves))
+    weights = [torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape) for out in outputs]
+    sum((out.double() * weight).sum() for out, weight in zip(outputs, weights, strict=True)).backward()
+    return [*(out.detach() for out in outputs), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def worst_error(name: str, operation: Operation, exact: Operation, inputs: Sequence[Tensor]) -> float:
+    """Largest relative error of outputs and gradients against the reference in float64."""
+    found = results(name, operation, inputs)
+    wanted = results(name, exact, [x.double() for x in inputs])
+    return max(float((a.double() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
+
+
+def milliseconds(name: str, operation: Operation, inputs: Sequence[Tensor]) -> float:
+    """Median time of forward and backward."""
+    from triton.testing import do_bench
+
+    leaves = [x.detach().clone().requires_grad_(n < GRADIENTS[name]) for n, x in enumerate(inputs)]
+    gradients = [torch.randn_like(out) for out in operation(*leaves)]
+
+    def step() -> None:
+        torch.autograd.backward(list(operation(*leaves)), gradients)
+        for leaf in leaves:
+            leaf.grad = None
+
+    return float(do_bench(step, warmup=20, rep=60, return_mode="median"))
+
+
+def installed(peer: str) -> bool:
+    """Whether the package of a peer can be imported."""
+    package = {"fla": "fla", "liger": "liger_kernel"}.get(peer)
+    return package is None or importlib.util.find_spec(package) is not None
+
+
+def bench(out: Path | None, peers: Sequence[str], widths: Sequence[int]) -> dict[str, list[Row]]:
+    """Measure, print, and write `kernels.csv` and `kernels.md` under `out`."""
+    if "ours" in peers:
+        from evalsuite.models.kernels import tuning
+
+        tuning.install()
+    tables = Tables(out)
+    for width in widths:
+        torch.manual_seed(0)
+        for name, make, inputs in cases(width, "cuda", TOKENS):
+            row = {"kernel": name, "width": str(width)}
+            for peer in peers:
+                operation = make(peer) if installed(peer) else None
+                if operation is None:
+                    continue
+                if peer == "compile":
+                    operation = torch.compile(operation, dynamic=False)
+                exact = make("torch")
+                assert exact is not None
+                row[f"{peer}_error"] = f"{worst_error(name, operation, exact, inputs):.1e}"
+                row[f"{peer}_ms"] = f"{milliseconds(name, operation, inputs):.3f}"
+            tables.add("kernels", row)
+    return tables.rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line and measure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peer", action="append", choices=PEERS, help="only this one (repeatable)")
+    parser.add_argument("--width", action="append", type=int, help="only this one (repeatable)")
+    parser.add_argument("--out", type=Path, help="folder for the table (CSV and Markdown)")
+    options = parser.parse_args(arguments)
+    bench(options.out, options.peer or PEERS, options.width or WIDTHS)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)
