@@ -154,11 +154,11 @@ class BootstrapSample:
 
     def level_contrast(self, column: int) -> Contrast:
         """The weighted mean of a column of scores in [0, 1], with draws that stay there."""
-        return self._average([each.level(column) for each in self.strata])
+        return self.average([each.level(column) for each in self.strata])
 
     def mean(self, terms: Terms) -> Contrast:
         """A contrast by the bootstrap alone, such as a teacher's lead over chance."""
-        return self._average([each.bootstrap(terms) for each in self.strata])
+        return self.average([each.bootstrap(terms) for each in self.strata])
 
     def difference(self, first: int, second: int) -> Contrast:
         """Weighted mean of `first` − `second`."""
@@ -173,7 +173,7 @@ class BootstrapSample:
             each.bootstrap(terms) if scale is None else each.score(terms, scale)
             for each, scale in zip(self.strata, self._scales(terms), strict=True)
         ]
-        return self._average(parts)
+        return self.average(parts)
 
     def rng(self, purpose: str, *columns: int) -> np.random.Generator:
         """Generator that depends on the documents, the purpose and the named columns alone."""
@@ -214,7 +214,8 @@ class BootstrapSample:
                 scales.append(scale_of(units[i], squares / sizes if sizes > EQUAL else 1.0))
         return scales
 
-    def _average(self, parts: Sequence[Contrast]) -> Contrast:
+    def average(self, parts: Sequence[Contrast]) -> Contrast:
+        """Weighted mean of one contrast per stratum."""
         weighted = list(zip(self.weights, parts, strict=True))
         variances = [(w * w * part.variance, part.degrees) for w, part in weighted]
         return Contrast(

@@ -8,7 +8,7 @@ import numpy as np
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
-from evalsuite.reports.analysis.measures.agreement import WHY, level
+from evalsuite.reports.analysis.measures.agreement import WHY
 from evalsuite.reports.analysis.measures.distances import answer_distance
 from evalsuite.reports.analysis.measures.flips import Measure
 from evalsuite.reports.analysis.recovery import Ratio, capped_ratio, mean_drop, ratio_of
@@ -154,7 +154,7 @@ def flips(measure: Measure) -> Callable[..., Measurement | NotMeasured]:
         data = pool.sample(measure, chosen)
         if data is None:
             return NotMeasured(WHY[measure])
-        contrast = level(data, measure, pool.column(measure, checkpoint))
+        contrast = pool.level(data, measure, checkpoint)
         look_at = lost_documents([pool.cells[i] for i in chosen], checkpoint, teacher)
         return Measurement(contrast, data.documents, look_at)
 

@@ -41,6 +41,12 @@ def cohen_kappa(first: np.ndarray, second: np.ndarray) -> np.ndarray | None:
     return np.asarray((observed - expected) / (1 - expected) + influence)
 
 
+def agreement_by_chance(first: np.ndarray, second: np.ndarray) -> float:
+    """p_e of `cohen_kappa`: the agreement of independent raters with the same frequencies."""
+    kinds = np.unique(np.concatenate([first, second]))
+    return float(sum((first == kind).mean() * (second == kind).mean() for kind in kinds))
+
+
 @dataclass(frozen=True, slots=True)
 class RankAgreement:
     """Agreement of two rankings of the same items."""

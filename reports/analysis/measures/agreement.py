@@ -33,6 +33,7 @@ from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
 from evalsuite.reports.analysis.scopes import ALL, scopes_of, weights_of
 from evalsuite.reports.statistics.bootstrap import Stratum
 from evalsuite.reports.statistics.contrasts import Contrast
+from evalsuite.reports.statistics.paired import few_discordant
 from evalsuite.reports.statistics.seeds import seed_effect
 
 METHODS = {True: "bootstrap over documents", False: "bootstrap over clusters of documents"}
@@ -134,7 +135,15 @@ class AgreementPool:
     def contrast(self, measure: Measure, checkpoint: int, cells: Sequence[int]) -> Contrast | None:
         """A measure of a checkpoint over cells that have it; None without any."""
         data = self.sample(measure, self.cells_with(measure, [checkpoint], cells))
-        return None if data is None else level(data, measure, self.column(measure, checkpoint))
+        return None if data is None else self.level(data, measure, checkpoint)
+
+    def level(self, data: BootstrapSample, measure: Measure, checkpoint: int) -> Contrast:
+        """Macro average of a measure: a share, whose draws stay in [0, 1], or κ."""
+        if measure != "kappa":
+            return data.level_contrast(self.column(measure, checkpoint))
+        names: tuple[Measure, ...] = ("kappa", "agreement", "by_chance")
+        columns = [self.column(name, checkpoint) for name in names]
+        return data.average([_kappa(each, *columns) for each in data.strata])
 
     def _resampled(self, cell: Cell) -> dict[str, ResampledStratum]:
         """Base → stratum; without those of fewer than two units."""
@@ -173,9 +182,16 @@ class AgreementPool:
         )
 
 
-def level(data: BootstrapSample, measure: Measure, column: int) -> Contrast:
-    """Macro average of a column: a share, whose draws stay in [0, 1], or κ."""
-    return data.mean({column: 1.0}) if measure == "kappa" else data.level_contrast(column)
+def _kappa(stratum: ResampledStratum, kappa: int, agreement: int, by_chance: int) -> Contrast:
+    """κ of one stratum by the bootstrap; with few disagreements by the interval of the agreement a.
+
+    Then κ = 1 − (1 − a) ÷ (1 − e), whose agreement by chance e varies little compared with a.
+    """
+    if few_discordant(stratum.units({agreement: 1.0})) != 1.0:
+        return stratum.bootstrap({kappa: 1.0})
+    room = 1.0 - stratum.point({by_chance: 1.0})
+    found = stratum.level(agreement).scaled(1.0 / room)
+    return found.shifted(stratum.point({kappa: 1.0}) - found.point)
 
 
 def agreement_rows(
@@ -270,6 +286,7 @@ WHY: dict[Measure, str] = {
     "agreement": "no benchmark has choices, or extracted answers, to compare",
     "scored_agreement": "the choices that the metric picks are not known",
     "kappa": "both always name the same choice, or answers are not choices",
+    "by_chance": "both always name the same choice, or answers are not choices",
     "lost": "no benchmark has right and wrong answers",
     "gained": "no benchmark has right and wrong answers",
     "retained": "the teacher has fewer than two right answers",
@@ -293,7 +310,7 @@ def _estimate(
     if data is None or (measure == "scored_agreement" and len(chosen) < len(among)):
         return Estimate(None, WHY[measure])
     columns = [pool.column(measure, run) for run in runs]
-    parts = [level(data, measure, column) for column in columns]
+    parts = [pool.level(data, measure, run) for run in runs]
     contrast = parts[0]
     for part in parts[1:]:
         contrast = contrast.minus(part, -1.0)

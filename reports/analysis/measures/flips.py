@@ -5,25 +5,27 @@ are compared seed by seed.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from evalsuite.foundation.taxonomy import OUTCOMES
 from evalsuite.reports.analysis.result_tensor import Cell
-from evalsuite.reports.statistics.agreement import cohen_kappa
+from evalsuite.reports.statistics.agreement import agreement_by_chance, cohen_kappa
 
-Measure = Literal["agreement", "scored_agreement", "kappa", "lost", "gained", "retained"]
-MEASURES: tuple[Measure, ...] = get_args(Measure)
+Measure = Literal["agreement", "scored_agreement", "kappa", "by_chance", "lost", "gained", "retained"]
+"""`by_chance`: agreement of independent choices with the same frequencies, which κ is relative to."""
+MEASURES: tuple[Measure, ...] = ("agreement", "scored_agreement", "kappa", "lost", "gained", "retained")
+"""Those that are reported."""
 ALL_DOCUMENTS, NAMED, RIGHT = "all", "named", "right"
 BASES: dict[str, dict[str, tuple[Measure, ...]]] = {
     "loglikelihood": {
-        ALL_DOCUMENTS: ("agreement", "scored_agreement", "kappa", "lost", "gained"),
+        ALL_DOCUMENTS: ("agreement", "scored_agreement", "kappa", "by_chance", "lost", "gained"),
         RIGHT: ("retained",),
     },
     "generation": {
         ALL_DOCUMENTS: ("lost", "gained"),
-        NAMED: ("agreement", "kappa"),
+        NAMED: ("agreement", "kappa", "by_chance"),
         RIGHT: ("retained",),
     },
 }
@@ -97,9 +99,12 @@ class Reference:
             picked = cell.scored_answers
         chosen = self.documents(ALL_DOCUMENTS if cell.protocol == "loglikelihood" else NAMED)
         mine, theirs = picked[row][:, chosen], picked[self.row][:, chosen]
-        if measure == "kappa":
+        if measure in ("kappa", "by_chance"):
             if cell.protocol == "generation" and not has_choices(cell):
                 return None
+            if measure == "by_chance":
+                each = [agreement_by_chance(a, b) for a, b in zip(mine, theirs, strict=True)]
+                return np.repeat(np.array(each)[:, None], mine.shape[1], axis=1)
             found = [cohen_kappa(a, b) for a, b in zip(mine, theirs, strict=True)]
             known = [each for each in found if each is not None]
             return np.array(known) if known and len(known) == len(found) else None

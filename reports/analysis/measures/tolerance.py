@@ -3,8 +3,8 @@
 C_α is the share of benchmarks with student ≥ (1 − α)·teacher, a win-or-tie rate with a relative tolerance; α*
 is the smallest tolerance at which half of the benchmarks are within it (after arXiv 2603.15590, whose names
 are kept; only its abstract and captions were at hand, so its α* may use another share). `critical_all` is the
-smallest tolerance for every benchmark. The same share over documents hardly depends on α where answers are
-right or wrong: there it is 1 − lost.
+smallest tolerance for every benchmark; a maximum over benchmarks grows with noise, so it has no interval. The
+same share over documents hardly depends on α where answers are right or wrong: there it is 1 − lost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,8 +38,8 @@ class ToleranceRow:
     """The same share over documents, macro average."""
     critical_half: Interval
     """α*: the smallest α with C_α ≥ 1/2."""
-    critical_all: Interval
-    """The smallest α with C_α = 1."""
+    critical_all: float
+    """The smallest α with C_α = 1 on these documents."""
 
 
 def tolerance_rows(pool: Pool, informative: Mapping[int, Sequence[str]]) -> list[ToleranceRow]:
@@ -123,13 +123,9 @@ def _row(pool: Pool, scope: str, cells: tuple[int, ...], student: int, teacher: 
         alphas=ALPHAS,
         curve=tuple(shares),
         documents=tuple(float(share) for share in documents),
-        critical_half=_critical(point, drawn, weight, 0.5),
-        critical_all=_critical(point, drawn, weight, 1.0),
+        critical_half=_interval(float(critical(point, weight, 0.5)[0]), critical(drawn, weight, 0.5)),
+        critical_all=float(critical(point, weight, 1.0)[0]),
     )
-
-
-def _critical(point: np.ndarray, draws: np.ndarray, weights: np.ndarray, share: float) -> Interval:
-    return _interval(float(critical(point, weights, share)[0]), critical(draws, weights, share))
 
 
 def _interval(point: float, draws: np.ndarray) -> Interval:

@@ -226,7 +226,7 @@ def _tolerance(report: Report, protocol: str) -> Figure | None:
                     label,
                     f"{100 * row.critical_half.point:.1f}",
                     formatting.span(row.critical_half),
-                    f"{100 * row.critical_all.point:.1f}",
+                    f"{100 * row.critical_all:.1f}",
                 )
                 for label, row in zip(labels, rows, strict=True)
             ),
