@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
 from evalsuite.foundation import ConfigError, DataError
+from evalsuite.models.inference.proof import largest_deviation
+from evalsuite.models.inference.torch.model_runner import logit_transform
 
 MEASURES = ("tokens", "kl", "agreement", "teacher_nll", "student_nll")
 """Columns of `compare_models`: sums over the tokens of one document and group."""
@@ -151,7 +153,7 @@ def compare_models(
         Per batch, student, document and non-empty group its sums; batches are in order of length.
 
     Raises:
-        ConfigError: vocabularies differ, or a head has a bias.
+        ConfigError: vocabularies differ, or a model's logits are not head(decoder(x)).
         DataError: a group or token id is out of range, or a model's log-probabilities are not finite.
     """
     head = _Head(teacher)
@@ -193,13 +195,24 @@ class _Head:
 
     def __init__(self, model: Any) -> None:
         head: Any = model.get_output_embeddings()
-        if getattr(head, "bias", None) is not None:
-            raise ConfigError(f"{type(model).__name__}: its head has a bias, which is not supported")
-        config: Any = getattr(model.config, "base", model.config)
-        self._soft_cap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._transform = logit_transform(model.config)
         self._body = model.get_decoder()
         self._weight: Tensor = head.weight.detach().float()
+        bias: Tensor | None = getattr(head, "bias", None)
+        self._bias = None if bias is None else bias.detach().float()
         self.device, self.vocabulary = self._weight.device, int(self._weight.shape[0])
+        self._check(model)
+
+    def _check(self, model: Any) -> None:
+        """Raise ConfigError for a model whose logits are not head(decoder(x))."""
+        tokens = torch.arange(min(16, self.vocabulary), device=self.device)[None]
+        whole = model(input_ids=tokens, use_cache=False).logits[0]
+        deviation = largest_deviation([whole], [self.logits(self.hidden(tokens))])
+        if deviation is not None:
+            raise ConfigError(
+                f"{type(model).__name__}: distances of this architecture cannot be measured: the head on the "
+                f"decoder's output differs from its own logits by up to {deviation:.3g}"
+            )
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Last hidden states of token ids [B, T], flattened to [B · T, width]."""
@@ -208,8 +221,7 @@ class _Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [N, vocabulary] of hidden states [N, width]."""
-        logits = linear(hidden.float(), self._weight)
-        return logits if self._soft_cap is None else self._soft_cap * torch.tanh(logits / self._soft_cap)
+        return self._transform(linear(hidden.float(), self._weight, self._bias))
 
 
 def _padded(length: int) -> int:

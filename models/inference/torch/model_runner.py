@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -135,22 +136,39 @@ class ModelRunner:
             return hidden
 
 
+@dataclass(frozen=True, slots=True)
+class LogitTransform:
+    """What a model does with the product of its head: cap · tanh(scale · logit / cap)."""
+
+    scale: float
+    cap: float | None
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Logits [..., V] of products [..., V]."""
+        logits = logits if self.scale == 1.0 else logits * self.scale
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+
+def logit_transform(config: Any) -> LogitTransform:
+    """The scale and soft cap of a model's logits; Cohere multiplies them, Granite divides them."""
+    base: Any = getattr(config, "base", config.get_text_config())
+    scale = (getattr(base, "logit_scale", None) or 1.0) / (getattr(base, "logits_scaling", None) or 1.0)
+    return LogitTransform(scale, getattr(base, "final_logit_softcapping", None))
+
+
 def make_head(model: PreTrainedModel) -> Any:
-    """The head of a causal language model, with the scale and soft cap of its logits, if any."""
+    """The head of a causal language model, with the transform of its logits, if any."""
     head: nn.Module = model.get_output_embeddings()
-    config: Any = getattr(model.config, "base", model.config.get_text_config())
-    cap = getattr(config, "final_logit_softcapping", None)
-    # Cohere multiplies its logits, Granite divides them.
-    scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
-    return head if cap is None and scale == 1.0 else TransformedHead(head, scale, cap)
+    transform = logit_transform(model.config)
+    return head if transform == LogitTransform(1.0, None) else TransformedHead(head, transform)
 
 
 class TransformedHead(nn.Module):
-    """A head whose logits are scaled, and then soft-capped: cap · tanh(scale · logit / cap)."""
+    """A head and what the model does with its product."""
 
-    def __init__(self, head: nn.Module, scale: float, cap: float | None) -> None:
+    def __init__(self, head: nn.Module, transform: LogitTransform) -> None:
         super().__init__()
-        self.head, self.scale, self.cap = head, scale, cap
+        self.head, self.transform = head, transform
 
     @property
     def weight(self) -> Tensor:
@@ -161,9 +179,7 @@ class TransformedHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., D]."""
-        logits: Tensor = self.head(hidden)
-        logits = logits if self.scale == 1.0 else logits * self.scale
-        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+        return self.transform(self.head(hidden))
 
 
 @contextmanager

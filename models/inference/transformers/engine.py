@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from evalsuite.models.checkpoints import Checkpoint, load_checkpoint
 from evalsuite.models.inference.in_process import SOURCE, InProcessEngine
@@ -18,6 +19,9 @@ from evalsuite.models.inference.transformers.generation import (
 from evalsuite.models.inference.transformers.loglikelihood import PlainLoglikelihoodBatch, make_batches
 from evalsuite.models.inference.transformers.runner import PlainRunner
 from evalsuite.models.inference.transformers.verify import verify
+
+if TYPE_CHECKING:
+    from evalsuite.models.benchmark.subject import Benchmark
 
 KERNEL_PACKAGES = ("causal-conv1d", "flash-attn", "flash-linear-attention", "kernels", "mamba-ssm")
 """Packages whose kernels transformers uses where they are installed."""
@@ -64,6 +68,12 @@ class TransformersEngine(InProcessEngine):
     def open(cls, path: str, settings: EngineSettings) -> "TransformersEngine":
         """See `EngineType.open`: loads the checkpoint."""
         return cls(load_checkpoint(path, **settings.loading), max_length=settings.max_length)
+
+    def benchmark(self) -> "Benchmark":
+        """See `EngineType.benchmark`: transformers' own `generate`."""
+        from evalsuite.models.benchmark.generate import GenerateBenchmark
+
+        return GenerateBenchmark(self.checkpoint)
 
     @cached_property
     def versions(self) -> dict[str, str]:

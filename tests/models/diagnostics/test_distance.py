@@ -19,6 +19,7 @@ from evalsuite.models.diagnostics.distance import (
     compare_models,
 )
 from evalsuite.models.diagnostics.quantization import quantized
+from tests.parity.tiny_families import FAMILIES, make_model
 
 
 def passage(doc_id: str, tokens: list[int], first: int = 1, groups: list[int] | None = None) -> Passage:
@@ -171,3 +172,31 @@ def test_a_model_that_is_not_finite_is_refused(make_teacher: Callable[..., Any])
 def test_passages_that_do_not_fit_are_refused(first: int, groups: list[int]) -> None:
     with pytest.raises(DataError, match="document d"):
         Passage("d", np.array([1, 2, 3]), first, np.array(groups))
+
+
+@pytest.mark.parametrize(("teacher", "student"), [("granite", "cohere"), ("gptj", "mamba2")])
+def test_models_of_two_families(teacher: str, student: str) -> None:
+    """Scales and biases of heads count, and what the models have in common is their vocabulary."""
+    models = {name: make_model(FAMILIES[name]) for name in (teacher, student)}
+    read = random_passages(96, [20, 33])
+    with torch.no_grad():
+        if teacher == "gptj":
+            models[teacher].lm_head.bias.normal_(std=3.0)
+        found = {
+            each.doc_id: each
+            for each in compare_models(models[teacher], {"s": models[student]}, read, groups=1)
+        }
+        for each in read:
+            tokens = torch.from_numpy(each.tokens)
+            logits = [model(tokens[None, :-1], use_cache=False).logits[0] for model in models.values()]
+            kl, same, *_ = compare_logits(*logits, tokens[1:]).sum(0).tolist()
+            assert found[each.doc_id].kl == pytest.approx(kl, rel=1e-4)
+            assert found[each.doc_id].agreement == same
+
+
+def test_a_model_that_cannot_be_taken_apart_is_refused() -> None:
+    model = make_model(FAMILIES["xlstm"])
+    with pytest.raises(
+        ConfigError, match="xLSTMForCausalLM: distances of this architecture cannot be measured"
+    ):
+        list(compare_models(model, {"s": model}, random_passages(96, [9]), groups=1))
