@@ -113,7 +113,9 @@ def calibrate(mixer: nn.Module, teacher: TeacherAttention) -> None:
         values = values.repeat_interleave(fitting.num_heads // fitting.num_kv_heads, 0).flatten(0, 1)
         root_mean_square = silu(x @ values.T).square().mean().sqrt().clamp_min(1e-8)
         wanted = GATE_DAMPING * context.square().mean(-1).sqrt().mean()
-        fitting.g_proj.weight.copy_(values * (wanted / root_mean_square))
+        gate = fitting.g_proj
+        assert isinstance(gate, nn.Linear)
+        gate.weight.copy_(values * (wanted / root_mean_square))
 
 
 def recurrence_output(mixer: GatedDeltaNet, teacher: TeacherAttention) -> tuple[Tensor, Tensor]:
