@@ -52,7 +52,7 @@ from evalsuite.distill.training.stop_signals import StopSignals
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.training.validation import Validation
 from evalsuite.distill.types import CausalLM
-from evalsuite.foundation import ConfigError, locked, read_jsonl
+from evalsuite.foundation import ConfigError, DataError, locked, read_jsonl
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
 from evalsuite.models.kernels.policy import kernel_policy
 
@@ -245,6 +245,11 @@ class Trainer:
                 except KeyboardInterrupt:
                     self._save_state_mid_stage(metrics, stop)
                     raise
+                except DataError:
+                    # Other processes may read without errors and would not join in gathering shards.
+                    if not self._is_sharded:
+                        self._save_state_mid_stage(metrics, stop, together=False)
+                    raise
                 losses, norms, lr_factor = train_step(batch, state.step)
                 state.step += 1
                 state.data = batch.state
@@ -294,17 +299,27 @@ class Trainer:
             tracker=self.tracker,
         )
 
-    def _save_state_mid_stage(self, metrics: MetricsLogger, stop: StopSignals) -> None:
-        """Save the state within a stage, unless the losses have become NaN or diverged."""
+    def _save_state_mid_stage(
+        self, metrics: MetricsLogger, stop: StopSignals, *, together: bool = True
+    ) -> None:
+        """Save the state within a stage, unless the losses have become NaN or diverged.
+
+        Args:
+            together: all processes call this method.
+        """
         with stop.saving():
             metrics.flush()
             metrics.pause()
             self.state.seconds = metrics.seconds
-            self._save_state()
+            self._save_state(together=together)
             metrics.resume()
 
-    def _save_state(self) -> None:
-        if self.process_group.is_main or any(train_state.sharded for train_state in self.train_states):
+    @property
+    def _is_sharded(self) -> bool:
+        return any(train_state.sharded for train_state in self.train_states)
+
+    def _save_state(self, *, together: bool = True) -> None:
+        if self.process_group.is_main or self._is_sharded:
             save_state(
                 self.out,
                 self.state,
@@ -312,7 +327,8 @@ class Trainer:
                 {train_state.label: train_state.optimizer_state() for train_state in self.train_states},
                 is_main=self.process_group.is_main,
             )
-        self.process_group.barrier()
+        if together:
+            self.process_group.barrier()
 
     def _save_intermediate_checkpoint(self, stage: Stage, metrics: MetricsLogger) -> None:
         if self.state.step == stage.steps:

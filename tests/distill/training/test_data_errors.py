@@ -41,7 +41,6 @@ def recipe(teacher_folder, small_recipe, stage, tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.xfail(strict=True, reason="steps since the last saved state are lost")
 def test_a_run_whose_data_fail_resumes_after_its_last_step(recipe, tmp_path, monkeypatch):
     (whole,) = distill(recipe, tmp_path / "whole", quiet=True, device="cpu")
     line_chunks = readers._line_chunks
