@@ -154,6 +154,10 @@ def _check(table: pa.Table, path: Path) -> None:
     outside = (frame["answer_right"] < 0) | (frame["answer_right"] > frame["answer_tokens"])
     _refuse(path, outside, "'answer_right' is not between 0 and 'answer_tokens'")
     _refuse(path, frame.duplicated(KEY), "the same document, layer, head and segment is there twice")
+    heads = frame.groupby([*KEY[:-2], "segment"])["head"].agg(["size", "max"])
+    incomplete = heads.index[heads["size"] <= heads["max"]]
+    if len(incomplete):
+        raise DataError(f"{path}: document {incomplete[0][3]}, layer {incomplete[0][4]}: heads are missing")
 
 
 def _refuse(path: Path, wrong: "pd.Series[bool] | np.ndarray", reason: str) -> None:

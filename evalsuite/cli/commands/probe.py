@@ -18,7 +18,12 @@ def add(commands: argparse._SubParsersAction) -> None:
             "  evalsuite probe runs/demo/students/gla --out runs/demo --benchmark pocket_niah_single_2"
         ),
     )
-    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="students with recurrent layers")
+    parser.add_argument(
+        "checkpoints",
+        nargs="+",
+        metavar="CHECKPOINT",
+        help="students with recurrent layers, or folders of them",
+    )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="RUN", help="run folder; probes.parquet is written there"
     )

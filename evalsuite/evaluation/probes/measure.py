@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evalsuite.evaluation.checkpoints import RunCheckpoint, describe_checkpoints
+from evalsuite.evaluation.checkpoints import RunCheckpoint, describe_checkpoints, expand_folders
 from evalsuite.evaluation.infer import resolve_device
 from evalsuite.evaluation.probes.haystacks import Placed, check_depths, draw_haystacks, needle_benchmark
 from evalsuite.evaluation.run_paths import index_path
@@ -56,7 +56,7 @@ def plan_probes(
 
     Args:
         run: a run folder.
-        checkpoints: students.
+        checkpoints: students, or folders of them.
         benchmark: as `needle_benchmark`.
         contexts: lengths in tokens of every student's own tokenizer.
         depths, seed, data_dir: as `draw_haystacks`.
@@ -76,7 +76,7 @@ def plan_probes(
     if documents < 1:
         raise ConfigError(f"--documents {documents}: must be at least 1")
     chosen = needle_benchmark(benchmark)
-    described = describe_checkpoints(checkpoints, None, trust_remote_code=trust_remote_code)
+    described = describe_checkpoints(expand_folders(checkpoints), None, trust_remote_code=trust_remote_code)
     for each in described:
         _check_student(each, contexts)
     _, dtype = resolve_device(device, dtype)

@@ -22,6 +22,7 @@ METHOD = "Student's t over documents"
 FOUND, MISSED = "found", "missed"
 DEPTHS = ((0.0, 25.0), (25.0, 50.0), (50.0, 75.0), (75.0, 100.0))
 """Ranges of depths in percent; the last bound belongs to its range."""
+_NUMBERS = ("log_decay", "beta", "write", "norm", "rank", "retained", "readout")
 LEAST = 2
 """Documents that an interval needs."""
 Kind = Literal["all", "answer", "depth"]
@@ -79,6 +80,7 @@ def probe_rows(tensor: ResultTensor, frame: pd.DataFrame | None) -> list[ProbeRo
     if frame is None:
         return []
     found: list[ProbeRow] = []
+    frame = frame.sort_values(["doc_id", "head"], kind="stable")
     for checkpoint, each in enumerate(tensor.checkpoints):
         mine = frame[frame["weights_id"] == each.plan.weights_id]
         for benchmark, context in sorted(set(zip(mine["benchmark"], mine["context"], strict=True))):
@@ -124,13 +126,10 @@ def _row(
     segment: str,
     rows: pd.DataFrame,
 ) -> ProbeRow:
-    """Estimates of one layer; `rows` are its documents and heads on one segment."""
-    documents = rows.drop_duplicates("doc_id")
-    wide = {
-        name: rows.pivot(index="doc_id", columns="head", values=name).to_numpy(dtype=float)
-        for name in ("log_decay", "beta", "write", "norm", "rank", "retained", "readout")
-    }
-    heads = sorted(rows["head"].unique())
+    """Estimates of one layer; `rows` are its documents and heads on one segment, heads within documents."""
+    heads = int(rows["head"].max()) + 1
+    wide = {name: rows[name].to_numpy(dtype=float).reshape(-1, heads) for name in _NUMBERS}
+    tokens, right = (rows[f"answer_{name}"].to_numpy()[::heads] for name in ("tokens", "right"))
     best = None if np.isnan(wide["readout"]).any() else int(wide["readout"].mean(axis=0).argmax())
     stateless = "softmax attention has no state"
     missing = stateless if np.isnan(wide["norm"]).all() else ""
@@ -143,9 +142,9 @@ def _row(
         layer=layer,
         mixer=str(rows["mixer"].iloc[0]),
         segment=segment,
-        documents=len(documents),
-        found=int((documents["answer_right"] == documents["answer_tokens"]).sum()),
-        tokens_right=_mean((documents["answer_right"] / documents["answer_tokens"]).to_numpy(), ""),
+        documents=len(tokens),
+        found=int((right == tokens).sum()),
+        tokens_right=_mean(right / tokens, ""),
         half_life=_half_life(np.median(wide["log_decay"], axis=1), missing),
         longest_half_life=_half_life(wide["log_decay"].max(axis=1), missing),
         beta=_mean(wide["beta"].mean(axis=1), missing or "the mixer adds its writes"),
@@ -156,7 +155,7 @@ def _row(
         readout=Estimate(None, "the question is not read yet")
         if best is None
         else _mean(wide["readout"][:, best], ""),
-        readout_head=None if best is None else int(heads[best]),
+        readout_head=best,
     )
 
 

@@ -112,6 +112,11 @@ def test_impossible_rows_are_refused_by_writer_and_reader(
         read_probe_file(tmp_path / FILE)
 
 
+def test_a_document_without_one_of_its_heads_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"probes.parquet: document d, layer 0: heads are missing"):
+        write_probes(tmp_path, rows().drop(index=2))
+
+
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = write_probes(tmp_path, rows())
     table = pq.read_table(path)
