@@ -4,7 +4,7 @@ This module needs the run folder, the checkpoints and `evalsuite.models`, but no
 """
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,6 +36,8 @@ class InferenceStats:
 
     computed: int = 0
     """Responses computed by this call; the others were cached."""
+    seconds: float = 0.0
+    """Wall time of this call, with loading the checkpoint."""
     failed: int = 0
     """Responses that are errors, cached ones included."""
     reason: str = ""
@@ -186,7 +188,12 @@ class InferenceJob:
 
 
 def infer(
-    index: Index, jobs: Sequence[InferenceJob], executor: Executor, *, quiet: bool = False
+    index: Index,
+    jobs: Sequence[InferenceJob],
+    executor: Executor,
+    *,
+    quiet: bool = False,
+    on_checkpoint: Callable[[str, InferenceStats], None] = lambda label, stats: None,
 ) -> dict[str, InferenceStats]:
     """Run inference; a response is on disk before it is counted.
 
@@ -195,6 +202,7 @@ def infer(
         jobs: its checkpoints.
         executor: carries out the jobs.
         quiet: no progress bar.
+        on_checkpoint: called with its label and counts when the responses of a checkpoint are complete.
 
     Returns:
         Label → counts of responses.
@@ -212,8 +220,11 @@ def infer(
             )
     total = sum(costs[job.checkpoint.tokenizer] for job in jobs)
     with progress(total=total, what="infer", unit="tok", quiet=quiet) as bar:
-        done = list(executor.map(run_inference, jobs, bar))
-    return {job.checkpoint.label: stats for job, stats in zip(jobs, done, strict=True)}
+        done = {}
+        for job, stats in zip(jobs, executor.map(run_inference, jobs, bar), strict=True):
+            done[job.checkpoint.label] = stats
+            on_checkpoint(job.checkpoint.label, stats)
+    return done
 
 
 def run_inference(job: InferenceJob, bar: Progress) -> InferenceStats:
@@ -238,7 +249,7 @@ def run_inference(job: InferenceJob, bar: Progress) -> InferenceStats:
             record_inference(job.run, ref.label, counting.computed, spent, job.protocols)
         # vLLM holds its memory until it exits, and the next instance measures what is free.
         engine.close()
-    stats.computed = counting.computed
+    stats.computed, stats.seconds = counting.computed, time.monotonic() - started
     return stats
 
 

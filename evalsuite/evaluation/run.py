@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from evalsuite.evaluation.environment import (
     read_environment,
     update_environment,
 )
-from evalsuite.evaluation.run_paths import CheckpointRef, read_index, responses_folder
+from evalsuite.evaluation.run_paths import Cell, CheckpointRef, read_index, responses_folder
 from evalsuite.executors import EXECUTORS, Executor
 from evalsuite.foundation import ConfigError, RunFolderError, locked
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
@@ -228,7 +230,10 @@ def _infer(
         )
         for checkpoint in selected
     ]
-    done = infer(index, jobs, executor, quiet=config.quiet)
+    with _tracker(config, out) as tracker:
+        done = infer(
+            index, jobs, executor, quiet=config.quiet, on_checkpoint=partial(_track_inference, tracker)
+        )
     summary.computed = {label: stats.computed for label, stats in done.items()}
     summary.failed = {label: (stats.failed, stats.reason) for label, stats in done.items() if stats.failed}
 
@@ -243,27 +248,42 @@ def _score(config: RunConfig, out: Path, summary: Summary) -> None:
 
         summary.merged = merge_shards(out, [Path(each) for each in config.merge_shards])
     add_registered_to_plan(out)
-    summary.missing = score(
-        out,
-        read_index(out),
-        workers=None if config.workers == "auto" else config.workers or 1,
-        trust_remote_code=config.trust_remote_code,
-        quiet=config.quiet,
-    )
+    with _tracker(config, out) as tracker:
+        summary.missing = score(
+            out,
+            read_index(out),
+            workers=None if config.workers == "auto" else config.workers or 1,
+            trust_remote_code=config.trust_remote_code,
+            quiet=config.quiet,
+            on_cell=partial(_track_scores, tracker, out),
+        )
     summary.scores = write_scores(out)
-    if config.track is not None:
-        name = out.resolve().name
-        with open_tracker(config.track, out, project="evalsuite-run", run=name, config={}) as tracker:
-            _track(summary.scores, tracker)
     summary.errors = count_errors(out)
 
 
-def _track(scores: Any, tracker: Tracker) -> None:
-    """Log the main metric of every checkpoint, benchmark and protocol, at its context in tokens (0: none).
+def _tracker(config: RunConfig, out: Path) -> AbstractContextManager[Tracker | None]:
+    if config.track is None:
+        return nullcontext()
+    name = out.resolve().name
+    return open_tracker(config.track, out, project="evalsuite-run", run=name, config={})
 
-    Args:
-        scores: as `Summary.scores`.
-    """
+
+def _track_inference(tracker: Tracker | None, label: str, stats: Any) -> None:
+    """Log how many responses a checkpoint computed, and how many a second, loading included."""
+    if tracker is not None and stats.computed:
+        rate = stats.computed / stats.seconds
+        tracker.log(
+            {f"{label}/infer/responses": stats.computed, f"{label}/infer/responses_per_second": rate}, 0
+        )
+
+
+def _track_scores(tracker: Tracker | None, out: Path, cell: Cell) -> None:
+    """Log the main metric of every checkpoint on a benchmark, at its context in tokens (0: none)."""
+    from evalsuite.reports.records.score_table import score_table
+
+    if tracker is None:
+        return
+    scores = score_table(out, only=(cell.benchmark, cell.protocol))
     if scores.empty:
         return
     for step, steps in scores[scores["main"]].fillna({"context": 0}).groupby("context"):

@@ -8,6 +8,7 @@ import hashlib
 import multiprocessing
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -65,6 +66,7 @@ def score(
     workers: int | None = 1,
     trust_remote_code: bool = False,
     quiet: bool = False,
+    on_cell: Callable[[Cell], None] = lambda cell: None,
 ) -> int:
     """Bring the score files of a run up to date with its documents, responses and scorers.
 
@@ -77,6 +79,7 @@ def score(
             More than one import the main module again, as multiprocessing does.
         trust_remote_code: allow task files that are neither lm-eval's nor ours; they can run Python.
         quiet: no progress bar.
+        on_cell: called with every cell when all its checkpoints are scored.
 
     Returns:
         The number of missing responses; 0 for a complete run.
@@ -103,7 +106,11 @@ def score(
     with progress(total=sum(expected), what="score", unit="doc", quiet=quiet) as bar:
         if workers < 2:
             scorer = _RunScorer(run, index, versions, trust_remote_code)
-            return sum(scorer.score_cell(cell, index.checkpoints, bar.update) for cell in index.cells)
+            missing = 0
+            for cell in index.cells:
+                missing += scorer.score_cell(cell, index.checkpoints, bar.update)
+                on_cell(cell)
+            return missing
         tasks = [
             (_weight(cell) * count // shares, cell, number, shares)
             for cell, count in zip(index.cells, left, strict=True)
@@ -119,10 +126,16 @@ def score(
             workers, context, initializer=_start_worker, initargs=(run, index, versions, trust_remote_code)
         ) as pool:
             try:
-                for future in as_completed([pool.submit(_score_share, *task[1:]) for task in tasks]):
+                futures = {pool.submit(_score_share, *task[1:]): task[1] for task in tasks}
+                waiting = Counter((cell.benchmark, cell.protocol) for cell in futures.values())
+                for future in as_completed(futures):
                     scored, lacking = future.result()
                     missing += lacking
                     bar.update(scored)
+                    cell = futures[future]
+                    waiting[cell.benchmark, cell.protocol] -= 1
+                    if not waiting[cell.benchmark, cell.protocol]:
+                        on_cell(cell)
             except BrokenProcessPool as error:
                 raise RunFolderError(
                     f"{run}: a scoring process was killed, perhaps out of memory; repeat the command to "

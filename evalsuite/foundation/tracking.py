@@ -83,6 +83,7 @@ class TensorBoardTracker(Tracker):
         """See `Tracker.log`."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
     def finish(self) -> None:
         """Flush the event file."""

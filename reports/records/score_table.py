@@ -17,8 +17,13 @@ from evalsuite.reports.statistics.intervals import wilson
 _GROUP = ["weights_id", "fingerprint", "context", "seed"]
 
 
-def score_table(run: Path, plan: Plan | None = None) -> pd.DataFrame:
+def score_table(run: Path, plan: Plan | None = None, only: tuple[str, str] | None = None) -> pd.DataFrame:
     """Aggregate the score rows of a run folder; benchmarks without score rows are skipped.
+
+    Args:
+        run: the folder.
+        plan: its plan, if it was read.
+        only: the name and the protocol of one benchmark; default: all.
 
     Returns:
         Columns: label, role, weights_id, fingerprint, benchmark, category, protocol, context (missing for
@@ -34,7 +39,7 @@ def score_table(run: Path, plan: Plan | None = None) -> pd.DataFrame:
     tables = [
         _of_protocol(run, plan, benchmark, protocol)
         for benchmark, protocol in plan.cells()
-        if score_paths(run, benchmark.name, protocol)
+        if only in (None, (benchmark.name, protocol)) and score_paths(run, benchmark.name, protocol)
     ]
     tables = [table for table in tables if not table.empty]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
