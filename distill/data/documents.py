@@ -144,7 +144,7 @@ class SourceDocuments:
                         num_read, num_partial = num_read + len(found.examples), 0
             shard, first = ahead.popleft() if ahead else _complete(shards), 0
 
-    def _ordered(self, shard: Shard) -> Sequence[Example]:
+    def _ordered(self, shard: Shard) -> list[Example]:
         if not isinstance(self.source, TableSourceConfig):
             return shard.examples
         return shuffled(shard.examples, self.seed, self.source.seed, shard.epoch, shard.number)

@@ -15,7 +15,7 @@ import argparse
 import csv
 import json
 import multiprocessing
-import resource
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -58,7 +58,7 @@ class Loading:
     trainer_seconds: float
     """Processor seconds of the training process per million tokens."""
     worker_seconds: float
-    """The same of all worker processes together, including their start."""
+    """The same of all worker processes together."""
     first_batch_seconds: float
     rate: float
     waiting: float
@@ -104,7 +104,6 @@ def make_recipe(path: Path) -> Recipe:
 def measure(recipe: Recipe, tokenizer: Any, num_workers: int, *, steps: int, rate: float) -> Loading:
     """Measure the loader; `ratio` is 1."""
     sources = DataSources(recipe, tokenizer, num_workers=num_workers)
-    children = children_seconds()
     try:
         began = time.perf_counter()
         batches = prefetch(
@@ -112,25 +111,26 @@ def measure(recipe: Recipe, tokenizer: Any, num_workers: int, *, steps: int, rat
         )
         next(batches)
         first = time.perf_counter() - began
-        began, processor, tokens = time.perf_counter(), time.process_time(), 0
+        began, processor, tokens = time.perf_counter(), np.array([time.process_time(), worker_seconds()]), 0
         for batch in islice(batches, steps):
             tokens += batch.tokens
-        seconds, processor = time.perf_counter() - began, time.process_time() - processor
+        seconds = time.perf_counter() - began
+        processor = np.array([time.process_time(), worker_seconds()]) - processor
         waiting = share_of_waiting(batches, rate)
     finally:
         sources.close()
+    in_trainer, in_workers = (1e6 * processor / tokens).tolist()
+    return Loading(num_workers, tokens / seconds, 1.0, in_trainer, in_workers, first, rate, waiting)
+
+
+def worker_seconds() -> float:
+    """Processor seconds of the running worker processes so far (Linux)."""
+    ticks = 0
     for process in multiprocessing.active_children():
-        process.join()
-    in_workers = 1e6 * (children_seconds() - children) / (2 * tokens)
-    return Loading(
-        num_workers, tokens / seconds, 1.0, 1e6 * processor / tokens, in_workers, first, rate, waiting
-    )
-
-
-def children_seconds() -> float:
-    """Processor seconds of all processes that this one started and that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+        # Fields 14 and 15 are the time in user and in system mode; the name in parentheses may hold blanks.
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def share_of_waiting(batches: Iterator[GlobalBatch], rate: float) -> float:
