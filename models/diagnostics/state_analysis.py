@@ -8,6 +8,9 @@ so one set of definitions serves all. The state is linear in the values: S_t = �
 P_{j→t} = M_t ⋯ M_{j+1} and M = (I − β k kᵀ) D. What a state holds of some tokens is therefore the state of
 the same recurrence with all other values set to zero, whatever decays or is overwritten. The column of ones
 that a normalizer adds to the values is left out throughout.
+
+The torch backend computes them on every device, in float32: the same numbers whatever kernels a student runs
+on, for values of any width.
 """
 
 from dataclasses import replace
@@ -16,7 +19,6 @@ import torch
 from torch import Tensor
 
 from evalsuite.models.mixers import RecurrenceInputs
-from evalsuite.models.recurrence import recurrence
 from evalsuite.models.recurrence.chunked import chunked
 
 
@@ -67,7 +69,7 @@ def states_at(inputs: RecurrenceInputs, bounds: Tensor) -> Tensor:
             lengths = torch.tensor([0, *(b - a for _, a, b in spans)])
             active = torch.tensor([row for row, _, _ in spans], device=device)
             part = _tokens(inputs, places.to(device))
-            _, last = recurrence(
+            _, last = chunked(
                 part.q,
                 part.k,
                 part.v,
@@ -132,7 +134,6 @@ def readout_weights(inputs: RecurrenceInputs, positions: Tensor) -> Tensor:
     with torch.enable_grad():
         # Channel i of the values belongs to query i alone, so that one backward pass yields all rows.
         values = torch.zeros(rows, length, heads, queries, device=inputs.k.device, requires_grad=True)
-        # On the torch backend: fla's kernels need wider values.
         out, _ = chunked(
             inputs.q.detach().float(),
             inputs.k.detach().float(),

@@ -97,6 +97,19 @@ def _attention_inputs(student: Any, tokens: tuple[int, ...]) -> tuple[Tensor, An
     return found[0]
 
 
+def test_a_layer_with_a_window_is_probed_without_it(make_teacher: Any) -> None:
+    """The first layer reads the embeddings, so that its state is that of the layer without window."""
+    each = haystack("one", 6)
+    found = []
+    for window in (0, 8):
+        options = {"gated_deltanet": {"window": window}}
+        student = build_student(make_teacher(), "gated_deltanet", options=options).eval()
+        (probe,) = probe_states(student, [each])
+        found.append(probe.layers[0])
+    for name in ("norm", "rank", "retained", "readout"):
+        np.testing.assert_allclose(getattr(found[0], name), getattr(found[1], name), rtol=1e-5)
+
+
 def test_the_answer_is_scored_as_by_the_model(make_teacher: Any) -> None:
     student = build_student(make_teacher(), "gla").eval()
     first = haystack("first", 5)
