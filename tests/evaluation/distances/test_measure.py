@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from evalsuite.cli.entry import main
 from evalsuite.config import RunConfig
@@ -157,3 +159,26 @@ def test_bad_input_is_refused(run: Path, student: Path, text: Path, tmp_path: Pa
         )
     with pytest.raises(RunFolderError, match="no requests were built here"):
         measure_distances(tmp_path, [str(student)], "pocket", device="cpu", quiet=True)
+
+
+def test_a_student_of_another_family_needs_the_same_tokens_only(run: Path, tmp_path: Path) -> None:
+    pocket = load_checkpoint("pocket", dtype="float32")
+    config = AutoConfig.for_model(
+        "mamba2", vocab_size=pocket.model.config.vocab_size, hidden_size=32, num_hidden_layers=1,
+        state_size=8, num_heads=8, head_dim=8, n_groups=1, chunk_size=8,
+    )  # fmt: skip
+    folder = tmp_path / "mamba2"
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer = pocket.tokenizer
+    tokenizer.chat_template = "{{ messages }}"
+    tokenizer.save_pretrained(folder)
+    frame = measure_distances(run, [str(folder)], "pocket", device="cpu", quiet=True)
+    assert (frame["kl"] > 0).all()
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    words = backend["model"]["vocab"]
+    first, second = list(words)[-2:]
+    words[first], words[second] = words[second], words[first]
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(backend))
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ConfigError, match="mamba2: its tokenizer splits texts otherwise"):
+        measure_distances(run, [str(folder)], "pocket", device="cpu", quiet=True)
