@@ -58,10 +58,13 @@ class RunConfig:
     """The checkpoint that the others are compared with; it is evaluated as well."""
     limit: int | None = field(default=None, metadata=_read_by("build", "score"))
     """Documents per benchmark, a seeded sample, instead of the suite's own limits."""
+    max_length: int | None = field(default=None, metadata=_read_by("build"))
+    """Let checkpoints read contexts of up to this many tokens where their configs state fewer positions;
+    what lies beyond those is marked out of distribution. Only for positional schemes that reach it."""
     skip_missing: bool = field(default=False, metadata=_read_by("build"))
     """Leave out benchmarks without data or consent to execute code, by name, instead of refusing them."""
     strict: bool = field(default=False, metadata=_read_by("build"))
-    """Refuse contexts that no checkpoint supports, instead of leaving them out by name."""
+    """Refuse contexts that a checkpoint does not support, instead of leaving them out by name."""
     data: Path | str | None = field(default=None, metadata=_read_by("build"))
     """Frozen data as written by `evalsuite prepare`; None: EVALSUITE_DATA, else the hub."""
     engine: str = field(default="torch", metadata=_read_by("infer"))
@@ -109,7 +112,7 @@ class RunConfig:
             raise ConfigError(f"'phases' is empty; give some of {', '.join(PHASES)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"'dtype' = {self.dtype!r}{nearest(self.dtype, DTYPES)}")
-        for name in ("limit", "workers"):
+        for name in ("limit", "max_length", "workers"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise ConfigError(f"'{name}' = {value}: must be at least 1")

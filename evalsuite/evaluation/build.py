@@ -188,9 +188,7 @@ def _merge_plan(run: Path, plan: Plan, registry: CheckpointRegistry) -> Plan:
     if len(teachers) > 1:
         raise RunFolderError(f"{run}: its teacher is {teachers[0].label}, not {teachers[1].label}")
     ordered = sorted((*others, *plan.checkpoints), key=lambda each: each.role != "teacher")
-    return Plan(
-        suite=plan.suite, created=before.created, benchmarks=plan.benchmarks, checkpoints=tuple(ordered)
-    )
+    return plan.model_copy(update={"created": before.created, "checkpoints": tuple(ordered)})
 
 
 def _configuration(plan: Plan) -> tuple[str, list[BenchmarkPlan]]:

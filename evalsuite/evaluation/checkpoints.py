@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from evalsuite.foundation import ConfigError, content_hash
+from evalsuite.foundation.context_limits import ContextLimit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,13 +21,17 @@ class RunCheckpoint:
     tokenizer_id: str
     tokenizer: Any
     max_length: int
-    """Positions, as its config states them."""
+    """Positions, as its config states them; texts of benchmarks without contexts are cut to them."""
     parameters: int | None
     lineage: dict[str, Any]
     config: Any = None
     """Config as transformers reads it; None for a checkpoint without a model."""
     training: Path | None = None
     """File of its loss curve, if it has one."""
+
+    def limit(self, max_length: int | None) -> ContextLimit:
+        """Return which contexts it reads in a run with this `max_length`."""
+        return ContextLimit(self.max_length, max_length)
 
 
 class NamedCheckpoint(Protocol):
@@ -178,6 +183,25 @@ def tokenizer_id(tokenizer: Any) -> str:
             [getattr(tokenizer, "add_bos_token", None), getattr(tokenizer, "add_eos_token", None)],
         ]
     )
+
+
+def check_max_length(checkpoints: Sequence[RunCheckpoint], max_length: int) -> None:
+    """Refuse a `max_length` that a checkpoint's positions cannot reach.
+
+    Raises:
+        ConfigError: naming the checkpoint, and why.
+    """
+    from evalsuite.models.inference.positions import check_max_length as check
+
+    for each in checkpoints:
+        if each.limit(max_length).extension is not None:
+            try:
+                check(each.config, max_length)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"'max_length' (--max-length) = {max_length}: {each.label} cannot read that far: "
+                    f"{error}; evaluate it in a run of its own, without --max-length"
+                ) from error
 
 
 def max_positions(config: Any) -> int:

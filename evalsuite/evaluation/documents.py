@@ -1,13 +1,14 @@
 """Documents of a run: loading, token counts, and generation ahead of time for `evalsuite prepare`."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from evalsuite.evaluation.checkpoints import RunCheckpoint
-from evalsuite.evaluation.plan import ResolvedSuite, context_name, resolve_suite
+from evalsuite.evaluation.plan import ResolvedSuite, resolve_suite
+from evalsuite.evaluation.run_paths import unread_contexts
 from evalsuite.foundation import ConfigError, DataError, MissingDependencyError, content_hash, progress
 from evalsuite.protocols import sandbox
 from evalsuite.protocols.prompt_text import chat_text
@@ -31,6 +32,8 @@ class LoadedDocuments:
     """Benchmarks with incomplete data: documents available, documents published."""
     left_out: dict[str, str]
     """Benchmarks, or single contexts of them, that are left out, and why."""
+    unread: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Label → further contexts that this checkpoint is not evaluated on, and why."""
 
 
 def load_documents(
@@ -44,31 +47,32 @@ def load_documents(
     """Load the documents of every benchmark.
 
     Token counts use the tokenizer of the first checkpoint (the teacher, if there is one), so that every
-    checkpoint gets the same documents. A context that at least one checkpoint supports is included for all;
-    the engines of the others refuse it, and each refusal is a score row.
+    checkpoint gets the same documents. A context that at least one checkpoint supports is included; the
+    others are not evaluated on it.
 
     Args:
         resolved: the resolved suite.
         checkpoints: of the run.
         data_dir: as in `evaluate`.
         skip_missing: leave out benchmarks without data or consent to execute code, instead of raising.
-        strict: raise for contexts that no checkpoint supports, instead of leaving them out.
+        strict: raise for contexts that a checkpoint does not support, instead of leaving them out.
 
     Raises:
         DataError, MissingDependencyError: missing data or assets.
-        ConfigError: a context that no checkpoint supports (only if strict), a benchmark that executes code
-            without consent, or no benchmark is left.
+        ConfigError: a context that a checkpoint does not support (only if strict), a `max_length` that
+            extends no checkpoint, a benchmark that executes code without consent, or no benchmark is left.
     """
-    loaded = LoadedDocuments({}, {}, unreadable_contexts(resolved, checkpoints))
-    if loaded.left_out and strict:
-        where, why = next(iter(loaded.left_out.items()))
-        name, _, context = where.partition("@")
-        raise ConfigError(
-            f"{resolved.suite.location}: benchmarks: {name}: 'contexts' = {context}: {why}; use shorter "
-            "contexts "
-            "in a suite of your own, add a checkpoint with more positions, or leave out --strict"
-        )
-    resolved = resolved.without(loaded.left_out)
+    _check_extension(resolved, checkpoints)
+    left_out = unreadable_contexts(resolved, checkpoints)
+    if strict:
+        _refuse_unread(resolved, checkpoints, left_out)
+    resolved = resolved.without(left_out)
+    unread = {
+        each.label: contexts
+        for each in checkpoints
+        if (contexts := unread_contexts(resolved.config, each.limit(resolved.max_length)))
+    }
+    loaded = LoadedDocuments({}, {}, left_out, unread)
     for entry, benchmark in resolved.entries:
         spec = benchmark.generation if "generation" in entry.protocols else None
         if spec is not None and (refusal := sandbox.execution_refusal(spec.dataset)):
@@ -92,16 +96,42 @@ def load_documents(
 
 def unreadable_contexts(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint]) -> dict[str, str]:
     """Return the contexts that no checkpoint supports, and why; generating their documents is slow."""
-    longest = max(checkpoints, key=lambda checkpoint: checkpoint.max_length)
-    why = f"{longest.label} supports at most {longest.max_length:,} tokens"
+    limits = {each.label: each.limit(resolved.max_length) for each in checkpoints}
+    label = max(limits, key=lambda label: limits[label].longest or 0)
+    why = f"{label} {limits[label].reason}"
     if len(checkpoints) > 1:
-        why = f"of all checkpoints {longest.label} supports most, {longest.max_length:,} tokens"
-    return {
-        context_name(benchmark, context): why
-        for entry, benchmark in resolved.entries
-        for context in entry.contexts
-        if context > longest.max_length
-    }
+        why = f"of all checkpoints {label} supports most, {limits[label].longest:,} tokens"
+    return dict.fromkeys(unread_contexts(resolved.config, limits[label]), why)
+
+
+def _check_extension(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint]) -> None:
+    """Refuse a `max_length` without effect."""
+    if resolved.max_length is not None and all(
+        each.limit(resolved.max_length).extension is None for each in checkpoints
+    ):
+        fewest = min(checkpoints, key=lambda each: each.max_length)
+        raise ConfigError(
+            f"'max_length' (--max-length) = {resolved.max_length}: it only extends checkpoints, and "
+            f"{fewest.label} reads {fewest.max_length:,} positions already; leave it out, or use shorter "
+            "contexts in a suite of your own"
+        )
+
+
+def _refuse_unread(
+    resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint], left_out: Mapping[str, str]
+) -> None:
+    """Refuse a context that a checkpoint does not support; one that none supports first."""
+    refused = dict(left_out)
+    for each in checkpoints:
+        contexts = unread_contexts(resolved.config, each.limit(resolved.max_length))
+        refused = {name: f"{each.label} {why}" for name, why in contexts.items()} | refused
+    for where, why in refused.items():
+        name, _, context = where.partition("@")
+        raise ConfigError(
+            f"{resolved.suite.location}: benchmarks: {name}: 'contexts' = {context}: {why}; use shorter "
+            "contexts in a suite of your own, add a checkpoint with more positions or --max-length, or leave "
+            "out --strict"
+        )
 
 
 def _load_benchmark(
@@ -195,7 +225,13 @@ class PreparedDocuments:
 
 
 def prepare_documents(
-    suite: str | Path, folder: Path, checkpoint: str, *, trust_remote_code: bool = False, quiet: bool = False
+    suite: str | Path,
+    folder: Path,
+    checkpoint: str,
+    *,
+    max_length: int | None = None,
+    trust_remote_code: bool = False,
+    quiet: bool = False,
 ) -> PreparedDocuments:
     """Generate and freeze a suite's documents of given lengths, for one tokenizer.
 
@@ -206,6 +242,7 @@ def prepare_documents(
         suite: a name or a YAML file.
         folder: frozen data, including the sources that the documents are drawn from.
         checkpoint: its tokenizer counts tokens.
+        max_length: as in `RunConfig`.
         trust_remote_code: as `evalsuite.models.checkpoints.load_checkpoint`.
         quiet: no progress bar.
 
@@ -215,7 +252,7 @@ def prepare_documents(
     from evalsuite.evaluation.checkpoints import describe_checkpoints
 
     described = describe_checkpoints([checkpoint], None, trust_remote_code=trust_remote_code)
-    resolved = resolve_suite(suite, described)
+    resolved = resolve_suite(suite, described, max_length=max_length)
     left_out = unreadable_contexts(resolved, described)
     resolved = resolved.without(left_out)
     template = resolved.chat_template

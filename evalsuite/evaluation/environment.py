@@ -170,15 +170,25 @@ def fingerprints(run: Path) -> dict[str, str]:
     return {weights_id: entry["fingerprint"] for weights_id, entry in engines.items()}
 
 
-def coverage_notices(partial: Mapping[str, Sequence[int]], left_out: Mapping[str, str]) -> list[str]:
-    """Return one line per benchmark that is incomplete or left out.
+def coverage_notices(
+    partial: Mapping[str, Sequence[int]],
+    left_out: Mapping[str, str],
+    unread: Mapping[str, Mapping[str, str]],
+) -> list[str]:
+    """Return one line per benchmark that is incomplete or left out, and per context that one does not read.
 
     Args:
         partial: benchmark → documents available, documents published.
         left_out: benchmark, or a single context of it → reason.
+        unread: label → contexts that this checkpoint is not evaluated on → reason.
     """
     lines = [
         f"{name}: {available:,} of {published:,} documents are available"
         for name, (available, published) in partial.items()
     ]
-    return lines + [f"{name} is left out: {reason}" for name, reason in left_out.items()]
+    lines += [f"{name} is left out: {reason}" for name, reason in left_out.items()]
+    return lines + [
+        f"{name} is not read by {label}: it {reason}"
+        for label, contexts in unread.items()
+        for name, reason in contexts.items()
+    ]

@@ -24,6 +24,8 @@ class Estimate:
     rows: list[tuple[str, str, int, int, int, int]] = field(default_factory=list)
     """Benchmark, protocol, documents, requests, prompt tokens, maximum number of generated tokens."""
     checkpoints: int = 0
+    unread_requests: int = 0
+    """Requests of contexts that one of the checkpoints does not read, over all checkpoints."""
     parameters: int = 0
     """Sum over all checkpoints."""
     time: str = ""
@@ -32,6 +34,8 @@ class Estimate:
     """Benchmarks with incomplete data: documents available, documents published."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Benchmarks, or single contexts of them, that are left out, and why."""
+    unread: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Label → further contexts that this checkpoint is not evaluated on, and why."""
 
     def __str__(self) -> str:
         heads = ("documents", "requests", "prompt", "generated ≤")
@@ -45,12 +49,10 @@ class Estimate:
         )
         lines.append(f"{'each checkpoint':39} {documents:12,} {requests:12,} {prompt:12,} {generated:12,}")
         work = 2 * self.parameters * (prompt + generated)
-        lines.append(
-            f"{self.checkpoints} checkpoints: {self.checkpoints * requests:,} requests, "
-            f"at most {work:.2g} FLOP"
-        )
+        requests = self.checkpoints * requests - self.unread_requests
+        lines.append(f"{self.checkpoints} checkpoints: {requests:,} requests, at most {work:.2g} FLOP")
         lines += [self.time] if self.time else []
-        return "\n".join([*lines, *coverage_notices(self.partial, self.left_out)])
+        return "\n".join([*lines, *coverage_notices(self.partial, self.left_out, self.unread)])
 
 
 def estimate_run(config: RunConfig) -> Estimate:
@@ -67,7 +69,8 @@ def estimate_run(config: RunConfig) -> Estimate:
     described = describe_checkpoints(
         expand_folders(config.checkpoints), config.teacher, trust_remote_code=trusted
     )
-    resolved = resolve_suite(config.suite, described, limit=config.limit)
+    engine_type(config.engine, config.engine_args, config.max_length)
+    resolved = resolve_suite(config.suite, described, limit=config.limit, max_length=config.max_length)
     loaded = load_documents(
         resolved, described, config.data, skip_missing=config.skip_missing, strict=config.strict
     )
@@ -78,9 +81,11 @@ def estimate_run(config: RunConfig) -> Estimate:
         parameters=sum(checkpoint.parameters or 0 for checkpoint in described),
         partial=loaded.partial,
         left_out=loaded.left_out,
+        unread=loaded.unread,
     )
     all_requests: list[Request] = []
     max_length = shortest(described)
+    limits = [each.limit(resolved.max_length) for each in described]
     for cell in resolved.cells({name: len(documents) for name, documents in found.items()}):
         request_sets = build_cell(
             resolved,
@@ -94,6 +99,12 @@ def estimate_run(config: RunConfig) -> Estimate:
         requests = [request for request_set in request_sets for request in cell.requests(request_set)]
         generated = sum(r.sampling.max_new_tokens for r in requests if isinstance(r, GenerateRequest))
         prompt = sum(len(r.prompt) if isinstance(r, GenerateRequest) else token_cost(r) for r in requests)
+        result.unread_requests += sum(
+            len(cell.requests(request_set))
+            for limit in limits
+            for request_set in request_sets
+            if not limit.reads(request_set.context)
+        )
         result.rows.append((cell.benchmark, cell.protocol, cell.documents, len(requests), prompt, generated))
         all_requests += requests
     device, dtype = resolve_device(config.device, config.dtype)

@@ -21,6 +21,7 @@ from evalsuite.evaluation.run_paths import (
 )
 from evalsuite.executors import Executor, Progress
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, progress
+from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.models.inference.base import Engine, score_remaining
 from evalsuite.models.inference.registry import EngineSettings, engine_type
 from evalsuite.models.inference.requests import GenerateRequest, Request, Response, ScoreRequest
@@ -64,14 +65,15 @@ def engine_factory(
     dtype: str,
     trust_remote_code: bool,
     arguments: Mapping[str, Any] | None = None,
+    max_length: int | None = None,
 ) -> EngineFactory:
-    """Return the factory of an engine.
+    """Return the factory of an engine; `max_length` as in `EngineSettings`.
 
     Raises:
-        ConfigError: an unknown engine, or arguments for an engine that takes none.
+        ConfigError: an unknown engine, or arguments or a `max_length` for an engine that takes none.
         MissingDependencyError: raised by the factory if the engine needs a package that is not installed.
     """
-    kind = engine_type(engine, arguments or {})
+    kind = engine_type(engine, arguments or {}, max_length)
 
     def make(path: str, label: str | None) -> Engine:
         resolved_device, resolved_dtype = resolve_device(device, dtype)
@@ -80,6 +82,7 @@ def engine_factory(
             dtype=resolved_dtype,
             label=label,
             trust_remote_code=trust_remote_code,
+            max_length=max_length,
             arguments=arguments or {},
         )
         return kind.open(path, settings)
@@ -107,6 +110,7 @@ def check_servable(config: RunConfig, paths: Sequence[str]) -> None:
         dtype=config.dtype,
         trust_remote_code=config.trust_remote_code,
         arguments=config.engine_args,
+        max_length=config.max_length,
     )
     check_device(config.engine, config.device)
     if engine_type(config.engine, config.engine_args).opens_unloaded:
@@ -168,7 +172,7 @@ class InferenceJob:
     def __str__(self) -> str:
         return f"infer {self.checkpoint.label}"
 
-    def make_engine(self) -> Engine:
+    def make_engine(self, index: Index) -> Engine:
         """Load the checkpoint."""
         make = engine_factory(
             self.engine,
@@ -176,13 +180,15 @@ class InferenceJob:
             dtype=self.dtype,
             trust_remote_code=self.trust_remote_code,
             arguments=self.engine_args,
+            max_length=index.limit(self.checkpoint).extension,
         )
         return make(self.checkpoint.path, self.checkpoint.label)
 
     def requests(self, index: Index) -> list[list[Request]]:
         """Read the requests of each batch. Raises ConfigError for a benchmark that is not in the run."""
+        limit = index.limit(self.checkpoint)
         return [
-            _requests(self.run, cells, self.checkpoint.tokenizer)
+            _requests(self.run, cells, self.checkpoint.tokenizer, limit)
             for cells in _cell_batches(index, self.protocols, self.batches)
         ]
 
@@ -212,13 +218,13 @@ def infer(
         ConfigError: a benchmark that is not in the run, or is in two batches.
         RunFolderError: the folder holds responses of another engine, dtype or version, or cannot be written.
     """
-    costs: dict[str, int] = {}
+    costs: dict[tuple[str, int | None], int] = {}
     for job in jobs:
-        if job.checkpoint.tokenizer not in costs:
-            costs[job.checkpoint.tokenizer] = sum(
+        if _same_requests(job, index) not in costs:
+            costs[_same_requests(job, index)] = sum(
                 token_cost(one) for part in job.requests(index) for one in part
             )
-    total = sum(costs[job.checkpoint.tokenizer] for job in jobs)
+    total = sum(costs[_same_requests(job, index)] for job in jobs)
     with progress(total=total, what="infer", unit="tok", quiet=quiet) as bar:
         done = {}
         for job, stats in zip(jobs, executor.map(run_inference, jobs, bar), strict=True):
@@ -230,9 +236,10 @@ def infer(
 def run_inference(job: InferenceJob, bar: Progress) -> InferenceStats:
     """Compute the missing responses of one job. Raises as `infer`."""
     ref, started, stats = job.checkpoint, time.monotonic(), InferenceStats()
-    requests = job.requests(read_index(job.run))
+    index = read_index(job.run)
+    requests = job.requests(index)
     cache = ResponseCache(responses_folder(job.run))
-    engine = job.make_engine()
+    engine = job.make_engine(index)
     _check_weights(engine, ref)
     record_engine(job.run, ref.weights_id, engine)
     counting = _CountingEngine(engine, bar)
@@ -253,6 +260,11 @@ def run_inference(job: InferenceJob, bar: Progress) -> InferenceStats:
     return stats
 
 
+def _same_requests(job: InferenceJob, index: Index) -> tuple[str, int | None]:
+    """Return what the requests of a job follow from."""
+    return job.checkpoint.tokenizer, index.limit(job.checkpoint).longest
+
+
 def _cell_batches(
     index: Index, protocols: Sequence[str], batches: Sequence[Sequence[str]]
 ) -> list[list[Cell]]:
@@ -271,11 +283,12 @@ def _cell_batches(
     return [[cell for cell in cells if cell.benchmark in batch] for batch in batches]
 
 
-def _requests(run: Path, cells: Sequence[Cell], tokenizer: str) -> list[Request]:
+def _requests(run: Path, cells: Sequence[Cell], tokenizer: str, limit: ContextLimit) -> list[Request]:
     return [
         request
         for cell in cells
         for request_set in read_requests(run, tokenizer, cell)
+        if limit.reads(request_set.context)
         for request in cell.requests(request_set)
     ]
 

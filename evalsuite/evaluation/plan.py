@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from evalsuite.evaluation.checkpoints import RunCheckpoint
+from evalsuite.evaluation.checkpoints import RunCheckpoint, check_max_length
 from evalsuite.evaluation.run_paths import Cell, CheckpointRef, Index
 from evalsuite.foundation import ConfigError, RunFolderError
 from evalsuite.foundation.chat_templates import check_template_arguments
+from evalsuite.foundation.context_limits import context_name
 from evalsuite.foundation.strict import parse
 from evalsuite.models.inference.requests import SamplingParams
 from evalsuite.protocols.prompt_text import chat_text
@@ -38,6 +39,8 @@ class ResolvedSuite:
     entries: tuple[tuple[Entry, Benchmark], ...]
     chat_template: bool
     """Whether chat prompts go through the tokenizers' chat templates."""
+    max_length: int | None = None
+    """Positions that checkpoints are extended to; None: they read what their configs state."""
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -45,6 +48,7 @@ class ResolvedSuite:
         return {
             "seed": self.suite.seed,
             "chat_template": self.chat_template,
+            **({"max_length": self.max_length} if self.max_length is not None else {}),
             "entries": [
                 {
                     **_entry_config(entry),
@@ -60,7 +64,9 @@ class ResolvedSuite:
         """Return the suite without these benchmarks, or single contexts of them (``niah_single_1@16384``)."""
         remaining = []
         for entry, benchmark in self.entries:
-            contexts = tuple(each for each in entry.contexts if context_name(benchmark, each) not in names)
+            contexts = tuple(
+                each for each in entry.contexts if context_name(benchmark.name, each) not in names
+            )
             if benchmark.name not in names and (contexts or not entry.contexts):
                 remaining.append((entry.model_copy(update={"contexts": contexts}), benchmark))
         return replace(self, entries=tuple(remaining))
@@ -96,11 +102,6 @@ class ResolvedSuite:
         )
 
 
-def context_name(benchmark: Benchmark, context: int) -> str:
-    """Return the name of one context of a benchmark, such as ``niah_single_1@16384``."""
-    return f"{benchmark.name}@{context}"
-
-
 def _entry_config(entry: Entry) -> dict[str, Any]:
     """Return an entry as JSON, without optional keys that are empty."""
     optional = ("limits", "prompt", "chat_template_kwargs", "reasoning")
@@ -109,7 +110,11 @@ def _entry_config(entry: Entry) -> dict[str, Any]:
 
 
 def resolve_suite(
-    suite: str | Path, checkpoints: Sequence[RunCheckpoint], *, limit: int | None = None
+    suite: str | Path,
+    checkpoints: Sequence[RunCheckpoint],
+    *,
+    limit: int | None = None,
+    max_length: int | None = None,
 ) -> ResolvedSuite:
     """Resolve a suite.
 
@@ -117,11 +122,14 @@ def resolve_suite(
         suite: a name or a YAML file.
         checkpoints: their tokenizers decide whether chat templates are used.
         limit: replaces every limit of the suite.
+        max_length: positions that checkpoints are extended to.
 
     Raises:
-        ConfigError: an unknown suite or benchmark, a protocol that a benchmark lacks, or tokenizers that
-            do not allow equal prompts.
+        ConfigError: an unknown suite or benchmark, a protocol that a benchmark lacks, tokenizers that do not
+            allow equal prompts, or a `max_length` that a checkpoint cannot reach.
     """
+    if max_length is not None:
+        check_max_length(checkpoints, max_length)
     loaded = load_suite(suite)
     near = Path(suite).parent if str(suite).endswith((".yaml", ".yml")) else None
     entries = resolve(loaded, near=near)
@@ -139,7 +147,7 @@ def resolve_suite(
     used = chat and _use_chat_template(loaded, checkpoints)
     if used:
         _check_template_arguments(loaded, [benchmark for _, benchmark in entries], checkpoints)
-    return ResolvedSuite(loaded, tuple(entries), used)
+    return ResolvedSuite(loaded, tuple(entries), used, max_length)
 
 
 def check_suite(
@@ -234,10 +242,12 @@ def make_plan(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint], cou
                 role="teacher" if each.role == "teacher" else "student",
                 path=each.path,
                 parameters=each.parameters,
+                positions=each.max_length,
                 lineage=each.lineage,
             )
             for each in checkpoints
         ),
+        max_length=resolved.max_length,
     )
 
 
@@ -322,6 +332,7 @@ def make_index(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint], ce
                 path=each.path,
                 weights_id=each.weights_id,
                 tokenizer=each.tokenizer_id,
+                positions=each.max_length,
             )
             for each in checkpoints
         ),

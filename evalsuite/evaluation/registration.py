@@ -16,7 +16,7 @@ from evalsuite.foundation import ConfigError, read_json, write_json
 
 
 def registered_path(run: Path) -> Path:
-    """Return the path of the registered checkpoints: weights_id → label, path, parameters, lineage."""
+    """Return the path of the registered checkpoints: weights_id → label, path, parameters, and so on."""
     return Path(run) / "requests" / "registered.json"
 
 
@@ -34,11 +34,15 @@ def register_checkpoints(
     Loss curves are copied into the run for all paths, known checkpoints included.
 
     Raises:
-        ConfigError: another tokenizer.
+        ConfigError: another tokenizer, or positions that do not reach the run's `max_length`.
         CheckpointError: a checkpoint that cannot be read.
         DataError: an incomplete loss curve.
     """
-    from evalsuite.evaluation.checkpoints import CheckpointRegistry, describe_checkpoints
+    from evalsuite.evaluation.checkpoints import (
+        CheckpointRegistry,
+        check_max_length,
+        describe_checkpoints,
+    )
     from evalsuite.models.checkpoints import training_file
 
     known = {ref.path: ref.label for ref in index.checkpoints}
@@ -49,7 +53,7 @@ def register_checkpoints(
     }
     registered = read_registered(run)
     checkpoints = list(index.checkpoints)
-    registry = CheckpointRegistry(checkpoints)
+    registry, max_length = CheckpointRegistry(checkpoints), index.config.get("max_length")
     for path in dict.fromkeys(path for path in paths if path not in known):
         (checkpoint,) = describe_checkpoints([path], None, trust_remote_code=trust_remote_code)
         is_known = checkpoint.weights_id in registry.labels
@@ -62,18 +66,22 @@ def register_checkpoints(
             raise ConfigError(
                 f"{path}: {run} has no requests for its tokenizer; build them first with --build-only"
             )
+        if max_length is not None:
+            check_max_length([checkpoint], max_length)
         checkpoints.append(
             CheckpointRef(
                 label=label,
                 path=checkpoint.path,
                 weights_id=checkpoint.weights_id,
                 tokenizer=checkpoint.tokenizer_id,
+                positions=checkpoint.max_length,
             )
         )
         registered[checkpoint.weights_id] = {
             "label": label,
             "path": checkpoint.path,
             "parameters": checkpoint.parameters,
+            "positions": checkpoint.max_length,
             "lineage": checkpoint.lineage,
         }
     write_curves(run, curves)

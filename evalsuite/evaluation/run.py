@@ -47,6 +47,8 @@ class Summary:
     """Score rows without a value, per checkpoint: their number, and the reason of one."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Benchmarks, or single contexts of them, that are left out, and why."""
+    unread: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Label → further contexts that this checkpoint is not evaluated on, and why."""
 
     def __str__(self) -> str:
         lines = [] if self.scores is None or self.scores.empty else [_table(self.scores), ""]
@@ -67,7 +69,7 @@ class Summary:
             f"{label}: {count:,} documents failed, e.g. {reason}"
             for label, (count, reason) in self.errors.items()
         ]
-        lines += coverage_notices(self.partial, self.left_out)
+        lines += coverage_notices(self.partial, self.left_out, self.unread)
         lines += [f"{label}: {notice}" for label, notice in self.notices.items()]
         spent = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.seconds.items())
         return "\n".join([*lines, f"{spent}; run folder: {self.run}"])
@@ -142,6 +144,7 @@ def _evaluate(config: RunConfig) -> Summary:
     facts = read_environment(out)
     summary.partial, summary.left_out = facts.get("partial", {}), facts.get("left_out", {})
     summary.notices = engine_notices(out, read_index(out).labels)
+    summary.unread = read_index(out).unread
     return summary
 
 
@@ -155,7 +158,7 @@ def _build(config: RunConfig, out: Path, checkpoints: Sequence[str]) -> None:
     assert config.suite is not None
     described = describe_checkpoints(checkpoints, config.teacher, trust_remote_code=config.trust_remote_code)
     curves = read_curves({each.weights_id: each.training for each in described})
-    resolved = resolve_suite(config.suite, described, limit=config.limit)
+    resolved = resolve_suite(config.suite, described, limit=config.limit, max_length=config.max_length)
     before = read_index(out).labels if index_path(out).is_file() else {}
     index = build_requests(
         out,
@@ -208,6 +211,7 @@ def _infer(
 ) -> None:
     from evalsuite.evaluation.infer import InferenceJob, infer, select_checkpoints
     from evalsuite.evaluation.registration import register_checkpoints
+    from evalsuite.models.inference.registry import engine_type
 
     if "build" not in config.phases:
         register_checkpoints(out, read_index(out), checkpoints, trust_remote_code=config.trust_remote_code)
@@ -216,6 +220,8 @@ def _infer(
     selected: Sequence[CheckpointRef] = index.checkpoints
     if paths:
         selected = select_checkpoints(index, paths, trust_remote_code=config.trust_remote_code)
+    for checkpoint in selected:
+        engine_type(config.engine, config.engine_args, index.limit(checkpoint).extension)
     jobs = [
         InferenceJob(
             run=out,

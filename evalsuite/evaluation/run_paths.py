@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import DataError, RunFolderError, read_json, read_jsonl, write_json, write_text
+from evalsuite.foundation.context_limits import ContextLimit, context_name
 from evalsuite.models.inference.requests import Request, SamplingParams
 from evalsuite.protocols.request_set import RequestSet
 
@@ -31,6 +32,8 @@ class CheckpointRef:
     weights_id: str
     tokenizer: str
     """Folder of its requests; checkpoints with equal tokenizers share it."""
+    positions: int | None = None
+    """Positions that its config states; None: it states none, or the index is older."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +75,36 @@ class Index:
     def labels(self) -> dict[str, str]:
         """weights_id → label."""
         return {each.weights_id: each.label for each in self.checkpoints}
+
+    def limit(self, checkpoint: CheckpointRef) -> ContextLimit:
+        """Return which contexts a checkpoint reads."""
+        return ContextLimit(checkpoint.positions, self.config.get("max_length"))
+
+    def num_rows(self, checkpoint: CheckpointRef, cell: Cell, documents: Sequence[Any]) -> int:
+        """Return the number of score rows of a checkpoint in a complete cell with these documents."""
+        limit = self.limit(checkpoint)
+        return len(cell.seeds) * sum(limit.reads(document.context) for document in documents)
+
+    @property
+    def unread(self) -> dict[str, dict[str, str]]:
+        """Label → contexts that the checkpoint is not evaluated on, by name, and why; without empty ones."""
+        found = {each.label: unread_contexts(self.config, self.limit(each)) for each in self.checkpoints}
+        return {label: contexts for label, contexts in found.items() if contexts}
+
+
+def unread_contexts(config: Mapping[str, Any], limit: ContextLimit) -> dict[str, str]:
+    """Return the contexts of a resolved suite that are beyond a limit, by name, and why.
+
+    Args:
+        config: as `Index.config`.
+        limit: of a checkpoint.
+    """
+    return {
+        context_name(entry["benchmark"]["name"], context): limit.reason
+        for entry in config["entries"]
+        for context in entry["contexts"]
+        if not limit.reads(context)
+    }
 
 
 def responses_folder(run: Path) -> Path:

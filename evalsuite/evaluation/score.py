@@ -33,6 +33,7 @@ from evalsuite.evaluation.run_paths import (
 )
 from evalsuite.evaluation.scorer_versions import scorer_version
 from evalsuite.foundation import DataError, RunFolderError, canonical_json, file_hash, progress
+from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.models.inference.response_cache import Key, ResponseCache
 from evalsuite.protocols.compat_evalscope import cached_formula_parsing
@@ -49,6 +50,7 @@ from evalsuite.reports.records.score_files import (
     write_score_file,
 )
 from evalsuite.tasks.sources.assets import ensure_asset
+from evalsuite.tasks.sources.documents import Document
 
 MIN_PARALLEL_ROWS = 20_000
 """Rows from which worker processes pay off: each of them imports both harnesses."""
@@ -210,18 +212,21 @@ class _RunScorer:
     ) -> int:
         """Bring the score files of one cell up to date, and return the number of missing responses."""
         column = self.benchmarks[cell.benchmark].cluster_column
-        clusters = _clusters(self.run, cell, self.index.config["seed"], column)
-        expected, missing = cell.documents * len(cell.seeds), 0
-        by_checkpoint = _samples(self.run, checkpoints, cell, self.cache, self.fingerprints, clusters)
+        documents, missing = _documents(self.run, cell, self.index.config["seed"], column), 0
+        by_checkpoint = self._samples(cell, checkpoints, documents)
         harness: Harness | None = None
         for checkpoint, samples in zip(checkpoints, by_checkpoint, strict=True):
+            expected = self.index.num_rows(checkpoint, cell, documents)
             missing += expected - len(samples)
+            advance(len(cell.seeds) * len(documents) - expected)  # What it does not read counts as progress.
+            fingerprint = self.fingerprints.get(checkpoint.weights_id, "")
+            path = score_path(self.run, cell.benchmark, cell.protocol, fingerprint)
             if not samples:
+                if not expected:
+                    # Earlier versions scored contexts beyond a checkpoint's positions as errors.
+                    path.unlink(missing_ok=True)
                 continue
             inputs = self._hash_inputs(cell, checkpoint, samples)
-            path = score_path(
-                self.run, cell.benchmark, cell.protocol, self.fingerprints[checkpoint.weights_id]
-            )
             info = sound_info(path, clustered=column is not None)
             if info is not None and info.inputs == inputs and not info.undecided:
                 advance(len(samples))
@@ -229,6 +234,40 @@ class _RunScorer:
             harness = harness or self._load_harness(cell)
             self._score_file(cell, samples, harness, inputs, advance)
         return missing
+
+    def _samples(
+        self, cell: Cell, checkpoints: Sequence[CheckpointRef], documents: Sequence[Document]
+    ) -> "Iterator[list[_Sample]]":
+        """Yield, per checkpoint, the documents of a cell that it reads and whose responses are complete."""
+        known: dict[str, list[tuple[RequestSet, list[list[Key]]]]] = {}
+        for checkpoint in checkpoints:
+            found: list[_Sample] = []
+            fingerprint = self.fingerprints.get(checkpoint.weights_id)
+            if fingerprint is None:
+                yield found
+                continue
+            if checkpoint.tokenizer not in known:
+                # Hashing a request takes longer than the lookup of its response: once for all checkpoints.
+                known[checkpoint.tokenizer] = [
+                    (request_set, _keys(cell, request_set))
+                    for request_set in read_requests(self.run, checkpoint.tokenizer, cell)
+                ]
+                if len(documents) != cell.documents:
+                    raise DataError(
+                        f"{documents_path(self.run, cell.benchmark)}: {len(documents)} documents, expected "
+                        f"{cell.documents}; build the requests again"
+                    )
+            limit = self.index.limit(checkpoint)
+            for number, (request_set, groups) in enumerate(known[checkpoint.tokenizer]):
+                for seed, group in zip(cell.seeds, groups, strict=True):
+                    if not limit.reads(request_set.context):
+                        continue
+                    cluster = documents[number].cluster
+                    sample = _Sample(checkpoint, fingerprint, cell, number, request_set, seed, cluster, limit)
+                    sample.responses = [self.cache.get_by_key(fingerprint, key) for key in group]
+                    if all(response is not None for response in sample.responses):
+                        found.append(sample)
+            yield found
 
     def _load_harness(self, cell: Cell) -> Harness:
         for asset in self.benchmarks[cell.benchmark].assets:
@@ -243,10 +282,13 @@ class _RunScorer:
             "benchmark": self.benchmarks[cell.benchmark].model_dump(mode="json"),
             "cell": asdict(cell),
             "seed": self.index.config["seed"],
-            "checkpoint": asdict(checkpoint) | {"path": ""},
+            "checkpoint": {name: getattr(checkpoint, name) for name in ("label", "weights_id", "tokenizer")}
+            | {"path": ""},
             "documents": file_hash(documents_path(self.run, cell.benchmark)),
             "requests": file_hash(requests_path(self.run, checkpoint.tokenizer, cell)),
         }
+        if self.index.limit(checkpoint).extension is not None:
+            fixed["positions"] = checkpoint.positions
         digest = hashlib.sha256(canonical_json(fixed).encode())
         for sample in samples:
             responses = [response.to_dict() for response in sample.responses]
@@ -290,9 +332,10 @@ class _Sample:
         request_set: RequestSet,
         seed: int,
         cluster: str | None,
+        limit: ContextLimit,
     ) -> None:
         sampling = cell.sampling_params
-        self.checkpoint = checkpoint
+        self.checkpoint, self.limit = checkpoint, limit
         self.cluster = cluster
         self.number = number
         self.request_set = request_set
@@ -319,6 +362,7 @@ class _Sample:
             outcome=found.outcome,
             error=found.error,
             cluster=self.cluster,
+            out_of_distribution=self.limit.is_beyond(self.request_set.tokens_read(self.responses)),
             choices=found.choices,
             detail=found.detail,
         )
@@ -332,8 +376,8 @@ class _Sample:
         return harness.score(self.number, response, in_reasoning=self.request_set.in_reasoning)
 
 
-def _clusters(run: Path, cell: Cell, seed: int, column: str | None) -> list[str | None]:
-    """Return the cluster of each document of a cell.
+def _documents(run: Path, cell: Cell, seed: int, column: str | None) -> list[Document]:
+    """Return the documents of a cell.
 
     Raises:
         DataError: the benchmark names a cluster column, and a document has no cluster.
@@ -345,46 +389,10 @@ def _clusters(run: Path, cell: Cell, seed: int, column: str | None) -> list[str 
                 f"{documents_path(run, cell.benchmark)}, line {number}: 'cluster' = {document.cluster!r}, "
                 f"but the benchmark names the cluster_column '{column}'; repeat the run with another --out"
             )
-    return [document.cluster for document in cell_documents(documents, cell, seed)]
+    return cell_documents(documents, cell, seed)
 
 
 def _keys(cell: Cell, request_set: RequestSet) -> list[list[Key]]:
     """Return, per seed, the keys of the requests whose responses are scored together."""
     keys = [request.key() for request in cell.requests(request_set)]
     return [keys] if cell.sampling_params is None else [[key] for key in keys]
-
-
-def _samples(
-    run: Path,
-    checkpoints: Sequence[CheckpointRef],
-    cell: Cell,
-    cache: ResponseCache,
-    fingerprints: Mapping[str, str],
-    clusters: Sequence[str | None],
-) -> Iterator[list[_Sample]]:
-    """Yield, per checkpoint, the documents of a cell whose responses are complete."""
-    known: dict[str, list[tuple[RequestSet, list[list[Key]]]]] = {}
-    for checkpoint in checkpoints:
-        found: list[_Sample] = []
-        fingerprint = fingerprints.get(checkpoint.weights_id)
-        if fingerprint is None:
-            yield found
-            continue
-        if checkpoint.tokenizer not in known:
-            # Hashing a request takes longer than the lookup of its response: once for all checkpoints.
-            known[checkpoint.tokenizer] = [
-                (request_set, _keys(cell, request_set))
-                for request_set in read_requests(run, checkpoint.tokenizer, cell)
-            ]
-            if len(clusters) != cell.documents:
-                raise DataError(
-                    f"{documents_path(run, cell.benchmark)}: {len(clusters)} documents, expected "
-                    f"{cell.documents}; build the requests again"
-                )
-        for number, (request_set, groups) in enumerate(known[checkpoint.tokenizer]):
-            for seed, group in zip(cell.seeds, groups, strict=True):
-                sample = _Sample(checkpoint, fingerprint, cell, number, request_set, seed, clusters[number])
-                sample.responses = [cache.get_by_key(fingerprint, key) for key in group]
-                if all(response is not None for response in sample.responses):
-                    found.append(sample)
-        yield found

@@ -29,6 +29,16 @@ class RequestSet:
         """Return the generation request for one seed."""
         return GenerateRequest(self.prompt, sampling, seed)
 
+    def tokens_read(self, responses: Sequence[Any]) -> int:
+        """Return the tokens of the longest text that a model read; the last one of a text is predicted only.
+
+        Args:
+            responses: to these requests.
+        """
+        if self.prompt:
+            return len(self.prompt) + max(max(len(each.tokens) for each in responses) - 1, 0)
+        return max(request.max_num_tokens() for request in self.score_requests) - 1
+
     def to_row(self) -> dict[str, Any]:
         """Return a JSON-serializable form."""
         row: dict[str, Any] = {

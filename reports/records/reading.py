@@ -13,6 +13,7 @@ from evalsuite.foundation import DataError, nearest
 from evalsuite.foundation.taxonomy import OUTCOMES, PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports.records.schema import KEY
 from evalsuite.reports.records.score_files import (
+    BEYOND,
     SCALARS,
     ScoreFileInfo,
     ScorerVersion,
@@ -58,11 +59,11 @@ def read_score_files(
 
     Returns:
         A frame, file after file: the columns of `KEY` (`context` is -1 for None), `checkpoint`, `chance`
-        (NaN for None), `cluster` (missing for None), `outcome`, `file` (index into `paths`), `row` (1-based),
-        and one column `value.<metric>` per metric (NaN if a row of outcome `error` has none). Repetitive
-        strings are categorical. With `choices`, one column `choice.<metric>` each: the index of the choice
-        that it picks, −1 if none is known. With `extracted`, a column of that name: the extracted answer,
-        stripped and in lower case, None without one. And the version of each file's scorer.
+        (NaN for None), `cluster` (missing for None), `outcome`, `out_of_distribution`, `file` (index into
+        `paths`), `row` (1-based), and one column `value.<metric>` per metric (NaN if a row of outcome `error`
+        has none). Repetitive strings are categorical. With `choices`, one column `choice.<metric>` each: the
+        index of the choice that it picks, −1 if none is known. With `extracted`, a column of that name: the
+        extracted answer, stripped and in lower case, None without one. And the version of each file's scorer.
 
     Raises:
         DataError: a missing, damaged or empty file, another schema, a missing column or metric, a repeated
@@ -74,7 +75,7 @@ def read_score_files(
         file, info = open_score_file(path)
         if not file.metadata.num_rows:
             raise DataError(f"{path}: no score rows")
-        picks = [f"choice.{name}" for name in choices]
+        picks = [BEYOND, *(f"choice.{name}" for name in choices)]
         wanted = [name for name in file.schema_arrow.names if name.startswith("value.") or name in picks]
         tables.append(read_columns(file, path, [*_READ, *wanted, *(["detail"] if extracted else [])]))
         scorers.append(info.scorer)
@@ -89,6 +90,8 @@ def read_score_files(
     frame = _to_frame(table, values)
     _check_names(rows, frame)
     _check_numbers(rows, frame, values, [f"value.{name}" for name in metrics])
+    beyond = BEYOND in table.column_names
+    frame[BEYOND] = table[BEYOND].fill_null(False).to_numpy() if beyond else False
     frame.insert(0, "row", rows.number + 1)
     frame.insert(0, "file", rows.file)
     for name in choices:

@@ -11,6 +11,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_json, write_json, write_text
+from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.foundation.strict import Strict, parse, read_yaml
 from evalsuite.foundation.taxonomy import Category, Protocol
 
@@ -122,6 +123,8 @@ class CheckpointPlan(Strict):
     role: Literal["teacher", "student"]
     path: str = ""
     parameters: int | None = Field(default=None, ge=0)
+    positions: int | None = Field(default=None, ge=1)
+    """Positions that its config states; longer texts are not read, or out of distribution. None: unknown."""
     lineage: dict[str, Any] = Field(default_factory=dict)
     """Content of `lineage.json` in the checkpoint's folder; see `evalsuite.reports.analysis.lineage`."""
 
@@ -135,6 +138,12 @@ class Plan(Strict):
     """ISO 8601, UTC."""
     benchmarks: tuple[BenchmarkPlan, ...] = Field(min_length=1)
     checkpoints: tuple[CheckpointPlan, ...] = Field(min_length=1)
+    max_length: int | None = Field(default=None, ge=1)
+    """Positions that checkpoints are extended to where their configs state fewer; None: they are not."""
+
+    def limit(self, checkpoint: CheckpointPlan) -> ContextLimit:
+        """Return which contexts a checkpoint reads in this run."""
+        return ContextLimit(checkpoint.positions, self.max_length)
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Plan":
@@ -162,6 +171,8 @@ def write_plan(run: Path, plan: Plan) -> None:
     """
     path = Path(run) / "plan.yaml"
     value = plan.model_dump(mode="json", by_alias=True)
+    if plan.max_length is None:
+        del value["max_length"]
     parse(value, Plan, str(path))
     write_text(path, yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100))
 

@@ -35,7 +35,8 @@ class ScoreRow:
     that picks none, or whose choice is unknown, is absent. A response that is missing, failed or could not be
     scored has the outcome `error`, the reason as `error`, and may have no values. `sampling` is "" under
     log-likelihood. `context` is the stated length of a needle prompt or None. `cluster` names the documents
-    that are resampled together; None for independent documents.
+    that are resampled together; None for independent documents. `out_of_distribution` marks a text that is
+    longer than the positions that the checkpoint's config states.
     """
 
     weights_id: str
@@ -55,6 +56,7 @@ class ScoreRow:
     cluster: str | None = None
     choices: Mapping[str, int] = field(default_factory=dict)
     detail: Mapping[str, Any] = field(default_factory=dict)
+    out_of_distribution: bool = False
 
     def __post_init__(self) -> None:
         """Validate the row. Raises DataError naming the field and its value."""

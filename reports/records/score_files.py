@@ -37,6 +37,8 @@ SCALARS = {
     "cluster": pa.string(),
 }
 """Columns of one value a row; `value.<metric>`, `choice.<metric>` and `detail` (JSON) follow."""
+BEYOND = "out_of_distribution"
+"""Column of a file in which it is true for some row; others do not have it."""
 NESTED = {"values": ("value.", pa.float64()), "choices": ("choice.", pa.int32())}
 REPAIR = "repeat `evalsuite run … --score-only`"
 
@@ -110,6 +112,8 @@ def pack_rows(rows: Sequence[Mapping[str, Any]], info: ScoreFileInfo) -> bytes:
             numbers = (row[field].get(name) for row in rows)
             # NaN stays a number, which the reader refuses; only a metric that is absent is null.
             columns[prefix + name] = pa.array(numbers, kind, from_pandas=False)
+    if any(row.get(BEYOND) for row in rows):
+        columns[BEYOND] = pa.array([bool(row.get(BEYOND)) for row in rows], pa.bool_())
     details = (json.dumps(row["detail"], ensure_ascii=False, allow_nan=False) for row in rows)
     columns["detail"] = pa.array(details, pa.string())
     table = pa.table(columns).replace_schema_metadata(
@@ -157,7 +161,8 @@ def open_score_file(path: Path) -> tuple[pq.ParquetFile, ScoreFileInfo]:
 def _column_types(names: Sequence[str]) -> dict[str, pa.DataType]:
     """Return the type of every column that a file with these columns must have."""
     nested = {name: kind for prefix, kind in NESTED.values() for name in names if name.startswith(prefix)}
-    return {**SCALARS, **nested, "detail": pa.string()}
+    beyond = {BEYOND: pa.bool_()} if BEYOND in names else {}
+    return {**SCALARS, **nested, **beyond, "detail": pa.string()}
 
 
 def read_columns(file: pq.ParquetFile, path: Path, names: Sequence[str] | None = None) -> pa.Table:
@@ -203,7 +208,7 @@ def _nested(row: Mapping[str, Any], place: str) -> dict[str, Any]:
             for name, value in row.items()
             if name.startswith(prefix) and value is not None
         }
-    return found | {"detail": parse_detail(row["detail"], place)}
+    return found | {BEYOND: bool(row.get(BEYOND)), "detail": parse_detail(row["detail"], place)}
 
 
 def parse_detail(text: str | None, place: str) -> dict[str, Any]:

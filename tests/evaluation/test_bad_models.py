@@ -3,12 +3,10 @@
 import shutil
 from pathlib import Path
 
-import pytest
 from safetensors.torch import load_file, save_file
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
-from evalsuite.foundation import read_json, write_json
 from tests.reports.score_edits import rows_by_cell
 
 
@@ -21,27 +19,12 @@ def nan_model(tiny: Path, folder: Path) -> Path:
     return folder
 
 
-def short_model(tiny: Path, folder: Path) -> Path:
-    """`tiny` with 40 positions."""
-    shutil.copytree(tiny, folder)
-    config = read_json(folder / "config.json") | {"max_position_embeddings": 40}
-    write_json(folder / "config.json", config)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"), [(nan_model, "not finite"), (short_model, "the model reads at most 40")]
-)
-def test_inference_errors_are_recorded_and_counted(
-    make: object, reason: str, tiny: Path, tmp_path: Path
-) -> None:
-    assert callable(make)
-    model = make(tiny, tmp_path / "model")
+def test_inference_errors_are_recorded_and_counted(tiny: Path, tmp_path: Path) -> None:
+    model = nan_model(tiny, tmp_path / "model")
     suite = tmp_path / "s.yaml"
     suite.write_text(
         "name: s\ntitle: S\nbenchmarks: [{benchmark: pocket_niah_single_2, contexts: [128], limit: 2}]\n"
     )
-    # A context that no model reads is refused at once; one that the teacher reads is evaluated for all.
     summary = evaluate(
         RunConfig(suite=suite, checkpoints=[str(model)], out=tmp_path / "run", teacher=str(tiny), quiet=True)
     )
@@ -52,8 +35,8 @@ def test_inference_errors_are_recorded_and_counted(
     for record in records:
         assert record["outcome"] == "error"
         assert record["values"] == {}
-        assert reason in record["error"]
+        assert "not finite" in record["error"]
     ((count, example),) = summary.errors.values()
     assert count == 4
-    assert reason in example
+    assert "not finite" in example
     assert "4 documents failed, e.g." in str(summary)

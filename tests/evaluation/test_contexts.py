@@ -1,4 +1,4 @@
-"""Contexts beyond what models read: refused before their documents are made, or counted as errors."""
+"""Contexts beyond what models read: left out by name, for all checkpoints or for one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -9,7 +9,8 @@ import pytest
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import estimate_run, evaluate
-from evalsuite.foundation import ConfigError
+from evalsuite.evaluation.run_paths import index_path
+from evalsuite.foundation import ConfigError, read_json, write_json
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
 from evalsuite.reports.records.run_folder import read_plan
 from tests.reports.score_edits import rows_by_cell
@@ -50,11 +51,12 @@ def test_context_beyond_all_checkpoints_is_refused_or_left_out(crew: Any, tmp_pa
     assert {row["benchmark"] for row in records(other)} == {"pocket_facts"}
 
 
-def test_context_beyond_one_checkpoint_is_an_error(
-    crew: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads = {"t": 2048, "a": 512}
+def limited(
+    crew: Any, monkeypatch: pytest.MonkeyPatch, reads: dict[str, int]
+) -> Callable[[], list[tuple[str, int]]]:
+    """Give each checkpoint its positions; return who got requests for texts that it cannot read."""
     engines: Callable[..., Any] = crew.engine_factory
+    refused: list[tuple[str, int]] = []
 
     def describe_checkpoints(checkpoints: Sequence[str], teacher: str | None, **_: object) -> list[Any]:
         return [
@@ -68,9 +70,11 @@ def test_context_beyond_one_checkpoint_is_an_error(
 
             def generate(requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateResponse]]:
                 for number, request in enumerate(requests):
-                    refusal = request.validation_error(reads[label])
-                    answer = GenerateResponse((1,), " x", "stop")
-                    yield number, GenerateResponse.from_error(refusal) if refusal else answer
+                    if refusal := request.validation_error(reads[label]):
+                        refused.append((label, len(request.prompt)))
+                        yield number, GenerateResponse.from_error(refusal)
+                    else:
+                        yield number, GenerateResponse((1,), " x", "stop")
 
             engine.generate, engine.max_length = generate, reads[label]
             return engine
@@ -79,18 +83,51 @@ def test_context_beyond_one_checkpoint_is_an_error(
 
     monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", describe_checkpoints)
     monkeypatch.setattr("evalsuite.evaluation.infer.engine_factory", engine_factory)
+    return lambda: refused
+
+
+def test_context_beyond_one_checkpoint_is_left_out_for_it(
+    crew: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = limited(crew, monkeypatch, {"t": 2048, "a": 512})
     run, both = tmp_path / "run", suite(tmp_path, [128, 1024])
-    told = str(
-        evaluate(
-            RunConfig(
-                suite=both, checkpoints=["a"], out=run, teacher="t", phases=("build", "infer"), quiet=True
-            )
-        )
-    )
-    assert "a: 2 responses are errors, e.g. invalid request: the prompt has" in told
-    assert "\nt: " not in told
-    summary = evaluate(RunConfig(suite=both, out=run, phases=("score",), quiet=True))
-    assert {label: count for label, (count, _) in summary.errors.items()} == {"a": 2}
-    assert "a: 2 documents failed, e.g." in str(summary)
-    failed = [row for row in records(run) if row["outcome"] == "error"]
-    assert {(row["checkpoint"], row["context"]) for row in failed} == {("a", 1024)}
+    asked = RunConfig(suite=both, checkpoints=["a"], out=run, teacher="t", quiet=True)
+    why = f"{NAME}@1024 is not read by a: it supports at most 512 tokens"
+    estimate = estimate_run(asked)
+    assert why in str(estimate)
+    assert estimate.unread_requests == 2
+    for _ in range(2):  # The second call resumes, and still knows.
+        summary = evaluate(asked)
+        assert why in str(summary)
+        assert not summary.missing
+        assert not summary.errors
+        assert not summary.failed
+    assert refused() == []
+    found = [row for row in records(run) if row["benchmark"] == NAME]
+    assert {(row["checkpoint"], row["context"]) for row in found} == {("t", 128), ("t", 1024), ("a", 128)}
+    plan = read_plan(run)
+    assert {each.label: each.positions for each in plan.checkpoints} == {"t": 2048, "a": 512}
+    assert not plan.limit(plan.checkpoints[1]).reads(1024)
+    with pytest.raises(
+        ConfigError, match=rf"{NAME}: 'contexts' = 1024: a supports at most 512 tokens.*--strict"
+    ):
+        evaluate(replace(asked, out=tmp_path / "other", strict=True))
+
+
+def test_context_that_an_earlier_version_counted_as_an_error(
+    crew: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index without positions has error rows; building again leaves them out, and their file goes."""
+    refused = limited(crew, monkeypatch, {"t": 2048, "a": 512})
+    run = tmp_path / "run"
+    asked = RunConfig(suite=suite(tmp_path, [1024]), checkpoints=["a"], out=run, teacher="t", quiet=True)
+    evaluate(replace(asked, phases=("build",)))
+    index = read_json(index_path(run))
+    for checkpoint in index["checkpoints"]:
+        del checkpoint["positions"]
+    write_json(index_path(run), index)
+    old = RunConfig(out=run, phases=("infer", "score"), quiet=True)
+    assert {label: count for label, (count, _) in evaluate(old).errors.items()} == {"a": 2}
+    assert [label for label, _ in refused()] == ["a", "a"]
+    assert not evaluate(asked).errors
+    assert {row["checkpoint"] for row in records(run) if row["benchmark"] == NAME} == {"t"}

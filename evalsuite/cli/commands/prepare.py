@@ -32,6 +32,12 @@ def add(commands: argparse._SubParsersAction) -> None:
         metavar="PATH",
         help="also generate the documents of given lengths (RULER), for all models with its tokenizer",
     )
+    parser.add_argument(
+        "--max-length",
+        type=int,
+        metavar="N",
+        help="with --checkpoint: also lengths up to N tokens beyond its positions, for `run --max-length`",
+    )
     add_quiet(parser)
     parser.set_defaults(call=run)
 
@@ -39,9 +45,11 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Freeze the data, and list written and missing files."""
     from evalsuite.cli.commands.show import table
-    from evalsuite.foundation import DataError
+    from evalsuite.foundation import ConfigError, DataError
     from evalsuite.tasks.sources.freeze import freeze
 
+    if arguments.max_length is not None and (arguments.checkpoint is None or arguments.max_length < 1):
+        raise ConfigError(f"--max-length {arguments.max_length}: a number of tokens, with --checkpoint")
     done = freeze(arguments.suite, arguments.data, source=arguments.source, quiet=arguments.quiet)
     files, left_out = list(done.files), {}
     # Generated documents need complete sources.
@@ -50,7 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         arguments.data.mkdir(parents=True, exist_ok=True)
         generated = prepare_documents(
-            arguments.suite, arguments.data, arguments.checkpoint, quiet=arguments.quiet
+            arguments.suite,
+            arguments.data,
+            arguments.checkpoint,
+            max_length=arguments.max_length,
+            quiet=arguments.quiet,
         )
         files, left_out = files + generated.files, generated.left_out
     rows = [(str(file.path), f"{file.rows:,}" if file.rows else "-", file.license) for file in files]

@@ -56,6 +56,13 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--out", type=Path, help="run folder; repeat the command to resume")
     parser.add_argument("--limit", type=int, metavar="N", help="a seeded sample of N documents per benchmark")
     parser.add_argument(
+        "--max-length",
+        type=int,
+        metavar="N",
+        help="read contexts of up to N tokens where a checkpoint's config states fewer positions; scores "
+        "beyond those are marked out of distribution",
+    )
+    parser.add_argument(
         "--skip-missing",
         action="store_true",
         help="leave out benchmarks without data or consent to execute code, by name",
@@ -63,7 +70,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="refuse contexts that no checkpoint supports, which are otherwise left out by name",
+        help="refuse contexts that a checkpoint does not support, which are otherwise left out by name",
     )
     add_engine_option(parser, "inference engine")
     parser.add_argument(

@@ -57,11 +57,13 @@ def is_complete(run: Path, weights_id: str) -> bool:
     if fingerprint is None:
         return False
     index, cache = read_index(run), ResponseCache(responses_folder(run))
-    tokenizer = next(each.tokenizer for each in index.checkpoints if each.weights_id == weights_id)
+    checkpoint = next(each for each in index.checkpoints if each.weights_id == weights_id)
+    limit = index.limit(checkpoint)
     return all(
         cache.get_by_key(fingerprint, request.key()) is not None
         for cell in index.cells
-        for request_set in read_requests(run, tokenizer, cell)
+        for request_set in read_requests(run, checkpoint.tokenizer, cell)
+        if limit.reads(request_set.context)
         for request in cell.requests(request_set)
     )
 

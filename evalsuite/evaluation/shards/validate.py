@@ -73,12 +73,14 @@ class _Checkpoint(_ShardPart):
     path: Text
     weights_id: Name
     tokenizer: Identifier
+    positions: Annotated[int, Field(ge=1)] | None = None
 
 
 class _Registration(_ShardPart):
     label: Name
     path: Text
     parameters: Count | None
+    positions: Annotated[int, Field(ge=1)] | None = None
     lineage: dict[str, JsonValue]
 
 
