@@ -17,6 +17,7 @@ from evalsuite.reports.analysis.recovery import (
 )
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE, Pool, Scope
+from evalsuite.reports.records.merging import CellKey
 
 
 def average_rows(pool: Pool, informative: Mapping[int, Sequence[str]] | None = None) -> list[AverageRow]:
@@ -92,6 +93,7 @@ def _missing(pool: Pool, scope: Scope, checkpoint: int, teacher: int | None) -> 
     cells = [pool.cells[i] for i in scope.cells]
     lacking = {cell.key for cell in cells if teacher is None or teacher in cell.present}
     lacking -= {cell.key for cell in cells if checkpoint in cell.present}
+    lacking -= _read_by_no_student(pool, teacher)
     lacking |= {cell.key for cell in pool.tensor.incomplete if cell.checkpoint in (checkpoint, teacher)}
     named = {cell.benchmark.name for cell in cells} if scope.name == INFORMATIVE else None
     return tuple(
@@ -102,6 +104,14 @@ def _missing(pool: Pool, scope: Scope, checkpoint: int, teacher: int | None) -> 
         and how.direction == "higher"
         and any((benchmark.name, scope.protocol, context) in lacking for context in how.contexts)
     )
+
+
+def _read_by_no_student(pool: Pool, teacher: int | None) -> set[CellKey]:
+    """Cells whose context none of a teacher's students reads: nobody is compared on them."""
+    if teacher is None:
+        return set()
+    students = [i for i, each in enumerate(pool.tensor.checkpoints) if each.teacher == teacher]
+    return {cell.key for cell in pool.cells if all((i, cell.key) in pool.tensor.unread for i in students)}
 
 
 def _with_ranks(pool: Pool, scope: Scope, rows: Sequence[AverageRow]) -> list[AverageRow]:

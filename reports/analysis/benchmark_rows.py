@@ -103,6 +103,7 @@ def _benchmark_row(
         score=_score_interval(cell, values, level),
         seed_deviation=sqrt(effect.between_seeds) if effect else None,
         outcomes=_outcomes(cell, checkpoint),
+        out_of_distribution=_beyond(cell, checkpoint),
     )
     teacher = tensor.checkpoints[checkpoint].teacher
     if teacher is None or teacher not in cell.present or pool_index is None or data is None:
@@ -171,6 +172,7 @@ def _perplexity_row(tensor: ResultTensor, cell: Cell, checkpoint: int) -> Benchm
         recovery=Estimate(None, why),
         chance_normalized_recovery=Estimate(None, why),
         outcomes=_outcomes(cell, checkpoint),
+        out_of_distribution=_beyond(cell, checkpoint),
     )
 
 
@@ -185,3 +187,9 @@ def _log_perplexity(tensor: ResultTensor, cell: Cell, checkpoints: Sequence[int]
 def _outcomes(cell: Cell, checkpoint: int) -> dict[str, int]:
     counts = np.bincount(cell.outcomes[cell.present.index(checkpoint)].ravel(), minlength=len(OUTCOMES))
     return {name: int(count) for name, count in zip(OUTCOMES, counts, strict=True)}
+
+
+def _beyond(cell: Cell, checkpoint: int) -> int:
+    """Documents beyond the checkpoint's stated positions."""
+    counts = cell.out_of_distribution
+    return int(counts[cell.present.index(checkpoint)]) if len(counts) else 0

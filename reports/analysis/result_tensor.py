@@ -6,7 +6,7 @@ A checkpoint without every planned document is in no cell, but in `ResultTensor.
 selection admits partial cells: these have the documents that all of their checkpoints have.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from evalsuite.reports.records.merging import CellKey, CheckpointEntry, MergedPl
 from evalsuite.reports.records.reading import NO_CHOICE, NO_CONTEXT
 from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
 from evalsuite.reports.records.run_selection import RunSelection
+from evalsuite.reports.records.score_files import BEYOND
 from evalsuite.reports.records.score_rows import BenchmarkProtocol, ReadLog, collect_score_rows
 from evalsuite.reports.statistics.seeds import seed_effect
 
@@ -65,6 +66,8 @@ class Cell:
     """[C, S, D] index of the choice that the metric picks; −1 where unknown, and under generation"""
     answer_names: tuple[str, ...] = ()
     """Under generation, the extracted answer that each code stands for"""
+    out_of_distribution: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """[C] documents with a text longer than the positions that the checkpoint's config states"""
 
     @property
     def independent_units(self) -> int:
@@ -121,6 +124,8 @@ class ResultTensor:
     errors: dict[tuple[int, str, str], int]
     """(checkpoint, benchmark, protocol) → number of responses with outcome `error`"""
     warnings: tuple[str, ...]
+    unread: Mapping[tuple[int, CellKey], str] = field(default_factory=dict)
+    """(checkpoint, cell) → why the checkpoint does not read the cell's context"""
 
     @property
     def checkpoints(self) -> tuple[CheckpointEntry, ...]:
@@ -151,7 +156,8 @@ def load_result_tensor(runs: Sequence[Path], selection: RunSelection | None = No
     """
     selection = selection or RunSelection()
     merged = merge_plans(runs, selection)
-    planned = merged.planned_cells()
+    planned, unread = merged.planned_cells(), merged.unread_cells()
+    lacks_unread = selection.unread_contexts == "missing"
     log = ReadLog()
     cells: list[Cell] = []
     incomplete: list[IncompleteCell] = []
@@ -172,6 +178,11 @@ def load_result_tensor(runs: Sequence[Path], selection: RunSelection | None = No
                     for i in range(len(merged.checkpoints))
                     if (i, key) in planned and i not in there
                 ]
+                lacking += [
+                    IncompleteCell(i, *key, 0, plan.planned(context), f"it {unread[i, key]}")
+                    for i in range(len(merged.checkpoints))
+                    if lacks_unread and (i, key) in unread and i not in there
+                ]
                 if frame is not None:
                     log.warnings += incomplete_warnings(lacking, benchmark.title, merged.checkpoints)
                 cells += found
@@ -188,6 +199,7 @@ def load_result_tensor(runs: Sequence[Path], selection: RunSelection | None = No
         log.score_rows,
         log.errors,
         warnings,
+        unread,
     )
 
 
@@ -228,6 +240,7 @@ def _cells(
     outcomes = grid(frame["outcome"].map(codes_of), 0, np.int8)
     lines, score_files = grid(frame["row"], 0, np.int64), grid(frame["file"], 0, np.int32)
     units = grid(frame["units"], 1.0, float)
+    beyond = grid(frame[BEYOND], False, bool).any(axis=1)
     answers = grid(frame["answer"], NO_CHOICE, np.int32)
     scored_answers = grid(frame["scored_answer"], NO_CHOICE, np.int32)
     chance = _chance(frame, codes, len(documents), source) if _has_chance(frame, source) else None
@@ -252,6 +265,7 @@ def _cells(
                 prompt_hashes=np.asarray(hashes, dtype=str)[prompts[pick][0, 0]],
                 clusters=None if clusters is None else np.unique(clusters[selected], return_inverse=True)[1],
                 answers=answers[pick],
+                out_of_distribution=beyond[np.ix_(np.asarray(rows), selected)].sum(axis=1),
                 scored_answers=scored_answers[pick],
                 answer_names=log.answers.get(source.benchmark.name, ())
                 if source.protocol == "generation"

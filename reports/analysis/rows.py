@@ -37,6 +37,8 @@ class BenchmarkRow:
     """Minimum detectable effect: the smallest true drop that is detected with 80 % power."""
     outcomes: dict[str, int]
     """Responses per outcome, over documents and seeds."""
+    out_of_distribution: int = 0
+    """Documents with a text longer than the positions that the checkpoint's config states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

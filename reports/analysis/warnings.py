@@ -21,6 +21,8 @@ def report_warnings(
     """All warnings of a report, those of reading its runs first; one sentence or two each."""
     return (
         *tensor.warnings,
+        *unread_contexts(tensor),
+        *_out_of_distribution(tensor),
         *_single_documents(tensor),
         *_missing_teachers(tensor),
         *_not_informative(tensor, informative),
@@ -31,6 +33,41 @@ def report_warnings(
         *_teachers_below_chance(tensor, gaps),
         *_numerical_artefacts(tensor, gaps, doctor),
     )
+
+
+def unread_contexts(tensor: ResultTensor) -> list[str]:
+    """Contexts that a checkpoint is not evaluated on, grouped by context and reason."""
+    groups: dict[tuple[int | None, str, str], dict[int, None]] = {}
+    titles = {benchmark.name: benchmark.title for benchmark in tensor.merged.benchmarks}
+    for (checkpoint, (benchmark, _, context)), why in tensor.unread.items():
+        groups.setdefault((context, titles[benchmark], why), {})[checkpoint] = None
+    named: dict[tuple[int | None, str, tuple[int, ...]], list[str]] = {}
+    for (context, title, why), checkpoints in groups.items():
+        named.setdefault((context, why, tuple(checkpoints)), []).append(title)
+    return [
+        f"{', '.join(sorted(benchmarks))} at {context:,} tokens: not read by "
+        f"{', '.join(repr(tensor.checkpoints[i].label) for i in checkpoints)}, which {why}."
+        for (context, why, checkpoints), benchmarks in named.items()
+    ]
+
+
+def _out_of_distribution(tensor: ResultTensor) -> list[str]:
+    """Cells with texts longer than the positions that a checkpoint's config states."""
+    groups: dict[tuple[int | None, tuple[int, ...]], list[str]] = {}
+    for cell in tensor.cells:
+        who = tuple(
+            checkpoint
+            for checkpoint, documents in zip(cell.present, cell.out_of_distribution, strict=False)
+            if documents
+        )
+        if who:
+            groups.setdefault((cell.context, who), []).append(cell.benchmark.title)
+    return [
+        f"{', '.join(dict.fromkeys(benchmarks))}{f' at {context:,} tokens' if context else ''}: out of "
+        f"distribution for {', '.join(repr(tensor.checkpoints[i].label) for i in who)}, beyond the positions "
+        "that the config states (--max-length)."
+        for (context, who), benchmarks in groups.items()
+    ]
 
 
 def _single_documents(tensor: ResultTensor) -> list[str]:

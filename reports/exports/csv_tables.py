@@ -34,7 +34,7 @@ def leaderboard_csv(report: Report) -> str:
 
 
 def scores_csv(report: Report) -> str:
-    """One row per checkpoint, benchmark, protocol and context; incomplete cells have counts and no score."""
+    """One row per checkpoint, benchmark, protocol and context; incomplete and unread cells have no score."""
     plans = {benchmark.name: benchmark for benchmark in report.benchmarks}
     flips = {(r.checkpoint, r.scope, r.protocol, r.context): r for r in report.agreements_by_benchmark}
     letters = {(r.checkpoint, r.benchmark, r.context): r for r in report.letters}
@@ -55,6 +55,7 @@ def scores_csv(report: Report) -> str:
                 "metric": how.metric if how.direction == "higher" else f"log-perplexity ({how.metric})",
                 "status": "measured",
                 "documents": row.documents,
+                "out_of_distribution": row.out_of_distribution,
                 "planned": how.planned(row.context),
                 "seeds": row.seeds,
                 **interval_cells("score", row.score),
@@ -74,22 +75,25 @@ def scores_csv(report: Report) -> str:
                 **_letter_cells(letters.get((row.checkpoint, row.benchmark, row.context)), row.protocol),
             }
         )
-    for cell in report.tensor.incomplete:
-        plan = plans[cell.benchmark]
+    lacking = [(each.checkpoint, each.key, "incomplete", each.documents) for each in report.tensor.incomplete]
+    lacking += [(checkpoint, key, "not read", 0) for checkpoint, key in report.tensor.unread]
+    for checkpoint, (name, protocol, context), status, documents in lacking:
+        plan = plans[name]
+        how = plan.protocols[protocol]  # type: ignore[index]
         rows.append(
             {
-                "label": report.checkpoints[cell.checkpoint].label,
-                "weights_id": report.checkpoints[cell.checkpoint].plan.weights_id,
-                "role": report.checkpoints[cell.checkpoint].plan.role,
-                "teacher": _teacher(report, cell.checkpoint),
-                "benchmark": cell.benchmark,
+                "label": report.checkpoints[checkpoint].label,
+                "weights_id": report.checkpoints[checkpoint].plan.weights_id,
+                "role": report.checkpoints[checkpoint].plan.role,
+                "teacher": _teacher(report, checkpoint),
+                "benchmark": name,
                 "category": plan.category,
-                "protocol": cell.protocol,
-                "context": cell.context,
-                "metric": plan.protocols[cell.protocol].metric,  # type: ignore[index]
-                "status": "incomplete",
-                "documents": cell.documents,
-                "planned": cell.planned,
+                "protocol": protocol,
+                "context": context,
+                "metric": how.metric,
+                "status": status,
+                "documents": documents,
+                "planned": how.planned(context),
             }
         )
     return _csv(rows)

@@ -160,7 +160,13 @@ def missing(
                 continue
             lacking = [(who, cell) for who in needed if (cell := tensor.unmeasured(who, key)) is not None]
             found += [cell.sentence([tensor.checkpoints[who].label], benchmark.name) for who, cell in lacking]
-            if not lacking:
+            unread = [] if lacking else [who for who in needed if (who, key) in tensor.unread]
+            if rule.context is not None:
+                found += [
+                    f"{name_of(key)}: '{tensor.checkpoints[who].label}' {tensor.unread[who, key]}"
+                    for who in unread
+                ]
+            if not lacking and not unread:
                 found.append(f"{name_of(key)}: in the plan, but without comparable responses")
     more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return "; ".join(found[:SHOWN]) + more

@@ -9,7 +9,7 @@ from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict import Strict, parse, read_yaml
 from evalsuite.foundation.taxonomy import Category, Protocol
 from evalsuite.reports.gate.metrics import RULE_METRICS, RuleMetric, option_names
-from evalsuite.reports.records.run_selection import ErrorRule, RunSelection
+from evalsuite.reports.records.run_selection import ErrorRule, RunSelection, UnreadRule
 
 SCHEMA = 2
 RETIRED = {"lines": "rules", "centred_recovery": "chance_normalized_recovery", "deficit": "drop"}
@@ -109,12 +109,17 @@ class Policy(Strict):
     """Admit partial cells with at least this share of the planned documents; default: 1, none."""
     errors: ErrorRule | None = None
     """`wrong`, the default: a response that is an error scores 0. `exclude`: leave its document out."""
+    unread_contexts: UnreadRule = "ignore"
+    """Contexts beyond what a checkpoint reads: `ignore` leaves them out of its rules; `missing` counts them
+    as not measured."""
     rules: tuple[Rule, ...] = Field(min_length=1)
     """At least one rule."""
 
     def select(self, selection: RunSelection | None = None) -> RunSelection:
         """Return the selection of this policy; options that are given take precedence."""
-        return (selection or RunSelection()).with_defaults(self.min_coverage, self.errors)
+        return (selection or RunSelection()).with_defaults(
+            self.min_coverage, self.errors, self.unread_contexts
+        )
 
 
 def load_policy(path: Path) -> Policy:

@@ -1,10 +1,11 @@
 """Merge the plans of several runs; plans that contradict each other are refused."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evalsuite.foundation import ConfigError, DataError, nearest
+from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan, read_plan
 from evalsuite.reports.records.run_selection import RunSelection
 
@@ -45,17 +46,28 @@ class MergedPlan:
         return frozenset(checkpoint.weights_id for plan in self.plans for checkpoint in plan.checkpoints)
 
     def planned_cells(self) -> frozenset[tuple[int, CellKey]]:
-        """(checkpoint, cell) for every cell that the plan of one of its runs has for a checkpoint."""
+        """(checkpoint, cell) for every cell that a checkpoint reads in one of its runs."""
+        return frozenset((who, key) for who, key, limit in self._cells() if limit.reads(key[2]))
+
+    def unread_cells(self) -> dict[tuple[int, CellKey], str]:
+        """(checkpoint, cell) → why, for every cell that the checkpoint does not read in any of its runs."""
+        planned = self.planned_cells()
+        return {
+            (checkpoint, key): limit.reason
+            for checkpoint, key, limit in self._cells()
+            if (checkpoint, key) not in planned
+        }
+
+    def _cells(self) -> Iterator[tuple[int, CellKey, ContextLimit]]:
+        """Every checkpoint and cell of every plan, and which contexts the checkpoint reads there."""
         index = {checkpoint.plan.weights_id: i for i, checkpoint in enumerate(self.checkpoints)}
-        return frozenset(
-            (index[checkpoint.weights_id], (benchmark.name, protocol, context))
-            for plan in self.plans
-            for checkpoint in plan.checkpoints
-            if checkpoint.weights_id in index
-            for benchmark in plan.benchmarks
-            for protocol, how in benchmark.protocols.items()
-            for context in how.contexts
-        )
+        for plan in self.plans:
+            for checkpoint in (each for each in plan.checkpoints if each.weights_id in index):
+                limit = plan.limit(checkpoint)
+                for benchmark in plan.benchmarks:
+                    for protocol, how in benchmark.protocols.items():
+                        for context in how.contexts:
+                            yield index[checkpoint.weights_id], (benchmark.name, protocol, context), limit
 
 
 def merge_plans(runs: Sequence[Path], selection: RunSelection | None = None) -> MergedPlan:

@@ -7,6 +7,7 @@ from evalsuite.foundation import ConfigError, nearest
 
 ErrorRule = Literal["wrong", "exclude"]
 ERROR_RULES: tuple[ErrorRule, ...] = get_args(ErrorRule)
+UnreadRule = Literal["ignore", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,9 @@ class RunSelection:
     """Admit partial cells with at least this share of the planned documents. Default: 1, none."""
     errors: ErrorRule | None = None
     """`wrong`, the default: a response that is an error scores 0. `exclude`: leave its document out."""
+    unread_contexts: UnreadRule | None = None
+    """Contexts beyond what a checkpoint reads: `ignore`, the default, leaves them out for it; `missing`
+    counts them as not measured. Only a policy chooses."""
 
     def __post_init__(self) -> None:
         """Validate. Raises ConfigError for a value out of range."""
@@ -32,13 +36,16 @@ class RunSelection:
             known = ", ".join(ERROR_RULES)
             raise ConfigError(f"errors = {self.errors!r}: one of {known}{nearest(self.errors, ERROR_RULES)}")
 
-    def with_defaults(self, min_coverage: float | None, errors: ErrorRule | None) -> "RunSelection":
+    def with_defaults(
+        self, min_coverage: float | None, errors: ErrorRule | None, unread_contexts: UnreadRule
+    ) -> "RunSelection":
         """Return the selection with the values of a policy where none is given."""
         return RunSelection(
             self.teacher,
             self.checkpoints,
             min_coverage if self.min_coverage is None else self.min_coverage,
             errors if self.errors is None else self.errors,
+            unread_contexts if self.unread_contexts is None else self.unread_contexts,
         )
 
     @property

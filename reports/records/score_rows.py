@@ -17,7 +17,7 @@ from evalsuite.reports.records.merging import CheckpointEntry, MergedPlan
 from evalsuite.reports.records.reading import NO_CHOICE, NO_CONTEXT, read_score_files
 from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
 from evalsuite.reports.records.run_selection import RunSelection
-from evalsuite.reports.records.score_files import UNKNOWN_SCORER, ScorerVersion, score_paths
+from evalsuite.reports.records.score_files import BEYOND, UNKNOWN_SCORER, ScorerVersion, score_paths
 
 SUMMED = "acc"
 """The metric that picks the choice of the highest summed log-probability."""
@@ -68,9 +68,9 @@ def collect_score_rows(
 
     Returns:
         Columns checkpoint (index), seed, context, doc_id, cluster, prompt_hash, chance, outcome, value,
-        units, row, answer and scored_answer (codes, −1 for none), failed (whether the response is an error;
-        its value is 0, or NaN for a perplexity), file (index into `log.score_files`); one row per
-        checkpoint, seed, context and document. None without score rows.
+        units, out_of_distribution, row, answer and scored_answer (codes, −1 for none), failed (whether the
+        response is an error; its value is 0, or NaN for a perplexity), file (index into `log.score_files`);
+        one row per checkpoint, seed, context and document. None without score rows.
 
     Raises:
         DataError: invalid score rows, a score outside 0 … 1, or two different scores for one key.
@@ -116,9 +116,9 @@ def _read(source: BenchmarkProtocol, run: Path, log: ReadLog) -> pd.DataFrame | 
                 f"{_place(paths, bad)}: {metric} = {bad[f'value.{metric}']:g}; "
                 "a score is a fraction between 0 and 1"
             )
-    columns = ["seed", "context", "doc_id", "prompt_hash", "chance", "row", "cluster"]
-    columns += ["weights_id", "fingerprint", "sampling", "outcome"]
-    selected = frame[columns].astype(dict.fromkeys(columns[7:], "str"))
+    columns = ["seed", "context", "doc_id", "prompt_hash", "chance", "row", "cluster", BEYOND]
+    names = ["weights_id", "fingerprint", "sampling", "outcome"]
+    selected = frame[columns + names].astype(dict.fromkeys(names, "str"))
     selected["value"] = value
     selected["units"] = frame[f"value.{units}"] if units else np.ones(len(frame))
     if has_choices:

@@ -7,6 +7,7 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.recall import Kind
 from evalsuite.reports.analysis.rows import BenchmarkRow
+from evalsuite.reports.analysis.warnings import unread_contexts
 from evalsuite.reports.page.figures import Figure, Table
 from evalsuite.reports.page.plots import heatmap
 from evalsuite.reports.page.section import section
@@ -25,6 +26,8 @@ class HeatCell:
     hint: str
 
 
+BEYOND = "†"
+"""Marks scores that are out of distribution."""
 Row = tuple[str, tuple[HeatCell | None, ...]]
 """Label of a checkpoint and its cells."""
 
@@ -48,11 +51,18 @@ def needle_views(report: Report) -> list[Figure]:
                     [formatting.tokens(context) for context in contexts],
                     _heat_rows(report, rows, (benchmark.name, protocol), contexts),
                     title=f"{benchmark.title}, {formatting.PROTOCOL_TITLES[protocol]}",
-                    caption=f"{formatting.count(documents)} documents per context",
+                    caption=_caption(documents, rows),
                     high=1.0,
                 )
             )
     return views
+
+
+def _caption(documents: int, rows: Sequence[BenchmarkRow]) -> str:
+    text = f"{formatting.count(documents)} documents per context"
+    if not any(row.out_of_distribution for row in rows):
+        return text
+    return f"{text}; {BEYOND} out of distribution, beyond the positions that the model's config states"
 
 
 def _heat_rows(
@@ -71,6 +81,9 @@ def _heat_rows(
 
 
 def _incomplete_cell(report: Report, checkpoint: int, key: CellKey) -> HeatCell | None:
+    why = report.tensor.unread.get((checkpoint, key))
+    if why is not None:
+        return HeatCell("not read", None, "", f"{report.checkpoints[checkpoint].label} {why}")
     cell = report.tensor.unmeasured(checkpoint, key)
     if cell is None:
         return None
@@ -87,8 +100,10 @@ def _heat_cell(report: Report, row: BenchmarkRow | None) -> HeatCell | None:
         f"(95 % interval {formatting.span(row.score)})"
     )
     key = f"{row.checkpoint}|{row.benchmark}|{row.protocol}|{row.context or ''}"
-    digits = 0 if row.context is not None else 1
-    return HeatCell(formatting.percent(row.score.point, digits), round(row.score.point, 3), key, hint)
+    text = formatting.percent(row.score.point, 0 if row.context is not None else 1)
+    if row.out_of_distribution:
+        text, hint = f"{text} {BEYOND}", f"{hint}; out of distribution, beyond the stated positions"
+    return HeatCell(text, round(row.score.point, 3), key, hint)
 
 
 def _mean_cell(label: str, cells: Sequence[HeatCell | None]) -> HeatCell | None:
@@ -202,10 +217,14 @@ class RecallView:
     """Per checkpoint and protocol: needles, RULER's mean and LongBench, each with its recovery."""
     needles: list[Figure]
     longbench: Figure | None
+    unread: tuple[str, ...] = ()
+    """Contexts that a checkpoint is not evaluated on, and why."""
 
 
 @section("recall", "Recall", order=40)
 def recall_view(report: Report) -> RecallView | None:
     """Needles and LongBench; None without either."""
-    view = RecallView(_numbers(report), needle_views(report), longbench_view(report))
+    view = RecallView(
+        _numbers(report), needle_views(report), longbench_view(report), tuple(unread_contexts(report.tensor))
+    )
     return view if view.needles or view.longbench else None
