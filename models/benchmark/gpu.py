@@ -51,7 +51,7 @@ class Gpu:
         if self._handle is None:
             return None
         found = self._get(self._nvml.nvmlDeviceGetComputeRunningProcesses)
-        # In a container, the number of this process differs from the driver's; it is one of them all the same.
+        # In a container the driver knows this process by another number; it is one of them all the same.
         return None if found is None else max(0, len(found) - 1)
 
     def _get(self, function: Any, *arguments: Any) -> Any:

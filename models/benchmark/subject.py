@@ -112,7 +112,7 @@ class Benchmark(ABC):
         """Estimate of the number of sequences of `context` tokens whose caches fit into memory."""
         raise ConfigError(f"{self.subject.engine} measures no batches of decoding sequences")
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027 -- most engines have nothing to free
         """Free what a point left behind, so that the next one starts with all memory."""
 
 

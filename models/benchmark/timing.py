@@ -1,5 +1,6 @@
 """Timing of device work: CUDA events on a GPU, the host's clock on a CPU; medians with their range."""
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -68,7 +69,7 @@ def time_steps(step: Callable[[], object], *, least: int, most: int, device: tor
         # The host must not queue seconds of work ahead of the device: wait for the step before the last.
         events[-2].synchronize()
     events[-1].synchronize()
-    return Spread.of([a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)])
+    return Spread.of([a.elapsed_time(b) for a, b in itertools.pairwise(events)])
 
 
 def step_between(first: Spread, whole: Spread, steps: int) -> Spread | None:

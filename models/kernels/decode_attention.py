@@ -2,7 +2,7 @@
 
 A decode step reads every key and value once, and has too few heads to keep a GPU busy with one program per
 head. Each program therefore handles the query heads of one key head over a part of its keys; a second kernel
-joins the parts. Rows have their own lengths, so that no mask is read and keys behind a row's end cost nothing.
+joins the parts. Rows have their own lengths: no mask is read, and keys behind a row's end cost nothing.
 """
 
 import torch

@@ -89,8 +89,8 @@ def efficiency_text(rows: Sequence[EfficiencyRow]) -> str:
             deviation = synthetic_deviation(mine, weights_id)
             if deviation is not None and deviation > 0.05:
                 lines.append(
-                    f"{label}: a decode step with a synthetic cache differs by {100 * deviation:.0f} % from one "
-                    "after a real prefill"
+                    f"{label}: a decode step with a synthetic cache differs by {100 * deviation:.0f} % from "
+                    "one after a real prefill"
                 )
     names: list[Quantity] = list(QUANTITIES)
     for pair in pairings(rows):

@@ -1,11 +1,10 @@
-"""Figures of efficiency by context: one curve per model, in one engine on one device."""
+"""Figures of efficiency by context: one curve per model, a teacher with its students in one setting."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.measures.efficiency import (
     Quantity,
-    Setting,
     by_context,
     pairings,
     ratios,
@@ -20,20 +19,26 @@ Labels = Mapping[str, str]
 """weights_id → label."""
 
 
-def efficiency_charts(rows: Sequence[EfficiencyRow], labels: Labels, where: Setting) -> list[Figure]:
-    """All figures of one setting; a figure without two contexts is left out."""
-    mine = [row for row in rows if setting(row) == where]
-    caption = f"{where.engine}, {where.device}, {where.dtype}"
+def efficiency_charts(rows: Sequence[EfficiencyRow], labels: Labels) -> list[Figure]:
+    """All figures of a teacher and its students in one setting; one without two contexts is left out."""
+    where = setting(rows[0])
+    names = {row.weights_id: labels.get(row.weights_id, row.label) for row in rows}
+    # Models of one shape share the start of their names, which the caption then states once.
+    starts = {name.partition(", ")[0] for name in names.values()}
+    shared = starts.pop() if len(starts) == 1 and all(", " in name for name in names.values()) else ""
+    if shared:
+        labels = {key: name.removeprefix(f"{shared}, ") for key, name in names.items()}
+    caption = ", ".join(part for part in (shared, where.engine, where.device, where.dtype) if part)
     made = [
-        _speed(mine, labels, "peak_throughput", "Peak decode throughput", caption),
-        _ratio(mine, labels, where, caption),
-        _speed(mine, labels, "decode", "Decode speed of one sequence", caption),
-        _plain(mine, labels, "prefill", "Time to first token", "ms", 1.0, f"{caption}; one prompt"),
-        _plain(mine, labels, "cache", "Cache per sequence", "MiB", 2**20, caption),
+        _speed(rows, labels, "peak_throughput", "Peak decode throughput", caption),
+        _ratio(rows, labels, caption),
+        _speed(rows, labels, "decode", "Decode speed of one sequence", caption),
+        _plain(rows, labels, "prefill", "Time to first token", "ms", 1.0, f"{caption}; one prompt"),
+        _plain(rows, labels, "cache", "Cache per sequence", "MiB", 2**20, caption),
         _plain(
-            mine, labels, "memory", "Peak memory of one sequence", "GiB", 2**30, f"{caption}; with weights"
+            rows, labels, "memory", "Peak memory of one sequence", "GiB", 2**30, f"{caption}; with weights"
         ),
-        _energy(mine, labels, caption),
+        _energy(rows, labels, caption),
     ]
     return [each for each in made if each is not None]
 
@@ -114,17 +119,15 @@ def _speed(
     return _chart(_by_label(rows, labels, values), title, "tokens/s", f"{caption}{more}. Higher is better.")
 
 
-def _ratio(rows: Sequence[EfficiencyRow], labels: Labels, where: Setting, caption: str) -> Figure | None:
+def _ratio(rows: Sequence[EfficiencyRow], labels: Labels, caption: str) -> Figure | None:
     """Peak throughput of students relative to their teachers."""
     values: dict[str, dict[int, Spread]] = {}
     for pair in pairings(rows):
-        if pair.setting == where:
-            found = ratios(rows, pair.student.weights_id, pair.teacher.weights_id, "peak_throughput")
-            label = labels.get(pair.student.weights_id, pair.student.label)
-            values[label] = {
-                each.context: Spread(median=each.point, low=each.low, high=each.high, repeats=2)
-                for each in found
-            }
+        found = ratios(rows, pair.student.weights_id, pair.teacher.weights_id, "peak_throughput")
+        label = labels.get(pair.student.weights_id, pair.student.label)
+        values[label] = {
+            each.context: Spread(median=each.point, low=each.low, high=each.high, repeats=2) for each in found
+        }
     return _chart(
         values,
         "Peak decode throughput relative to the teacher",

@@ -61,8 +61,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         nargs="*",
         type=context_length,
         metavar="T",
-        help="contexts at which decode batches grow until memory ends (default: 2k 8k 32k 128k on a GPU, none "
-        "on a CPU)",
+        help="contexts at which decode batches grow until memory ends (default: 2k 8k 32k 128k on a GPU, "
+        "none on a CPU)",
     )
     parser.add_argument("--repeats", type=int, default=3, help="timed prefills up to 32k (default: 3)")
     parser.add_argument(
@@ -85,6 +85,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         type=Path,
         metavar="RUN",
         help="run folder; measurements go to its efficiency.jsonl, and existing ones are not repeated",
+    )
+    parser.add_argument(
+        "--from",
+        dest="runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="measure nothing: write page and CSV of the measurements of run folders to --out",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="estimate time and memory, and measure nothing"
@@ -111,6 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.reports.exports.efficiency import efficiency_text
     from evalsuite.reports.records.efficiency import EfficiencyRow
 
+    if arguments.runs:
+        return _report(arguments)
     if arguments.random == bool(arguments.checkpoints) or arguments.random != bool(arguments.like):
         raise ConfigError("give checkpoints, or --random --like SHAPE [--mixer M …]")
     if arguments.mixer and not arguments.random:
@@ -144,6 +154,18 @@ def run(arguments: argparse.Namespace) -> int:
     print(efficiency_text(rows))
     if arguments.out is not None:
         print(f"written to {arguments.out / 'efficiency.jsonl'}")
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    """Write page and CSV of stored measurements."""
+    from evalsuite.foundation import ConfigError
+    from evalsuite.reports.page.efficiency_page import write_efficiency
+
+    if arguments.checkpoints or arguments.random or arguments.out is None:
+        raise ConfigError("--from RUN … takes --out DIR, and no checkpoints: nothing is measured")
+    for path in write_efficiency(arguments.runs, arguments.out):
+        print(f"written to {path}")
     return 0
 
 

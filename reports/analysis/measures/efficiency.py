@@ -133,14 +133,16 @@ class Crossover:
 
     @property
     def text(self) -> str:
-        """Such as ``3,100 (2,900 to 3,400) tokens``."""
+        """``from 3,100 (2,900 to 3,400)``, or ``everywhere`` or ``nowhere`` of the measured contexts."""
         if self.context == 0:
-            return f"at every measured context (from {self.shortest:,} tokens)"
+            return "everywhere"
         if math.isinf(self.context):
-            return f"at none up to {self.longest:,} tokens"
+            return "nowhere"
+        if self.low == self.high:
+            return f"from {self.context:,.0f}"
         high = "beyond" if math.isinf(self.high) else f"{self.high:,.0f}"
         low = f"below {self.shortest:,}" if self.low == 0 else f"{self.low:,.0f}"
-        return f"from {self.context:,.0f} tokens ({low} to {high})"
+        return f"from {self.context:,.0f} ({low} to {high})"
 
 
 def crossover(found: Sequence[Ratio], quantity: Quantity) -> Crossover | None:
@@ -188,6 +190,16 @@ def growth_exponent(found: dict[int, Spread], shortest: int = 0) -> float | None
     y_mean = sum(y for _, y in points) / len(points)
     spread = sum((x - x_mean) ** 2 for x, _ in points)
     return sum((x - x_mean) * (y - y_mean) for x, y in points) / spread
+
+
+def families(rows: Sequence[EfficiencyRow]) -> list[list[EfficiencyRow]]:
+    """Rows of each teacher with its students, in order of appearance."""
+    found: dict[str, list[EfficiencyRow]] = {}
+    measured = {row.weights_id for row in rows}
+    for row in rows:
+        head = row.teacher if row.teacher in measured else row.weights_id
+        found.setdefault(str(head), []).append(row)
+    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from evalsuite.reports.analysis.measures.efficiency import (
     Setting,
     by_context,
     crossover,
-    growth_exponent,
+    families,
     pairings,
     ratios,
     setting,
@@ -35,14 +35,21 @@ PARETO_CONTEXT = 32768
 
 @dataclass(frozen=True, slots=True)
 class CrossoverLine:
-    """One student and quantity: from where it is better than its teacher, and by how much."""
+    """One student: per quantity from where it is better than its teacher, and by how much."""
 
     label: str
-    engine: str
-    quantity: str
-    crossover: str
-    ratios: str
-    growth: str
+    cells: list[tuple[str, str]]
+    """Crossover and ratios, in the order of `QUANTITIES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLine:
+    """One model and context in several engines."""
+
+    label: str
+    context: str
+    cells: list[tuple[str, str]]
+    """Time to first token and decode speed, per engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,70 +83,101 @@ class CostRow:
 class CostView:
     """The section."""
 
+    setting: str
+    quantities: list[str]
     crossovers: list[CrossoverLine]
     charts: list[Figure]
     papers: list[PaperLine]
+    engines: list[str]
+    side_by_side: list[EngineLine]
     rows: list[CostRow]
     notes: list[str]
 
 
 def cost_view_of(rows: Sequence[EfficiencyRow], labels: Labels, pareto: Sequence[Figure] = ()) -> CostView:
-    """The section of measurements, which may belong to no report."""
+    """The section of measurements, which may belong to no report.
+
+    Crossovers and figures are of the setting with most measurements, the other engines stand side by side.
+    """
+    main = settings(rows)[0]
+    mine = [row for row in rows if setting(row) == main]
+    engines = sorted({row.engine for row in rows}, key=lambda name: name != main.engine)
     return CostView(
-        crossovers=crossover_lines(rows, labels),
+        setting=f"{main.engine}, {main.device}, {main.dtype}",
+        quantities=[info.title for info in QUANTITIES.values()],
+        crossovers=crossover_lines(mine, labels),
         charts=[
             *pareto,
-            *(chart for where in settings(rows) for chart in efficiency_charts(rows, labels, where)),
+            *(chart for family in families(mine) for chart in efficiency_charts(family, labels)),
         ],
-        papers=paper_lines(rows, labels),
+        papers=paper_lines(mine, labels),
+        engines=engines,
+        side_by_side=engine_lines(rows, labels, engines) if len(engines) > 1 else [],
         rows=[_row(row, labels) for row in rows],
         notes=_notes(rows),
     )
 
 
 def crossover_lines(rows: Sequence[EfficiencyRow], labels: Labels) -> list[CrossoverLine]:
-    """Every student, engine and quantity with two contexts in common with the teacher."""
+    """Every student with its teacher; rows of one setting."""
     lines = []
     for pair in pairings(rows):
-        mine = [row for row in rows if setting(row) == pair.setting]
-        for name, info in QUANTITIES.items():
-            found = ratios(mine, pair.student.weights_id, pair.teacher.weights_id, name)
+        cells = []
+        for name in QUANTITIES:
+            found = ratios(rows, pair.student.weights_id, pair.teacher.weights_id, name)
             cross = crossover(found, name)
-            if cross is None:
-                continue
-            growth = growth_exponent(by_context(mine, pair.student.weights_id, name), 8192)
-            lines.append(
-                CrossoverLine(
-                    label=labels.get(pair.student.weights_id, pair.student.label),
-                    engine=pair.setting.engine,
-                    quantity=info.title,
-                    crossover=cross.text,
-                    ratios=", ".join(
-                        f"{each.point:.3g}× at {formatting.tokens(each.context)}" for each in _shown(found)
-                    ),
-                    growth=formatting.NOTHING if growth is None else formatting.plain(growth, 2),
-                )
+            shown = ", ".join(
+                f"{each.point:.3g}× at {formatting.tokens(each.context)}" for each in _shown(found)
             )
+            cells.append((formatting.NOTHING if cross is None else cross.text, shown))
+        if any(shown for _, shown in cells):
+            lines.append(CrossoverLine(labels.get(pair.student.weights_id, pair.student.label), cells))
     return lines
+
+
+def engine_lines(rows: Sequence[EfficiencyRow], labels: Labels, engines: Sequence[str]) -> list[EngineLine]:
+    """Models and contexts that several engines have measured, one prompt each."""
+    found: dict[tuple[str, int], dict[str, EfficiencyRow]] = {}
+    for row in rows:
+        if row.kind == "request" and row.batch == 1 and row.status == "ok":
+            found.setdefault((row.weights_id, row.context), {})[row.engine] = row
+    return [
+        EngineLine(
+            labels.get(identifier, next(iter(measured.values())).label),
+            formatting.tokens(context),
+            [_engine_cell(measured.get(engine)) for engine in engines],
+        )
+        for (identifier, context), measured in found.items()
+        if len(measured) > 1
+    ]
+
+
+def _engine_cell(row: EfficiencyRow | None) -> tuple[str, str]:
+    if row is None:
+        return formatting.NOTHING, formatting.NOTHING
+    speed = row.decode_tokens_per_second
+    return (
+        formatting.NOTHING if row.ttft_ms is None else f"{row.ttft_ms.median:,.1f}",
+        formatting.NOTHING if speed is None else f"{speed:,.0f}",
+    )
 
 
 def _shown(found: Sequence[Ratio]) -> list[Ratio]:
     chosen = [each for each in found if each.context in SHOWN_CONTEXTS]
-    return chosen or [found[0], found[-1]]
+    return chosen or [*found[:1], *found[1:][-1:]]
 
 
 def paper_lines(rows: Sequence[EfficiencyRow], labels: Labels) -> list[PaperLine]:
-    """The papers' statements with the ratios of our hybrids at the same context, where measured."""
+    """The papers' statements with the ratios of our hybrids at the same context; rows of one setting."""
     lines = []
     for stated in paper_ratios():
         ours = []
         for pair in pairings(rows):
             label = labels.get(pair.student.weights_id, pair.student.label)
-            if pair.setting.engine != "torch" or "softmax" not in label:
+            if "softmax" not in label:
                 continue
-            mine = [row for row in rows if setting(row) == pair.setting]
             name = next(each for each in QUANTITIES if each == stated.quantity)
-            found = ratios(mine, pair.student.weights_id, pair.teacher.weights_id, name)
+            found = ratios(rows, pair.student.weights_id, pair.teacher.weights_id, name)
             ours += [f"{label}: {each.point:.3g}×" for each in found if each.context == stated.context]
         if ours:
             lines.append(PaperLine(stated.paper, stated.figure, stated.statement, "; ".join(ours)))
@@ -153,8 +191,8 @@ def _notes(rows: Sequence[EfficiencyRow]) -> list[str]:
     beyond = sorted({row.context for row in rows if row.out_of_distribution})
     if beyond:
         notes.append(
-            f"From {formatting.tokens(beyond[0])} on, contexts exceed some models' positions: out of distribution "
-            "for answers, not for speed."
+            f"From {formatting.tokens(beyond[0])} on, contexts exceed some models' positions: out of "
+            "distribution for answers, not for speed."
         )
     if shared := sorted({row.label for row in rows if row.other_processes}):
         notes.append(f"Other processes computed on the GPU during measurements of {', '.join(shared)}.")
@@ -265,8 +303,8 @@ def _pareto_figure(
             "showlegend": False,
         },
         title=title,
-        caption=f"Context {formatting.tokens(context)}, one sequence, {where.engine}, {where.device}. Dotted: "
-        "students that none beats in both (Pareto front).",
+        caption=f"Context {formatting.tokens(context)}, one sequence, {where.engine}, {where.device}. "
+        "Dotted: students that none beats in both (Pareto front).",
         table=Table(
             ("model", axis, "recovery %"),
             tuple((each.label, f"{each.cost:,.4g}", f"{each.recovery:.1f}") for each in placed),

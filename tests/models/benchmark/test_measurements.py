@@ -29,7 +29,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RandomModel]:
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "config.json").write_text(
         '{"model_type": "llama", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, '
-        '"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 50, "max_position_embeddings": 128}'
+        '"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 50, '
+        '"max_position_embeddings": 128}'
     )
     made = random_models(str(folder), MIXERS)
     return {each.label.split(", ")[1]: each for each in made}

@@ -1,0 +1,61 @@
+"""The page of efficiency measurements alone, such as those of models with random weights."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+import evalsuite
+from evalsuite.foundation import DataError, write_text
+from evalsuite.reports.exports.efficiency import crossovers_csv, efficiency_csv
+from evalsuite.reports.page.render import FOLDER, breakable, packed_plotly
+from evalsuite.reports.page.section import TEMPLATES
+from evalsuite.reports.page.sections.cost import cost_view_of
+from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
+
+SCRIPTS = ("unpack.js", "page.js", "figures.js")
+
+
+def write_efficiency(runs: Sequence[Path], out: Path) -> list[Path]:
+    """Write efficiency.html, efficiency.csv and crossovers.csv of the measurements of run folders.
+
+    Raises:
+        DataError: the runs have no measurements, or a line is none.
+        RunFolderError: `out` cannot be written.
+    """
+    rows = read_efficiency(runs)
+    if not rows:
+        raise DataError(
+            f"{', '.join(map(str, runs))}: no measurements; make them with `evalsuite bench … --out RUN`"
+        )
+    texts = {
+        "efficiency.html": efficiency_page(rows),
+        "efficiency.csv": efficiency_csv(rows),
+        "crossovers.csv": crossovers_csv(rows),
+    }
+    for name, content in texts.items():
+        write_text(out / name, content)
+    return [out / name for name in texts]
+
+
+def efficiency_page(rows: Sequence[EfficiencyRow]) -> str:
+    """One HTML file without network requests."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["breakable"] = breakable
+    models = {row.weights_id: row.label for row in rows}
+    body = environment.get_template("sections/cost.html.j2").render(view=cost_view_of(rows, {}))
+    return environment.get_template("efficiency.html.j2").render(
+        version=evalsuite.__version__,
+        title=f"Efficiency of {len(models)} models by context",
+        body=Markup(body),
+        style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
+        plotly=packed_plotly(),
+        scripts=[Markup((FOLDER / "scripts" / name).read_text(encoding="utf-8")) for name in SCRIPTS],
+    )
