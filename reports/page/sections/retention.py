@@ -78,8 +78,13 @@ def _scatter(report: Report, rows: list[AgreementRow], protocol: str) -> Figure 
         y=[100 * y.point for _, _, y in points],
         error_x=_whiskers([(x.low, x.point, x.high) for _, x, _ in points]),
         error_y=_whiskers([(y.low, y.point, y.high) for _, _, y in points]),
-        mode="markers+text" if len(points) <= 12 else "markers",
-        text=[text(label) for label in labels],
+        mode="markers+text",
+        text=[
+            text(label) if is_alone else ""
+            for label, is_alone in zip(
+                labels, _alone([x.point for _, x, _ in points], [y.point for _, _, y in points]), strict=True
+            )
+        ],
         textposition="top center",
         marker={"size": 9, "color": "var(--accent)"},
         hovertext=[text(each) for each in spoken],
@@ -116,6 +121,19 @@ def _scatter(report: Report, rows: list[AgreementRow], protocol: str) -> Figure 
             ),
         ),
     )
+
+
+def _alone(x: list[float], y: list[float]) -> list[bool]:
+    """Whether the label above a point is clear of all others: labels are much wider than high."""
+    width, height = max(x) - min(x) or 1.0, max(y) - min(y) or 1.0
+    return [
+        not any(
+            abs(x[i] - x[j]) < 0.25 * width and abs(y[i] - y[j]) < 0.05 * height
+            for j in range(len(x))
+            if j != i
+        )
+        for i in range(len(x))
+    ]
 
 
 def _whiskers(intervals: list[tuple[float, float, float]]) -> dict[str, object]:
