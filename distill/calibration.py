@@ -28,6 +28,7 @@ class CalibrationConfig(Strict):
     """
 
     method: Literal["taylor"]
+    """`taylor`."""
     data: str
     """Source of the sequences, read from its start; the stages read it, too."""
     num_sequences: int = Field(default=4, ge=1)
