@@ -1,6 +1,7 @@
-"""Scores that the papers print for benchmarks of this report, table by table."""
+"""Scores that the papers print for benchmarks of this report, by table, with ours in the same columns."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evalsuite.reports import formatting
@@ -19,6 +20,8 @@ class PaperTable:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, str, tuple[str, ...]], ...]
     """Model, role, scores as printed."""
+    ours: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+    """Label, role and scores of this report's checkpoints that have one of the columns."""
 
 
 def paper_tables(report: Report) -> list[PaperTable]:
@@ -27,7 +30,7 @@ def paper_tables(report: Report) -> list[PaperTable]:
     for figure in paper_scores():
         if _is_in_report(report, figure):
             found.setdefault((figure.citation, figure.protocol), []).append(figure)
-    return [_table(citation, protocol, figures) for (citation, protocol), figures in found.items()]
+    return [_table(report, citation, protocol, figures) for (citation, protocol), figures in found.items()]
 
 
 def _is_in_report(report: Report, figure: PaperScore) -> bool:
@@ -41,7 +44,7 @@ def _is_in_report(report: Report, figure: PaperScore) -> bool:
     return False
 
 
-def _table(citation: str, protocol: str, figures: Sequence[PaperScore]) -> PaperTable:
+def _table(report: Report, citation: str, protocol: str, figures: Sequence[PaperScore]) -> PaperTable:
     columns = dict.fromkeys((figure.benchmark, figure.context) for figure in figures)
     models = dict.fromkeys((figure.model, figure.scale, figure.role) for figure in figures)
     values = {(f.model, f.scale, f.benchmark, f.context): f"{f.value:g}" for f in figures}
@@ -56,7 +59,60 @@ def _table(citation: str, protocol: str, figures: Sequence[PaperScore]) -> Paper
             )
             for model, scale, role in models
         ),
+        ours=_ours(report, protocol, {(f.benchmark, f.context): f for f in figures}),
     )
+
+
+def _ours(
+    report: Report, protocol: str, columns: Mapping[tuple[str, int | None], PaperScore]
+) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """The report's checkpoints in the columns of a table; those without any score are left out.
+
+    Args:
+        report: the report.
+        protocol: of the table.
+        columns: one printed score per column, which tells its unit.
+    """
+    rows = []
+    for i, checkpoint in enumerate(report.checkpoints):
+        scores = [_our_score(report, i, protocol, figure) for figure in columns.values()]
+        if any(score is not None for score in scores):
+            texts = tuple(
+                formatting.NOTHING if score is None else _as_printed(score, figure)
+                for score, figure in zip(scores, columns.values(), strict=True)
+            )
+            rows.append((checkpoint.label, checkpoint.plan.role, texts))
+    return tuple(rows)
+
+
+def _our_score(report: Report, checkpoint: int, protocol: str, figure: PaperScore) -> float | None:
+    """A checkpoint's score in the column of a printed one; None if a part of it is not measured.
+
+    Averaged over benchmarks, and over contexts where the paper states none; a perplexity per unit.
+    """
+    plans = {each.name: each for each in report.benchmarks if protocol in each.protocols}
+    names = MEANS.get(figure.benchmark) or [n for n in BENCHMARKS[figure.benchmark] if n in plans][:1]
+    means = []
+    for name in names:
+        how = plans[name].protocols[protocol]  # type: ignore[index]  # the keys are these texts
+        contexts = how.contexts if figure.context is None else (figure.context,)
+        scores = {
+            row.context: row.score.point
+            for row in report.scores
+            if (row.checkpoint, row.benchmark, row.protocol) == (checkpoint, name, protocol)
+        }
+        if not scores.keys() >= set(contexts):
+            return None
+        mean = sum(scores[context] for context in contexts) / len(contexts)
+        means.append(math.exp(mean) if how.direction == "lower" else mean)
+    return sum(means) / len(means)
+
+
+def _as_printed(score: float, figure: PaperScore) -> str:
+    """A score in the unit of a printed one: percent, a fraction, or a perplexity."""
+    if figure.metric == "perplexity":
+        return f"{score:.4g}"
+    return f"{score:.4f}" if figure.metric == "score (0-1)" else formatting.percent(score)
 
 
 def paper_gap_sentence(report: Report) -> str:
