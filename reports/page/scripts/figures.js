@@ -86,6 +86,8 @@
         if (/^[xy]axis/.test(name) && each.ticktext) {
           // Entities such as &lt; are one letter; they are never cut in half.
           each.ticktext = each.ticktext.map((label) => (label.includes("&") ? label : shortened(label, 15)));
+          // The names of so many columns would overlap; hovering tells them.
+          if (name.startsWith("x") && each.ticktext.length > 12) each.showticklabels = false;
         }
       }
     }
