@@ -1,6 +1,7 @@
 """The shape of a Llama-style decoder, and what its parts cost."""
 
 from dataclasses import dataclass
+from typing import Any
 
 CHUNK_SIZE = 64
 """Chunk length of the recurrence, within which its cost is quadratic."""
@@ -21,6 +22,21 @@ class ModelShape:
     intermediate_size: int
     vocab_size: int
     tie_word_embeddings: bool = True
+
+    @classmethod
+    def from_config(cls, config: Any) -> "ModelShape":
+        """The shape of a teacher or student, from its transformers config."""
+        config = getattr(config, "base", config)
+        return cls(
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            intermediate_size=config.intermediate_size,
+            vocab_size=config.vocab_size,
+            tie_word_embeddings=config.tie_word_embeddings,
+        )
 
     @property
     def attention_params(self) -> int:

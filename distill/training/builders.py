@@ -82,17 +82,32 @@ def resolve_checkpoints(recipe: Recipe, out: Path) -> Recipe:
     return recipe.model_copy(update={"student": student})
 
 
+def resolve_precision(recipe: Recipe, device: torch.device) -> str:
+    """`bf16` or `fp32`.
+
+    Raises:
+        ConfigError: bf16 on a GPU without it.
+    """
+    precision = recipe.precision
+    if precision == "auto":
+        precision = "bf16" if device.type == "cuda" else "fp32"
+    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
+        raise ConfigError(
+            f"precision: {torch.cuda.get_device_name(device)} has no bfloat16; use --set precision=fp32, "
+            "which takes twice the memory of weights and activations"
+        )
+    return precision
+
+
 def build_models(recipe: Recipe, device: torch.device) -> TrainingModels:
     """Load or build all models of a recipe.
 
     Raises:
         CheckpointError: a checkpoint is missing, damaged or unsafe.
-        ConfigError: an unknown mixer or option, layers that the teacher does not have, or different
-            vocabularies.
+        ConfigError: an unknown mixer or option, layers that the teacher does not have, different
+            vocabularies, or bf16 on a GPU without it.
     """
-    precision = recipe.precision
-    if precision == "auto":
-        precision = "bf16" if device.type == "cuda" else "fp32"
+    precision = resolve_precision(recipe, device)
     if recipe.architecture is not None:
         tokenizer = load_architecture_tokenizer(recipe.architecture)
         random = build_random_model(recipe.architecture, len(tokenizer), tokenizer, recipe.seed)

@@ -160,22 +160,11 @@ def _config_shape(teacher: str, known: dict[str, Any]) -> ModelShape:
     from evalsuite.models import describe_checkpoint
 
     try:
-        config: Any = describe_checkpoint(teacher).config
+        return ModelShape.from_config(describe_checkpoint(teacher).config)
     except EvalsuiteError as error:
         raise ConfigError(
             f"the shape of '{teacher}' is not available{nearest(teacher, known)} ({error})"
         ) from None
-    config = getattr(config, "base", config)
-    return ModelShape(
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
-        tie_word_embeddings=config.tie_word_embeddings,
-    )
 
 
 def _on_gpu(device: str | None) -> bool:

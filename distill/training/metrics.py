@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors.torch import save
 from torch import Tensor
@@ -25,6 +25,13 @@ DIVERGENCE_FACTOR = 5.0
 """A smoothed loss this many times above its best value counts towards divergence."""
 DIVERGENCE_PATIENCE = 50
 """Consecutive steps above DIVERGENCE_FACTOR after which training is stopped."""
+
+
+class GpuUsage(Protocol):
+    """Metrics of the GPU (see `gpu_usage`)."""
+
+    def measure(self, tokens: int) -> dict[str, float]:
+        """Columns after `tokens` tokens of the run."""
 
 
 class TrainingError(EvalsuiteError):
@@ -55,6 +62,7 @@ class MetricsLogger:
         columns: names of the losses' columns, starting with `loss`.
         start: steps of this stage completed by an earlier process.
         seconds: training time of earlier stages and processes.
+        usage: measures throughput and memory; None without a GPU.
     """
 
     def __init__(
@@ -70,6 +78,7 @@ class MetricsLogger:
         quiet: bool,
         is_main: bool,
         tracker: Tracker | None = None,
+        usage: GpuUsage | None = None,
     ) -> None:
         self._folder, self._stage, self._labels, self._columns = folder, stage, labels, columns
         self._rows: list[dict[str, Any]] = []
@@ -78,7 +87,7 @@ class MetricsLogger:
         self._smoothed: list[float] = []
         self._best: list[float] = []
         self._num_far = 0
-        self._is_main, self._tracker = is_main, tracker
+        self._is_main, self._tracker, self._usage = is_main, tracker, usage
         self.seconds, self._resumed_at = seconds, time.monotonic()
         self._flushed_at = self._resumed_at
         total = stage.steps * stage.tokens_per_step
@@ -146,6 +155,7 @@ class MetricsLogger:
         due = pending.step % self._log_every == 0 or pending.step == self._stage.steps - 1
         if due or pending.validation is not None:
             measured = pending.validation or [{}] * len(self._labels)
+            used = {} if self._usage is None else self._usage.measure(pending.tokens)
             for row, label, norm, held_out in zip(losses, self._labels, norms, measured, strict=True):
                 metrics = {
                     "stage": self._stage.name,
@@ -157,10 +167,11 @@ class MetricsLogger:
                     "lr": self._stage.lr * pending.lr_factor,
                     "seconds": round(self.seconds + now - self._resumed_at, 3),
                     **held_out,
+                    **used,
                 }
                 self._rows.append(metrics)
                 if self._tracker is not None:
-                    logged = (*self._columns, "grad_norm", "lr", *held_out)
+                    logged = (*self._columns, "grad_norm", "lr", *held_out, *used)
                     self._tracker.log({f"{label}/{name}": metrics[name] for name in logged}, pending.tokens)
         if now - self._flushed_at > FLUSH_SECONDS:
             self._write_rows()

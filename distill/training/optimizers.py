@@ -1,12 +1,13 @@
-"""Optimizers, fp32 master weights, and gradients in one flat buffer."""
+"""Optimizers and their schedules, fp32 master weights, and gradients in one flat buffer."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from evalsuite.distill.config import ScheduleConfig
 from evalsuite.distill.stage import Stage
-from evalsuite.distill.training.schedules import lr_factor
 from evalsuite.distill.types import CausalLM
 
 
@@ -53,6 +54,26 @@ def build_optimizers(
 def _group(key: tuple[float, float, bool], members: list[nn.Parameter]) -> dict[str, object]:
     lr, decay, _ = key
     return {"params": members, "lr": lr, "initial_lr": lr, "weight_decay": decay}
+
+
+def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
+    """Learning rate of `step` (from 0) out of `steps`, in units of the peak rate.
+
+    The first step has a positive rate, and the last one exactly `min_lr_ratio`, unless there is no decay.
+    """
+    warmup = round(schedule.warmup_ratio * steps)
+    decay = round(schedule.effective_decay_ratio * steps) if schedule.kind == "wsd" else steps - warmup
+    if schedule.kind == "constant":
+        decay = 0
+    if step < warmup:
+        return (step + 1) / warmup
+    remaining = steps - 1 - step
+    if decay == 0 or remaining >= decay:
+        return 1.0
+    # 1 at the last step, so that the schedule ends at its minimum exactly.
+    progress = 1 - remaining / decay
+    shape = (1 + math.cos(math.pi * progress)) / 2 if schedule.kind == "cosine" else 1 - progress
+    return schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * shape
 
 
 def set_lr(optimizers: Iterable[torch.optim.Optimizer], stage: Stage, step: int) -> float:

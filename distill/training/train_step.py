@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.distill.objectives.step_losses import StudentWithLoss
+from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.optimizers import FlatGrads, MasterWeights, build_optimizers, set_lr
@@ -22,6 +23,7 @@ from evalsuite.distill.training.parameter_groups import (
     trainable_names,
 )
 from evalsuite.distill.types import CausalLM, GlobalBatch, MicroBatch, softmax_layer_indices
+from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers import no_weight_decay
 
 _log = logging.getLogger("evalsuite")
@@ -249,3 +251,24 @@ class TrainStep:
         self._losses.backward(batch, num_loss_tokens)
         for train_state in self._train_states:
             train_state.accumulate_grads()
+
+
+FSDP_MIN_PARAMETERS = 3_000_000_000
+"""With `sharding: auto`, students with at least this many parameters are sharded on several GPUs."""
+
+
+def select_strategy(recipe: Recipe, model: CausalLM, process_group: ProcessGroup) -> type[StudentTrainState]:
+    """Whether a student is replicated on every GPU or sharded.
+
+    Raises:
+        ConfigError: sharding with Muon, whose update needs unsharded matrices.
+    """
+    size = sum(parameter.numel() for parameter in model.parameters())
+    sharded = recipe.sharding == "full" or (recipe.sharding == "auto" and size >= FSDP_MIN_PARAMETERS)
+    if process_group.world_size == 1 or not sharded:
+        return StudentTrainState
+    if any(stage.optimizer.kind == "muon" and not stage.is_layerwise for stage in recipe.stages):
+        raise ConfigError("sharding: Muon needs unsharded matrices; use adamw, or --set sharding=none")
+    from evalsuite.distill.training.fsdp import FSDPTrainState
+
+    return FSDPTrainState

@@ -24,6 +24,7 @@ from evalsuite.distill.data.mixture import distinct_tokens
 from evalsuite.distill.data.responses import generate_responses
 from evalsuite.distill.data.workers import default_num_workers
 from evalsuite.distill.model_card import model_card
+from evalsuite.distill.model_shape import ModelShape
 from evalsuite.distill.objectives.forward import set_attention
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
@@ -45,14 +46,15 @@ from evalsuite.distill.training.checkpoint import (
     save_state,
 )
 from evalsuite.distill.training.distributed import ProcessGroup, full_tensor
+from evalsuite.distill.training.gpu_usage import PEAK_FLOPS, GpuUsage, explain_out_of_memory
+from evalsuite.distill.training.held_out import Validation
 from evalsuite.distill.training.kernel_compilation import KernelCompilation
 from evalsuite.distill.training.metrics import MetricsLogger, loss_curve, truncate_metrics
 from evalsuite.distill.training.provenance import build_lineage
 from evalsuite.distill.training.stop_signals import StopSignals
-from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
-from evalsuite.distill.training.validation import Validation
-from evalsuite.distill.types import CausalLM
-from evalsuite.foundation import ConfigError, DataError, locked, read_jsonl
+from evalsuite.distill.training.train_step import StudentTrainState, TrainStep, select_strategy
+from evalsuite.distill.types import softmax_layer_indices
+from evalsuite.foundation import DataError, locked, read_jsonl
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
 from evalsuite.models.kernels.policy import kernel_policy
 
@@ -178,6 +180,9 @@ class Trainer:
             select_strategy(recipe, model, process_group)(label, model, models.dtype, trainable_sets)
             for label, model in models.students.items()
         ]
+        student = next(iter(models.students.values()))
+        self.shape = ModelShape.from_config(student.config)
+        self.num_softmax = len(softmax_layer_indices(student))
         self.state = TrainerState()
         self.saved_tensors: dict[str, Tensor] = {}
         found = load_state(out)
@@ -196,7 +201,15 @@ class Trainer:
         with StopSignals(single=self.process_group.world_size == 1) as stop:
             for number, stage in enumerate(self.recipe.stages):
                 if number >= self.state.stage:
-                    self._train_stage(stage, number, stop)
+                    with explain_out_of_memory(
+                        self.recipe,
+                        stage,
+                        self.shape,
+                        self.num_softmax,
+                        bf16=self.models.precision == "bf16",
+                        world_size=self.process_group.world_size,
+                    ):
+                        self._train_stage(stage, number, stop)
         for train_state in self.train_states:
             self._save_checkpoint(train_state, self.out / train_state.label, finished=True)
 
@@ -297,7 +310,15 @@ class Trainer:
             quiet=self.quiet,
             is_main=is_main,
             tracker=self.tracker,
+            usage=self._gpu_usage(stage),
         )
+
+    def _gpu_usage(self, stage: Stage) -> GpuUsage | None:
+        if self.process_group.device.type != "cuda":
+            return None
+        flops = stage.flops_per_token(self.shape, self.num_softmax, len(self.train_states))
+        peak = PEAK_FLOPS.get(self.process_group.device_name)
+        return GpuUsage(flops, self.process_group.world_size, peak)
 
     def _save_state_mid_stage(
         self, metrics: MetricsLogger, stop: StopSignals, *, together: bool = True
@@ -377,24 +398,3 @@ class Trainer:
                 model_card(lineage, self.recipe),
             )
         self.process_group.barrier()
-
-
-FSDP_MIN_PARAMETERS = 3_000_000_000
-"""With `sharding: auto`, students with at least this many parameters are sharded on several GPUs."""
-
-
-def select_strategy(recipe: Recipe, model: CausalLM, process_group: ProcessGroup) -> type[StudentTrainState]:
-    """Whether a student is replicated on every GPU or sharded.
-
-    Raises:
-        ConfigError: sharding with Muon, whose update needs unsharded matrices.
-    """
-    size = sum(parameter.numel() for parameter in model.parameters())
-    sharded = recipe.sharding == "full" or (recipe.sharding == "auto" and size >= FSDP_MIN_PARAMETERS)
-    if process_group.world_size == 1 or not sharded:
-        return StudentTrainState
-    if any(stage.optimizer.kind == "muon" and not stage.is_layerwise for stage in recipe.stages):
-        raise ConfigError("sharding: Muon needs unsharded matrices; use adamw, or --set sharding=none")
-    from evalsuite.distill.training.fsdp import FSDPTrainState
-
-    return FSDPTrainState

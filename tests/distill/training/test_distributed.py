@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM
 from evalsuite.distill import distill
 from evalsuite.distill.config import CheckpointConfig
 from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.train_step import StudentTrainState
-from evalsuite.distill.training.trainer import select_strategy
+from evalsuite.distill.training.train_step import StudentTrainState, select_strategy
 from evalsuite.foundation import ConfigError, read_jsonl
 
 
@@ -130,7 +129,7 @@ def test_models_are_sharded_from_three_billion_parameters(teacher, small_recipe,
     two.world_size = 2
     recipe = small_recipe("teacher")
     assert select_strategy(recipe, teacher, two) is StudentTrainState
-    monkeypatch.setattr("evalsuite.distill.training.trainer.FSDP_MIN_PARAMETERS", 1000)
+    monkeypatch.setattr("evalsuite.distill.training.train_step.FSDP_MIN_PARAMETERS", 1000)
     assert select_strategy(recipe, teacher, two).__name__ == "FSDPTrainState"
     assert select_strategy(recipe.model_copy(update={"sharding": "none"}), teacher, two) is StudentTrainState
     assert select_strategy(recipe, teacher, ProcessGroup("cpu")) is StudentTrainState

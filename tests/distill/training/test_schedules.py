@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from evalsuite.distill.config import ScheduleConfig
-from evalsuite.distill.training.schedules import lr_factor
+from evalsuite.distill.training.optimizers import lr_factor
 
 SCHEDULES = [
     ScheduleConfig(kind="wsd", warmup_ratio=0.1, decay_ratio=0.1, min_lr_ratio=0.02),

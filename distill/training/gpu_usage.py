@@ -1,0 +1,105 @@
+"""Use of the GPU: throughput, MFU and memory as metrics, and what to change when its memory is exhausted."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.stage import Stage
+from evalsuite.distill.training.estimate import stage_memory
+from evalsuite.distill.training.metrics import TrainingError
+
+PEAK_FLOPS = {"NVIDIA H200": 790e12, "NVIDIA H100 80GB HBM3": 790e12}
+"""Dense bf16 FLOP/s of a matrix product, measured on random data, by the name of the device."""
+
+
+@dataclass
+class GpuUsage:
+    """Measures one stage on one GPU.
+
+    Args:
+        flops_per_token: of teacher and all students, without recomputation (see `Stage.flops_per_token`).
+        world_size: GPUs that share the tokens.
+        peak_flops: None for a device of which it is not known; MFU is then left out.
+    """
+
+    flops_per_token: float
+    world_size: int = 1
+    peak_flops: float | None = None
+    _last: tuple[int, float] | None = field(default=None, init=False)
+
+    def measure(self, tokens: int, now: float | None = None) -> dict[str, float]:
+        """Columns of `metrics.jsonl`: `tokens_per_second` and `mfu` since the last call, and `memory_gb`, the
+        peak of the process.
+
+        Args:
+            tokens: tokens trained on in the whole run.
+            now: seconds of a clock; default: now.
+        """
+        now = time.monotonic() if now is None else now
+        previous, self._last = self._last, (tokens, now)
+        found = {}
+        if previous is not None and now > previous[1]:
+            rate = (tokens - previous[0]) / (now - previous[1])
+            found["tokens_per_second"] = float(f"{rate:.5g}")
+            if self.peak_flops is not None:
+                mfu = rate * self.flops_per_token / self.world_size / self.peak_flops
+                found["mfu"] = float(f"{mfu:.4g}")
+        found["memory_gb"] = float(f"{torch.cuda.max_memory_allocated() / 1e9:.4g}")
+        return found
+
+
+@contextmanager
+def explain_out_of_memory(
+    recipe: Recipe, stage: Stage, shape: ModelShape, num_softmax: int, *, bf16: bool, world_size: int
+) -> Iterator[None]:
+    """Replace torch's error by one that says which option saves how much.
+
+    Raises:
+        TrainingError: the GPU's memory is exhausted within this context.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        options = memory_options(recipe, stage, shape, num_softmax, bf16=bf16, world_size=world_size)
+        advice = "; ".join(f"{option} saves about {saved / 1e9:.1f} GB" for option, saved in options)
+        reason = str(error).split(". ")[0]
+        raise TrainingError(
+            f"stage '{stage.name}': GPU memory is exhausted ({reason}). By estimate: {advice}. "
+            "Another recipe needs a new run folder"
+        ) from error
+
+
+def memory_options(
+    recipe: Recipe, stage: Stage, shape: ModelShape, num_softmax: int, *, bf16: bool, world_size: int
+) -> list[tuple[str, float]]:
+    """Options that need less memory, and the bytes that each saves on a GPU, largest first."""
+    students = len(recipe.labels)
+
+    def needed(changed: Stage, students: int = students) -> float:
+        return stage_memory(shape, changed, num_softmax, students, bf16=bf16)
+
+    now = needed(stage)
+    key = f"--set stages.{stage.name}"
+    options = []
+    micro = stage.micro_batch_size or stage.batch_size
+    if micro > 1:
+        smaller = next(size for size in range(micro // 2, 0, -1) if stage.batch_size % size == 0)
+        changed = stage.model_copy(update={"micro_batch_size": smaller})
+        options.append((f"{key}.micro_batch_size={smaller} (now {micro})", now - needed(changed)))
+    half = stage.seq_len // 2
+    changed = stage.model_copy(update={"seq_len": half})
+    options.append((f"{key}.seq_len={half} (now {stage.seq_len})", now - needed(changed)))
+    if students > 1:
+        options.append(("--mixer with one mixer at a time", now - needed(stage, 1)))
+    if stage.trainable_set not in ("mixer", "mixer_qk"):
+        changed = stage.model_copy(update={"trainable": "mixer"})
+        options.append((f"{key}.trainable=mixer (now {stage.trainable_set})", now - needed(changed)))
+    if world_size > 1 and recipe.sharding != "full":
+        states = now - stage.activation_bytes(shape, 2 if bf16 else 4)
+        options.append(("--set sharding=full", states * (1 - 1 / world_size)))
+    return sorted(options, key=lambda option: -option[1])

@@ -1,0 +1,111 @@
+"""Throughput and memory as metrics, advice when memory is exhausted, and GPUs without bfloat16."""
+
+import pytest
+import torch
+
+from evalsuite.distill import distill
+from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.training import gpu_usage, metrics, train_step
+from evalsuite.distill.training.builders import resolve_precision
+from evalsuite.distill.training.gpu_usage import GpuUsage, memory_options
+from evalsuite.distill.training.metrics import TrainingError
+from evalsuite.foundation import ConfigError, read_jsonl
+
+SHAPE = ModelShape(
+    hidden_size=576,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    head_dim=64,
+    intermediate_size=1536,
+    vocab_size=49152,
+)
+
+
+def test_throughput_is_that_since_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 12_345_000_000)
+    usage = GpuUsage(flops_per_token=1e9, world_size=2, peak_flops=1e15)
+    assert usage.measure(1000, now=5.0) == {"memory_gb": 12.35}
+    found = usage.measure(2_001_000, now=7.0)
+    assert found == {"tokens_per_second": 1e6, "mfu": 0.5, "memory_gb": 12.35}
+    unknown = GpuUsage(flops_per_token=1e9)
+    unknown.measure(0, now=0.0)
+    assert "mfu" not in unknown.measure(10, now=1.0)
+
+
+def test_options_that_save_memory_are_ordered_by_what_they_save(small_recipe, stage) -> None:
+    stages = [stage("kd", "kd", seq_len=2048, batch_size=24, micro_batch_size=12, tokens=2048 * 24)]
+    recipe = small_recipe("teacher", stages=stages, student={"mixers": ["gla", "kda"]})
+    found = memory_options(recipe, recipe.stages[0], SHAPE, 0, bf16=True, world_size=4)
+    saved = [bytes_saved for _, bytes_saved in found]
+    assert saved == sorted(saved, reverse=True)
+    assert min(saved) > 0
+    names = " ".join(name for name, _ in found)
+    for name in (
+        "micro_batch_size=6 (now 12)",
+        "seq_len=1024",
+        "--mixer",
+        "trainable=mixer",
+        "sharding=full",
+    ):
+        assert name in names
+    alone = memory_options(
+        small_recipe("teacher", stages=[stage("m", "attention_output", micro_batch_size=1)]),
+        recipe.stages[0].model_copy(update={"micro_batch_size": 1, "trainable": "mixer"}),
+        SHAPE,
+        0,
+        bf16=True,
+        world_size=1,
+    )
+    assert [name.split("=")[0].split(".")[-1] for name, _ in alone] == ["seq_len"]
+
+
+def test_exhausted_memory_names_the_options(teacher_folder, tmp_path, small_recipe, monkeypatch) -> None:
+    def exhausted(self, batch, step):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has 8 MiB free.")
+
+    monkeypatch.setattr(train_step.TrainStep, "__call__", exhausted)
+    with pytest.raises(
+        TrainingError,
+        match=r"stage 'mixer': GPU memory is exhausted \(CUDA out of memory\).*"
+        r"--set stages\.mixer\.micro_batch_size=1 \(now 2\) saves about",
+    ):
+        distill(small_recipe(teacher_folder), tmp_path / "out", quiet=True, device="cpu")
+
+
+def test_a_gpu_without_bfloat16_is_refused(small_recipe, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulation: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    recipe = small_recipe("teacher")
+    with pytest.raises(ConfigError, match=r"Tesla T4 has no bfloat16; use --set precision=fp32"):
+        resolve_precision(recipe, torch.device("cuda"))
+    fp32 = recipe.model_copy(update={"precision": "fp32"})
+    assert resolve_precision(fp32, torch.device("cuda")) == "fp32"
+    assert resolve_precision(recipe, torch.device("cpu")) == "fp32"
+
+
+def test_usage_is_logged_with_every_student(tmp_path, stage, small_recipe) -> None:
+    class Usage:
+        def measure(self, tokens: int) -> dict[str, float]:
+            return {"memory_gb": 1.5, "mfu": tokens / 1000}
+
+    with metrics.MetricsLogger(
+        tmp_path,
+        small_recipe("teacher").stages[0],
+        ["a", "b"],
+        ["loss"],
+        start=0,
+        seconds=0,
+        title="stage",
+        quiet=True,
+        is_main=True,
+        usage=Usage(),
+    ) as logger:
+        logger.record(0, 128, 1.0, torch.ones(2, 1), torch.ones(2), None)
+        logger.flush()
+    rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
+    assert [(row["student"], row["mfu"], row["memory_gb"]) for row in rows] == [
+        ("a", 0.128, 1.5),
+        ("b", 0.128, 1.5),
+    ]
+    assert gpu_usage.PEAK_FLOPS["NVIDIA H200"] == 790e12
