@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from evalsuite.models.inference.torch.engine import TorchEngine
+from evalsuite.models.inference.torch.structure import WINDOW_FAMILIES
 from tests.parity import model_families
 from tests.parity.model_families import Reference, Result, compare, make_requests, row, run, update_table
 from tests.parity.tiny_families import EOS, FAMILIES, make_checkpoint
@@ -42,6 +43,15 @@ def test_engines_equal_the_models_own_forward(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_on_fifty_prompts(name: str) -> None:
     check(name, 50)
+
+
+def test_windows_that_engine_torch_trusts_are_compared() -> None:
+    compared = {
+        family.model_type
+        for family, line in zip(FAMILIES.values(), documented(), strict=True)
+        if family.settings.get("sliding_window") == 7 and line.split("|")[3].strip() == "torch"
+    }
+    assert set(WINDOW_FAMILIES) == compared
 
 
 def test_a_wrong_engine_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ _ATTENTION = SIZES | _POSITIONS | _MLP | {"num_attention_heads": 4, "num_key_val
 _FULL = _ATTENTION | {"num_key_value_heads": 4}
 _WINDOW = {"sliding_window": 7}
 _WINDOWS = _WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}
+_QWEN_WINDOW = _WINDOW | {"use_sliding_window": True, "max_window_layers": 1}
 _HEAD = {"head_dim": 8}
 _EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 _QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -50,9 +51,9 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("Llama, SmolLM2", "llama", _ATTENTION),
-    "qwen2": Family("Qwen2, Qwen2.5", "qwen2", _ATTENTION),
-    "qwen3": Family("Qwen3", "qwen3", _ATTENTION | _HEAD),
-    "qwen3_moe": Family("Qwen3-MoE", "qwen3_moe", _ATTENTION | _HEAD | _QWEN_EXPERTS),
+    "qwen2": Family("Qwen2, Qwen2.5", "qwen2", _ATTENTION | _QWEN_WINDOW),
+    "qwen3": Family("Qwen3", "qwen3", _ATTENTION | _HEAD | _QWEN_WINDOW),
+    "qwen3_moe": Family("Qwen3-MoE", "qwen3_moe", _ATTENTION | _HEAD | _QWEN_EXPERTS | _QWEN_WINDOW),
     "mistral": Family("Mistral, sliding window", "mistral", _ATTENTION | _WINDOW),
     "mixtral": Family("Mixtral", "mixtral", _ATTENTION | _EXPERTS | _WINDOW),
     "ministral": Family("Ministral", "ministral", _ATTENTION | _HEAD | _WINDOWS),

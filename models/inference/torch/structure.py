@@ -14,7 +14,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 """Types of layers (`layer_types` of a config) that engine torch computes."""
 WINDOW_FAMILIES = (
     "cohere2", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "ministral", "mistral", "mixtral", "olmo3",
-    "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2",
+    "phi3", "qwen2", "qwen3", "qwen3_moe", "starcoder2",
 )  # fmt: skip
 """Model types whose windows are known to be those of `attention_forward`: tests/parity/model_families.py
 compares them with transformers on texts longer than a window."""
