@@ -171,7 +171,7 @@ def validate_data(recipe: Recipe, tokenizer: Any, sources: DataSources) -> None:
             )
 
 
-JOIN_SECONDS = 5.0
+JOIN_SECONDS = 2.0
 """Time that the thread of `prefetch` has to end when its consumer stops."""
 
 
