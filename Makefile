@@ -14,7 +14,7 @@ export TOKENIZERS_PARALLELISM := false
 
 TRITON ?= .venv-triton
 
-.PHONY: help install demo gate-demo docs test test-all test-kernels test-vllm bench-engine bench-mixers bench-distill lint types unit fix clean
+.PHONY: help install demo gate-demo docs test test-all test-kernels test-vllm bench-engine bench-mixers bench-distill bench-kernels lint types unit fix clean
 
 help:
 	@echo "make demo   distil three students from the pocket teacher, evaluate, write $(DEMO)/report/index.html"
@@ -24,7 +24,7 @@ help:
 	@echo "make test-vllm   students in vLLM for CPUs, in an environment of its own (.venv-vllm)"
 	@echo "make gate-demo   the gate on the demo's run, as CI runs it"
 	@echo "make docs   the documentation, build/site/index.html"
-	@echo "make bench-engine, bench-mixers, bench-distill   performance of engine, mixers and training (options: ARGS=...)"
+	@echo "make bench-engine, bench-mixers, bench-distill, bench-kernels   performance (options: ARGS=...)"
 	@echo "make fix    let ruff fix what it can"
 
 install: $(STAMP)
@@ -102,6 +102,9 @@ bench-mixers: $(STAMP)
 
 bench-distill: $(STAMP)
 	$(BIN)/python tests/performance/bench_distill.py $(ARGS)
+
+bench-kernels: $(STAMP)
+	$(BIN)/python tests/performance/bench_kernels.py $(ARGS)
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix .
