@@ -137,14 +137,16 @@ def _evaluate(config: RunConfig) -> Summary:
                     _infer(config, out, checkpoints, executor, summary)
                 else:
                     _score(config, out, summary)
+            summary.unread = read_index(out).unread
             update_environment(
-                out, config=read_environment(out).get("config", {}) | {phase: config.record(phase)}
+                out,
+                config=read_environment(out).get("config", {}) | {phase: config.record(phase)},
+                **({"unread": summary.unread} if summary.unread else {}),
             )
             summary.seconds[phase] = time.monotonic() - started
     facts = read_environment(out)
     summary.partial, summary.left_out = facts.get("partial", {}), facts.get("left_out", {})
     summary.notices = engine_notices(out, read_index(out).labels)
-    summary.unread = read_index(out).unread
     return summary
 
 

@@ -77,4 +77,8 @@ class RunSelection:
                 "Documents whose responses are errors are excluded instead of counted as wrong (errors "
                 "exclude)."
             )
+        if self.unread_contexts == "missing":
+            found.append(
+                "Contexts that a checkpoint does not read count as not measured (unread_contexts missing)."
+            )
         return tuple(found)

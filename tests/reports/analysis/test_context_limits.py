@@ -111,6 +111,7 @@ def test_gate_ignores_unread_contexts_unless_the_policy_counts_them(run: Path, t
         f"niah_single_1 at 1,024 tokens: 'short' has 0 of 60 documents under generation (it {WHY})"
         in verdict.text
     )
+    assert "Contexts that a checkpoint does not read count as not measured" in verdict.text
     # A rule that names the context is about nothing else.
     policy.write_text(yaml.safe_dump({"rules": [rule | {"benchmark": "niah_single_1", "context": 1024}]}))
     verdict = run_gate([run], load_policy(policy))
