@@ -18,6 +18,7 @@ from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor, load_re
 from evalsuite.reports.analysis.scopes import INFORMATIVE, Pool
 from evalsuite.reports.gate.measurement import NotMeasured
 from evalsuite.reports.records.distances import read_distances
+from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
 from evalsuite.reports.records.merging import CellKey
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Evidence:
         self._agreements: dict[tuple[str, int], AgreementPool] = {}
         self._baselines: dict[str, ResultTensor | str] = {}
         self._distances: tuple[pd.DataFrame | None] | None = None
+        self._efficiency: list[EfficiencyRow] | None = None
         self._uninformative: dict[tuple[str, int], dict[str, str]] = {}
 
     @property
@@ -47,6 +49,13 @@ class Evidence:
         if self._distances is None:
             self._distances = (read_distances(self.tensor.merged.runs),)
         return self._distances[0]
+
+    @property
+    def efficiency(self) -> list[EfficiencyRow]:
+        """The measurements of inference cost of the runs."""
+        if self._efficiency is None:
+            self._efficiency = read_efficiency(self.tensor.merged.runs)
+        return self._efficiency
 
     def pool(self, protocol: str) -> Pool:
         """The cells of a protocol."""

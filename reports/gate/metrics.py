@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 Measure = Callable[["Evidence", "Rule", str | None, int], "Measurement | NotMeasured"]
 """(evidence, rule, protocol, checkpoint) → the quantity; between the protocols, `protocol` is None."""
-Unit = Literal["fraction", "points", "nats"]
+Unit = Literal["fraction", "points", "nats", "ratio", "ms", "GB"]
 RANGES: dict[Unit, tuple[float, float, str]] = {
     "fraction": (0.0, 1.5, "a fraction: 0.95 means 95 %"),
     "points": (-100.0, 100.0, "in points, -100 to 100"),
     "nats": (0.0, 1000.0, "in nats per token, 0 or more"),
+    "ratio": (0.0, 1e6, "a ratio: 1.5 means 1.5 times as good as the teacher"),
+    "ms": (0.0, 1e9, "in milliseconds"),
+    "GB": (0.0, 1e6, "in gigabytes (10⁹ bytes)"),
 }
 """Unit → least and largest threshold, and what a threshold is."""
 
@@ -49,6 +52,8 @@ class RuleMetric:
     """Whether a rule may select the informative benchmarks: `scope: informative`."""
     needs_baseline: bool = False
     """Whether a rule names a stored run to compare with."""
+    needs_context: bool = False
+    """Whether a rule states a context without a benchmark: `decode_ratio@32k`."""
 
     def check(self, threshold: float) -> str | None:
         """Why a threshold is not admissible; None if it is. NaN is not."""
@@ -146,4 +151,35 @@ _add(
     unit="points",
     hint="points lost relative to the same checkpoint in `baseline`",
     needs_baseline=True,
+)
+
+_COST: dict[str, Any] = {"module": "efficiency_metrics", "protocols": "none", "needs_context": True}
+_add(
+    "decode_ratio",
+    bound="min",
+    unit="ratio",
+    hint="teacher's decode step ÷ the student's, of one sequence at a context",
+    **_COST,
+)
+_add(
+    "prefill_ratio",
+    bound="min",
+    unit="ratio",
+    hint="teacher's time to first token ÷ the student's at a context",
+    **_COST,
+)
+_add(
+    "peak_throughput_ratio",
+    bound="min",
+    unit="ratio",
+    hint="peak decode throughput ÷ the teacher's at a context",
+    **_COST,
+)
+_add("ttft_ms", bound="max", unit="ms", hint="time to first token of one prompt at a context", **_COST)
+_add(
+    "peak_gb",
+    bound="max",
+    unit="GB",
+    hint="peak GPU memory of one sequence at a context, weights included",
+    **_COST,
 )

@@ -1,5 +1,6 @@
 """The policy of a gate: its rules, read strictly from YAML or from command-line options."""
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,11 @@ from evalsuite.reports.records.run_selection import ErrorRule, RunSelection, Unr
 SCHEMA = 2
 RETIRED = {"lines": "rules", "centred_recovery": "chance_normalized_recovery", "deficit": "drop"}
 """Keys and metrics of schema 1, and what they are called now."""
+_TEXT = re.compile(
+    r"(?P<metric>[a-z_]+)(?:@(?P<context>[0-9]+)(?P<thousands>k?))?\s*(?P<sign>>=|<=)\s*"
+    r"(?P<value>-?[0-9]+(?:\.[0-9]+)?)"
+)
+"""A rule as text: metric, context if it needs one, sign and threshold."""
 
 
 class Rule(Strict):
@@ -48,6 +54,23 @@ class Rule(Strict):
     checkpoints: tuple[str, ...] = ()
     """Labels; default: those of the policy."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        """Read a rule that is written as text: `decode_ratio@32k >= 1.5`."""
+        if not isinstance(value, str):
+            return value
+        found = _TEXT.fullmatch(value.strip())
+        if found is None:
+            raise ValueError(f"'{value}' is no rule, such as 'recovery >= 0.9' or 'ttft_ms@8k <= 200'")
+        rule: dict[str, Any] = {
+            "metric": found["metric"],
+            "min" if found["sign"] == ">=" else "max": float(found["value"]),
+        }
+        if found["context"]:
+            rule["context"] = int(found["context"]) * (1024 if found["thousands"] else 1)
+        return rule
+
     @model_validator(mode="after")
     def _is_consistent(self) -> "Rule":
         if self.metric not in RULE_METRICS:
@@ -68,7 +91,10 @@ class Rule(Strict):
         if self.scope != "all" and not kind.has_scope:
             able = [name for name, each in RULE_METRICS.items() if each.has_scope]
             raise ValueError(f"'scope: {self.scope}' belongs to {', '.join(able)}")
-        if self.context is not None and self.benchmark is None:
+        if kind.needs_context:
+            if self.context is None or self.benchmark is not None:
+                raise ValueError(f"{self.metric} needs a context and no benchmark, as in {self.metric}@32k")
+        elif self.context is not None and self.benchmark is None:
             raise ValueError("'context' needs a 'benchmark'")
         if (self.baseline is not None) != kind.needs_baseline:
             needing = [name for name, each in RULE_METRICS.items() if each.needs_baseline]
@@ -78,7 +104,9 @@ class Rule(Strict):
             raise ValueError(f"'over: runs' belongs to {', '.join(able)}")
         if kind.protocols == "both" and self.protocol is not None:
             raise ValueError(f"a {self.metric} is between the protocols: leave 'protocol' out")
-        if kind.protocols == "none" and (self.protocol or self.category or self.context):
+        if kind.protocols == "none" and (
+            self.protocol or self.category or (self.context and not kind.needs_context)
+        ):
             raise ValueError(f"{self.metric} has no protocol, category or context: leave them out")
         return self
 

@@ -16,6 +16,10 @@ from evalsuite.reports.gate.policy import Policy, Rule
 from evalsuite.reports.records.run_selection import RunSelection
 
 EXIT = {PASS: 0, REGRESSION: 1, INCONCLUSIVE: 2, UNMEASURED: 3}
+DIGITS: dict[Unit, int] = {"nats": 3, "ratio": 2}
+"""Decimals of units with more or fewer than one."""
+COSTS: dict[Unit, str] = {"ratio": "×", "ms": "ms", "GB": "GB"}
+"""Units of inference cost, as they are shown. Their interval is the range of repeats, not of documents."""
 WORDS = {
     0: "pass",
     1: "proven regression",
@@ -58,7 +62,7 @@ class RuleResult:
         """Such as ``93.1 % (91.8 to 94.4)``."""
         if self.point is None or self.low is None or self.high is None:
             return formatting.NOTHING
-        scale, digits = (100, 1) if self.unit == "fraction" else (1, 3 if self.unit == "nats" else 1)
+        scale, digits = (100, 1) if self.unit == "fraction" else (1, DIGITS.get(self.unit, 1))
         ends = (
             f"{formatting.plain(scale * self.low, digits)} to {formatting.plain(scale * self.high, digits)}"
         )
@@ -78,6 +82,10 @@ class RuleResult:
         """By how much and how surely the requirement is missed, or what would decide it; empty for a pass."""
         if self.outcome == UNMEASURED or self.point is None:
             return f"could not be measured: {self.why}"
+        if self.outcome == INCONCLUSIVE and self.unit in COSTS:
+            return "not decided: the threshold lies within the range of the repeats; measure more --repeats"
+        if self.outcome == REGRESSION and self.unit in COSTS:
+            return f"misses it by {self._amount(abs(self.point - self.threshold))}"
         if self.outcome == REGRESSION:
             miss = self._amount(abs(self.point - self.threshold), "points")
             return f"misses it by {miss}, proven (p {_p(self.p_worse)} after Holm's correction)"
@@ -101,6 +109,8 @@ class RuleResult:
     def _amount(self, value: float, unit: str = "%") -> str:
         if self.unit == "fraction":
             return f"{formatting.plain(100 * value)} {unit}"
+        if self.unit in COSTS:
+            return f"{formatting.plain(value, DIGITS.get(self.unit, 1))} {COSTS[self.unit]}"
         return (
             f"{formatting.plain(value, 3)} nats"
             if self.unit == "nats"
@@ -262,7 +272,7 @@ def _name(rule: Rule, protocol: str | None) -> str:
     what = rule.benchmark or rule.category or "average"
     if rule.scope != "all":
         what = f"{rule.scope} benchmarks"
-    parts = [f"{rule.metric.replace('_', ' ')} of {what}"]
+    parts = [rule.metric.replace("_", " ") + ("" if rule.kind.needs_context else f" of {what}")]
     if rule.context:
         parts.append(f"at {rule.context:,} tokens")
     if protocol:
