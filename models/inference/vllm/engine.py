@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 from evalsuite.foundation import ConfigError, EvalsuiteError, canonical_json
 from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint
 from evalsuite.models.fingerprint import STUDENT_SOURCE, fingerprint, plugin_versions, source_hash
+from evalsuite.models.inference.positions import stated_positions
 from evalsuite.models.inference.registry import ENGINES, EngineSettings, EngineType
 from evalsuite.models.inference.requests import (
     GenerateRequest,
@@ -108,7 +109,13 @@ class VllmEngine(EngineType):
         self._external_process = process
         self.cached_tokens = 0
         """Number of prompt tokens that `generate` found in vLLM's prefix cache so far."""
-        self._model_length = max_length or info.config.get_text_config().max_position_embeddings
+        positions = max_length or stated_positions(info.config)
+        if positions is None:
+            raise ConfigError(
+                f"{info.path}: vLLM needs a number of positions, and {type(info.config).__name__} states none; "
+                "leave --engine vllm out"
+            )
+        self._model_length = positions
         self.max_length = self._model_length - 1
         self._python = None if process is not None else find_python(python)
         if self._python is not None:

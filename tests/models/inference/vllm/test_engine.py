@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import MambaConfig
 
 from evalsuite.foundation import ConfigError, EvalsuiteError, MissingDependencyError
 from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint, load_checkpoint
@@ -57,6 +58,14 @@ def test_an_environment_without_vllm_is_refused(tmp_path: Path) -> None:
         pytest.skip("this environment has vLLM")
     with pytest.raises(MissingDependencyError, match="has no vLLM"):
         VllmEngine(info_of(str(tmp_path)), python=sys.executable)
+
+
+def test_a_model_that_states_no_positions_is_refused() -> None:
+    info = replace(info_of("mamba"), config=MambaConfig())
+    with pytest.raises(
+        ConfigError, match="mamba: vLLM needs a number of positions, and MambaConfig states none"
+    ):
+        VllmEngine(info, python=sys.executable)
 
 
 def test_unsupported_checkpoints_and_arguments_are_refused(tmp_path: Path) -> None:
