@@ -112,8 +112,8 @@ class VllmEngine(EngineType):
         positions = max_length or stated_positions(info.config)
         if positions is None:
             raise ConfigError(
-                f"{info.path}: vLLM needs a number of positions, and {type(info.config).__name__} states none; "
-                "leave --engine vllm out"
+                f"{info.path}: vLLM needs a number of positions, and {type(info.config).__name__} states "
+                "none; leave --engine vllm out"
             )
         self._model_length = positions
         self.max_length = self._model_length - 1
