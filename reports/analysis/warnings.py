@@ -1,6 +1,6 @@
 """Warnings of a report: what is missing, undefined, incomplete, above the teacher, or an artefact."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports.analysis.measures.informative import InformativeRow
@@ -36,38 +36,54 @@ def report_warnings(
 
 
 def unread_contexts(tensor: ResultTensor) -> list[str]:
-    """Contexts that a checkpoint is not evaluated on, grouped by context and reason."""
-    groups: dict[tuple[int | None, str, str], dict[int, None]] = {}
-    titles = {benchmark.name: benchmark.title for benchmark in tensor.merged.benchmarks}
+    """Contexts that checkpoints are not evaluated on: a sentence per set of checkpoints and benchmarks."""
+    who: dict[tuple[str, int | None, str], set[int]] = {}
     for (checkpoint, (benchmark, _, context)), why in tensor.unread.items():
-        groups.setdefault((context, titles[benchmark], why), {})[checkpoint] = None
-    named: dict[tuple[int | None, str, tuple[int, ...]], list[str]] = {}
-    for (context, title, why), checkpoints in groups.items():
-        named.setdefault((context, why, tuple(checkpoints)), []).append(title)
+        who.setdefault((benchmark, context, why), set()).add(checkpoint)
+    groups = [((why, tuple(sorted(found))), name, context) for (name, context, why), found in who.items()]
     return [
-        f"{', '.join(sorted(benchmarks))} at {context:,} tokens: not read by "
-        f"{', '.join(repr(tensor.checkpoints[i].label) for i in checkpoints)}, which {why}."
-        for (context, why, checkpoints), benchmarks in named.items()
+        f"{places}: not read by {_labels(tensor, checkpoints)}, which {why}."
+        for (why, checkpoints), places in _places(tensor, groups)
     ]
 
 
 def _out_of_distribution(tensor: ResultTensor) -> list[str]:
-    """Cells with texts longer than the positions that a checkpoint's config states."""
-    groups: dict[tuple[int | None, tuple[int, ...]], list[str]] = {}
+    """Cells with texts longer than the positions that a checkpoint's config states, in the same way."""
+    groups = []
     for cell in tensor.cells:
-        who = tuple(
-            checkpoint
-            for checkpoint, documents in zip(cell.present, cell.out_of_distribution, strict=False)
-            if documents
-        )
-        if who:
-            groups.setdefault((cell.context, who), []).append(cell.benchmark.title)
+        beyond = zip(cell.present, cell.out_of_distribution, strict=False)
+        if who := tuple(checkpoint for checkpoint, documents in beyond if documents):
+            groups.append((("", who), cell.benchmark.name, cell.context))
     return [
-        f"{', '.join(dict.fromkeys(benchmarks))}{f' at {context:,} tokens' if context else ''}: out of "
-        f"distribution for {', '.join(repr(tensor.checkpoints[i].label) for i in who)}, beyond the positions "
-        "that the config states (--max-length)."
-        for (context, who), benchmarks in groups.items()
+        f"{places}: out of distribution for {_labels(tensor, checkpoints)}, beyond the positions that the "
+        "config states (--max-length)."
+        for (_, checkpoints), places in _places(tensor, groups)
     ]
+
+
+Group = tuple[str, tuple[int, ...]]
+"""A reason, and the checkpoints that it holds for."""
+
+
+def _places(
+    tensor: ResultTensor, found: Sequence[tuple[Group, str, int | None]]
+) -> Iterator[tuple[Group, str]]:
+    """Groups, and their benchmarks and contexts: ``S-NIAH-1, S-NIAH-2 at 1,024, 2,048 tokens``."""
+    titles = {benchmark.name: benchmark.title for benchmark in tensor.merged.benchmarks}
+    contexts: dict[tuple[Group, str], dict[int, None]] = {}
+    for group, benchmark, context in found:
+        where = contexts.setdefault((group, titles[benchmark]), {})
+        where.update({} if context is None else {context: None})
+    benchmarks: dict[tuple[Group, tuple[int, ...]], list[str]] = {}
+    for (group, title), where in contexts.items():
+        benchmarks.setdefault((group, tuple(sorted(where))), []).append(title)
+    for (group, lengths), names in benchmarks.items():
+        at = f" at {', '.join(f'{length:,}' for length in lengths)} tokens" if lengths else ""
+        yield group, f"{', '.join(names)}{at}"
+
+
+def _labels(tensor: ResultTensor, checkpoints: Sequence[int]) -> str:
+    return ", ".join(f"'{tensor.checkpoints[i].label}'" for i in checkpoints)
 
 
 def _single_documents(tensor: ResultTensor) -> list[str]:
