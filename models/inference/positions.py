@@ -81,7 +81,7 @@ def check_max_length(config: Any, max_length: int) -> None:
 def is_recurrent(config: StudentConfig) -> bool:
     """Whether no layer of a student has positions: neither softmax attention nor a rotary embedding."""
     for name in set(config.mixers):
-        options = parse_options(MIXERS[name].Options, config.mixer_options.get(name, {}), name)
+        options: Any = parse_options(MIXERS[name].Options, config.mixer_options.get(name, {}), name)
         if MIXERS[name].state_kind != StateKind.RECURRENT or getattr(options, "rotary", False):
             return False
         if getattr(options, "window", 0):

@@ -7,11 +7,11 @@ two, so that most new runs have equal limits, too.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 import torch
 
 from evalsuite.foundation import ConfigError, DataError
-from evalsuite.models.inference.torch.model_runner import ModelRunner
 
 MEMORY_FRACTION = 0.6
 """Fraction of the free memory to plan with; the rest covers what the estimate leaves out."""
@@ -58,7 +58,26 @@ class BatchLimits:
         return BatchLimits(**values)
 
 
-def compute_batch_limits(runner: ModelRunner, parameters: int, batch_tokens: int | None) -> BatchLimits:
+class MemoryUse(Protocol):
+    """What a runner of a model says about its memory."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+
+    @property
+    def unpads(self) -> bool:
+        """Whether padding costs nothing but attention."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of the cache that grow with each token."""
+
+    def activation_bytes_per_token(self) -> int:
+        """Bytes of one token while it is read."""
+
+
+def compute_batch_limits(runner: MemoryUse, parameters: int, batch_tokens: int | None) -> BatchLimits:
     """Choose limits for a model on its device.
 
     On a GPU passes are large, bounded by memory; on a CPU they are small enough for the caches, since

@@ -81,7 +81,9 @@ def _cache_deviation(runner: PlainRunner, whole: list[Tensor], texts: list[Text]
     shortest = min(map(len, texts))
     tokens = torch.tensor([text[:shortest] for text in texts], device=runner.device)
     reader = CachedReader(runner)
-    expected, found, sizes = [], [], []
+    expected: list[Tensor] = []
+    found: list[Tensor] = []
+    sizes: list[int] = []
     try:
         for end in range(shortest - STEPS, shortest + 1):
             start = end - 1 if found else 0
