@@ -23,18 +23,15 @@ from evalsuite.models.recurrence.chunked import chunked
 
 
 def log_decay_per_token(inputs: RecurrenceInputs) -> Tensor:
-    """Logarithm of the retention D_t of each step, averaged over channels: float32 [B, T, H].
+    """Logarithm of the retention D_t of each step: float32 [B, T, H, K], or [B, T, H, 1] without channels.
 
-    0 without decay. The exponential of the mean over n steps, to the power n, is the product of the steps
-    (for a decay per channel, its geometric mean over channels).
+    0 without decay. The exponential of the mean over n steps, to the power n, is the product of the steps.
     """
     shape = inputs.k.shape[:3]
     if inputs.log_decay is None:
-        return torch.zeros(shape, dtype=torch.float32, device=inputs.k.device)
+        return torch.zeros(*shape, 1, dtype=torch.float32, device=inputs.k.device)
     log_decay = inputs.log_decay.float()
-    if log_decay.dim() == 4:
-        return log_decay.mean(-1)
-    return log_decay.expand(shape)
+    return log_decay if log_decay.dim() == 4 else log_decay.expand(shape).unsqueeze(-1)
 
 
 def write_norm(inputs: RecurrenceInputs) -> Tensor:

@@ -75,6 +75,7 @@ class LayerProbe:
     Args:
         layer: its index; mixer: the name of its mixer.
         log_decay: logarithm of the retention of a step, mean over tokens and channels.
+        slowest_log_decay: the same of the channel that decays least.
         beta: β of the delta rule, mean over tokens; None for additive mixers.
         write: norm of a write ÷ norm of the state after the segment, mean over tokens.
         norm: Frobenius norm of the state after the segment.
@@ -88,6 +89,7 @@ class LayerProbe:
     layer: int
     mixer: str
     log_decay: Array | None
+    slowest_log_decay: Array | None
     beta: Array | None
     write: Array | None
     norm: Array | None
@@ -208,8 +210,9 @@ class _Batch:
         return x
 
     def mean_over_tokens(self, x: Tensor) -> Tensor:
-        """Mean over the tokens of each segment, [B, T, H] → [B, S, H]; NaN for an empty segment."""
-        return torch.einsum("bts,bth->bsh", self.segments, x) / self.segments.sum(1).unsqueeze(-1)
+        """Mean over the tokens of each segment, [B, T, …] → [B, S, …]; NaN for an empty segment."""
+        total = torch.einsum("bts,btx->bsx", self.segments, x.flatten(2))
+        return (total / self.segments.sum(1).unsqueeze(-1)).unflatten(2, x.shape[2:])
 
     def mean_over_reads(self, share: Tensor) -> Tensor:
         """Mean over the reading tokens, [B, H, Q] → [B, H]."""
@@ -243,7 +246,7 @@ class _Batch:
 
 
 def _layer(number: int, mixer: str, values: dict[str, Array]) -> LayerProbe:
-    names = ("log_decay", "beta", "write", "norm", "rank", "retained")
+    names = ("log_decay", "slowest_log_decay", "beta", "write", "norm", "rank", "retained")
     return LayerProbe(
         layer=number,
         mixer=mixer,
@@ -296,8 +299,10 @@ def _recurrent(
     norm = batch.check(torch.linalg.matrix_norm(states), "norm", mixer.layer_idx)
     share = weight_share(readout_weights(inputs, batch.reads), batch.value)
     written = batch.mean_over_tokens(write_norm(inputs))
+    log_decay = batch.mean_over_tokens(log_decay_per_token(inputs))
     found = {
-        "log_decay": batch.mean_over_tokens(log_decay_per_token(inputs)),
+        "log_decay": log_decay.mean(-1),
+        "slowest_log_decay": log_decay.amax(-1),
         "write": torch.where(norm > 0, written / norm, torch.zeros_like(norm)),
         "norm": norm,
         "rank": effective_rank(states),

@@ -37,6 +37,7 @@ COLUMNS = {
     "segment": pa.string(),  # of `SEGMENTS`
     "tokens": pa.int64(),  # of the segment
     "log_decay": pa.float32(),  # of one step, mean over tokens and channels; null in an empty segment
+    "slowest_log_decay": pa.float32(),  # the same of the channel that decays least
     "beta": pa.float32(),  # mean over tokens; null for additive mixers
     "write": pa.float32(),  # norm of a write ÷ norm of the state after the segment, mean over tokens
     "norm": pa.float32(),  # Frobenius norm of the state after the segment
@@ -46,7 +47,7 @@ COLUMNS = {
 }
 DOCUMENT = ["weights_id", "benchmark", "context", "doc_id"]
 KEY = [*DOCUMENT, "layer", "head", "segment"]
-_OPTIONAL = {"log_decay", "beta", "write", "norm", "rank", "retained", "readout"}
+_OPTIONAL = {"log_decay", "slowest_log_decay", "beta", "write", "norm", "rank", "retained", "readout"}
 _ROUNDING = 1e-4
 
 
@@ -126,7 +127,7 @@ def _check(table: pa.Table, path: Path) -> None:
     frame = table.to_pandas()
     _refuse(path, ~frame["segment"].isin(SEGMENTS), f"'segment' is none of {', '.join(SEGMENTS)}")
     stateful = frame["norm"].notna()
-    for name in ("rank", "log_decay", "write"):
+    for name in ("rank", "log_decay", "slowest_log_decay", "write"):
         lacking = stateful & frame[name].isna() & ((name == "rank") | (frame["tokens"] > 0))
         _refuse(path, lacking | (~stateful & frame[name].notna()), f"'{name}' and 'norm' do not agree")
     _refuse(
@@ -141,6 +142,7 @@ def _check(table: pa.Table, path: Path) -> None:
         ("depth", 0, 100),
         ("answer_logprob", -np.inf, _ROUNDING),
         ("log_decay", -np.inf, _ROUNDING),
+        ("slowest_log_decay", -np.inf, _ROUNDING),
         ("beta", 0, 2 + _ROUNDING),
         ("write", 0, np.inf),
         ("norm", 0, np.inf),

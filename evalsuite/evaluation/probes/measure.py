@@ -204,8 +204,7 @@ def _rows(probe: DocumentProbe) -> Iterator[dict[str, Any]]:
 
 def _numbers(layer: LayerProbe, segment: int) -> Mapping[str, Any]:
     """The numbers of a segment by name, each [heads]."""
-    arrays = {
-        name: getattr(layer, name) for name in ("log_decay", "beta", "write", "norm", "rank", "retained")
-    }
+    names = ("log_decay", "slowest_log_decay", "beta", "write", "norm", "rank", "retained")
+    arrays = {name: getattr(layer, name) for name in names}
     nothing = np.full(len(layer.readout), np.nan)
     return {name: nothing if array is None else array[segment] for name, array in arrays.items()}

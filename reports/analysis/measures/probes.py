@@ -22,7 +22,7 @@ METHOD = "Student's t over documents"
 FOUND, MISSED = "found", "missed"
 DEPTHS = ((0.0, 25.0), (25.0, 50.0), (50.0, 75.0), (75.0, 100.0))
 """Ranges of depths in percent; the last bound belongs to its range."""
-_NUMBERS = ("log_decay", "beta", "write", "norm", "rank", "retained", "readout")
+_NUMBERS = ("log_decay", "slowest_log_decay", "beta", "write", "norm", "rank", "retained", "readout")
 LEAST = 2
 """Documents that an interval needs."""
 Kind = Literal["all", "answer", "depth"]
@@ -49,9 +49,10 @@ class ProbeRow:
     tokens_right: Estimate
     """Share of the answer's tokens that are the most likely one, given the answer before them."""
     half_life: Estimate
-    """Tokens after which half of the state is left, by the median head; undefined without decay."""
+    """Tokens after which half of the state is left, by the median head and its mean over channels; undefined
+    without decay."""
     longest_half_life: Estimate
-    """The same by the head that decays least."""
+    """The same by the head and channel that decays least."""
     beta: Estimate
     """Write strength of the delta rule; undefined for additive mixers."""
     write: Estimate
@@ -146,7 +147,7 @@ def _row(
         found=int((right == tokens).sum()),
         tokens_right=_mean(right / tokens, ""),
         half_life=_half_life(np.median(wide["log_decay"], axis=1), missing),
-        longest_half_life=_half_life(wide["log_decay"].max(axis=1), missing),
+        longest_half_life=_half_life(wide["slowest_log_decay"].max(axis=1), missing),
         beta=_mean(wide["beta"].mean(axis=1), missing or "the mixer adds its writes"),
         write=_mean(wide["write"].mean(axis=1), missing or "no tokens"),
         norm=_mean(wide["norm"].mean(axis=1), missing),

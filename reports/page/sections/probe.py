@@ -39,7 +39,9 @@ def probe_view(report: Report) -> ProbeView | None:
     for benchmark, context in places:
         rows = [row for row in report.probes if (row.benchmark, row.context) == (benchmark, context)]
         title = f"{titles.get(benchmark, benchmark)}, {formatting.tokens(context)} tokens"
-        parts.append(ProbePart(title, _summary(report, rows), _figures(report, rows)))
+        longest = max(length for name, length in places if name == benchmark)
+        ranks = _all_ranks(report, rows) if context == longest else []
+        parts.append(ProbePart(title, _summary(report, rows), _figures(report, rows) + ranks))
     return ProbeView(parts) if parts else None
 
 
@@ -65,7 +67,7 @@ def _summary(report: Report, rows: Sequence[ProbeRow]) -> Table:
         after = [r for r in rows if (r.checkpoint, r.segment, r.kind) == (checkpoint, "after", "all")]
         longest = _defined([row.longest_half_life for row in after])
         best = max(mine, key=lambda row: row.readout.point or 0.0)
-        decays = any(row.half_life.interval is not None for row in after)
+        decays = any(row.longest_half_life.interval is not None for row in after)
         lines.append(
             (
                 _label(report, mine[0]),
@@ -126,19 +128,17 @@ def _figures(report: Report, rows: Sequence[ProbeRow]) -> list[Figure]:
         _by_layer(
             report,
             after,
-            lambda row: row.half_life,
-            title="Half-life of the state after the needle",
+            lambda row: row.longest_half_life,
+            title="Longest half-life after the needle",
             caption=(
-                "Tokens after which the median head has half of its state left; layers without decay are "
-                "absent."
+                "Tokens after which half of the state is left in the head and channel that decays least, by "
+                "the decays of the text after the needle; layers without decay are absent."
             ),
             axis=Axis("half-life, tokens", is_log=True),
         ),
         _by_answer(report, answers),
         _by_depth(report, _question(rows, "depth")),
     ]
-    checkpoints = sorted({row.checkpoint for row in question})
-    figures += [_ranks(report, [row for row in rows if row.checkpoint == each]) for each in checkpoints]
     return [each for each in figures if each is not None]
 
 
@@ -160,11 +160,12 @@ def _by_layer(
         for mine in _per_checkpoint(rows)
     ]
     series = [curve for curve in series if curve.points]
+    return curves(series, _layer_axis(rows), axis, title=title, caption=caption) if series else None
+
+
+def _layer_axis(rows: Sequence[ProbeRow]) -> Axis:
     layers = sorted({row.layer for row in rows})
-    ticks = tuple((layer, str(layer)) for layer in layers) if len(layers) <= 12 else ()
-    if not series:
-        return None
-    return curves(series, Axis("layer", ticks=ticks), axis, title=title, caption=caption)
+    return Axis("layer", ticks=tuple((layer, str(layer)) for layer in layers) if len(layers) <= 12 else ())
 
 
 def _per_checkpoint(rows: Sequence[ProbeRow]) -> list[list[ProbeRow]]:
@@ -198,7 +199,7 @@ def _by_answer(report: Report, rows: Sequence[ProbeRow]) -> Figure | None:
         return None
     return curves(
         series,
-        Axis("layer"),
+        _layer_axis(rows),
         Axis("retained", suffix=" %", low=0),
         title="Found and missed needles",
         caption="The same share where the whole answer is the model's most likely one, and where not.",
@@ -229,7 +230,12 @@ def _by_depth(report: Report, rows: Sequence[ProbeRow]) -> Figure | None:
     )
 
 
-def _ranks(report: Report, rows: Sequence[ProbeRow]) -> Figure | None:
+def _all_ranks(report: Report, rows: Sequence[ProbeRow]) -> list[Figure]:
+    """One heatmap per student; shown for the longest length alone, as ranks hardly depend on it."""
+    return [_ranks(report, mine) for mine in _per_checkpoint(rows)]
+
+
+def _ranks(report: Report, rows: Sequence[ProbeRow]) -> Figure:
     """Effective rank of one student's states, layers × segments."""
     found = {(row.layer, row.segment): row for row in rows if row.kind == "all"}
     layers = sorted({layer for layer, _ in found})

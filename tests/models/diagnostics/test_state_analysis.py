@@ -52,7 +52,7 @@ def test_a_scalar_decay_halves_what_is_held_every_token() -> None:
         )
         # Weights ¼, ½ and 1 of the three tokens.
         assert share_of_first(inputs, 2) == pytest.approx(0.25 / 1.75)
-        torch.testing.assert_close(log_decay_per_token(inputs), torch.full((1, 3, 1), math.log(0.5)))
+        torch.testing.assert_close(log_decay_per_token(inputs), torch.full((1, 3, 1, 1), math.log(0.5)))
         torch.testing.assert_close(write_norm(inputs).flatten(), torch.tensor([5.0, 1.0, 1.0]))
 
 
@@ -62,7 +62,7 @@ def test_a_decay_per_channel_forgets_channel_by_channel() -> None:
     assert held(inputs, [1, 3]) == pytest.approx([5 * math.sqrt(2), 5 * math.sqrt(1 + 0.25**2)])
     # Key (1, 1) decays to (¼, 1) and is read by (1, 1).
     assert share_of_first(inputs, 2) == pytest.approx(1.25 / 3.25)
-    torch.testing.assert_close(log_decay_per_token(inputs), torch.full((1, 3, 1), math.log(0.5) / 2))
+    torch.testing.assert_close(log_decay_per_token(inputs)[0, 0, 0], torch.tensor([math.log(0.5), 0.0]))
 
 
 def test_the_delta_rule_projects_out_what_is_overwritten() -> None:

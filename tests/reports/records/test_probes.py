@@ -48,6 +48,7 @@ def rows(weights_id: str = "a", *, context: int = 512, doc_id: str = "d", rank: 
                 "segment": segment,
                 "tokens": 20,
                 "log_decay": -0.1 * number,
+                "slowest_log_decay": -0.01 * number,
                 "beta": np.nan,
                 "write": 0.2 * number,
                 "norm": number,
