@@ -12,6 +12,15 @@ from typing import Any
 
 GRACE_SECONDS = 8.0
 """Seconds after a signal in which the step in progress can end and be saved."""
+EXIT_SECONDS = 2.0
+"""Seconds that an interrupted process has to end once everything is saved."""
+
+
+def end_process_after(seconds: float, code: int) -> None:
+    """End this process if it has not ended by itself, as when a data worker that is joined at exit hangs."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
 
 class StopSignals:

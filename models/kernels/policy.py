@@ -1,7 +1,7 @@
 """Which implementation of an operation runs: Triton kernels (fla's and ours) or plain torch.
 
-The policy belongs to a model (`apply_kernels`) or to a run of the trainer (`Recipe.kernels`), which enter it
-around their forward passes; nothing sets it for the whole process.
+The policy belongs to who runs the forward passes: the trainer enters that of its recipe (`Recipe.kernels`),
+and others use `kernel_policy`; nothing sets it for the whole process.
 """
 
 import logging

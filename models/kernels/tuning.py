@@ -39,7 +39,7 @@ class KernelTuning:
         self.by_rule: set[str] = set()
         """Kernels that have run with a configuration that was not measured for their shape class."""
 
-    def ranked(self, kernel: str, key: Mapping[str, Any], candidates: Sequence[Any]) -> Iterator[Any]:
+    def in_order(self, kernel: str, key: Mapping[str, Any], candidates: Sequence[Any]) -> Iterator[Any]:
         """All candidates, best guess first.
 
         Args:
@@ -139,13 +139,13 @@ def patch(autotuner: Any, failures: tuple[type[Exception], ...]) -> None:
         kernel = self.base_fn.__name__
         if tuning.target is not None and not tuning.target.has(kernel, named):
             return _run_timed(self, tuning, key, named, candidates, args, kwargs)
-        ranked = list(tuning.ranked(kernel, named, candidates))
-        for config in ranked:
+        ordered = list(tuning.in_order(kernel, named, candidates))
+        for config in ordered:
             self.cache[key] = config
             try:
                 return self.run_timed(*args, **kwargs)
             except failures:
-                if config is ranked[-1]:
+                if config is ordered[-1]:
                     raise
             finally:
                 if tuning.recording:

@@ -53,6 +53,22 @@ def test_a_process_in_a_call_that_cannot_be_interrupted_is_ended(number: int) ->
     assert 0.4 < seconds < 10
 
 
+def test_an_interrupted_process_does_not_wait_for_a_stalled_worker() -> None:
+    """Processes of a pool are joined when the interpreter exits; this one sleeps."""
+    program = f"""
+import runpy, sys, time
+from concurrent.futures import ProcessPoolExecutor
+runpy.run_path({stop_signals.__file__!r})["end_process_after"](1.0, 143)
+pool = ProcessPoolExecutor(1)
+pool.submit(time.sleep, 60)
+pool.shutdown(wait=False, cancel_futures=True)
+"""
+    started = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=50)
+    assert ended.returncode == 143
+    assert time.monotonic() - started < 10
+
+
 def test_a_state_that_is_being_written_is_completed() -> None:
     saving = "with stop.saving(): time.sleep(1.2); print('saved', flush=True)"
     work = f"exec({saving!r}); stop.raise_interrupt()"
