@@ -53,6 +53,22 @@ def test_tasks_of_a_process_that_dies_are_computed_again(pool, tmp_path):
     assert (tmp_path / "died").exists()
 
 
+@pytest.mark.xfail(strict=True, reason="one use of the pool ends the processes that another has restarted")
+def test_two_uses_of_a_pool_restart_it_once(pool, tmp_path, monkeypatch):
+    started, executor = [], workers.ProcessPoolExecutor
+
+    def counted(*args: Any, **options: Any) -> Any:
+        started.append(executor(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", counted)
+    dying = pool.map("die_once", [(number, (number, str(tmp_path))) for number in range(24)])
+    others = pool.map("square", [(number, (number,)) for number in range(24)])
+    found = [(first, squared) for (_, first), (_, (squared, _)) in zip(dying, others, strict=True)]
+    assert found == [(number, number * number) for number in range(24)]
+    assert len(started) == 2
+
+
 def test_processes_that_always_die_are_reported(pool):
     with pytest.raises(DataError, match=r"num_workers: 2\) died repeatedly .* \(lower 'num_workers'"):
         list(pool.map("die", [(0, (0,))]))
