@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -249,12 +250,11 @@ class HubReader:
         dataset = self._source.dataset
         if Path(dataset).exists():
             return None
-        try:
-            return HfApi().dataset_info(dataset).sha
-        except OfflineModeIsEnabled:
-            return None
-        except (OSError, ValueError) as error:
-            raise DataError(self._unreadable("opened", error)) from error
+        with self._named_errors("opened"):
+            try:
+                return HfApi().dataset_info(dataset).sha
+            except OfflineModeIsEnabled:
+                return None
 
     def _open(self, revision: str | None) -> Any:
         try:
@@ -264,15 +264,18 @@ class HubReader:
                 f"data source '{self._name}': streaming from the hub needs `pip install datasets`"
             ) from None
         source = self._source
-        try:
+        with self._named_errors("opened"):
             return load_dataset(
                 source.dataset, source.config, split=source.split, revision=revision, streaming=True
             )
-        except (OSError, ValueError) as error:
-            raise DataError(self._unreadable("opened", error)) from error
 
-    def _unreadable(self, what: str, error: Exception) -> str:
-        return f"data source '{self._name}': {self._source.dataset} cannot be {what} ({error})"
+    @contextmanager
+    def _named_errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # datasets and the hub's client pass on errors of their HTTP libraries
+            message = f"data source '{self._name}': {self._source.dataset} cannot be {what} ({error})"
+            raise DataError(message) from error
 
     def chunks(self, position: Position) -> Iterator[Chunk]:
         """See `Reader`."""
@@ -284,14 +287,12 @@ class HubReader:
         skip = position.get("skip", 0)
         rows = iter(stream)
         while True:
-            try:
+            with self._named_errors("read"):
                 chunk = list(islice(rows, CHUNK_ROWS))
-                if not chunk:
-                    return
-                yield Chunk(chunk[skip:], {**anchor, "skip": skip}, "skip")
-                anchor, skip = {**anchor, "stream": stream.state_dict()}, 0
-            except (OSError, ValueError) as error:
-                raise DataError(self._unreadable("read", error)) from error
+            if not chunk:
+                return
+            yield Chunk(chunk[skip:], {**anchor, "skip": skip}, "skip")
+            anchor, skip = {**anchor, "stream": stream.state_dict()}, 0
 
 
 def _unset(pattern: str) -> str:

@@ -57,6 +57,7 @@ class WorkerPool:
         upcoming = iter(tasks)
         pending: deque[tuple[Label, tuple[Any, ...]]] = deque()
         submitted: deque[Future[Any]] = deque()
+        used: ProcessPoolExecutor | None = None
         deaths = 0
         while True:
             while len(pending) < LOOKAHEAD * self.num_workers:
@@ -66,6 +67,10 @@ class WorkerPool:
             if not pending:
                 return
             executor = self._executor_in_use()
+            if executor is not used:
+                # The processes died during another call of this method, which started new ones.
+                submitted.clear()
+                used = executor
             try:
                 for _, arguments in islice(pending, len(submitted), None):
                     submitted.append(executor.submit(_call, method, arguments))
@@ -73,7 +78,6 @@ class WorkerPool:
             except (BrokenProcessPool, CancelledError) as error:
                 deaths += 1
                 self._discard(executor)
-                submitted.clear()
                 if deaths == MAX_DEATHS:
                     raise DataError(DIED.format(num_workers=self.num_workers)) from error
                 logger.warning("a data worker process died; its tasks are computed again")

@@ -53,7 +53,6 @@ def test_tasks_of_a_process_that_dies_are_computed_again(pool, tmp_path):
     assert (tmp_path / "died").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="one use of the pool ends the processes that another has restarted")
 def test_two_uses_of_a_pool_restart_it_once(pool, tmp_path, monkeypatch):
     started, executor = [], workers.ProcessPoolExecutor
 
