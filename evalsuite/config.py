@@ -73,6 +73,8 @@ class RunConfig:
     """Arguments of the engine, such as those of `vllm.LLM`."""
     executor: str = field(default="local", metadata=_read_by("infer"))
     """What carries out inference; a name from `evalsuite show executors`."""
+    executor_args: Mapping[str, Any] = field(default_factory=dict, metadata=_read_by("infer"))
+    """Arguments of the executor, such as the address of a Ray cluster."""
     device: str = field(default="auto", metadata=_read_by("infer"))
     """``cpu``, ``cuda``, ``cuda:1`` or ``auto``."""
     dtype: str = field(default="auto", metadata=_read_by("infer"))

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +56,41 @@ def add_engine_option(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
+def add_executor_options(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the executor, by its name in the registry of executors."""
+    parser.add_argument(
+        "--executor",
+        default="local",
+        metavar="NAME",
+        help=f"where {what}: `evalsuite show executors` (default: local)",
+    )
+    parser.add_argument(
+        "--executor-args",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="the executor's own arguments, e.g. num_workers=4 address=auto for ray",
+    )
+
+
 def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Return `--engine-args` as a dictionary.
+    """Return `--engine-args` as a dictionary, as `named_values`."""
+    return named_values(options.engine_args, "--engine-args", "tensor_parallel_size=2")
+
+
+def named_values(given: Sequence[str], flag: str, example: str) -> dict[str, Any]:
+    """Return NAME=VALUE arguments as a dictionary; values are JSON or text.
 
     Raises:
         ConfigError: an argument that is not NAME=VALUE, or a repeated name.
     """
     found: dict[str, Any] = {}
-    for given in options.engine_args:
-        name, equals, value = given.partition("=")
+    for each in given:
+        name, equals, value = each.partition("=")
         if not (equals and name.isidentifier()):
-            raise ConfigError(f"--engine-args {given}: must be NAME=VALUE, e.g. tensor_parallel_size=2")
+            raise ConfigError(f"{flag} {each}: must be NAME=VALUE, e.g. {example}")
         if name in found:
-            raise ConfigError(f"--engine-args {name}: given twice")
+            raise ConfigError(f"{flag} {name}: given twice")
         try:
             found[name] = json.loads(value)
         except ValueError:

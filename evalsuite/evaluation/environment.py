@@ -14,7 +14,6 @@ from typing import Any
 
 import evalsuite
 from evalsuite.foundation import DataError, RunFolderError, read_json, write_json
-from evalsuite.models.inference.base import Engine, MemoryBoundEngine
 
 PACKAGES = (
     "torch",
@@ -49,7 +48,16 @@ def update_environment(run: Path, **facts: Any) -> None:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return package versions and hardware of this machine."""
+    """Return package versions and hardware of this machine, and the commit that runs."""
+    return describe_packages() | {
+        "evalsuite": evalsuite.__version__,
+        "processors": os.cpu_count(),
+        "git": _git(),
+    }
+
+
+def describe_packages() -> dict[str, Any]:
+    """Return what of this machine affects the numerics of a model."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -57,13 +65,10 @@ def describe_machine() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     return {
-        "evalsuite": evalsuite.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processors": os.cpu_count(),
         "packages": versions,
         "accelerators": _accelerators(),
-        "git": _git(),
     }
 
 
@@ -93,61 +98,53 @@ def _accelerators() -> list[str]:
     return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
 
 
-def record_kernels(run: Path) -> None:
-    """Record which kernels computed the recurrences of this process, and why that backend was chosen."""
+def kernel_facts() -> dict[str, Any]:
+    """Return which kernels computed the recurrences of this process, and why that backend was chosen."""
     from evalsuite.models.recurrence import backend_messages, last_kernels
 
-    if kernels := last_kernels():
-        known = read_environment(run).get("kernels", {})
-        update_environment(run, kernels=known | kernels, backend=backend_messages())
+    kernels = last_kernels()
+    return {"kernels": kernels, "backend": backend_messages()} if kernels else {}
 
 
-def record_inference(
-    run: Path, label: str, responses: int, seconds: float, protocols: Sequence[str] = ()
-) -> None:
-    """Record the wall time of inference for one checkpoint, loading included."""
-    spent = {
-        "label": label,
-        "responses": responses,
-        "seconds": round(seconds, 1),
-        "protocols": list(protocols),
-    }
-    update_environment(run, inference=[*read_environment(run).get("inference", []), spent])
-
-
-def record_engine(run: Path, weights_id: str, engine: Engine) -> None:
+def record_engine(run: Path, facts: Mapping[str, Any]) -> None:
     """Record the engine of a checkpoint; the score phase finds its responses by the fingerprint.
 
-    The batch limits of the first call are recorded, and restored by later ones: responses do not depend on
-    the memory that is free when a run is resumed.
+    The batch limits of the first call are kept: responses do not depend on the memory that is free when a run
+    is resumed. So is the description of a worker's machine, if it is not this one.
+
+    Args:
+        run: the run folder.
+        facts: of the engine and its machine, as `evalsuite.evaluation.inference.worker` sends them.
 
     Raises:
         RunFolderError: responses with another fingerprint are recorded for these weights.
-        DataError: the recorded batch limits are damaged.
     """
-    engines = dict(read_environment(run).get("engines", {}))
-    before = engines.get(weights_id)
-    if before is not None and before["fingerprint"] != engine.fingerprint:
+    environment = read_environment(run)
+    engines = dict(environment.get("engines", {}))
+    engine = {name: value for name, value in facts.items() if name not in ("weights_id", "host", "machine")}
+    before = engines.get(facts["weights_id"])
+    if before is not None and before["fingerprint"] != engine["fingerprint"]:
+        differing = [
+            f"{name} {old} there, {engine['versions'].get(name)} here"
+            for name, old in before["versions"].items()
+            if engine["versions"].get(name) != old
+        ]
         raise RunFolderError(
             f"{run}: holds responses of these weights from engine {before['engine']} with fingerprint "
-            f"{before['fingerprint']}, not {engine.fingerprint} (another device, dtype or version, or other "
-            "source code of evalsuite); score those with --score-only, or choose another --out"
+            f"{before['fingerprint']}, not {engine['fingerprint']} of host {facts['host']} "
+            f"({'; '.join(differing) or 'other source code of evalsuite'}); score those with --score-only, "
+            "or choose another --out"
         )
-    limits: dict[str, Any] = {}
-    if isinstance(engine, MemoryBoundEngine):
-        if before is not None and "batch_limits" in before:
-            source = f"{environment_path(run)}: engines.{weights_id}.batch_limits"
-            engine.restore_batch_limits(before["batch_limits"], source)
-        limits = {"batch_limits": dict(engine.batch_limits)}
-    engines[weights_id] = {
-        "engine": engine.name,
-        "fingerprint": engine.fingerprint,
-        "max_length": engine.max_length,
-        "versions": dict(engine.versions),
-        **limits,
-        **({"notice": engine.notice} if engine.notice else {}),
-    }
-    update_environment(run, engines=engines)
+    if before is not None and "batch_limits" in before:
+        engine["batch_limits"] = before["batch_limits"]
+    if before == engine:
+        return
+    engines[facts["weights_id"]] = engine
+    hosts = environment.get("inference_hosts", [])
+    if facts["machine"] != describe_packages() and facts["machine"] not in hosts:
+        update_environment(run, engines=engines, inference_hosts=[*hosts, facts["machine"]])
+    else:
+        update_environment(run, engines=engines)
 
 
 def engine_notices(run: Path, labels: Mapping[str, str]) -> dict[str, str]:

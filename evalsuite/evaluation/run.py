@@ -17,7 +17,7 @@ from evalsuite.evaluation.environment import (
     update_environment,
 )
 from evalsuite.evaluation.run_paths import Cell, CheckpointRef, read_index, responses_folder
-from evalsuite.executors import EXECUTORS, Executor
+from evalsuite.executors import Executor, open_executor
 from evalsuite.foundation import ConfigError, RunFolderError, locked
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
 
@@ -119,7 +119,7 @@ def _evaluate(config: RunConfig) -> Summary:
     if config.track is not None:
         check_tracker(config.track)
     checkpoints = expand_folders(config.checkpoints)
-    executor = EXECUTORS.get_or_raise(config.executor, "'executor'")()
+    executor = open_executor(config.executor, config.executor_args)
     if "infer" in config.phases:
         from evalsuite.evaluation.infer import check_servable
 
@@ -211,7 +211,9 @@ def suite_name(suite: Path | str) -> str:
 def _infer(
     config: RunConfig, out: Path, checkpoints: Sequence[str], executor: Executor, summary: Summary
 ) -> None:
-    from evalsuite.evaluation.infer import InferenceJob, infer, select_checkpoints
+    from evalsuite.evaluation.infer import select_checkpoints
+    from evalsuite.evaluation.inference.collect import infer
+    from evalsuite.evaluation.inference.worker import EngineChoice
     from evalsuite.evaluation.registration import register_checkpoints
     from evalsuite.models.inference.registry import engine_type
 
@@ -224,23 +226,24 @@ def _infer(
         selected = select_checkpoints(index, paths, trust_remote_code=config.trust_remote_code)
     for checkpoint in selected:
         engine_type(config.engine, config.engine_args, index.limit(checkpoint).extension)
-    jobs = [
-        InferenceJob(
-            run=out,
-            checkpoint=checkpoint,
-            engine=config.engine,
-            engine_args=config.engine_args,
-            device=config.device,
-            dtype=config.dtype,
-            trust_remote_code=config.trust_remote_code,
-            protocols=tuple(config.protocols),
-            batches=tuple(tuple(names.split(",")) for names in config.benchmarks),
-        )
-        for checkpoint in selected
-    ]
+    choice = EngineChoice(
+        engine=config.engine,
+        engine_args=config.engine_args,
+        device=config.device,
+        dtype=config.dtype,
+        trust_remote_code=config.trust_remote_code,
+    )
     with _tracker(config, out) as tracker:
         done = infer(
-            index, jobs, executor, quiet=config.quiet, on_checkpoint=partial(_track_inference, tracker)
+            out,
+            index,
+            selected,
+            choice,
+            executor,
+            protocols=config.protocols,
+            batches=[names.split(",") for names in config.benchmarks],
+            quiet=config.quiet,
+            on_checkpoint=partial(_track_inference, tracker),
         )
     summary.computed = {label: stats.computed for label, stats in done.items()}
     summary.failed = {label: (stats.failed, stats.reason) for label, stats in done.items() if stats.failed}

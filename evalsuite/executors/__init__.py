@@ -1,10 +1,24 @@
 """Executors: where the jobs of a run are carried out.
 
-An executor maps a function over jobs, as `concurrent.futures` does. Function and jobs can be pickled, so that
-an executor may send them to another process or machine; results come back in the order of the jobs.
+An executor hands jobs to workers, which may live in other processes or on other machines. What a worker
+sends arrives in the process that asked for it, which alone writes the run folder; results come back as jobs
+end.
 """
 
-from evalsuite.executors.base import EXECUTORS, Executor, Progress
+from evalsuite.executors.base import EXECUTORS, Channel, Executor, Job, Worker, open_executor
 from evalsuite.executors.local import LocalExecutor
+from evalsuite.executors.ray import RayExecutor
+from evalsuite.executors.slurm import SlurmExecutor
 
-__all__ = ["EXECUTORS", "Executor", "LocalExecutor", "Progress"]
+__all__ = [
+    "EXECUTORS",
+    "Channel",
+    "Executor",
+    "Job",
+    "LocalExecutor",
+    "RayExecutor",
+    "SlurmExecutor",
+    "Worker",
+    "open_executor",
+]
+"""The interface of executors, and their registry."""

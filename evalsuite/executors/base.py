@@ -1,38 +1,101 @@
 """The interface of executors, and their registry."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
+from pathlib import Path
+from typing import Any, Protocol
 
+from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.registry import Registry
 
-Job = TypeVar("Job")
-Result = TypeVar("Result")
 
+class Channel(Protocol):
+    """What a job reports to while it runs, wherever that is."""
 
-class Progress(Protocol):
-    """The progress bar that jobs report to."""
-
-    def update(self, n: int) -> object:
-        """Add finished units of work; they may be negative to correct an earlier count."""
+    def send(self, message: Mapping[str, Any]) -> object:
+        """Deliver a JSON value to the process that called `Executor.map`, in order."""
 
     def set_description(self, desc: str) -> object:
         """Name what runs now."""
 
 
-class Executor(Protocol):
-    """Carries out jobs."""
+class Job(Protocol):
+    """One piece of work; `str` names it in progress and errors."""
 
-    def map(
-        self, function: Callable[[Job, Progress], Result], jobs: Sequence[Job], progress: Progress
-    ) -> Iterator[Result]:
-        """Yield `function(job, progress)` for every job, in their order.
+    @property
+    def group(self) -> str:
+        """Jobs of one group share what a worker loads, such as a checkpoint."""
+
+    @property
+    def cost(self) -> float:
+        """Expected time, in any unit."""
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs that it needs; None: one if there are any."""
+
+    def prepare(self) -> Any:
+        """Return what a worker gets, which can be pickled.
+
+        Called in the process of `Executor.map` whenever the job is handed out: after a worker was lost, it
+        contains only what is left to do.
+        """
+
+
+class Worker(Protocol):
+    """Runs jobs one after the other, and keeps what the next of the same group needs."""
+
+    def run(self, prepared: Any, channel: Channel) -> Mapping[str, Any]:
+        """Run what `Job.prepare` returned, and return a JSON value."""
+
+    def close(self) -> None:
+        """Release what it holds; it runs no job afterwards."""
+
+
+class Executor(Protocol):
+    """Carries out jobs; the parameters of its class are what `--executor-args` sets."""
+
+    def workers(self, gpus: int | None) -> int:
+        """Return how many jobs run at the same time; with one, a run is not split into smaller jobs.
 
         Args:
-            function: a function of a module; what it raises is raised here.
-            jobs: values that can be pickled; `str` names them on the progress bar.
-            progress: of all jobs; an executor whose jobs run elsewhere reports each when it has ended.
+            gpus: as `Job.gpus`.
+
+        Raises:
+            ConfigError: there are not as many GPUs.
+            MissingDependencyError: a package that it needs is not installed.
+        """
+
+    def map(
+        self, make_worker: Callable[[], Worker], jobs: Sequence[Job], channel: Channel, folder: Path
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield (index of the job, its result) as jobs end.
+
+        Args:
+            make_worker: a function of a module; called once per worker, where that runs.
+            jobs: in any order of execution. What a job raises is raised here.
+            channel: receives what the jobs send, in this process.
+            folder: for files of the executor's own, which workers on other machines see as well; what is in
+                it after the process was killed is taken up by the next call.
         """
 
 
 EXECUTORS: Registry[type[Executor]] = Registry("executor")
-"""Name → class without arguments."""
+"""Name → class; its parameters are the arguments."""
+
+
+def open_executor(name: str, arguments: Mapping[str, Any]) -> Executor:
+    """Make an executor.
+
+    Raises:
+        ConfigError: no such executor, or arguments that it does not take.
+    """
+    kind: Any = EXECUTORS.get_or_raise(name, "'executor'")
+    known = signature(kind).parameters
+    for given in arguments:
+        if given not in known:
+            raise ConfigError(f"executor {name} takes no argument '{given}'{nearest(given, known)}")
+    for missing in (each for each in known.values() if each.default is each.empty):
+        if missing.name not in arguments:
+            raise ConfigError(f"executor {name} needs an argument: --executor-args {missing.name}=…")
+    return kind(**arguments)  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ _MODELS = {
 _EXTRAS = {
     "fla": "gpu",
     "ray": "ray",
+    "submitit": "slurm",
     "tensorboard": "track",
     "trackio": "track",
     "triton": "gpu",

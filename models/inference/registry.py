@@ -81,6 +81,11 @@ class EngineType:
         raise NotImplementedError
 
     @classmethod
+    def gpus(cls, arguments: Mapping[str, Any]) -> int:
+        """Return how many GPUs one checkpoint takes with these arguments, if it runs on GPUs."""
+        return 1
+
+    @classmethod
     def token_times(
         cls,
         config: "PreTrainedConfig",

@@ -93,13 +93,17 @@ def gc_disabled() -> Iterator[None]:
 
 
 def _read(path: Path, verb: str) -> Iterator[tuple[tuple[str, str, int], Response]]:
-    kind = ScoreResponse if verb == "score" else GenerateResponse
     for number, line in enumerate(read_jsonl(path), 1):
         try:
             hashed, sampling, seed = line["key"]
-            yield (hashed, sampling, seed), kind.from_dict(line["response"])
+            yield (hashed, sampling, seed), response_from_dict(verb, line["response"])
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}, line {number}: not a response ({error!r})") from error
+
+
+def response_from_dict(verb: str, value: dict[str, Any]) -> Response:
+    """Return the response to a request of this verb. Raises KeyError, TypeError or ValueError if it is none."""
+    return (ScoreResponse if verb == "score" else GenerateResponse).from_dict(value)
 
 
 def run_requests(

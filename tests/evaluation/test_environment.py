@@ -15,7 +15,7 @@ from evalsuite.models.recurrence import recurrence
 def test_environment_records_kernels_and_backend(tmp_path: Path) -> None:
     q = torch.randn(1, 4, 2, 8)
     recurrence(q, q, q, scale=1.0)
-    environment.record_kernels(tmp_path)
+    environment.update_environment(tmp_path, **environment.kernel_facts())
     facts = environment.read_environment(tmp_path)
     assert any("torch" in kernel for kernel in facts["kernels"].values())
     assert facts["packages"]["torch"] == torch.__version__

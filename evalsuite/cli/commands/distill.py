@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalsuite.cli.options import add_quiet
+from evalsuite.cli.options import add_executor_options, add_quiet, named_values
 from evalsuite.cli.parser import command
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="measure the kernel configurations that FILE lacks, and add them to it (minutes)",
     )
     parser.add_argument("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one)")
+    add_executor_options(parser, "recipe and variants are distilled")
     parser.add_argument(
         "--dry-run", action="store_true", help="print tokens, FLOPs, memory and time, and exit"
     )
@@ -93,21 +94,28 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.out is None:
         raise ConfigError("--out DIR is required (or --dry-run)")
-    from evalsuite.distill import distill
+    from evalsuite.executors import open_executor
+    from evalsuite.variants import Variant, distill_variants
 
     check_starts(chosen, arguments.out)
-    for folder, recipe, mixers in chosen:
-        out = arguments.out / folder
-        made = distill(
-            recipe,
-            out,
-            mixers=mixers,
-            device=arguments.device,
-            quiet=arguments.quiet,
-            kernel_configs=arguments.kernel_configs,
-            autotune=arguments.autotune,
-        )
-        print("\n".join(map(str, made)))
+    options = {
+        "device": arguments.device,
+        "quiet": arguments.quiet,
+        "kernel_configs": arguments.kernel_configs,
+        "autotune": arguments.autotune,
+    }
+    given = named_values(arguments.executor_args, "--executor-args", "num_workers=4")
+    variants = [Variant(*each, arguments.out, options) for each in chosen]
+    try:
+        for made in distill_variants(variants, open_executor(arguments.executor, given)):
+            print(made)
+    except KeyboardInterrupt as interrupt:
+        from evalsuite.cli import describe_interrupt
+        from evalsuite.distill.training.stop_signals import EXIT_SECONDS, end_process_after
+
+        # A data worker that waits for the hub would be joined when the interpreter exits.
+        end_process_after(EXIT_SECONDS, describe_interrupt(interrupt)[1])
+        raise
     return 0
 
 

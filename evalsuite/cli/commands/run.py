@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from evalsuite.cli.options import (
     add_data_option,
     add_engine_option,
+    add_executor_options,
     add_model_options,
     add_quiet,
     engine_arguments,
     given_options,
+    named_values,
     without_defaults,
 )
 from evalsuite.cli.parser import command
@@ -73,9 +75,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="refuse contexts that a checkpoint does not support, which are otherwise left out by name",
     )
     add_engine_option(parser, "inference engine")
-    parser.add_argument(
-        "--executor", metavar="NAME", help="where inference runs: `evalsuite show executors` (default: local)"
-    )
+    add_executor_options(parser, "inference runs")
     parser.add_argument(
         "--dry-run", action="store_true", help="print documents, tokens and expected time, and exit"
     )
@@ -162,6 +162,8 @@ def run_config(arguments: argparse.Namespace) -> "RunConfig":
     options = given_options(arguments, "config", "dry_run")
     if "engine_args" in options:
         options["engine_args"] = engine_arguments(arguments)
+    if "executor_args" in options:
+        options["executor_args"] = named_values(options["executor_args"], "--executor-args", "num_workers=4")
     if "config" in arguments:
         config = read_run_config(arguments.config, **options)
     elif "out" not in options:

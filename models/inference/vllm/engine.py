@@ -125,6 +125,11 @@ class VllmEngine(EngineType):
         self.eos_ids = eos_token_ids(info.config, info.tokenizer, _generation_config(self._model))
 
     @classmethod
+    def gpus(cls, arguments: Mapping[str, Any]) -> int:
+        """Return its ranks."""
+        return int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("data_parallel_size", 1))
+
+    @classmethod
     def open(cls, path: str, settings: EngineSettings) -> "VllmEngine":
         """See `EngineType.open`; vLLM chooses the device."""
         info = describe_checkpoint(path, trust_remote_code=settings.trust_remote_code)

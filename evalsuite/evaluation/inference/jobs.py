@@ -1,0 +1,200 @@
+"""Jobs of the infer phase: a checkpoint, or for many workers parts of its benchmarks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from evalsuite.evaluation.environment import environment_path, read_environment
+from evalsuite.evaluation.inference.worker import EngineChoice, InferenceTask, token_cost
+from evalsuite.evaluation.run_paths import Cell, CheckpointRef, Index, read_requests
+from evalsuite.foundation import ConfigError, nearest
+from evalsuite.models.inference.registry import engine_type
+from evalsuite.models.inference.requests import Request
+from evalsuite.models.inference.response_cache import ResponseCache
+
+JOBS_PER_WORKER = 8
+"""Jobs that a run is split into, at least, so that the last worker ends soon after the others."""
+
+
+class Part(NamedTuple):
+    """Some documents of a cell, from `start` to before `stop`."""
+
+    cell: Cell
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceJob:
+    """Inference of one checkpoint, or of a part of its requests, as `evalsuite.executors.Job`."""
+
+    run: Path
+    index: Index = field(repr=False)
+    cache: ResponseCache = field(repr=False)
+    checkpoint: CheckpointRef
+    choice: EngineChoice
+    batches: tuple[tuple[Part, ...], ...]
+    cost: float = 0.0
+    """Prefilled tokens."""
+
+    def __str__(self) -> str:
+        return f"infer {self.checkpoint.label}"
+
+    @property
+    def group(self) -> str:
+        """Jobs of one checkpoint share its weights."""
+        return self.checkpoint.weights_id
+
+    @property
+    def gpus(self) -> int | None:
+        """None if the device is found out where it runs."""
+        if self.choice.device == "cpu":
+            return 0
+        needed = engine_type(self.choice.engine, self.choice.engine_args).gpus(self.choice.engine_args)
+        return needed if self.choice.device != "auto" or needed > 1 else None
+
+    def requests(self) -> list[list[Request]]:
+        """Read the requests of each batch."""
+        return [
+            [
+                request
+                for part in batch
+                for requests in read_documents(self.index, self.run, self.checkpoint, part.cell)[
+                    part.start : part.stop
+                ]
+                for request in requests
+            ]
+            for batch in self.batches
+        ]
+
+    def prepare(self) -> InferenceTask:
+        """Return requests and known responses."""
+        batches = self.requests()
+        engines = read_environment(self.run).get("engines", {})
+        engine = engines.get(self.checkpoint.weights_id, {})
+        keys = [request.key() for batch in batches for request in batch]
+        return InferenceTask(
+            checkpoint=self.checkpoint,
+            choice=self.choice,
+            batches=batches,
+            known=self.cache.known(engine["fingerprint"], keys) if engine else {},
+            batch_limits=engine.get("batch_limits"),
+            batch_limits_source=(
+                f"{environment_path(self.run)}: engines.{self.checkpoint.weights_id}.batch_limits"
+            ),
+        )
+
+
+def read_documents(index: Index, run: Path, checkpoint: CheckpointRef, cell: Cell) -> list[list[Request]]:
+    """Return the requests of every document of a cell that a checkpoint reads."""
+    limit = index.limit(checkpoint)
+    return [
+        cell.requests(request_set)
+        for request_set in read_requests(run, checkpoint.tokenizer, cell)
+        if limit.reads(request_set.context)
+    ]
+
+
+def whole_jobs(
+    run: Path,
+    index: Index,
+    cache: ResponseCache,
+    checkpoints: Sequence[CheckpointRef],
+    choice: EngineChoice,
+    protocols: Sequence[str],
+    batches: Sequence[Sequence[str]],
+) -> list[InferenceJob]:
+    """Return one job per checkpoint.
+
+    Args:
+        run, index, cache: of the run folder.
+        checkpoints: to run.
+        choice: the engine.
+        protocols: run only these; empty: all.
+        batches: run only these benchmarks, batch by batch; empty: all at once.
+
+    Raises:
+        ConfigError: a benchmark that is not in the run, or is listed twice.
+    """
+    cells = _batches_of_cells(index, protocols, batches)
+    known: dict[tuple[str, int | None], tuple[tuple[tuple[Part, ...], ...], float]] = {}
+    jobs = []
+    for checkpoint in checkpoints:
+        limit = index.limit(checkpoint)
+        same = checkpoint.tokenizer, limit.longest
+        if same not in known:
+            found = [
+                [(cell, read_documents(index, run, checkpoint, cell)) for cell in batch] for batch in cells
+            ]
+            known[same] = (
+                tuple(tuple(Part(cell, 0, len(documents)) for cell, documents in batch) for batch in found),
+                float(
+                    sum(
+                        token_cost(request)
+                        for batch in found
+                        for _, documents in batch
+                        for document in documents
+                        for request in document
+                    )
+                ),
+            )
+        parts, cost = known[same]
+        jobs.append(
+            InferenceJob(
+                run=run,
+                index=index,
+                cache=cache,
+                checkpoint=checkpoint,
+                choice=replace(choice, max_length=limit.extension),
+                batches=parts,
+                cost=cost,
+            )
+        )
+    return jobs
+
+
+def split(jobs: Sequence[InferenceJob], workers: int) -> list[InferenceJob]:
+    """Return smaller jobs for several workers: parts of about equal cost, small benchmarks together."""
+    target = sum(job.cost for job in jobs) / (JOBS_PER_WORKER * workers)
+    return [
+        replace(job, batches=(tuple(parts),), cost=cost)
+        for job in jobs
+        for parts, cost in _portions(job, target)
+    ]
+
+
+def _portions(job: InferenceJob, target: float) -> Iterator[tuple[list[Part], float]]:
+    """Yield (parts, cost) of one checkpoint; each costs `target` or a document more, the last one less."""
+    parts: list[Part] = []
+    cost = 0.0
+    for cell in (part.cell for batch in job.batches for part in batch):
+        start = 0
+        documents = read_documents(job.index, job.run, job.checkpoint, cell)
+        for stop, document in enumerate(documents, 1):
+            cost += sum(map(token_cost, document))
+            if cost >= target:
+                yield [*parts, Part(cell, start, stop)], cost
+                parts, cost, start = [], 0.0, stop
+        if start < len(documents):
+            parts.append(Part(cell, start, len(documents)))
+    if parts:
+        yield parts, cost
+
+
+def _batches_of_cells(
+    index: Index, protocols: Sequence[str], batches: Sequence[Sequence[str]]
+) -> list[list[Cell]]:
+    """Return the cells of each batch."""
+    cells = [cell for cell in index.cells if not protocols or cell.protocol in protocols]
+    if not batches:
+        return [cells]
+    known = list(dict.fromkeys(cell.benchmark for cell in index.cells))
+    seen: set[str] = set()
+    for name in (name for batch in batches for name in batch):
+        if name not in known:
+            raise ConfigError(f"benchmark '{name}' is not in this run{nearest(name, known)}")
+        if name in seen:
+            raise ConfigError(f"benchmark '{name}' is listed twice")
+        seen.add(name)
+    return [[cell for cell in cells if cell.benchmark in batch] for batch in batches]

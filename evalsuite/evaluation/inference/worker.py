@@ -1,0 +1,155 @@
+"""Worker of the infer phase: computes responses with an engine; it never sees the run folder."""
+
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from evalsuite.evaluation.environment import describe_packages, kernel_facts
+from evalsuite.evaluation.run_paths import CheckpointRef
+from evalsuite.executors import Channel
+from evalsuite.foundation import CheckpointError
+from evalsuite.models.inference.base import Engine, MemoryBoundEngine
+from evalsuite.models.inference.requests import Request, Response, ScoreRequest
+from evalsuite.models.inference.response_cache import Key, compute_missing, reusable
+
+DECODE_COST = 4
+"""Cost of a decoded token in prefilled tokens; progress and the balance of jobs use it."""
+
+
+def token_cost(request: Request) -> int:
+    """Return the relative cost of a request, in prefilled tokens."""
+    if isinstance(request, ScoreRequest):
+        return len(request.context) + sum(map(len, request.continuations))
+    return len(request.prompt) + DECODE_COST * request.sampling.max_new_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice:
+    """Which engine runs a checkpoint, and how; resolved on the machine of the worker."""
+
+    engine: str
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "auto"
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+    max_length: int | None = None
+
+    def load(self, checkpoint: CheckpointRef) -> Engine:
+        """Load a checkpoint. Raises CheckpointError if its weights are not those of the run."""
+        from evalsuite.evaluation.infer import engine_factory
+
+        make = engine_factory(
+            self.engine,
+            device=self.device,
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+            arguments=self.engine_args,
+            max_length=self.max_length,
+        )
+        engine = make(checkpoint.path, checkpoint.label)
+        if engine.weights_id != checkpoint.weights_id:
+            raise CheckpointError(
+                f"{checkpoint.path}: weights are {engine.weights_id}, but the requests of {checkpoint.label} "
+                f"were built for {checkpoint.weights_id}; the checkpoint has changed, or is another one"
+            )
+        return engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceTask:
+    """What a worker gets: a checkpoint, requests, and what is known of their responses."""
+
+    checkpoint: CheckpointRef
+    choice: EngineChoice
+    batches: Sequence[Sequence[Request]]
+    """Run batch by batch, so that an interruption leaves few benchmarks incomplete."""
+    known: Mapping[Key, Response]
+    """Responses of earlier calls."""
+    batch_limits: Mapping[str, int] | None = None
+    """Those that the run recorded for this checkpoint."""
+    batch_limits_source: str = ""
+
+
+class InferenceWorker:
+    """Keeps the engine of the last checkpoint, and sends responses as they are computed.
+
+    Messages: ``engine`` (facts of it and of the machine), ``responses`` (rows of a response log, with their
+    cost), ``spent`` (seconds, and the kernels that ran).
+    """
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._loaded: tuple[CheckpointRef, EngineChoice] | None = None
+
+    def run(self, task: InferenceTask, channel: Channel) -> dict[str, Any]:
+        """Compute what is missing.
+
+        Returns:
+            ``failed``: responses that are errors, known ones included; ``reason``: of the first.
+        """
+        started, computed = time.monotonic(), 0
+        engine = self._open(task)
+        channel.send({"engine": _facts(engine)})
+        failed: list[str] = []
+        try:
+            for batch in task.batches:
+                requests = {request.key(): request for request in batch}
+                known = {key: task.known[key] for key in requests if key in task.known}
+                done = reusable(requests, known, engine.max_length)
+                store = partial(_send, channel, task.checkpoint.label, engine.fingerprint, requests)
+                for key, response in compute_missing(engine, requests, frozenset(done), store):
+                    done[key] = response
+                    computed += 1
+                failed += [error for request in batch if (error := done[request.key()].error)]
+        finally:
+            if computed:
+                spent = {"label": task.checkpoint.label, "seconds": time.monotonic() - started}
+                channel.send({"spent": spent, **kernel_facts()})
+        return {"failed": len(failed), "reason": next(iter(failed), "")}
+
+    def close(self) -> None:
+        """Release the engine."""
+        # vLLM holds its memory until it exits, and the next instance measures what is free.
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = self._loaded = None
+
+    def _open(self, task: InferenceTask) -> Engine:
+        if self._engine is None or self._loaded != (task.checkpoint, task.choice):
+            self.close()
+            self._engine = task.choice.load(task.checkpoint)
+            self._loaded = task.checkpoint, task.choice
+        if task.batch_limits is not None and isinstance(self._engine, MemoryBoundEngine):
+            self._engine.restore_batch_limits(task.batch_limits, task.batch_limits_source)
+        return self._engine
+
+
+def _send(
+    channel: Channel,
+    label: str,
+    fingerprint: str,
+    requests: Mapping[Key, Request],
+    responses: Sequence[tuple[Key, Response]],
+) -> None:
+    if responses:
+        rows = [[*key, response.to_dict()] for key, response in responses]
+        cost = sum(token_cost(requests[key]) for key, _ in responses)
+        channel.send({"responses": rows, "fingerprint": fingerprint, "label": label, "cost": cost})
+
+
+def _facts(engine: Engine) -> dict[str, Any]:
+    limits = {"batch_limits": dict(engine.batch_limits)} if isinstance(engine, MemoryBoundEngine) else {}
+    return {
+        "weights_id": engine.weights_id,
+        "engine": engine.name,
+        "fingerprint": engine.fingerprint,
+        "max_length": engine.max_length,
+        "versions": dict(engine.versions),
+        **limits,
+        **({"notice": engine.notice} if engine.notice else {}),
+        "host": platform.node(),
+        "machine": describe_packages(),
+    }

@@ -1,0 +1,113 @@
+"""Every executor delivers every message and result, survives lost workers, and passes errors on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counting import CountJob, CountWorker, Messages
+
+from evalsuite.executors import Executor, open_executor
+from evalsuite.foundation import ConfigError, DataError, EvalsuiteError
+
+PARALLEL: dict[str, tuple[str, dict[str, Any]]] = {
+    "ray": ("ray", {"num_workers": 2, "retries": 1}),
+    "slurm": ("slurm", {"num_workers": 2, "cluster": "local", "gpus": 0, "retries": 1}),
+}
+
+
+@pytest.fixture(params=[pytest.param("ray", marks=pytest.mark.long), "slurm"])
+def executor(request: pytest.FixtureRequest) -> Executor:
+    """An executor with two workers in other processes."""
+    pytest.importorskip({"slurm": "submitit"}.get(request.param, request.param))
+    name, arguments = PARALLEL[request.param]
+    return open_executor(name, arguments)
+
+
+def jobs(tmp_path: Path, **options: Any) -> list[CountJob]:
+    """Six jobs of two groups; the fourth has these options."""
+    found = [CountJob(f"{group}{count}", count, group) for group in "ab" for count in (3, 4, 5)]
+    found[3] = CountJob("special", 6, "b", **options)
+    return found
+
+
+def test_results_and_messages_arrive_once_though_a_worker_is_killed(
+    executor: Executor, tmp_path: Path
+) -> None:
+    work, messages = jobs(tmp_path, killed=tmp_path / "killed"), Messages()
+    found = dict(executor.map(CountWorker, work, messages, tmp_path / "files"))
+    assert sorted(found) == list(range(6))
+    assert [found[index]["sum"] for index in range(6)] == [sum(range(job.count + 1)) for job in work]
+    for job in work:
+        once = list(range(1, job.count + 1))
+        sent = messages.numbers(job.name)
+        assert sent == once if job.name != "special" else sent[-len(once) :] == once
+    assert (tmp_path / "killed").exists()
+    assert len(work[3].prepared) == 2, "what is left to do is asked for again"
+    assert executor.workers(0) == 2
+
+
+def test_errors_reach_the_caller(executor: Executor, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="special: not countable"):
+        list(executor.map(CountWorker, jobs(tmp_path, error=True), Messages(), tmp_path / "files"))
+
+
+def test_a_job_that_kills_every_worker_ends_the_run(executor: Executor, tmp_path: Path) -> None:
+    work = [CountJob("fatal", 6, killed=tmp_path / "killed", always=True)]
+    with pytest.raises(EvalsuiteError, match=r"fatal: 2 (workers|SLURM jobs)"):
+        list(executor.map(CountWorker, work, Messages(), tmp_path / "files"))
+
+
+def test_local_runs_in_order(tmp_path: Path) -> None:
+    work = jobs(tmp_path)
+    found = list(open_executor("local", {}).map(CountWorker, work, Messages(), tmp_path / "files"))
+    assert [index for index, _ in found] == list(range(6))
+    assert found[-1][1]["loaded"] == 2
+
+
+def test_what_a_killed_process_left_is_taken_up(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    from evalsuite.executors.spool import Spool
+
+    left = tmp_path / "files" / "0"
+    left.mkdir(parents=True)
+    Spool(left / "messages.jsonl").send({"name": "old", "number": 1})
+    (left / "slurm_job").write_text("1")
+    messages = Messages()
+    name, arguments = PARALLEL["slurm"]
+    list(open_executor(name, arguments).map(CountWorker, [CountJob("a", 2)], messages, tmp_path / "files"))
+    assert messages.numbers("old") == [1]
+    assert messages.numbers("a") == [1, 2]
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "match"),
+    [
+        ("rya", {}, "did you mean 'ray'"),
+        ("ray", {"adress": "auto"}, "did you mean 'address'"),
+        ("ray", {"num_workers": 0}, "'num_workers' = 0"),
+        ("slurm", {"cluster": "pbs"}, "'cluster' = 'pbs'"),
+        ("local", {"num_workers": 2}, "takes no argument 'num_workers'"),
+    ],
+)
+def test_bad_arguments_are_refused(name: str, arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        open_executor(name, arguments)
+
+
+@pytest.mark.long
+def test_a_cluster_without_gpus_is_refused() -> None:
+    ray = pytest.importorskip("ray")
+    executor = open_executor("ray", {"num_workers": 1})
+    try:
+        with pytest.raises(ConfigError, match="the cluster has 1 CPU, 0 GPU; a worker needs 1 CPU and 2 GPU"):
+            executor.workers(2)
+    finally:
+        ray.shutdown()
+
+
+def test_no_slurm_and_no_cluster_are_said(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    executor = open_executor("slurm", {})
+    with pytest.raises(ConfigError, match="no SLURM on this machine"):
+        list(executor.map(CountWorker, [CountJob("a", 1)], Messages(), tmp_path))
