@@ -60,6 +60,20 @@ def test_prepared_documents_equal_generated_documents(
         evaluate(RunConfig(suite=recall, checkpoints=[str(tiny)], out=tmp_path / "seed", data=data, **how))
 
 
+def test_prepare_reads_as_far_as_a_run_with_the_same_max_length(
+    recall: Path, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    shipped = (Path(ruler.__file__).parents[2] / "benchmarks" / "mqar.yaml").read_text()
+    (tmp_path / "mqar.yaml").write_text(shipped.replace("count: 500", "count: 1"))
+    recall.write_text("name: s\ntitle: S\nbenchmarks: [{benchmark: mqar.yaml, contexts: [256, 1280]}]\n")
+    prepare = ["prepare", str(recall), "--data", str(tmp_path / "data"), "--quiet"]
+    assert main([*prepare, "--max-length", "1280"]) >= 64
+    assert "--max-length 1280: a number of tokens, with --checkpoint" in capsys.readouterr().err
+    assert main([*prepare, "--checkpoint", str(tiny), "--max-length", "1280"]) == 0
+    assert "is left out" not in capsys.readouterr().out
+    assert len(read_json(tmp_path / "data" / "manifest.json")["files"]) == 2
+
+
 def test_prepared_documents_refuse_changed_file(recall: Path, tiny: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
