@@ -159,8 +159,10 @@ def _by_layer(
         )
         for mine in _per_checkpoint(rows)
     ]
-    series = [curve for curve in series if curve.points]
-    return curves(series, _layer_axis(rows), axis, title=title, caption=caption) if series else None
+    # A student without points stays in the legend, so that colors are the same in every figure.
+    if not any(curve.points for curve in series):
+        return None
+    return curves(series, _layer_axis(rows), axis, title=title, caption=caption)
 
 
 def _layer_axis(rows: Sequence[ProbeRow]) -> Axis:
