@@ -240,7 +240,7 @@ def _cells(
     outcomes = grid(frame["outcome"].map(codes_of), 0, np.int8)
     lines, score_files = grid(frame["row"], 0, np.int64), grid(frame["file"], 0, np.int32)
     units = grid(frame["units"], 1.0, float)
-    beyond = grid(frame[BEYOND], False, bool).any(axis=1)
+    beyond = np.asarray(grid(frame[BEYOND], False, bool).any(axis=1))
     answers = grid(frame["answer"], NO_CHOICE, np.int32)
     scored_answers = grid(frame["scored_answer"], NO_CHOICE, np.int32)
     chance = _chance(frame, codes, len(documents), source) if _has_chance(frame, source) else None
