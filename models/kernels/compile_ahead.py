@@ -144,7 +144,8 @@ class CompileWorkers:
         Returns:
             Kernel → error of those that did not compile here; a launch will raise it again.
         """
-        own = [launch for n, launch in enumerate(launches) if n % self._local_size == self._local_rank]
+        # By key, as the processes may see different sets of kernels that are compiled already.
+        own = [each for each in launches if int(each.key, 16) % self._local_size == self._local_rank]
         requests: queue.SimpleQueue[Launch] = queue.SimpleQueue()
         for launch in own:
             requests.put(launch)

@@ -1,6 +1,11 @@
 """A stage's kernels are compiled before its first step; recording and compiling are stand-ins here."""
 
-from collections.abc import Iterator
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -8,13 +13,16 @@ from typing import Any
 import pytest
 import torch
 
+from evalsuite.distill import distill
+from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.training import kernel_compilation
 from evalsuite.distill.training.kernel_compilation import KernelCompilation
-from evalsuite.foundation import ConfigError, MissingDependencyError
+from evalsuite.foundation import ConfigError, MissingDependencyError, read_jsonl
 from evalsuite.models.kernels import compile_ahead
-from evalsuite.models.kernels.compile_ahead import Launch
+from evalsuite.models.kernels.compile_ahead import CompileWorkers, Launch
 
 CPU = torch.device("cpu")
+SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
 
 
 def test_on_a_cpu_nothing_is_tried() -> None:
@@ -66,3 +74,36 @@ def test_few_kernels_need_no_workers(monkeypatch: pytest.MonkeyPatch, kernels: i
     compilation.compile(lambda: seen.append("trial"), lambda: seen.append("barrier"))
     closed = ["closed"] if "workers" in expected else []
     assert seen == ["trial", expected, *closed, "barrier"]
+
+
+def test_sigterm_while_kernels_compile_saves_the_state(
+    teacher_folder: Path,
+    tmp_path: Path,
+    small_recipe: Callable[..., Recipe],
+    stage: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The compiler of the second stage sleeps."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    recipe = small_recipe(teacher_folder, stages=[stage("align", "attention_output"), stage("kd", "kd")])
+    asleep: list[float] = []
+
+    def compile(self: KernelCompilation, work: Callable[[], object], barrier: Callable[[], None]) -> None:
+        work()
+        if len(list(read_jsonl(out / "metrics.jsonl"))) == 4:
+            asleep.append(time.monotonic())
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            with CompileWorkers(1, SLEEPER) as workers:
+                workers.compile([Launch("module", "kernel", "{}")], quiet=True)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(KernelCompilation, "compile", compile)
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            distill(recipe, out, quiet=True, device="cpu")
+    assert time.monotonic() - asleep[0] < 10
+    assert interrupt.value.args == (signal.SIGTERM,)
+    assert not (out / "gated_deltanet").exists()
+    distill(recipe, out, quiet=True, device="cpu")
+    steps = [(row["stage"], row["step"]) for row in read_jsonl(out / "metrics.jsonl")]
+    assert steps == [(name, step) for name in ("align", "kd") for step in range(4)]
