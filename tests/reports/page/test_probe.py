@@ -10,7 +10,7 @@ import pytest
 
 from evalsuite.reports import compare
 from evalsuite.reports.analysis.measures.probes import ProbeRow
-from evalsuite.reports.records.probes import SEGMENTS, write_probes
+from evalsuite.reports.records.probes import FILE, SEGMENTS, read_probe_file, write_probes
 from evalsuite.reports.records.run_folder import read_plan
 from tests.reports.page.test_sections import Sections
 
@@ -134,19 +134,19 @@ def test_the_section_shows_every_student(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_state_without_decay_has_no_half_life(run: Path, tmp_path: Path) -> None:
-    rows = pd.DataFrame(
-        [
-            {**row, **dict.fromkeys(("log_decay", "slowest_log_decay"), 0.0 if row["layer"] == 0 else np.nan)}
-            for number in range(3)
-            for row in document(read_plan(run).checkpoints[1].weights_id, number, keeps=0.6)
-        ]
-    )
-    (run / "probes.parquet").unlink()
+    """Its student stays in the legend, so that colors are the same in every figure."""
+    rows = read_probe_file(run / FILE)
+    strong = read_plan(run).checkpoints[1].weights_id
+    kept = (rows["weights_id"] == strong) & (rows["layer"] == 0)
+    rows.loc[kept, ["log_decay", "slowest_log_decay"]] = 0.0
     write_probes(run, rows)
     comparison = compare([run], tmp_path / "out", samples=False)
-    row = next(r for r in comparison.report.probes if r.layer == 0)
+    row = next(r for r in comparison.report.probes if (r.checkpoint, r.layer) == (1, 0))
     assert row.half_life.why == row.longest_half_life.why == "the state does not decay"
-    assert "no decay" in Sections(comparison.page.read_text()).rows["probe"][1]
+    page = Sections(comparison.page.read_text())
+    assert "no decay" in page.rows["probe"][1]
+    curves = page.figures["probe"]["Longest half-life after the needle"]["data"]
+    assert [(curve["name"], len(curve["x"])) for curve in curves] == [("strong", 0), ("weak", 1)]
 
 
 def test_without_probes_there_is_no_section(small_run: Path, tmp_path: Path) -> None:
