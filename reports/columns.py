@@ -11,13 +11,14 @@ A column is added by one definition and one registration; see docs/how-to/add-a-
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from evalsuite.foundation.registry import Registry
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.agreement import AgreementRow
 from evalsuite.reports.analysis.measures.distances import DistanceRow
+from evalsuite.reports.analysis.measures.efficiency import Quantity, typical_ratio
 from evalsuite.reports.analysis.measures.tolerance import ToleranceRow
 from evalsuite.reports.analysis.rows import AverageRow, GapRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
@@ -379,3 +380,22 @@ for _name, _column in {
     ),
 }.items():
     COLUMNS.add(_name, _column)
+
+
+def _cost(quantity: Quantity) -> Callable[[Entry], Value]:
+    def value(entry: Entry) -> Value:
+        own = entry.report.checkpoints[entry.average.checkpoint]
+        if own.teacher is None or entry.average.scope != ALL:
+            return None
+        teacher = entry.report.checkpoints[own.teacher].plan.weights_id
+        return typical_ratio(entry.report.efficiency, own.plan.weights_id, teacher, quantity)
+
+    return value
+
+
+_LONG = "Teacher ÷ student at 32k tokens, or at the longest measured context; more is better."
+_COSTS: dict[Quantity, str] = {"prefill": "prefill, ×", "decode": "decode, ×", "cache": "cache, ×"}
+_NUMBER: dict[str, Any] = {"kind": "interval", "unit": "number", "with_interval": False}
+for _quantity, _title in _COSTS.items():
+    _cell = Column(title=_title, hint=_LONG, value=_cost(_quantity), outputs=("csv", "page"), **_NUMBER)
+    COLUMNS.add(f"{_quantity}_ratio", _cell)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evalsuite.reports.records.efficiency import EfficiencyRow, Spread
+from evalsuite.reports.statistics.intervals import Interval
 
 Quantity = Literal["prefill", "decode", "peak_throughput", "memory", "cache"]
 
@@ -115,6 +116,22 @@ def ratios(rows: Sequence[EfficiencyRow], student: str, teacher: str, quantity: 
         for context, own in mine.items()
         if context in theirs
     ]
+
+
+TYPICAL_CONTEXT = 32768
+"""Context of a single number per student, where it is measured; else the longest one."""
+
+
+def typical_ratio(
+    rows: Sequence[EfficiencyRow], student: str, teacher: str, quantity: Quantity
+) -> Interval | None:
+    """The ratio at `TYPICAL_CONTEXT` or at the longest context, in the setting with most measurements."""
+    for where in settings(rows):
+        found = ratios([row for row in rows if setting(row) == where], student, teacher, quantity)
+        if found:
+            ratio = next((each for each in found if each.context == TYPICAL_CONTEXT), found[-1])
+            return Interval(ratio.point, ratio.low, ratio.high, "range of repeats")
+    return None
 
 
 @dataclass(frozen=True, slots=True)

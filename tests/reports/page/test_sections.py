@@ -1,5 +1,7 @@
 """Every section of the page, parsed from the HTML and compared with its source."""
 
+import csv
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -13,6 +15,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare, load_policy
 from evalsuite.reports.analysis.measures.efficiency import setting, settings
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
+from evalsuite.reports.exports.csv_tables import leaderboard_csv
 from evalsuite.reports.page.efficiency_charts import efficiency_charts
 from evalsuite.reports.records.sidecars import Selection, read_selections
 from evalsuite.reports.references.papers import linearizing_scores
@@ -308,6 +311,20 @@ def test_crossovers_are_those_of_the_measurements(made: tuple[Report, Sections])
     # 0.01 T (1 + T / 32768) against 0.015 T: they are equal at T = 16384.
     assert found[0].startswith("from 16,384 (")
     assert found[4].startswith("everywhere")
+
+
+def test_the_leaderboard_has_cost_at_32k_or_the_longest_context(made: tuple[Report, Sections]) -> None:
+    report, _ = made
+    rows = list(csv.DictReader(io.StringIO(leaderboard_csv(report))))
+    student = next(row.label for row in report.efficiency if row.label != "SmolLM2-135M")
+    found = [row for row in rows if row["label"] == student and row["scope"] == "all"]
+    assert found
+    for row in found:
+        # At 65,536 tokens, the longest: 0.01 T (1 + 2) against 0.015 T.
+        assert float(row["prefill_ratio"]) == pytest.approx(2)
+        assert float(row["prefill_ratio_low"]) == pytest.approx(2 * 0.99 / 1.01)
+        assert float(row["cache_ratio"]) == pytest.approx(92_160 * 65_536 / (30 * 9 * 64 * 64 * 4))
+    assert {row["decode_ratio"] for row in rows if row["role"] == "teacher"} == {""}
 
 
 def test_speeds_of_two_devices_are_separate_figures(rich_run: Path, tmp_path: Path) -> None:
