@@ -8,6 +8,7 @@ from the measured ones of this device, else of the nearest shape, else by a rule
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ CONFIGS_ENV = "EVALSUITE_KERNEL_CONFIGS"
 """Environment variable with a file of measured configurations, which come before those that are shipped."""
 MAX_OCTAVES = 1.0
 """Distance of a shape up to which another shape's measurement is preferred to the rule."""
+SERIES_SECONDS = 30.0
+"""Pause after which a compilation begins a new series."""
+NOTICE_SECONDS = 5.0
+"""Seconds of compiling between two messages."""
 WARMUP_MS, REPEAT_MS = 5, 30
 """Untimed and timed milliseconds per configuration when autotuning."""
 
@@ -78,6 +83,29 @@ class KernelTuning:
         self.by_rule.add(kernel)
 
 
+class CompileNotice:
+    """Triton's `jit_cache_hook`, called before each compilation: logs the progress of a series of them.
+
+    A training stage compiles ahead, with a progress bar (see `compile_ahead`); this is for all other kernels.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._count = 0
+        self._began = self._last = self._logged = -math.inf
+
+    def __call__(self, *, fn: Any, **_: Any) -> bool:
+        """Count a kernel; returns false, which lets triton compile it."""
+        now = self._clock()
+        if now - self._last > SERIES_SECONDS:
+            self._count, self._began, self._logged = 0, now, now
+        self._count, self._last = self._count + 1, now
+        if now - self._logged >= NOTICE_SECONDS:
+            self._logged = now
+            _log.warning("compiling kernels: %d in %.0f s, now %s", self._count, now - self._began, fn.name)
+        return False
+
+
 _active: KernelTuning | None = None
 
 
@@ -93,6 +121,7 @@ def install(*, configs: Path | None = None, autotune: Path | None = None) -> Ker
     """
     global _active
     import torch
+    from triton import knobs
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.errors import OutOfResources, PTXASError
 
@@ -109,6 +138,8 @@ def install(*, configs: Path | None = None, autotune: Path | None = None) -> Ker
         sources.insert(0, target)
     _active = KernelTuning(sources, target)
     patch(Autotuner, (OutOfResources, PTXASError))
+    if knobs.runtime.jit_cache_hook is None:
+        knobs.runtime.jit_cache_hook = CompileNotice()
     return _active
 
 

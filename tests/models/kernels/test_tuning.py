@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,3 +201,11 @@ def test_shipped_measurements_cover_the_promised_classes() -> None:
         keys = [json.dumps(entry["key"], sort_keys=True) for entry in entries]
         assert len(set(keys)) == len(keys), kernel
         assert all(entry["ms"] is not None and math.isfinite(entry["ms"]) for entry in entries)
+
+
+def test_compiling_is_reported_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter([0.0, 2.0, 5.5, 6.0, 11.0, 100.0, 101.0])
+    notice = tuning.CompileNotice(lambda: next(times))
+    for name in "abcdefg":
+        assert notice(fn=SimpleNamespace(name=name), compile={}) is False
+    assert caplog.messages == ["compiling kernels: 3 in 6 s, now c", "compiling kernels: 5 in 11 s, now e"]
