@@ -294,7 +294,7 @@ def _track_scores(tracker: Tracker | None, out: Path, cell: Cell) -> None:
 
     if tracker is None:
         return
-    scores = score_table(out, only=(cell.benchmark, cell.protocol))
+    scores: Any = score_table(out, only=(cell.benchmark, cell.protocol))
     if scores.empty:
         return
     for step, steps in scores[scores["main"]].fillna({"context": 0}).groupby("context"):

@@ -98,4 +98,5 @@ def open_executor(name: str, arguments: Mapping[str, Any]) -> Executor:
     for missing in (each for each in known.values() if each.default is each.empty):
         if missing.name not in arguments:
             raise ConfigError(f"executor {name} needs an argument: --executor-args {missing.name}=…")
-    return kind(**arguments)  # type: ignore[no-any-return]
+    executor: Executor = kind(**arguments)
+    return executor

@@ -74,7 +74,7 @@ def infer(
                 "its own as cuda; leave it out"
             )
         jobs = split(jobs, workers)
-    with progress(total=sum(job.cost for job in jobs), what="infer", unit="tok", quiet=quiet) as bar:
+    with progress(total=int(sum(job.cost for job in jobs)), what="infer", unit="tok", quiet=quiet) as bar:
         collector = _Collector(run, cache, bar, protocols)
         waiting = Counter(job.checkpoint.label for job in jobs)
         try:
