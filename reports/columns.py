@@ -43,7 +43,7 @@ class Entry:
     tolerance: ToleranceRow | None
     """The tolerance curve in the same scope."""
     distance: DistanceRow | None
-    """At the answers of all benchmarks; None in other scopes than `all`."""
+    """At the answers of all benchmarks; None in the scopes of categories."""
     gap: GapRow | None
     """Between the protocols, over all benchmarks with both."""
 
@@ -56,7 +56,7 @@ class Entry:
             average=average,
             agreement=report.agreement_with_teacher(*where),
             tolerance=report.tolerance(*where),
-            distance=report.distance(average.checkpoint) if average.scope == ALL else None,
+            distance=report.distance(average.checkpoint) if average.scope in (ALL, INFORMATIVE) else None,
             gap=report.gap(average.checkpoint),
         )
 
@@ -341,7 +341,7 @@ for _name, _column in {
     ),
     "kl": Column(
         title="KL, nats",
-        hint="KL(teacher ‖ student) per token at the right answers, over the full vocabulary.",
+        hint="KL(teacher ‖ student) per token at the right answers of all benchmarks, over the vocabulary.",
         value=lambda entry: None if entry.distance is None else entry.distance.kl,
         kind="interval",
         unit="number",
@@ -395,7 +395,6 @@ def _cost(quantity: Quantity) -> Callable[[Entry], Value]:
 
 _LONG = "Teacher ÷ student at 32k tokens, or at the longest measured context; more is better."
 _COSTS: dict[Quantity, str] = {"prefill": "prefill, ×", "decode": "decode, ×", "cache": "cache, ×"}
-_NUMBER: dict[str, Any] = {"kind": "interval", "unit": "number", "with_interval": False}
+_NUMBER: dict[str, Any] = {"kind": "interval", "unit": "number", "outputs": ("csv", "page")}
 for _quantity, _title in _COSTS.items():
-    _cell = Column(title=_title, hint=_LONG, value=_cost(_quantity), outputs=("csv", "page"), **_NUMBER)
-    COLUMNS.add(f"{_quantity}_ratio", _cell)
+    COLUMNS.add(f"{_quantity}_ratio", Column(title=_title, hint=_LONG, value=_cost(_quantity), **_NUMBER))
