@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
+from evalsuite.models.inference.sampling import SamplingMetadata
 from evalsuite.models.inference.torch.kv_cache import KVCache, LayerState
 from evalsuite.models.inference.torch.model_runner import ModelRunner
-from evalsuite.models.inference.torch.sampling import SamplingMetadata
 from evalsuite.models.inference.torch.scheduler import KEY_BLOCK, DecodeBatch
 
 SHORT_TOKENS = 64

@@ -27,7 +27,7 @@ from evalsuite.models.inference.torch.loglikelihood import RequestBatch, make_re
 from evalsuite.models.recurrence import fla_backend, use_triton
 from evalsuite.models.student import StudentForCausalLM
 
-SOURCE = ("inference/in_process.py", "inference/logprobs.py", "inference/stopping.py")
+SOURCE = tuple(f"inference/{name}.py" for name in ("in_process", "logprobs", "sampling", "stopping"))
 """Our code that computes the responses of every engine in this process."""
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
+from evalsuite.models.inference.sampling import SamplingMetadata, sample
 from evalsuite.models.inference.stopping import StopChecker
 from evalsuite.models.inference.torch.attention import AttentionMasks
 from evalsuite.models.inference.torch.kv_cache import KVCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.prefix_groups import PrefixGroup, build_prefix_groups
-from evalsuite.models.inference.torch.sampling import SamplingMetadata, sample
 from evalsuite.models.inference.torch.static_cache import StaticKVCache
 
 NON_FINITE_LOGITS = "the model's logits are not finite (NaN or infinity)"

@@ -15,9 +15,9 @@ from evalsuite.foundation import EvalsuiteError
 from evalsuite.models.inference.positions import stated_positions
 from evalsuite.models.inference.proof import Text, UnsupportedModelError, largest_deviation, proof_texts
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
+from evalsuite.models.inference.sampling import SamplingMetadata
 from evalsuite.models.inference.torch.kv_cache import KVCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
-from evalsuite.models.inference.torch.sampling import SamplingMetadata
 from evalsuite.models.inference.torch.scheduler import DecodeBatch
 
 STEPS = 3

@@ -46,7 +46,7 @@ class TransformersEngine(InProcessEngine):
     """
 
     display_name = "transformers"
-    source = (*SOURCE, "inference/transformers", "inference/proof.py", "inference/torch/sampling.py")
+    source = (*SOURCE, "inference/transformers", "inference/proof.py", "inference/torch/batching.py")
 
     def __init__(
         self,

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
+from evalsuite.models.inference.sampling import SamplingMetadata, sample
 from evalsuite.models.inference.stopping import StopChecker
 from evalsuite.models.inference.torch.batch_limits import BatchLimits
-from evalsuite.models.inference.torch.sampling import SamplingMetadata, sample
 from evalsuite.models.inference.torch.scheduler import SequenceState
 from evalsuite.models.inference.transformers.runner import PlainRunner
 

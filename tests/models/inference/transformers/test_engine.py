@@ -91,16 +91,16 @@ def test_responses_equal_those_of_the_torch_engine(build: Build, batch_tokens: i
     """Scores, stop strings, limits, and draws by seed have one meaning."""
     checkpoint = build("llama")
     fast, plain = TorchEngine(checkpoint), TransformersEngine(checkpoint, batch_tokens=batch_tokens)
-    asked = requests(12)
-    theirs = dict(fast.score(asked))
-    for index, response in plain.score(asked):
+    wanted = requests(12)
+    theirs = dict(fast.score(wanted))
+    for index, response in plain.score(wanted):
         assert response.logprobs == pytest.approx(theirs[index].logprobs, abs=1e-4)
         assert (response.greedy, response.lengths) == (theirs[index].greedy, theirs[index].lengths)
-    free = dict(fast.generate([GenerateRequest(request.context, SamplingParams(12)) for request in asked]))
+    free = dict(fast.generate([GenerateRequest(request.context, SamplingParams(12)) for request in wanted]))
     stop = next(text for response in free.values() if (text := response.text[4:6].strip()))
     prompts = [
         GenerateRequest(request.context, sampling, seed)
-        for seed, request in enumerate(asked)
+        for seed, request in enumerate(wanted)
         for sampling in (
             SamplingParams(12), SamplingParams(12, stop=(stop,)), SamplingParams(3),
             SamplingParams(9, 0.8, 0.9, 20), SamplingParams(9, 1.5, stop=(stop, "<|end|>")),
@@ -142,13 +142,13 @@ def test_texts_that_see_each_other_are_read_alone() -> None:
     plain = TransformersEngine(variant(MixesRows))
     assert (plain.runner.batching, plain.runner.caching) == ("single texts", "single texts")
     assert "texts in a batch give other logits than alone" in plain.notice
-    asked = make_requests_small()
-    expected = dict(TorchEngine(make_checkpoint(FAMILIES["llama"])).score(asked))
+    wanted = make_requests_small()
+    expected = dict(TorchEngine(make_checkpoint(FAMILIES["llama"])).score(wanted))
     doubled = plain.checkpoint.model
-    for index, response in plain.score(asked):
+    for index, response in plain.score(wanted):
         assert response.logprobs != pytest.approx(expected[index].logprobs, abs=1e-3)
-        for continuation, logprob in zip(asked[index].continuations, response.logprobs, strict=True):
-            text = torch.tensor([asked[index].context + continuation[:-1]])
+        for continuation, logprob in zip(wanted[index].continuations, response.logprobs, strict=True):
+            text = torch.tensor([wanted[index].context + continuation[:-1]])
             with torch.no_grad():
                 logprobs = doubled(text).logits[0, -len(continuation) :].log_softmax(-1)
             assert logprob == pytest.approx(
@@ -223,9 +223,9 @@ def test_out_of_memory_halves_batches_and_loses_nothing(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = TransformersEngine(build("llama"))
-    asked = requests(9)
-    prompts = [GenerateRequest(request.context, SamplingParams(4)) for request in asked]
-    expected = dict(plain.score(asked)), dict(plain.generate(prompts))
+    wanted = requests(9)
+    prompts = [GenerateRequest(request.context, SamplingParams(4)) for request in wanted]
+    expected = dict(plain.score(wanted)), dict(plain.generate(prompts))
     batch, lockstep = engine_module.PlainLoglikelihoodBatch, engine_module.generate_in_lockstep
     sizes: list[int] = []
 
@@ -240,7 +240,7 @@ def test_out_of_memory_halves_batches_and_loses_nothing(
 
     monkeypatch.setattr(engine_module, "PlainLoglikelihoodBatch", short_of_memory(batch, 1))
     monkeypatch.setattr(engine_module, "generate_in_lockstep", short_of_memory(lockstep, 1))
-    for index, response in plain.score(asked):
+    for index, response in plain.score(wanted):
         assert response.logprobs == pytest.approx(expected[0][index].logprobs, abs=1e-4)
     assert dict(plain.generate(prompts)) == expected[1]
     assert max(sizes) > 2
@@ -248,11 +248,11 @@ def test_out_of_memory_halves_batches_and_loses_nothing(
 
 def test_a_resumed_run_equals_an_uninterrupted_one(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = TransformersEngine(build("llama"), batch_tokens=128)
-    asked = requests(20, seed=5)
-    order = list(plain.score(asked))
+    wanted = requests(20, seed=5)
+    order = list(plain.score(wanted))
     for done in (3, 19):
         completed = {index for index, _ in order[:done]}
-        assert list(plain.score_remaining(asked, completed)) == order[done:]
+        assert list(plain.score_remaining(wanted, completed)) == order[done:]
 
 
 def test_prompts_join_a_batch_while_it_saves_steps(build: Build) -> None:

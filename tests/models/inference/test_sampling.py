@@ -7,7 +7,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
-from evalsuite.models.inference.torch.sampling import (
+from evalsuite.models.inference.sampling import (
     SamplingMetadata,
     counter_based_uniform,
     sample,
@@ -108,7 +108,7 @@ def test_known_values_of_splitmix64() -> None:
 
 
 def test_a_draw_at_the_edge_has_positive_weight() -> None:
-    from evalsuite.models.inference.torch.sampling import _inverse_cdf_sample
+    from evalsuite.models.inference.sampling import _inverse_cdf_sample
 
     weights = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]])
     edges = [0.0, 0.3 - 1e-12, 0.5, 1 - 2**-53]
