@@ -128,7 +128,7 @@ def _alone(x: list[float], y: list[float]) -> list[bool]:
     width, height = max(x) - min(x) or 1.0, max(y) - min(y) or 1.0
     return [
         not any(
-            abs(x[i] - x[j]) < 0.25 * width and abs(y[i] - y[j]) < 0.05 * height
+            abs(x[i] - x[j]) < 0.25 * width and abs(y[i] - y[j]) < 0.1 * height
             for j in range(len(x))
             if j != i
         )

@@ -238,6 +238,8 @@ def test_report_columns_and_gate_read_the_run_folder(small_run: Path, tmp_path: 
     assert weak.kl.point == pytest.approx(0.9, abs=0.1)
     entry = Entry.of(report, report.average(2, "loglikelihood"))
     assert COLUMNS["kl"].text(entry) == f"{weak.kl.point:.3f}"
+    informative = Entry.of(report, report.average(2, "loglikelihood", "informative"))
+    assert COLUMNS["kl"].text(informative) == COLUMNS["kl"].text(entry)
     assert COLUMNS["kl"].text(Entry.of(report, report.average(2, "loglikelihood", "knowledge"))) == "–"
     verdict = run_gate([run], policy_from_options(max_kl=0.5))
     assert [(each.checkpoint, each.outcome) for each in verdict.results] == [
