@@ -201,7 +201,7 @@ def test_comparison_with_the_paper(made: tuple[Report, Sections]) -> None:
 
 def test_paper_tables_show_the_printed_scores(made: tuple[Report, Sections]) -> None:
     """Table 3 of 2504.14366 has needles at 512 to 4k; Table 1 of 2603.26556 the protocol gap."""
-    report, page = made
+    _, page = made
     assert (
         "Scores in the paper: What Matters in Linearizing Language Models?, arXiv 2504.14366, Table 3, "
         "generation" in (page.text["papers"])
@@ -210,12 +210,6 @@ def test_paper_tables_show_the_printed_scores(made: tuple[Report, Sections]) -> 
     assert len(head) == 13
     row = next(row for row in page.rows["papers"] if row[0] == "Gated DeltaNet, 1.7B" and len(row) == 13)
     assert row[1:5] == ["99.4", "97.8", "81.8", "29.8"]
-    # Ours are in the same columns: percentages, by context.
-    ours = next(row for row in page.rows["papers"] if row[0].startswith("kda-135m") and len(row) == 13)
-    index = [each.label for each in report.checkpoints].index("kda-135m")
-    scores = {(r.benchmark, r.context): r.score.point for r in report.scores if r.checkpoint == index}
-    wanted = [scores[f"niah_single_{i}", at] for i in (1, 2, 3) for at in (512, 1024, 2048, 4096)]
-    assert [float(text) for text in ours[1:]] == pytest.approx([100 * score for score in wanted], abs=0.051)
     sentence = (
         "drops 0.2 points under log-likelihood and 20.8 under generation on ARC-E, ARC-C, HellaSwag and"
     )
