@@ -156,6 +156,8 @@ def _soft_capped_attention(
     else:
         scores = scores + mask
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    # A pad may attend to nothing; its NaN would reach other tokens through the next layer's values.
+    weights = weights.masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
     return (weights @ value).transpose(1, 2)
 
 
