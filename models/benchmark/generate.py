@@ -44,7 +44,7 @@ class GenerateBenchmark(Benchmark):
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         generator = torch.Generator().manual_seed(0)
-        vocabulary = self.model.get_input_embeddings().weight.shape[0]
+        vocabulary = int(self.model.config.get_text_config().vocab_size)
         size = point.batch, point.context
         prompts = torch.randint(vocabulary, size, generator=generator).to(self.device)
 

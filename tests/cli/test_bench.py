@@ -40,8 +40,8 @@ def test_random_models_are_measured_and_resumed(
     monkeypatch.setattr(TorchBenchmark, "measure", limited)
     run = tmp_path / "run"
     command = ["bench", "--random", "--like", shape, "--mixer", MIXER, "--device", "cpu", "--out", str(run)]
-    sizes = ["--contexts", "16", "32", "200", "--peak-contexts", "16", "--beside", "transformers"]
-    sizes += ["--beside-contexts", "16", "--repeats", "1"]
+    sizes = ["--contexts", "16", "32", "200", "--peak-contexts", "16", "--also", "transformers"]
+    sizes += ["--also-contexts", "16", "--repeats", "1"]
     assert main([*command, *sizes]) == 0
     printed = capsys.readouterr().out
     assert "no GPU: a CPU shows how time and cache grow" in printed

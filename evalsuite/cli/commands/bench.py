@@ -66,19 +66,19 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--repeats", type=int, default=3, help="timed prefills up to 32k (default: 3)")
     parser.add_argument(
-        "--beside",
+        "--also",
         nargs="+",
         default=[],
         metavar="ENGINE",
         help="also measure requests in these engines, e.g. transformers (its generate) or vllm",
     )
     parser.add_argument(
-        "--beside-contexts",
+        "--also-contexts",
         nargs="+",
         type=context_length,
         default=[2048, 32768],
         metavar="T",
-        help="contexts for --beside (default: 2k 32k)",
+        help="contexts for --also (default: 2k 32k)",
     )
     parser.add_argument(
         "--out",
@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
     for open_model in _models(arguments, device, dtype):
         with closing(open_model()) as opened:
             for number, benchmark in enumerate(opened.benchmarks):
-                own = sweep if number == 0 else _beside(sweep, arguments)
+                own = sweep if number == 0 else _also_sweep(sweep, arguments)
                 found += run_sweep(benchmark, own, stored, record)
     rows = [EfficiencyRow.model_validate(each.to_row()) for each in found]
     print(efficiency_text(rows))
@@ -197,7 +197,7 @@ def _models(arguments: argparse.Namespace, device: str, dtype: str) -> Iterator[
     from evalsuite.models.inference.registry import engine_type
 
     engine_args = engine_arguments(arguments)
-    names = [arguments.engine, *arguments.beside]
+    names = [arguments.engine, *arguments.also]
     makers: dict[str, Any] = {
         name: engine_factory(
             name,
@@ -248,7 +248,7 @@ def _open_random(model: "RandomModel", arguments: argparse.Namespace, device: st
 
     checkpoint = build(model, device=device, dtype=dtype)
     benchmarks: list[Benchmark] = []
-    for name in dict.fromkeys([arguments.engine, *arguments.beside]):
+    for name in dict.fromkeys([arguments.engine, *arguments.also]):
         if name == GENERATE:
             benchmarks.append(GenerateBenchmark(checkpoint, random_weights=True))
         else:
@@ -259,7 +259,7 @@ def _open_random(model: "RandomModel", arguments: argparse.Namespace, device: st
 def _only_in_process(arguments: argparse.Namespace) -> None:
     from evalsuite.foundation import ConfigError
 
-    for name in (arguments.engine, *arguments.beside):
+    for name in (arguments.engine, *arguments.also):
         if name not in ("torch", GENERATE):
             raise ConfigError(
                 f"--engine {name} reads weights from a folder, which --random does not write; save the model "
@@ -280,8 +280,8 @@ def _sweep(arguments: argparse.Namespace, *, on_gpu: bool) -> "Sweep":
     )
 
 
-def _beside(sweep: "Sweep", arguments: argparse.Namespace) -> "Sweep":
-    return replace(sweep, contexts=tuple(arguments.beside_contexts), batches=(1,), peak_contexts=())
+def _also_sweep(sweep: "Sweep", arguments: argparse.Namespace) -> "Sweep":
+    return replace(sweep, contexts=tuple(arguments.also_contexts), batches=(1,), peak_contexts=())
 
 
 def progress_line(measured: "Measurement") -> str:

@@ -54,7 +54,7 @@ class EngineLine:
 
 @dataclass(frozen=True, slots=True)
 class PaperLine:
-    """A paper's statement beside ours at the same context."""
+    """A paper's statement next to ours at the same context."""
 
     paper: str
     figure: str
