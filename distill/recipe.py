@@ -87,7 +87,7 @@ class Recipe(Strict):
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16: run on a bf16 copy of fp32 master weights. auto: bf16 on CUDA, fp32 elsewhere."""
     kernels: Literal["auto", "torch", "triton"] = "auto"
-    """torch or triton: implementation of the operations that have both. auto: triton on CUDA, if installed."""
+    """torch or triton: how operations that have both are computed. auto: triton on CUDA, if installed."""
     sharding: Literal["auto", "none", "full"] = "auto"
     """On several GPUs: replicate the student (none) or shard it (full: FSDP2). auto: full from 3B parameters.
     Layerwise stages are never sharded."""

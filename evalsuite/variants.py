@@ -67,7 +67,7 @@ class Variant:
 
 
 class DistillWorker:
-    """Distills recipes into folders that it shares with the process that asked."""
+    """Distills recipes into folders that it shares with the process that called `distill_variants`."""
 
     def run(self, prepared: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
         """Distill one recipe. Returns ``students``: the folders."""

@@ -49,6 +49,7 @@ FOLDERS = {
         "distill",
         "docs",
         "evaluation",
+        "executors",
         "foundation",
         "models",
         "parity",

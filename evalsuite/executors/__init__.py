@@ -1,7 +1,7 @@
 """Executors: where the jobs of a run are carried out.
 
 An executor hands jobs to workers, which may live in other processes or on other machines. What a worker
-sends arrives in the process that asked for it, which alone writes the run folder; results come back as jobs
+sends arrives in the process that called `map`, which alone writes the run folder; results come back as jobs
 end.
 """
 

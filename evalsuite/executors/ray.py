@@ -112,7 +112,7 @@ def _ray() -> Any:
 
 
 class _Host:
-    """In a worker's process: runs one job at a time beside the calls that fetch its messages."""
+    """In a worker's process: runs one job at a time, next to the calls that fetch its messages."""
 
     def __init__(self, make_worker: Callable[[], Worker]) -> None:
         self._worker = make_worker()

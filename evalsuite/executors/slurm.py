@@ -79,7 +79,7 @@ class SlurmExecutor:
                     waiting = []
                 time.sleep(POLL_SECONDS)
                 for share in list(running):
-                    # Asked first: what is written before the end is read after it.
+                    # Read first: what is written before the end is read after it.
                     ended = share.handle.done()
                     yield from share.new(channel)
                     if ended:

@@ -102,7 +102,7 @@ def _read(path: Path, verb: str) -> Iterator[tuple[tuple[str, str, int], Respons
 
 
 def response_from_dict(verb: str, value: dict[str, Any]) -> Response:
-    """Return the response to a request of this verb. Raises KeyError, TypeError or ValueError if it is none."""
+    """Return the response to a request of this verb. Raises KeyError, TypeError or ValueError otherwise."""
     return (ScoreResponse if verb == "score" else GenerateResponse).from_dict(value)
 
 

@@ -92,13 +92,13 @@ def test_context_beyond_one_checkpoint_is_left_out_for_it(
 ) -> None:
     refused = limited(crew, monkeypatch, {"t": 2048, "a": 512})
     run, both = tmp_path / "run", suite(tmp_path, [128, 1024])
-    asked = RunConfig(suite=both, checkpoints=["a"], out=run, teacher="t", quiet=True)
+    requested = RunConfig(suite=both, checkpoints=["a"], out=run, teacher="t", quiet=True)
     why = f"{NAME}@1024 is not read by a: it supports at most 512 tokens"
-    estimate = estimate_run(asked)
+    estimate = estimate_run(requested)
     assert why in str(estimate)
     assert estimate.unread_requests == 2
     for _ in range(2):  # The second call resumes, and still knows.
-        summary = evaluate(asked)
+        summary = evaluate(requested)
         assert why in str(summary)
         assert not summary.missing
         assert not summary.errors
@@ -113,7 +113,7 @@ def test_context_beyond_one_checkpoint_is_left_out_for_it(
     with pytest.raises(
         ConfigError, match=rf"{NAME}: 'contexts' = 1024: a supports at most 512 tokens.*--strict"
     ):
-        evaluate(replace(asked, out=tmp_path / "other", strict=True))
+        evaluate(replace(requested, out=tmp_path / "other", strict=True))
 
 
 def test_context_that_an_earlier_version_counted_as_an_error(
@@ -122,8 +122,8 @@ def test_context_that_an_earlier_version_counted_as_an_error(
     """An index without positions has error rows; building again leaves them out, and their file goes."""
     refused = limited(crew, monkeypatch, {"t": 2048, "a": 512})
     run = tmp_path / "run"
-    asked = RunConfig(suite=suite(tmp_path, [1024]), checkpoints=["a"], out=run, teacher="t", quiet=True)
-    evaluate(replace(asked, phases=("build",)))
+    requested = RunConfig(suite=suite(tmp_path, [1024]), checkpoints=["a"], out=run, teacher="t", quiet=True)
+    evaluate(replace(requested, phases=("build",)))
     index = read_json(index_path(run))
     for checkpoint in index["checkpoints"]:
         del checkpoint["positions"]
@@ -131,5 +131,5 @@ def test_context_that_an_earlier_version_counted_as_an_error(
     old = RunConfig(out=run, phases=("infer", "score"), quiet=True)
     assert {label: count for label, (count, _) in evaluate(old).errors.items()} == {"a": 2}
     assert [label for label, _ in refused()] == ["a", "a"]
-    assert not evaluate(asked).errors
+    assert not evaluate(requested).errors
     assert {row["checkpoint"] for row in records(run) if row["benchmark"] == NAME} == {"t"}

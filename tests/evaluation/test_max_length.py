@@ -131,14 +131,14 @@ def test_learned_positions_are_refused_before_anything_is_written(
         GPT2Config(vocab_size=len(tokenizer), n_positions=POSITIONS, n_embd=16, n_layer=1, n_head=2)
     ).save_pretrained(learned)
     tokenizer.save_pretrained(learned)
-    asked = config(learned, recurrent, tmp_path / "run", [128, 640], max_length=640)
+    requested = config(learned, recurrent, tmp_path / "run", [128, 640], max_length=640)
     why = (
         r"\(--max-length\) = 640: learned cannot read that far: its positions end at 160: GPT2Config has "
         r"no rotary embedding.*run of its own"
     )
     for call in (estimate_run, evaluate):
         with pytest.raises(ConfigError, match=why):
-            call(asked)
+            call(requested)
     assert not (tmp_path / "run" / "requests").exists()
 
 

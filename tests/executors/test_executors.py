@@ -42,7 +42,7 @@ def test_results_and_messages_arrive_once_though_a_worker_is_killed(
         sent = messages.numbers(job.name)
         assert sent == once if job.name != "special" else sent[-len(once) :] == once
     assert (tmp_path / "killed").exists()
-    assert len(work[3].prepared) == 2, "what is left to do is asked for again"
+    assert len(work[3].prepared) == 2, "what is left to do is prepared again"
     assert executor.workers(0) == 2
 
 

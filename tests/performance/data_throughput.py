@@ -137,9 +137,9 @@ def share_of_waiting(batches: Iterator[GlobalBatch], rate: float) -> float:
     """Share of the time that a consumer of `rate` tokens per second waits for its next batch."""
     waited, began = 0.0, time.perf_counter()
     while True:
-        asked = time.perf_counter()
+        requested = time.perf_counter()
         batch = next(batches, None)
-        waited += time.perf_counter() - asked
+        waited += time.perf_counter() - requested
         if batch is None:
             return waited / (time.perf_counter() - began)
         time.sleep(batch.tokens / rate)

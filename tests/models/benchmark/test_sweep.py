@@ -30,7 +30,7 @@ class Limited(Benchmark):
 
     def __init__(self, capacity: int, *, expected: int | None = None) -> None:
         self.capacity, self.expected = capacity, expected
-        self.asked: list[tuple[str, int, int]] = []
+        self.requested: list[tuple[str, int, int]] = []
         self.released = 0
         self.subject = Subject(
             label="limited",
@@ -44,7 +44,7 @@ class Limited(Benchmark):
         )
 
     def measure(self, point: Point) -> Measurement:
-        self.asked.append((point.kind, point.context, point.batch))
+        self.requested.append((point.kind, point.context, point.batch))
         if point.context * point.batch > self.capacity:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore")
         if point.context == 3000:
@@ -120,7 +120,7 @@ def test_a_limit_ends_the_batches() -> None:
     benchmark = Limited(100_000)
     found = sweep_of(benchmark, Sweep(contexts=(1000,), peak_contexts=(1000,), most_sequences=8))
     assert [each.batch for each in found if each.kind == "decode"] == [1, 1, 2, 4, 8]
-    assert benchmark.asked.count(("decode", 1000, 1)) == 1
+    assert benchmark.requested.count(("decode", 1000, 1)) == 1
 
 
 def test_a_context_that_never_fits_ends() -> None:
@@ -135,10 +135,10 @@ def test_stored_measurements_are_not_repeated() -> None:
     first = sweep_of(Limited(100_000), sweep, stored)
     again = Limited(100_000)
     assert sweep_of(again, sweep, stored) == first
-    assert again.asked == []
+    assert again.requested == []
     del stored[first[1].key]
     sweep_of(again, sweep, stored)
-    assert again.asked == [("request", 4000, 1)]
+    assert again.requested == [("request", 4000, 1)]
 
 
 @pytest.mark.parametrize("wrong", [{"context": 0}, {"batch": 0}, {"repeats": 0}])

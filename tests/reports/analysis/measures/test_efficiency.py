@@ -185,7 +185,7 @@ def test_a_front_is_not_beaten() -> None:
     assert pareto_front(points, less_is_better=False) == [(4.0, 70.0)]
 
 
-def test_papers_stand_beside_our_hybrids(rows: list[EfficiencyRow]) -> None:
+def test_papers_stand_next_to_our_hybrids(rows: list[EfficiencyRow]) -> None:
     lines = paper_lines(rows, {})
     at_32k = next(line for line in lines if line.statement.startswith("1.9 to 2.5"))
     ratio = (1 + 4 * 32.768) / 4 / (5 / 4)
