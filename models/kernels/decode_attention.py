@@ -107,9 +107,8 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tenso
     groups = heads // kv_heads
     # tl.dot takes at least 16 rows.
     block_rows = max(16, triton.next_power_of_2(groups))
-    options = {"dtype": torch.float32, "device": query.device}
-    sums = torch.empty(rows, heads, parts, v_width, **options)
-    maxima, totals = torch.empty(2, rows, heads, parts, **options)
+    sums = torch.empty(rows, heads, parts, v_width, dtype=torch.float32, device=query.device)
+    maxima, totals = torch.empty(2, rows, heads, parts, dtype=torch.float32, device=query.device)
     _part_kernel[(rows * kv_heads, parts)](
         query, key, value, positions, sums, maxima, totals,
         scale * 1.4426950408889634, query.stride(0), query.stride(1), *key.stride()[:3], *value.stride()[:3],

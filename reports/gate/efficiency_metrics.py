@@ -38,10 +38,10 @@ def ratio_of(quantity: Quantity) -> Callable[..., Measurement | NotMeasured]:
         teacher = evidence.tensor.checkpoints[checkpoint].teacher
         if teacher is None:
             return NO_TEACHER
-        identifiers = [evidence.tensor.checkpoints[i].plan.weights_id for i in (checkpoint, teacher)]
+        own, other = (evidence.tensor.checkpoints[i].plan.weights_id for i in (checkpoint, teacher))
         for where in settings(evidence.efficiency):
             rows = [row for row in evidence.efficiency if setting(row) == where]
-            for each in ratios(rows, *identifiers, quantity):
+            for each in ratios(rows, own, other, quantity):
                 if each.context == rule.context:
                     return _measurement(each.point, each.low, each.high, _repeats(rows))
         return _missing(evidence, rule, QUANTITIES[quantity].title, [checkpoint, teacher])

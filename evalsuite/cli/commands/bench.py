@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +192,7 @@ def _models(arguments: argparse.Namespace, device: str, dtype: str) -> Iterator[
 
         _only_in_process(arguments)
         for model in random_models(arguments.like, arguments.mixer):
-            yield lambda model=model: _open_random(model, arguments, device, dtype)
+            yield partial(_open_random, model, arguments, device, dtype)
         return
     from evalsuite.evaluation.infer import engine_factory
     from evalsuite.models.inference.registry import engine_type
@@ -217,7 +218,7 @@ def _models(arguments: argparse.Namespace, device: str, dtype: str) -> Iterator[
         for path in arguments.checkpoints
     }
     for path in arguments.checkpoints:
-        yield lambda path=path: _open_checkpoint(path, names, makers, opened, device, dtype)
+        yield partial(_open_checkpoint, path, names, makers, opened, device, dtype)
 
 
 GENERATE = "transformers"
@@ -230,14 +231,20 @@ def _open_checkpoint(
     from evalsuite.models.benchmark.generate import GenerateBenchmark
     from evalsuite.models.checkpoints import load_checkpoint
 
-    benchmarks, engines = [], []
+    benchmarks: list[Benchmark] = []
+    engines: list[Any] = []
     for name in dict.fromkeys(names):
         if name == GENERATE:
             benchmarks.append(GenerateBenchmark(load_checkpoint(path, dtype=dtype, device=device)))
             continue
         engines.append(opened.get((name, path)) or makers[name](path, None))
         benchmarks.append(engines[-1].benchmark())
-    return Opened(benchmarks, lambda: [engine.close() for engine in engines] and None)
+
+    def close() -> None:
+        for engine in engines:
+            engine.close()
+
+    return Opened(benchmarks, close)
 
 
 def _open_random(model: "RandomModel", arguments: argparse.Namespace, device: str, dtype: str) -> Opened:
