@@ -30,7 +30,9 @@ _log = logging.getLogger("evalsuite")
 
 @ENGINES.register("torch")
 class TorchEngine(InProcessEngine):
-    """Caches that branch, static slots, shared prefixes; for models that it can take apart.
+    """Fast inference in this process: caches that branch, static slots, shared prefixes.
+
+    For models that it can take apart and whose own logits it proves to give when it loads them.
 
     Args:
         checkpoint: model (any device and dtype) and tokenizer.

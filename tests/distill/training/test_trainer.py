@@ -50,7 +50,7 @@ def test_a_run_writes_loadable_students_with_lineage(finished, teacher_folder):
         assert model.config.mixers == [mixer] * 3
         lineage = json.loads((folder / "lineage.json").read_text())
         teacher = {"path": str(teacher_folder), "weights_id": weights_id(teacher_folder), "ancestors": []}
-        assert lineage["teacher"] == teacher
+        assert lineage["teacher"] == {**teacher, "revision": None}
         assert lineage["recipe"]["hash"] == recipe.hash
         assert [(stage["name"], stage["objective"], stage["tokens"]) for stage in lineage["stages"]] == [
             ("mixer", "attention_output", 512),
