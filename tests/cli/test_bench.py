@@ -27,6 +27,7 @@ def shape(tmp_path: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.long
 def test_random_models_are_measured_and_resumed(
     shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

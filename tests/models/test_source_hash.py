@@ -91,12 +91,12 @@ def changed_file(path: Path) -> str:
     ("file", "affects"),
     [
         ("mixers/gla.py", {"student"}),
-        ("recurrence/chunked.py", {"student"}),
-        ("student/model.py", {"student"}),
-        ("kernels/rms_norm.py", {"student"}),
+        pytest.param("recurrence/chunked.py", {"student"}, marks=pytest.mark.long),
+        pytest.param("student/model.py", {"student"}, marks=pytest.mark.long),
+        pytest.param("kernels/rms_norm.py", {"student"}, marks=pytest.mark.long),
         ("inference/torch/attention.py", {"student", "teacher"}),
-        ("inference/stopping.py", {"student", "teacher"}),
-        ("runtime_estimate.py", set()),
+        pytest.param("inference/stopping.py", {"student", "teacher"}, marks=pytest.mark.long),
+        pytest.param("runtime_estimate.py", set(), marks=pytest.mark.long),
     ],
 )
 def test_fingerprint_covers_the_source_that_computes(

@@ -9,9 +9,8 @@ import pytest
 from tests.performance.bench_engine import compare, part, table, workloads
 
 
-@pytest.mark.parametrize(
-    "kind", ["llama", pytest.param("gla+softmax+linear_attention", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["llama", "gla+softmax+linear_attention"])
 def test_both_sides_agree(build: Callable[..., Any], kind: str) -> None:
     checkpoint = build(kind)
     hellaswag, mmlu, generation = workloads(checkpoint.tokenizer, scale=0.002)

@@ -24,6 +24,7 @@ def test_synthetic_run_is_readable(tmp_path: Path) -> None:
     assert scores[0] > scores[-1]
 
 
+@pytest.mark.long
 def test_command_writes_measurements(tmp_path: Path) -> None:
     assert main(["--out", str(tmp_path), "--score-rows", "2000"]) == 0
     found = json.loads((tmp_path / "throughput.json").read_text())

@@ -108,6 +108,7 @@ def test_two_processes_train_the_same_student_as_one(alone, tmp_path, sharding):
 
 
 @needs_loopback
+@pytest.mark.long
 def test_a_killed_sharded_run_resumes(alone, tmp_path):
     recipe, one = alone
     changes = {"sharding": "full", "checkpoint": CheckpointConfig(state_interval_seconds=0, save_tokens=256)}

@@ -62,6 +62,7 @@ model.save_pretrained({str(tmp_path / "again")!r})
     }
 
 
+@pytest.mark.long
 def test_lm_eval_scores_a_student_by_itself(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
     code = f"""

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from evalsuite.models.inference.requests import ScoreRequest
 from evalsuite.models.inference.torch.engine import TorchEngine
