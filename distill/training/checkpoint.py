@@ -82,6 +82,11 @@ def init_run_dir(out: Path, recipe: Recipe) -> None:
         write_text(out / "recipe.yaml", write_recipe(recipe))
 
 
+STARTED = {".lock", "executor", "variants"}
+"""What an output folder may hold before its recipe: the lock (and a temporary file) of a run that was killed
+early, an executor's files, and variants that another worker trains."""
+
+
 def check_run_dir(out: Path, recipe: Recipe) -> None:
     """Check that `out` is the run folder of `recipe`, or can become it.
 
@@ -105,8 +110,7 @@ def check_run_dir(out: Path, recipe: Recipe) -> None:
                 "choose a new folder"
             )
         return
-    # A run that was killed before its recipe was in place leaves its lock and a temporary file.
-    if out.exists() and any(each.name != ".lock" and not is_temporary(each) for each in out.iterdir()):
+    if out.exists() and any(each.name not in STARTED and not is_temporary(each) for each in out.iterdir()):
         raise RunFolderError(f"{out} is not empty and is not the run folder of a recipe; choose a new folder")
 
 

@@ -87,7 +87,7 @@ def logged(run: Path) -> list[tuple[str, str]]:
     return [
         (path.name, json.dumps(json.loads(line)["key"]))
         for path in sorted((run / "responses").glob("*.jsonl"))
-        for line in path.read_text().splitlines()
+        for line in path.read_bytes().splitlines()
     ]
 
 
