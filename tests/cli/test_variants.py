@@ -79,9 +79,8 @@ def test_students_of_two_workers_are_those_of_one_process(recipe: Path, tmp_path
     ):
         command = ["distill", str(recipe), "--variants", "all", "--device", "cpu", "--quiet"]
         assert main([*command, "--out", str(tmp_path / name), *options]) == 0
-    weights = sorted(
-        path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("model.safetensors")
-    )
+    one = tmp_path / "one"
+    weights = sorted(path.relative_to(one) for path in one.rglob("model.safetensors"))
     assert len(weights) >= 3
     for path in weights:
         assert (one / path).read_bytes() == (tmp_path / "two" / path).read_bytes(), path
