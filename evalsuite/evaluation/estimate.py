@@ -8,7 +8,7 @@ from evalsuite.evaluation.build import build_cell, shortest
 from evalsuite.evaluation.checkpoints import RunCheckpoint
 from evalsuite.evaluation.documents import load_documents
 from evalsuite.evaluation.environment import coverage_notices
-from evalsuite.evaluation.infer import resolve_device
+from evalsuite.evaluation.inference.engines import resolve_device
 from evalsuite.evaluation.inference.worker import token_cost
 from evalsuite.evaluation.plan import resolve_suite
 from evalsuite.foundation import ConfigError

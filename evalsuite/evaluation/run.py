@@ -121,7 +121,7 @@ def _evaluate(config: RunConfig) -> Summary:
     checkpoints = expand_folders(config.checkpoints)
     executor = open_executor(config.executor, config.executor_args)
     if "infer" in config.phases:
-        from evalsuite.evaluation.infer import check_servable
+        from evalsuite.evaluation.inference.engines import check_servable
 
         check_servable(config, [path for path in (config.teacher, *checkpoints) if path is not None])
     summary = Summary(run=out)
@@ -211,8 +211,8 @@ def suite_name(suite: Path | str) -> str:
 def _infer(
     config: RunConfig, out: Path, checkpoints: Sequence[str], executor: Executor, summary: Summary
 ) -> None:
-    from evalsuite.evaluation.infer import select_checkpoints
     from evalsuite.evaluation.inference.collect import infer
+    from evalsuite.evaluation.inference.engines import select_checkpoints
     from evalsuite.evaluation.inference.worker import EngineChoice
     from evalsuite.evaluation.registration import register_checkpoints
     from evalsuite.models.inference.registry import engine_type

@@ -112,7 +112,7 @@ def crew(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) ->
     """Replace checkpoints and engines by stand-ins."""
     made = Crew(tokenizer)
     monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", made.describe_checkpoints)
-    monkeypatch.setattr("evalsuite.evaluation.infer.engine_factory", made.engine_factory)
+    monkeypatch.setattr("evalsuite.evaluation.inference.engines.engine_factory", made.engine_factory)
     return made
 
 

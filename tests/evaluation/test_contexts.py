@@ -83,7 +83,7 @@ def limited(
         return make
 
     monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", describe_checkpoints)
-    monkeypatch.setattr("evalsuite.evaluation.infer.engine_factory", engine_factory)
+    monkeypatch.setattr("evalsuite.evaluation.inference.engines.engine_factory", engine_factory)
     return lambda: refused
 
 

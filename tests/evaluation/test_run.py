@@ -242,7 +242,7 @@ def test_responses_of_another_engine_are_refused(
         engine.fingerprint = "another"
         return engine
 
-    monkeypatch.setattr("evalsuite.evaluation.infer.engine_factory", lambda *_, **__: make)
+    monkeypatch.setattr("evalsuite.evaluation.inference.engines.engine_factory", lambda *_, **__: make)
     with pytest.raises(RunFolderError, match="holds responses of these weights from engine fake"):
         evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
 

@@ -229,7 +229,7 @@ def test_interrupted_inference_exports_its_shard(
         engine.generate = some
         return engine
 
-    monkeypatch.setattr("evalsuite.evaluation.infer.engine_factory", lambda *_, **__: interrupted)
+    monkeypatch.setattr("evalsuite.evaluation.inference.engines.engine_factory", lambda *_, **__: interrupted)
     shard = tmp_path / "p.tar.xz"
     answer = ["run", "--checkpoint", "t", "--out", str(host), "--quiet", "--infer-only"]
     assert main([*answer, "--protocol", "generation", "--export-shard", str(shard)]) != 0

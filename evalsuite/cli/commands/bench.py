@@ -113,7 +113,7 @@ def context_length(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure checkpoints, print a table, and write measurements to the run folder if one is given."""
-    from evalsuite.evaluation.infer import check_device, resolve_device
+    from evalsuite.evaluation.inference.engines import check_device, resolve_device
     from evalsuite.foundation import ConfigError
     from evalsuite.models.benchmark.records import read_measurements, save_measurement
     from evalsuite.models.benchmark.sweep import run_sweep
@@ -194,7 +194,7 @@ def _models(arguments: argparse.Namespace, device: str, dtype: str) -> Iterator[
         for model in random_models(arguments.like, arguments.mixer):
             yield partial(_open_random, model, arguments, device, dtype)
         return
-    from evalsuite.evaluation.infer import engine_factory
+    from evalsuite.evaluation.inference.engines import engine_factory
     from evalsuite.models.inference.registry import engine_type
 
     engine_args = engine_arguments(arguments)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from evalsuite.evaluation.checkpoints import max_positions
 from evalsuite.evaluation.distances.passages import Part, answer_parts, parse_texts, text_parts
-from evalsuite.evaluation.infer import resolve_device
+from evalsuite.evaluation.inference.engines import resolve_device
 from evalsuite.foundation import ConfigError, progress
 from evalsuite.models.checkpoints import Checkpoint, load_checkpoint
 from evalsuite.models.diagnostics.distance import compare_models

@@ -39,7 +39,7 @@ class EngineChoice:
 
     def load(self, checkpoint: CheckpointRef) -> Engine:
         """Load a checkpoint. Raises CheckpointError if its weights are not those of the run."""
-        from evalsuite.evaluation.infer import engine_factory
+        from evalsuite.evaluation.inference.engines import engine_factory
 
         make = engine_factory(
             self.engine,

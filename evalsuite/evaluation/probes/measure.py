@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from evalsuite.evaluation.checkpoints import RunCheckpoint, describe_checkpoints, expand_folders
-from evalsuite.evaluation.infer import resolve_device
+from evalsuite.evaluation.inference.engines import resolve_device
 from evalsuite.evaluation.probes.haystacks import Placed, check_depths, draw_haystacks, needle_benchmark
 from evalsuite.evaluation.run_paths import index_path
 from evalsuite.foundation import ConfigError, RunFolderError, progress

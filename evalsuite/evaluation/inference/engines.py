@@ -1,4 +1,4 @@
-"""Infer phase: an engine responds to the requests of every checkpoint; cached responses are reused.
+"""Engines of the infer phase: which one runs a checkpoint, on which device, and which checkpoints run.
 
 This module needs the run folder, the checkpoints and `evalsuite.models`, but no harness and no pydantic.
 """
