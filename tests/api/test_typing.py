@@ -101,7 +101,7 @@ def check(installed: Path, folder: Path, *targets: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_a_users_module_is_checked(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "study.py").write_text(USER)

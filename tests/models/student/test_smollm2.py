@@ -27,6 +27,7 @@ def read(checkpoint: Checkpoint) -> Tensor:
     return ids
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_softmax_student_equals_smollm2(teacher: Checkpoint) -> None:
     ids = read(teacher)
