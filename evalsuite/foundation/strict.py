@@ -106,10 +106,6 @@ StrictModel = TypeVar("StrictModel", bound=Strict)
 T = TypeVar("T")
 
 
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's parser where PyYAML was built with it: eight times as fast, equal in what it accepts."""
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read one YAML mapping.
 
@@ -118,7 +114,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        value = yaml.load(path.read_text(), Loader=LOADER)
+        value = yaml.safe_load(path.read_text())  # libyaml would crash on deep nesting
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:

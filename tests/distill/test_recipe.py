@@ -1,6 +1,7 @@
 """Recipes: overrides, variants, validation, hashes and retired keys."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -43,7 +44,14 @@ def with_variants(name: str) -> list[str]:
     return [name, *(f"{name}:{variant}" for variant in load_recipe(name).variants)]
 
 
-@pytest.mark.parametrize("name", [spelled for name in known_recipes() for spelled in with_variants(name)])
+def most_are_long(names: list[str]) -> list[Any]:
+    """A recipe and its first variant, and the others for `make test-all`."""
+    return [*names[:2], *(pytest.param(name, marks=pytest.mark.long) for name in names[2:])]
+
+
+@pytest.mark.parametrize(
+    "name", [each for name in known_recipes() for each in most_are_long(with_variants(name))]
+)
 def test_every_shipped_recipe_and_variant_parses_and_round_trips(name, tmp_path):
     recipe = load_recipe(name)
     path = tmp_path / "again.yaml"
