@@ -8,21 +8,17 @@ A checkpoint of a run whose weights are lost can be represented by other weights
 was trained again: their rows have a weights_id of their own and name the checkpoint in `same_recipe_as`.
 """
 
-import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from evalsuite.foundation import DataError, write_bytes
+from evalsuite.reports.records.table_file import TableFile, refuse
 
 SCHEMA = 2
 FILE = "distances.parquet"
-METADATA = b"evalsuite"
 ANSWERS = "answers"
 """`text` of the tokens of the right choices of a run's benchmarks; other texts are named by the caller."""
 COLUMNS = {
@@ -68,15 +64,7 @@ def write_distances(run: Path, frame: pd.DataFrame) -> Path:
         frame = pd.concat([known[~old.isin(new)], frame], ignore_index=True)
     frame = frame.reindex(columns=list(COLUMNS)).astype(dict.fromkeys(_OPTIONAL, object))
     frame = frame.sort_values(KEY, kind="stable", na_position="first")
-    columns = [pa.array(frame[name], kind, from_pandas=True) for name, kind in COLUMNS.items()]
-    table = pa.table(dict(zip(COLUMNS, columns, strict=True)))
-    _check(table, path)
-    buffer = io.BytesIO()
-    pq.write_table(
-        table.replace_schema_metadata({METADATA: json.dumps({"schema": SCHEMA})}), buffer, compression="zstd"
-    )
-    write_bytes(path, buffer.getvalue())
-    return path
+    return TABLE.write(path, frame)
 
 
 def read_distance_file(path: Path) -> pd.DataFrame:
@@ -85,23 +73,7 @@ def read_distance_file(path: Path) -> pd.DataFrame:
     Raises:
         DataError: a damaged file, another schema, a missing or extra column, or a value out of range.
     """
-    try:
-        table = pq.read_table(pa.BufferReader(Path(path).read_bytes()))
-        schema = json.loads((table.schema.metadata or {})[METADATA])["schema"]
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{path}: not a file of distances ({error!r}); repeat `evalsuite distance`"
-        ) from error
-    if schema != SCHEMA:
-        raise DataError(
-            f"{path}: distances of schema {schema!r}, this evalsuite reads {SCHEMA}; repeat "
-            "`evalsuite distance`"
-        )
-    for name, kind in COLUMNS.items():
-        if name not in table.column_names or table.schema.field(name).type != kind:
-            raise DataError(f"{path}: column '{name}' is missing or not of type {kind}")
-    _check(table, path)
-    return table.select(list(COLUMNS)).to_pandas()
+    return TABLE.read(path)
 
 
 def read_distances(runs: Sequence[Path]) -> pd.DataFrame | None:
@@ -110,33 +82,34 @@ def read_distances(runs: Sequence[Path]) -> pd.DataFrame | None:
     Raises:
         DataError: as `read_distance_file`.
     """
-    paths = [path for run in runs if (path := Path(run) / FILE).is_file()]
-    if not paths:
-        return None
-    frame = pd.concat([read_distance_file(path) for path in paths], ignore_index=True)
-    return frame.drop_duplicates(KEY, ignore_index=True)
+    return TABLE.read_all(runs)
 
 
 def _check(table: pa.Table, path: Path) -> None:
     """Raises DataError, naming the row, for a missing or impossible value, or a key that is there twice."""
     for name in _REQUIRED:
-        _refuse(path, table[name].is_null().to_numpy(), f"'{name}' is missing")
+        refuse(path, table[name].is_null().to_numpy(), f"'{name}' is missing")
     values = {name: table[name].to_numpy() for name in ("tokens", "kl", "agreement", "teacher_nll")}
-    _refuse(path, values["tokens"] < 1, "'tokens' is below 1")
+    refuse(path, values["tokens"] < 1, "'tokens' is below 1")
     for name in ("kl", "teacher_nll"):
         wrong = ~np.isfinite(values[name]) | (values[name] < -_ROUNDING * values["tokens"])
-        _refuse(path, wrong, f"'{name}' is negative or not finite")
+        refuse(path, wrong, f"'{name}' is negative or not finite")
     outside = (values["agreement"] < 0) | (values["agreement"] > values["tokens"])
-    _refuse(path, outside, "'agreement' is not between 0 and 'tokens'")
+    refuse(path, outside, "'agreement' is not between 0 and 'tokens'")
     again = table.select(["weights_id", "same_recipe_as", "bits"]).to_pandas()
-    _refuse(path, again["weights_id"] == again["same_recipe_as"], "'same_recipe_as' is the same weights")
+    refuse(path, again["weights_id"] == again["same_recipe_as"], "'same_recipe_as' is the same weights")
     rounded = again["bits"].notna() & again["same_recipe_as"].notna()
-    _refuse(path, rounded, "a rounded teacher ('bits') has no recipe ('same_recipe_as')")
+    refuse(path, rounded, "a rounded teacher ('bits') has no recipe ('same_recipe_as')")
     repeated = table.select(KEY).to_pandas().duplicated()
-    _refuse(path, repeated.to_numpy(), "the same model, document and group is there twice")
+    refuse(path, repeated.to_numpy(), "the same model, document and group is there twice")
 
 
-def _refuse(path: Path, wrong: np.ndarray, reason: str) -> None:
-    numbers = np.flatnonzero(wrong)
-    if len(numbers):
-        raise DataError(f"{path}, row {numbers[0] + 1}: {reason}")
+TABLE = TableFile(
+    name=FILE,
+    what="distances",
+    command="evalsuite distance",
+    schema=SCHEMA,
+    columns=COLUMNS,
+    key=KEY,
+    check=_check,
+)

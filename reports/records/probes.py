@@ -5,21 +5,18 @@ One row per checkpoint, document, layer, head and segment of the document, as
 question alone, with its attention mass on the needle's value.
 """
 
-import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from evalsuite.foundation import DataError, write_bytes
+from evalsuite.foundation import DataError
+from evalsuite.reports.records.table_file import TableFile, refuse
 
 SCHEMA = 1
 FILE = "probes.parquet"
-METADATA = b"evalsuite"
 SEGMENTS = ("before", "needle", "after", "question")
 COLUMNS = {
     "weights_id": pa.string(),
@@ -72,14 +69,7 @@ def write_probes(run: Path, frame: pd.DataFrame) -> Path:
         frame = pd.concat([known[~replaced], frame], ignore_index=True)
     order = frame["segment"].map({name: number for number, name in enumerate(SEGMENTS)})
     frame = frame.assign(order=order).sort_values([*KEY[:-1], "order"], kind="stable")
-    columns = [pa.array(frame[name], kind, from_pandas=True) for name, kind in COLUMNS.items()]
-    table = pa.table(dict(zip(COLUMNS, columns, strict=True)))
-    _check(table, path)
-    buffer = io.BytesIO()
-    metadata = {METADATA: json.dumps({"schema": SCHEMA})}
-    pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
-    write_bytes(path, buffer.getvalue())
-    return path
+    return TABLE.write(path, frame)
 
 
 def read_probe_file(path: Path) -> pd.DataFrame:
@@ -88,22 +78,7 @@ def read_probe_file(path: Path) -> pd.DataFrame:
     Raises:
         DataError: a damaged file, another schema, a missing or extra column, or a value out of range.
     """
-    try:
-        table = pq.read_table(pa.BufferReader(Path(path).read_bytes()))
-        schema = json.loads((table.schema.metadata or {})[METADATA])["schema"]
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: not a file of probes ({error!r}); repeat `evalsuite probe`") from error
-    if schema != SCHEMA:
-        raise DataError(
-            f"{path}: probes of schema {schema!r}, this evalsuite reads {SCHEMA}; repeat `evalsuite probe`"
-        )
-    for name, kind in COLUMNS.items():
-        if name not in table.column_names or table.schema.field(name).type != kind:
-            raise DataError(f"{path}: column '{name}' is missing or not of type {kind}")
-    if extra := sorted(set(table.column_names) - set(COLUMNS)):
-        raise DataError(f"{path}: column '{extra[0]}' is unknown")
-    _check(table, path)
-    return table.to_pandas()
+    return TABLE.read(path)
 
 
 def read_probes(runs: Sequence[Path]) -> pd.DataFrame | None:
@@ -112,25 +87,21 @@ def read_probes(runs: Sequence[Path]) -> pd.DataFrame | None:
     Raises:
         DataError: as `read_probe_file`.
     """
-    paths = [path for run in runs if (path := Path(run) / FILE).is_file()]
-    if not paths:
-        return None
-    frame = pd.concat([read_probe_file(path) for path in paths], ignore_index=True)
-    return frame.drop_duplicates(KEY, ignore_index=True)
+    return TABLE.read_all(runs)
 
 
 def _check(table: pa.Table, path: Path) -> None:
     """Raises DataError, naming the row, for a missing or impossible value, or a key that is there twice."""
     for name in COLUMNS:
         if name not in _OPTIONAL:
-            _refuse(path, table[name].is_null().to_numpy(), f"'{name}' is missing")
+            refuse(path, table[name].is_null().to_numpy(), f"'{name}' is missing")
     frame = table.to_pandas()
-    _refuse(path, ~frame["segment"].isin(SEGMENTS), f"'segment' is none of {', '.join(SEGMENTS)}")
+    refuse(path, ~frame["segment"].isin(SEGMENTS), f"'segment' is none of {', '.join(SEGMENTS)}")
     stateful = frame["norm"].notna()
     for name in ("rank", "log_decay", "slowest_log_decay", "write"):
         lacking = stateful & frame[name].isna() & ((name == "rank") | (frame["tokens"] > 0))
-        _refuse(path, lacking | (~stateful & frame[name].notna()), f"'{name}' and 'norm' do not agree")
-    _refuse(
+        refuse(path, lacking | (~stateful & frame[name].notna()), f"'{name}' and 'norm' do not agree")
+    refuse(
         path, (frame["segment"] == "question") != frame["readout"].notna(), "'readout' is not of the question"
     )
     for name, low, high in (
@@ -152,17 +123,22 @@ def _check(table: pa.Table, path: Path) -> None:
     ):
         values = frame[name]
         wrong = values.notna() & ~(np.isfinite(values) & (values >= low) & (values <= high))
-        _refuse(path, wrong, f"'{name}' is out of range")
+        refuse(path, wrong, f"'{name}' is out of range")
     outside = (frame["answer_right"] < 0) | (frame["answer_right"] > frame["answer_tokens"])
-    _refuse(path, outside, "'answer_right' is not between 0 and 'answer_tokens'")
-    _refuse(path, frame.duplicated(KEY), "the same document, layer, head and segment is there twice")
+    refuse(path, outside, "'answer_right' is not between 0 and 'answer_tokens'")
+    refuse(path, frame.duplicated(KEY), "the same document, layer, head and segment is there twice")
     heads = frame.groupby([*KEY[:-2], "segment"])["head"].agg(["size", "max"])
     incomplete = heads.index[heads["size"] <= heads["max"]]
     if len(incomplete):
         raise DataError(f"{path}: document {incomplete[0][3]}, layer {incomplete[0][4]}: heads are missing")
 
 
-def _refuse(path: Path, wrong: "pd.Series[bool] | np.ndarray", reason: str) -> None:
-    numbers = np.flatnonzero(wrong)
-    if len(numbers):
-        raise DataError(f"{path}, row {numbers[0] + 1}: {reason}")
+TABLE = TableFile(
+    name=FILE,
+    what="probes",
+    command="evalsuite probe",
+    schema=SCHEMA,
+    columns=COLUMNS,
+    key=KEY,
+    check=_check,
+)

@@ -13,13 +13,13 @@ from evalsuite.foundation import DataError
 from evalsuite.reports.records.probes import (
     COLUMNS,
     FILE,
-    METADATA,
     SCHEMA,
     SEGMENTS,
     read_probe_file,
     read_probes,
     write_probes,
 )
+from evalsuite.reports.records.table_file import METADATA
 
 
 def rows(weights_id: str = "a", *, context: int = 512, doc_id: str = "d", rank: float = 2.0) -> pd.DataFrame:
