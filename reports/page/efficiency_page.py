@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
 from markupsafe import Markup
 
 import evalsuite
 from evalsuite.foundation import DataError, write_text
 from evalsuite.reports.exports.efficiency import crossovers_csv, efficiency_csv
-from evalsuite.reports.page.render import FOLDER, breakable, packed_plotly
-from evalsuite.reports.page.section import TEMPLATES
+from evalsuite.reports.page.render import FOLDER, new_environment, packed_plotly
 from evalsuite.reports.page.sections.cost import cost_view_of
 from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
 
@@ -41,14 +39,7 @@ def write_efficiency(runs: Sequence[Path], out: Path) -> list[Path]:
 
 def efficiency_page(rows: Sequence[EfficiencyRow]) -> str:
     """One HTML file without network requests."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["breakable"] = breakable
+    environment = new_environment()
     models = {row.weights_id: row.label for row in rows}
     body = environment.get_template("sections/cost.html.j2").render(view=cost_view_of(rows, {}))
     return environment.get_template("efficiency.html.j2").render(

@@ -78,8 +78,8 @@ def packed_plotly() -> str:
     return packed(PLOTLY.read_text(encoding="utf-8"))
 
 
-def _environment(report: Report, facts: Mapping[str, Any]) -> jinja2.Environment:
-    """Jinja with the filters and names that every template may use."""
+def new_environment() -> jinja2.Environment:
+    """Jinja over the page's templates, with their filters."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -88,6 +88,12 @@ def _environment(report: Report, facts: Mapping[str, Any]) -> jinja2.Environment
         lstrip_blocks=True,
     )
     environment.filters |= {"breakable": breakable, "packed": packed}
+    return environment
+
+
+def _environment(report: Report, facts: Mapping[str, Any]) -> jinja2.Environment:
+    """Jinja with the names that every section's template may use."""
+    environment = new_environment()
     environment.globals |= {
         "protocol_titles": formatting.PROTOCOL_TITLES,
         "categories": formatting.CATEGORY_TITLES,
