@@ -14,6 +14,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -199,8 +200,8 @@ def holds(row: Row, setting: Setting) -> bool:
     return all(low <= share <= high for share in covered) and narrow and powerful and row.false_alarms <= 0.05
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Format rows as CSV."""
+def table(rows: Sequence[Any]) -> str:
+    """Format rows, which are dataclasses, as CSV."""
     buffer = io.StringIO()
     flat = [asdict(row) for row in rows]
     writer = csv.DictWriter(buffer, list(flat[0]), lineterminator="\n")

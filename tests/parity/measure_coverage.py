@@ -10,10 +10,8 @@ holds, 1 if not, 64 or more if the study could not be run.
 """
 
 import argparse
-import csv
-import io
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 
@@ -31,6 +29,7 @@ from evalsuite.reports.analysis.scopes import Pool
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.statistics.yardstick import equivalent_bits
 from tests.parity.exit_codes import exit_with
+from tests.parity.interval_coverage import table
 from tests.parity.simulated_answers import (
     PROTOCOL,
     Answers,
@@ -237,16 +236,6 @@ def simulate(study: Study, simulations: int) -> list[Row]:
 def holds(coverage: float, simulations: int) -> bool:
     """Whether a coverage is not below the required one by more than two standard errors of the simulation."""
     return coverage >= REQUIRED - 2 * sqrt(REQUIRED * (1 - REQUIRED) / simulations)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Format rows as CSV."""
-    buffer = io.StringIO()
-    flat = [asdict(row) for row in rows]
-    writer = csv.DictWriter(buffer, list(flat[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return buffer.getvalue()
 
 
 def summary(rows: Sequence[Row]) -> str:
