@@ -157,11 +157,14 @@ def whole_jobs(
 def split(jobs: Sequence[InferenceJob], workers: int) -> list[InferenceJob]:
     """Return smaller jobs for several workers: parts of about equal cost, small benchmarks together."""
     target = sum(job.cost for job in jobs) / (JOBS_PER_WORKER * workers)
-    return [
-        replace(job, batches=(tuple(parts),), cost=cost)
-        for job in jobs
-        for parts, cost in _portions(job, target)
-    ]
+    known: dict[tuple[str, int | None], list[tuple[list[Part], float]]] = {}
+    found = []
+    for job in jobs:
+        same = job.checkpoint.tokenizer, job.index.limit(job.checkpoint).longest
+        if same not in known:
+            known[same] = list(_portions(job, target))
+        found += [replace(job, batches=(tuple(parts),), cost=cost) for parts, cost in known[same]]
+    return found
 
 
 def _portions(job: InferenceJob, target: float) -> Iterator[tuple[list[Part], float]]:
