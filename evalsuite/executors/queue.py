@@ -40,11 +40,10 @@ class JobQueue:
             self._holders[group] += 1
         return self._waiting[group].pop()
 
-    def put_back(self, index: int, *, worker_is_lost: bool = True) -> None:
-        """Return a job that a worker did not finish."""
+    def put_back(self, index: int) -> None:
+        """Return the job of a worker that was lost."""
         group = self._jobs[index].group
-        if worker_is_lost:
-            self._holders[group] -= 1
+        self._holders[group] -= 1
         waiting = self._waiting[group]
         waiting.append(index)
         waiting.sort(key=lambda each: self._jobs[each].cost)
