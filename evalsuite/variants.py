@@ -82,12 +82,16 @@ class DistillWorker:
 def distill_variants(variants: Sequence[Variant], executor: Executor) -> Iterator[Path]:
     """Yield the folders of students as they are made.
 
+    Args:
+        variants: at least one.
+        executor: carries them out.
+
     Raises:
         ConfigError, CheckpointError, DataError: as `evalsuite.distill.distill`.
     """
     waiting = list(variants)
     bar = progress(
-        total=len(variants), what="distill", unit="recipe", quiet=executor.workers(_gpus(waiting)) < 2
+        total=len(variants), what="distill", unit="recipe", quiet=executor.workers(variants[0].gpus) < 2
     )
     with bar:
         while waiting:
@@ -97,10 +101,6 @@ def distill_variants(variants: Sequence[Variant], executor: Executor) -> Iterato
             for _, result in executor.map(DistillWorker, ready, _Bar(bar), ready[0].out / "executor"):
                 bar.update(1)
                 yield from map(Path, result["students"])
-
-
-def _gpus(variants: Sequence[Variant]) -> int | None:
-    return variants[0].gpus if variants else None
 
 
 class _Bar:
