@@ -109,6 +109,7 @@ def describe_checkpoints(
         CheckpointError: a checkpoint that cannot be read.
     """
     from evalsuite.models.checkpoints import describe_checkpoint
+    from evalsuite.models.inference.positions import max_positions
 
     paths = [teacher, *(path for path in checkpoints if path != teacher)] if teacher else list(checkpoints)
     if not paths:
@@ -202,10 +203,3 @@ def check_max_length(checkpoints: Sequence[RunCheckpoint], max_length: int) -> N
                     f"'max_length' (--max-length) = {max_length}: {each.label} cannot read that far: "
                     f"{error}; evaluate it in a run of its own, without --max-length"
                 ) from error
-
-
-def max_positions(config: Any) -> int:
-    """Return the number of positions of a model, as its config states it; `UNLIMITED` if it states none."""
-    from evalsuite.models.inference.positions import max_positions
-
-    return max_positions(config)

@@ -25,7 +25,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.evaluation.build import fewshot_examples, make_harness
-from evalsuite.evaluation.checkpoints import max_positions
 from evalsuite.evaluation.environment import fingerprints
 from evalsuite.evaluation.plan import benchmarks_in
 from evalsuite.evaluation.run_paths import (
@@ -41,6 +40,7 @@ from evalsuite.evaluation.run_paths import (
 from evalsuite.foundation import ConfigError, DataError, write_text
 from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.models.inference.positions import max_positions
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.models.inference.response_cache import ResponseCache
 from evalsuite.protocols.generation import GenerationBenchmark

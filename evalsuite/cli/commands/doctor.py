@@ -43,11 +43,11 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the checks, print the table, and write it to the run folder if one is given."""
     from evalsuite.evaluation import checks
-    from evalsuite.evaluation.checkpoints import max_positions
     from evalsuite.evaluation.inference.engines import engine_factory, resolve_device
     from evalsuite.foundation import ConfigError
     from evalsuite.models.checkpoints import load_checkpoint
     from evalsuite.models.diagnostics.consistency_checks import format_checks, run_consistency_checks
+    from evalsuite.models.inference.positions import max_positions
 
     if arguments.documents < 1:
         raise ConfigError(f"--documents {arguments.documents}: must be at least 1")
