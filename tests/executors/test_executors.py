@@ -1,5 +1,6 @@
 """Every executor delivers every message and result, survives lost workers, and passes errors on."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ PARALLEL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(params=[pytest.param("ray", marks=pytest.mark.long), "slurm"])
-def executor(request: pytest.FixtureRequest) -> Executor:
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     """An executor with two workers in other processes."""
-    pytest.importorskip({"slurm": "submitit"}.get(request.param, request.param))
+    package = pytest.importorskip({"slurm": "submitit"}.get(request.param, request.param))
     name, arguments = PARALLEL[request.param]
-    return open_executor(name, arguments)
+    yield open_executor(name, arguments)
+    if name == "ray":
+        package.shutdown()
 
 
 def jobs(tmp_path: Path, **options: Any) -> list[CountJob]:
