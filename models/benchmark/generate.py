@@ -6,8 +6,7 @@ import torch
 import transformers
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.benchmark.gpu import Gpu, device_name, free_memory
-from evalsuite.models.benchmark.in_process import teacher_of, versions_of
+from evalsuite.models.benchmark.gpu import Gpu, free_memory
 from evalsuite.models.benchmark.points import Measurement, Point
 from evalsuite.models.benchmark.subject import Benchmark, Subject, check_positions
 from evalsuite.models.benchmark.timing import step_between, time_each
@@ -24,17 +23,7 @@ class GenerateBenchmark(Benchmark):
         self.model = checkpoint.model
         self.device = self.model.device
         self.gpu = Gpu(self.device)
-        self.subject = Subject(
-            label=checkpoint.label,
-            weights_id=checkpoint.weights_id,
-            teacher=teacher_of(checkpoint),
-            random_weights=random_weights,
-            engine="transformers",
-            versions=versions_of(self.model),
-            device=device_name(self.device),
-            dtype=self.model.dtype,
-            config=self.model.config,
-        )
+        self.subject = Subject.in_process(checkpoint, "transformers", random_weights=random_weights)
 
     def measure(self, point: Point) -> Measurement:
         """See `Benchmark.measure`; raises ConfigError for decode points, which need a cache of our own."""

@@ -5,10 +5,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import transformers
-from transformers import PreTrainedModel
 
-from evalsuite.models.benchmark.gpu import Gpu, device_name, free_memory
+from evalsuite.models.benchmark.gpu import Gpu, free_memory
 from evalsuite.models.benchmark.points import Kind, Measurement, Point
 from evalsuite.models.benchmark.subject import MAX_NEW_TOKENS, Benchmark, Subject, check_positions
 from evalsuite.models.benchmark.synthetic import allocate_batch, synthetic_batch
@@ -18,8 +16,6 @@ from evalsuite.models.inference.torch.cuda_graphs import cuda_graph_step, eager_
 from evalsuite.models.inference.torch.kv_cache import KVCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.scheduler import DecodeBatch
-from evalsuite.models.recurrence import fla_backend, use_triton
-from evalsuite.models.student import StudentForCausalLM
 
 WARM_UP_TOKENS = 8192
 """Longest prompt of a warm-up: longer ones are timed once, and their kernels are those of this length."""
@@ -43,17 +39,7 @@ class TorchBenchmark(Benchmark):
         self.model = checkpoint.model
         self.device = runner.device
         self.gpu = Gpu(self.device)
-        self.subject = Subject(
-            label=checkpoint.label,
-            weights_id=checkpoint.weights_id,
-            teacher=teacher_of(checkpoint),
-            random_weights=random_weights,
-            engine="torch",
-            versions=versions_of(checkpoint.model),
-            device=device_name(runner.device),
-            dtype=runner.dtype,
-            config=checkpoint.model.config,
-        )
+        self.subject = Subject.in_process(checkpoint, "torch", random_weights=random_weights)
 
     def measure(self, point: Point) -> Measurement:
         """See `Benchmark.measure`."""
@@ -157,18 +143,3 @@ class TorchBenchmark(Benchmark):
         """Rows of token ids as arrays, so that no time goes into converting lists."""
         draw = np.random.default_rng(0)
         return list(draw.integers(self.runner.vocab_size, size=(point.batch, point.context)))
-
-
-def teacher_of(checkpoint: Checkpoint) -> str | None:
-    """weights_id of a student's teacher, from its lineage."""
-    stated = checkpoint.lineage.get("teacher")
-    found = stated.get("weights_id") if isinstance(stated, dict) else stated
-    return found if isinstance(found, str) else None
-
-
-def versions_of(model: PreTrainedModel) -> str:
-    """The packages that decide the speed of a model in process."""
-    parts = [f"torch {torch.__version__}", f"transformers {transformers.__version__}"]
-    if isinstance(model, StudentForCausalLM) and use_triton(model.lm_head.weight):
-        parts.append(fla_backend.version())
-    return ", ".join(parts)

@@ -7,12 +7,17 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from transformers import PreTrainedConfig
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.benchmark.gpu import device_name
 from evalsuite.models.benchmark.points import Kind, Measurement, Point, Status
+from evalsuite.models.checkpoints import Checkpoint
 from evalsuite.models.inference.positions import check_max_length, stated_positions
 from evalsuite.models.model_stats import CacheSize, FlopCounter, cache_size, count_parameters
+from evalsuite.models.recurrence import fla_backend, use_triton
+from evalsuite.models.student import StudentForCausalLM
 
 MAX_NEW_TOKENS = 64
 """Positions after the context that a measurement of decoding may use."""
@@ -32,6 +37,22 @@ class Subject:
     device: str
     dtype: torch.dtype
     config: PreTrainedConfig
+
+    @classmethod
+    def in_process(cls, checkpoint: Checkpoint, engine: str, *, random_weights: bool = False) -> "Subject":
+        """A checkpoint that is loaded in this process."""
+        model = checkpoint.model
+        return cls(
+            label=checkpoint.label,
+            weights_id=checkpoint.weights_id,
+            teacher=teacher_of(checkpoint),
+            random_weights=random_weights,
+            engine=engine,
+            versions=_versions(model),
+            device=device_name(model.device),
+            dtype=model.dtype,
+            config=model.config,
+        )
 
     @cached_property
     def parameters(self) -> int:
@@ -114,6 +135,21 @@ class Benchmark(ABC):
 
     def release(self) -> None:  # noqa: B027 -- most engines have nothing to free
         """Free what a point left behind, so that the next one starts with all memory."""
+
+
+def teacher_of(checkpoint: Checkpoint) -> str | None:
+    """weights_id of a student's teacher, from its lineage."""
+    stated = checkpoint.lineage.get("teacher")
+    found = stated.get("weights_id") if isinstance(stated, dict) else stated
+    return found if isinstance(found, str) else None
+
+
+def _versions(model: PreTrainedModel) -> str:
+    """The packages that decide the speed of a model in process."""
+    parts = [f"torch {torch.__version__}", f"transformers {transformers.__version__}"]
+    if isinstance(model, StudentForCausalLM) and use_triton(model.lm_head.weight):
+        parts.append(fla_backend.version())
+    return ", ".join(parts)
 
 
 def check_positions(subject: Subject, last: int) -> None:

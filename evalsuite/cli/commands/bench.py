@@ -208,7 +208,6 @@ def _models(arguments: argparse.Namespace, device: str, dtype: str) -> Iterator[
             arguments=engine_args if name == arguments.engine else {},
         )
         for name in names
-        if name != GENERATE
     }
     # Refuse what an engine cannot serve before measuring anything.
     opened = {
@@ -218,33 +217,17 @@ def _models(arguments: argparse.Namespace, device: str, dtype: str) -> Iterator[
         for path in arguments.checkpoints
     }
     for path in arguments.checkpoints:
-        yield partial(_open_checkpoint, path, names, makers, opened, device, dtype)
+        yield partial(_open_checkpoint, path, makers, opened)
 
 
-GENERATE = "transformers"
-"""The name under which transformers' own `generate` is measured."""
-
-
-def _open_checkpoint(
-    path: str, names: list[str], makers: dict[str, Any], opened: dict[Any, Any], device: str, dtype: str
-) -> Opened:
-    from evalsuite.models.benchmark.generate import GenerateBenchmark
-    from evalsuite.models.checkpoints import load_checkpoint
-
-    benchmarks: list[Benchmark] = []
-    engines: list[Any] = []
-    for name in dict.fromkeys(names):
-        if name == GENERATE:
-            benchmarks.append(GenerateBenchmark(load_checkpoint(path, dtype=dtype, device=device)))
-            continue
-        engines.append(opened.get((name, path)) or makers[name](path, None))
-        benchmarks.append(engines[-1].benchmark())
+def _open_checkpoint(path: str, makers: dict[str, Any], opened: dict[Any, Any]) -> Opened:
+    engines = [opened.get((name, path)) or make(path, None) for name, make in makers.items()]
 
     def close() -> None:
         for engine in engines:
             engine.close()
 
-    return Opened(benchmarks, close)
+    return Opened([engine.benchmark() for engine in engines], close)
 
 
 def _open_random(model: "RandomModel", arguments: argparse.Namespace, device: str, dtype: str) -> Opened:
@@ -256,7 +239,7 @@ def _open_random(model: "RandomModel", arguments: argparse.Namespace, device: st
     checkpoint = build(model, device=device, dtype=dtype)
     benchmarks: list[Benchmark] = []
     for name in dict.fromkeys([arguments.engine, *arguments.also]):
-        if name == GENERATE:
+        if name == "transformers":
             benchmarks.append(GenerateBenchmark(checkpoint, random_weights=True))
         else:
             benchmarks.append(TorchBenchmark(ModelRunner(checkpoint.model), checkpoint, random_weights=True))
@@ -267,10 +250,10 @@ def _only_in_process(arguments: argparse.Namespace) -> None:
     from evalsuite.foundation import ConfigError
 
     for name in (arguments.engine, *arguments.also):
-        if name not in ("torch", GENERATE):
+        if name not in ("torch", "transformers"):
             raise ConfigError(
                 f"--engine {name} reads weights from a folder, which --random does not write; save the model "
-                f"and give its folder, or choose torch or {GENERATE}"
+                "and give its folder, or choose torch or transformers"
             )
 
 

@@ -7,7 +7,6 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from evalsuite.foundation import ConfigError, DataError
-from evalsuite.models.benchmark import in_process
 from evalsuite.models.benchmark.estimate import Rates, estimate
 from evalsuite.models.benchmark.generate import GenerateBenchmark
 from evalsuite.models.benchmark.gpu import Gpu
@@ -15,6 +14,7 @@ from evalsuite.models.benchmark.in_process import TorchBenchmark
 from evalsuite.models.benchmark.points import Measurement, Point
 from evalsuite.models.benchmark.random_models import RandomModel, build, random_models
 from evalsuite.models.benchmark.records import FILE, read_measurements, save_measurement
+from evalsuite.models.benchmark.subject import teacher_of
 from evalsuite.models.benchmark.synthetic import SHORT_TOKENS, synthetic_batch
 from evalsuite.models.benchmark.timing import Spread, step_between, time_steps
 from evalsuite.models.checkpoints import Checkpoint
@@ -187,7 +187,7 @@ def test_a_cpu_has_no_readings() -> None:
 def test_a_teacher_is_read_from_the_lineage() -> None:
     def of(lineage: dict[str, object]) -> str | None:
         checkpoint = Checkpoint("a", "", None, None, "0" * 16, lineage)  # type: ignore[arg-type]
-        return in_process.teacher_of(checkpoint)
+        return teacher_of(checkpoint)
 
     assert of({"teacher": {"weights_id": "a" * 16}}) == "a" * 16
     assert of({"teacher": "b" * 16}) == "b" * 16
