@@ -1,5 +1,6 @@
 """What engines share that run a loaded checkpoint in this process: validation, batches that fit, identity."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -38,7 +39,7 @@ class RunningBatch(Protocol):
         """One response per request; waits for the device."""
 
 
-class InProcessEngine(EngineType):
+class InProcessEngine(EngineType, ABC):
     """Runs requests on a loaded checkpoint, in batches that are halved where memory is short.
 
     An engine sets `limits` and `vocab_size`, and computes batches: `_score_batches`, `_start` and
@@ -71,19 +72,19 @@ class InProcessEngine(EngineType):
         self._extended = self.max_length > stated
         self.eos_ids = eos_token_ids(model.config, checkpoint.tokenizer, model.generation_config)
 
+    @abstractmethod
     def _score_batches(self, requests: Sequence[ScoreRequest], indices: Sequence[int]) -> list[RequestBatch]:
         """Batches of these requests, the largest first."""
-        raise NotImplementedError(f"{type(self).__name__} defines no batches")
 
+    @abstractmethod
     def _start(self, requests: Sequence[ScoreRequest], batch: RequestBatch) -> RunningBatch:
         """Start to compute a batch."""
-        raise NotImplementedError(f"{type(self).__name__} computes no log-likelihoods")
 
+    @abstractmethod
     def _generate(
         self, requests: Mapping[int, GenerateRequest], max_num_seqs: int
     ) -> Iterator[tuple[int, GenerateResponse]]:
         """Respond to some of the requests at least, up to `max_num_seqs` at a time."""
-        raise NotImplementedError(f"{type(self).__name__} generates nothing")
 
     @property
     def label(self) -> str:
