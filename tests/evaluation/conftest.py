@@ -129,25 +129,33 @@ def suite(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real checkpoint: a Llama of two small layers with random weights and the pocket tokenizer."""
+def make_llama(tokenizer: PreTrainedTokenizerFast) -> Callable[[Path, int], Path]:
+    """Write a real checkpoint: a Llama of two small layers with the pocket tokenizer and random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        initializer_range=0.2,
-    )
-    folder = tmp_path_factory.mktemp("tiny")
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    def make(folder: Path, seed: int) -> Path:
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=1024,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            initializer_range=0.2,
+        )
+        LlamaForCausalLM(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny(make_llama: Callable[[Path, int], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One such checkpoint."""
+    return make_llama(tmp_path_factory.mktemp("tiny"), 0)

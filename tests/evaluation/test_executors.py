@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
@@ -35,31 +33,9 @@ RAY = {"num_workers": 2, "retries": 20}
 
 
 @pytest.fixture
-def checkpoints(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Callable[[int], list[str]]:
+def checkpoints(make_llama: Callable[[Path, int], Path], tmp_path: Path) -> Callable[[int], list[str]]:
     """Make so many small checkpoints with different weights."""
-
-    def make(count: int) -> list[str]:
-        paths = []
-        for seed in range(count):
-            torch.manual_seed(seed)
-            config = LlamaConfig(
-                vocab_size=len(tokenizer),
-                hidden_size=64,
-                intermediate_size=128,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                max_position_embeddings=1024,
-                bos_token_id=tokenizer.bos_token_id,
-                eos_token_id=tokenizer.eos_token_id,
-                initializer_range=0.2,
-            )
-            paths.append(str(tmp_path / f"model-{seed}"))
-            LlamaForCausalLM(config).save_pretrained(paths[-1])
-            tokenizer.save_pretrained(paths[-1])
-        return paths
-
-    return make
+    return lambda count: [str(make_llama(tmp_path / f"model-{seed}", seed)) for seed in range(count)]
 
 
 @pytest.fixture
