@@ -18,24 +18,8 @@ from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch
 from evalsuite.distill.data.preparation import read_examples
 from evalsuite.foundation import DataError
 
-WORDS = [
-    "The",
-    "house",
-    "of",
-    "Igor",
-    "is",
-    "in",
-    "Dunmore",
-    "and",
-    "Nils",
-    "likes",
-    "to",
-    "eat",
-    "soup",
-    "with",
-    "a",
-    "fox",
-]
+SENTENCE = "The house of Igor is in Dunmore and Nils likes to eat soup with a fox"
+WORDS = SENTENCE.split()
 
 
 def texts(count: int) -> list[str]:

@@ -9,22 +9,8 @@ from evalsuite.distill.data import readers
 from evalsuite.distill.training.checkpoint import load_state
 from evalsuite.foundation import DataError, read_jsonl
 
-WORDS = [
-    "house",
-    "of",
-    "Igor",
-    "is",
-    "in",
-    "Dunmore",
-    "Nils",
-    "likes",
-    "to",
-    "eat",
-    "soup",
-    "with",
-    "a",
-    "fox",
-]
+SENTENCE = "house of Igor is in Dunmore Nils likes to eat soup with a fox"
+WORDS = SENTENCE.split()
 
 
 @pytest.fixture
