@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from evalsuite.distill.recipe import Recipe, known_recipes, load_recipe, write_recipe
 
 if TYPE_CHECKING:
-    from evalsuite.distill.training.estimate import Estimate, dry_run
+    from evalsuite.distill.training.memory.estimate import Estimate, dry_run
     from evalsuite.distill.training.metrics import TrainingError
     from evalsuite.distill.training.trainer import distill
 

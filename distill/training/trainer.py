@@ -46,9 +46,9 @@ from evalsuite.distill.training.checkpoint import (
     save_state,
 )
 from evalsuite.distill.training.distributed import ProcessGroup, full_tensor
-from evalsuite.distill.training.gpu_usage import PEAK_FLOPS, GpuUsage, explain_out_of_memory
 from evalsuite.distill.training.held_out import Validation
 from evalsuite.distill.training.kernel_compilation import KernelCompilation
+from evalsuite.distill.training.memory.gpu_usage import PEAK_FLOPS, GpuUsage, explain_out_of_memory
 from evalsuite.distill.training.metrics import MetricsLogger, loss_curve, truncate_metrics
 from evalsuite.distill.training.provenance import build_lineage
 from evalsuite.distill.training.stop_signals import StopSignals

@@ -3,7 +3,7 @@
 import pytest
 
 from evalsuite.distill import dry_run, known_recipes, load_recipe
-from evalsuite.distill.training.estimate import recipe_shape
+from evalsuite.distill.training.memory.estimate import recipe_shape
 from evalsuite.foundation import ConfigError
 
 

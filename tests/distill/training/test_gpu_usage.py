@@ -5,9 +5,10 @@ import torch
 
 from evalsuite.distill import distill
 from evalsuite.distill.model_shape import ModelShape
-from evalsuite.distill.training import gpu_usage, metrics, train_step
+from evalsuite.distill.training import metrics, train_step
+from evalsuite.distill.training.memory import gpu_usage
 from evalsuite.distill.training.builders import resolve_precision
-from evalsuite.distill.training.gpu_usage import GpuUsage, memory_options
+from evalsuite.distill.training.memory.gpu_usage import GpuUsage, memory_options
 from evalsuite.distill.training.metrics import TrainingError
 from evalsuite.foundation import ConfigError, read_jsonl
 

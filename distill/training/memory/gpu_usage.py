@@ -10,7 +10,7 @@ import torch
 from evalsuite.distill.model_shape import ModelShape
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
-from evalsuite.distill.training.estimate import stage_memory
+from evalsuite.distill.training.memory.estimate import stage_memory
 from evalsuite.distill.training.metrics import TrainingError
 
 PEAK_FLOPS = {"NVIDIA H200": 790e12, "NVIDIA H100 80GB HBM3": 790e12}
