@@ -1,12 +1,12 @@
 """Teacher responses to prompts, as training data.
 
 Responses go through the inference engine and its cache, so that an interrupted run generates only the missing
-ones.
+ones. Each process of a run generates its share into the same cache.
 """
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,10 +17,30 @@ from evalsuite.distill.recipe import Recipe
 from evalsuite.foundation import ConfigError, DataError, write_text
 
 
-def generate_responses(recipe: Recipe, out: Path, device: torch.device, *, quiet: bool = False) -> Recipe:
+class Processes(Protocol):
+    """The processes of a run (see `training.distributed.ProcessGroup`)."""
+
+    device: torch.device
+    rank: int
+    world_size: int
+
+    def barrier(self) -> None:
+        """Wait for all of them."""
+
+
+def generate_responses(
+    recipe: Recipe,
+    out: Path,
+    processes: Processes,
+    *,
+    quiet: bool = False,
+) -> Recipe:
     """Generate the teacher's responses for all `responses` sources; return a recipe that reads them.
 
-    Responses are written to `out/responses/<source>.jsonl`; existing files are reused.
+    Responses are written to `out/responses/<source>.jsonl`; existing files are reused. A collective call.
+
+    Args:
+        processes: each of them generates the responses to its share of the prompts.
 
     Raises:
         ConfigError: a responses source without a teacher, or with an unknown prompt source.
@@ -41,43 +61,63 @@ def generate_responses(recipe: Recipe, out: Path, device: torch.device, *, quiet
             if checkpoint is None:
                 from evalsuite.models import load_checkpoint
 
-                dtype = "bfloat16" if device.type == "cuda" else "float32"
-                checkpoint = load_checkpoint(recipe.teacher, dtype=dtype, device=str(device))
-            _generate(path, name, source, recipe, checkpoint, quiet)
+                dtype = "bfloat16" if processes.device.type == "cuda" else "float32"
+                checkpoint = load_checkpoint(recipe.teacher, dtype=dtype, device=str(processes.device))
+            generation = _Generation(path.parent / "cache", name, source, recipe, checkpoint)
+            generation.run(processes.rank, processes.world_size, quiet=quiet or processes.rank > 0)
+            processes.barrier()
+            rows = generation.rows()
+            if processes.rank == 0:
+                write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            processes.barrier()
         data[name] = source.as_local(str(path))
     return recipe.model_copy(update={"data": data})
 
 
-def _generate(
-    path: Path, name: str, source: ResponsesSourceConfig, recipe: Recipe, checkpoint: Any, quiet: bool
-) -> None:
-    from evalsuite.models.inference import GenerateRequest, ResponseCache, SamplingParams, run_requests
-    from evalsuite.models.inference.torch.engine import TorchEngine
+class _Generation:
+    """The responses of one source, in a cache that all processes share."""
 
-    prompts = _prompts(name, source, recipe, checkpoint.tokenizer)
-    backend = checkpoint.tokenizer.backend_tokenizer
-    sampling = SamplingParams(
-        max_new_tokens=source.max_new_tokens, temperature=source.temperature, top_p=source.top_p
-    )
-    requests = [
-        GenerateRequest(prompt=tuple(encoding.ids), sampling=sampling, seed=source.seed)
-        for encoding in backend.encode_batch(prompts, add_special_tokens=True)
-    ]
-    responses: list[Any] = run_requests(
-        TorchEngine(checkpoint), ResponseCache(path.parent / "cache"), list(requests), quiet=quiet
-    )
-    rows = [
-        {"prompt": prompt, "completion": response.text}
-        for prompt, response in zip(prompts, responses, strict=True)
-        # Truncated responses would teach the student to stop in mid-sentence.
-        if response.finish_reason in ("eos", "stop") and response.text
-    ]
-    if not rows:
-        raise DataError(
-            f"data source '{name}': none of {len(prompts)} responses was completed within "
-            f"{source.max_new_tokens} tokens; raise 'max_new_tokens'"
+    def __init__(
+        self, cache: Path, name: str, source: ResponsesSourceConfig, recipe: Recipe, checkpoint: Any
+    ) -> None:
+        from evalsuite.models.inference import GenerateRequest, SamplingParams
+        from evalsuite.models.inference.torch.engine import TorchEngine
+
+        self._cache, self._name, self._source = cache, name, source
+        self._engine = TorchEngine(checkpoint)
+        self._prompts = _prompts(name, source, recipe, checkpoint.tokenizer)
+        sampling = SamplingParams(
+            max_new_tokens=source.max_new_tokens, temperature=source.temperature, top_p=source.top_p
         )
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        encodings = checkpoint.tokenizer.backend_tokenizer.encode_batch(
+            self._prompts, add_special_tokens=True
+        )
+        self._requests: list[Any] = [
+            GenerateRequest(prompt=tuple(encoding.ids), sampling=sampling, seed=source.seed)
+            for encoding in encodings
+        ]
+
+    def run(self, rank: int, world_size: int, *, quiet: bool) -> list[Any]:
+        """Generate what the cache lacks of every `world_size`-th response, from `rank`; return these."""
+        from evalsuite.models.inference import ResponseCache, run_requests
+
+        share = self._requests[rank::world_size]
+        return list(run_requests(self._engine, ResponseCache(self._cache), share, quiet=quiet))
+
+    def rows(self) -> list[dict[str, str]]:
+        """Prompts and completed responses, once all processes have run. DataError if there are none."""
+        rows = [
+            {"prompt": prompt, "completion": response.text}
+            for prompt, response in zip(self._prompts, self.run(0, 1, quiet=True), strict=True)
+            # Truncated responses would teach the student to stop in mid-sentence.
+            if response.finish_reason in ("eos", "stop") and response.text
+        ]
+        if not rows:
+            raise DataError(
+                f"data source '{self._name}': none of {len(self._prompts)} responses was completed within "
+                f"{self._source.max_new_tokens} tokens; raise 'max_new_tokens'"
+            )
+        return rows
 
 
 def _prompts(name: str, source: ResponsesSourceConfig, recipe: Recipe, tokenizer: Any) -> list[str]:

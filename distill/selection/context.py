@@ -145,10 +145,9 @@ class SelectionContext:
     @cached_property
     def training_recipe(self) -> Recipe:
         """The recipe with all sources readable and the held-out documents excluded."""
-        if self.process_group.is_main:
-            generate_responses(self.recipe, self.work, self.device, quiet=self.quiet)
-        self.process_group.barrier()
-        return without_held_out(generate_responses(self.recipe, self.work, self.device, quiet=self.quiet))
+        return without_held_out(
+            generate_responses(self.recipe, self.work, self.process_group, quiet=self.quiet)
+        )
 
     @cached_property
     def models(self) -> TrainingModels:

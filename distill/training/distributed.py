@@ -3,15 +3,22 @@
 This is plain torch.distributed, started by `torchrun` or `accelerate launch`. A step needs two all-reduces,
 one of them on the flat gradient buffer; accelerate's wrappers would hide both. Models that do not fit on one
 GPU are sharded with FSDP2 (see `fsdp`).
+
+Tensors on GPUs travel over NCCL. Control messages travel over gloo, whose long timeout allows one process to
+wait while others work, and which never synchronizes a host with its GPU.
 """
 
 import os
+from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from evalsuite.foundation import ConfigError
+
+CONTROL_TIMEOUT = timedelta(hours=24)
+"""Longest time that processes wait for others which generate responses, read data or write files."""
 
 
 class ProcessGroup:
@@ -44,8 +51,20 @@ class ProcessGroup:
                 chosen = torch.device("cuda", torch.cuda.current_device())
             torch.cuda.set_device(chosen)
         self.device = chosen
-        if self.world_size > 1 and not distributed.is_initialized():
-            distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        self._control: distributed.ProcessGroup | None = None
+        if self.world_size > 1:
+            if not distributed.is_initialized():
+                distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+            self._control = self.new_control_group()
+
+    def new_control_group(self) -> distributed.ProcessGroup | None:
+        """A gloo group of all processes, for messages of one thread; a collective call.
+
+        None with a single process.
+        """
+        if self.world_size == 1:
+            return None
+        return distributed.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
 
     @property
     def local_world_size(self) -> int:
@@ -73,18 +92,53 @@ class ProcessGroup:
         if self.world_size > 1:
             distributed.broadcast(tensor, 0)
 
+    def barrier(self) -> None:
+        """Wait for all processes, up to `CONTROL_TIMEOUT`."""
+        if self.world_size > 1:
+            distributed.barrier(self._control)
+
     def any(self, flag: bool) -> bool:
         """True in all processes if `flag` is true in any of them."""
-        if self.world_size == 1:
-            return flag
-        tensor = torch.tensor(float(flag), device=self.device)
-        distributed.all_reduce(tensor, distributed.ReduceOp.MAX)
+        tensor = torch.tensor([flag], dtype=torch.uint8)
+        if self.world_size > 1:
+            distributed.all_reduce(tensor, distributed.ReduceOp.MAX, self._control)
         return bool(tensor.item())
 
-    def barrier(self) -> None:
-        """Wait for all processes."""
-        if self.world_size > 1:
-            distributed.barrier()
+    def delayed_flags(self) -> "DelayedFlags":
+        """Flags of the training loop."""
+        return DelayedFlags(self._control)
+
+
+class DelayedFlags:
+    """Flags that become true in all processes at the same call, after they became true in any of them.
+
+    The exchange that a call starts is awaited by the next one, and overlaps with the step between them.
+
+    Args:
+        group: of gloo; None with a single process, whose flags need no exchange.
+    """
+
+    def __init__(self, group: distributed.ProcessGroup | None) -> None:
+        self._group = group
+        self._pending: tuple[distributed.Work, Tensor] | None = None
+
+    def exchange(self, *flags: bool) -> tuple[bool, ...]:
+        """Send this process' flags; return those of all processes at the previous call (False at first)."""
+        if self._group is None:
+            return flags
+        agreed = self.finish() or (False,) * len(flags)
+        tensor = torch.tensor(flags, dtype=torch.uint8)
+        work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, self._group, async_op=True)
+        self._pending = (work, tensor)
+        return agreed
+
+    def finish(self) -> tuple[bool, ...]:
+        """End the exchange of the last call; return its flags, or nothing if there is none."""
+        if self._pending is None:
+            return ()
+        (work, tensor), self._pending = self._pending, None
+        work.wait()
+        return tuple(bool(flag) for flag in tensor.tolist())
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -94,8 +148,8 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def distribute_like(value: Tensor, pattern: Tensor) -> Tensor:
-    """`value` on the device of `pattern`, sharded like it if the shapes are equal."""
+    """`value` on the device of `pattern`, sharded like it if it has as many rows."""
     value = value.to(pattern.device)
-    if isinstance(pattern, DTensor) and value.shape == pattern.shape:
+    if isinstance(pattern, DTensor) and value.shape[:1] == pattern.shape[:1]:
         return distribute_tensor(value, pattern.device_mesh, pattern.placements)
     return value

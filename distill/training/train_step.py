@@ -16,7 +16,13 @@ from evalsuite.distill.objectives.step_losses import StudentWithLoss
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.optimizers import FlatGrads, MasterWeights, build_optimizers, set_lr
+from evalsuite.distill.training.optimizers import (
+    FlatGrads,
+    MasterWeights,
+    build_optimizers,
+    set_lr,
+    state_tensors,
+)
 from evalsuite.distill.training.parameter_groups import (
     is_mixer_parameter,
     set_trainable,
@@ -55,7 +61,6 @@ class StudentTrainState:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.flat_grads: FlatGrads | None = None
         self.student_with_loss = StudentWithLoss(model)
-        self._model_params: list[nn.Parameter] = []
         self._trained_layers = torch.empty(0, dtype=torch.int64)
 
     @property
@@ -83,24 +88,13 @@ class StudentTrainState:
         if stage.is_layerwise:
             layers = [int(name.rpartition(".")[2]) for name in groups]
             self._trained_layers = torch.tensor(layers, device=self.flat_grads.buffer.device)
-        self._model_params = [self.parameters[name] for group in groups.values() for name in group]
+        if self.master_weights.has_model_copy:
+            self.flat_grads.receive({self.parameters[name]: master for name, master in masters.items()})
 
     def zero_grad(self) -> None:
         """Set all gradients to zero."""
         assert self.flat_grads is not None
         self.flat_grads.zero()
-
-    def accumulate_grads(self) -> None:
-        """Move the gradients of a micro-batch from the model to the master weights."""
-        assert self.flat_grads is not None
-        if self.master_weights.has_model_copy:
-            self.flat_grads.accumulate(self._model_params)
-
-    def discard_grads(self) -> None:
-        """Drop the gradients of a micro-batch that was aborted."""
-        if self.master_weights.has_model_copy:
-            for parameter in self._model_params:
-                parameter.grad = None
 
     def scale_layer_grads(self, factors: Tensor) -> None:
         """Multiply the gradients of each layer by its entry of `factors` [layers], in a layerwise stage."""
@@ -134,17 +128,19 @@ class StudentTrainState:
         """State tensors of the optimizers, by `<parameter>/<name>`."""
         names = {id(parameter): name for name, parameter in self.optimizer_params.items()}
         return {
-            f"{names[id(parameter)]}/{key}": torch.as_tensor(value)
+            f"{names[id(parameter)]}/{key}": value
             for optimizer in self.optimizers
-            for parameter, values in optimizer.state.items()
-            for key, value in values.items()
+            for parameter in optimizer.state
+            for key, value in state_tensors(optimizer, parameter).items()
         }
 
     def end_stage(self) -> None:
         """Free gradients and optimizers."""
+        if self.flat_grads is not None:
+            self.flat_grads.close()
         for parameter in (*self.model.parameters(), *self.master_weights.params.values()):
             parameter.grad = None
-        self.optimizer_params, self.optimizers, self.flat_grads, self._model_params = {}, [], None, []
+        self.optimizer_params, self.optimizers, self.flat_grads = {}, [], None
 
 
 class TrainStep:
@@ -192,27 +188,27 @@ class TrainStep:
             for train_state in self._train_states:
                 train_state.scale_layer_grads(factors)
         self._process_group.all_reduce(losses)
+        # All collectives come before the first update: if another process has ended, no student is changed.
+        for train_state in self._train_states:
+            train_state.reduce_grads(self._process_group)
         norms = []
         factor = 1.0
         for train_state in self._train_states:
-            train_state.reduce_grads(self._process_group)
             norm, factor = train_state.optimizer_step(self._stage, step)
             norms.append(norm)
         return losses, torch.stack(norms), factor
 
     def trial(self, batch: GlobalBatch) -> None:
-        """Run forward and backward of the first micro-batch eagerly, for what they launch; the gradients are
-        discarded."""
+        """Run forward and backward of the first micro-batch eagerly, for what they launch; the next step
+        discards losses and gradients."""
         micro_batch = batch.micro_batches[0].to(self._process_group.device)
-        self._forward_backward(micro_batch, max(1, batch.num_loss_tokens))
-        for train_state in self._train_states:
-            train_state.discard_grads()
+        self._losses.backward(micro_batch, max(1, batch.num_loss_tokens))
 
     def _run(self, batch: MicroBatch, num_loss_tokens: int) -> None:
         """Run one micro-batch: eagerly, or by capturing and replaying a CUDA graph."""
         key = (*batch.input_ids.shape, num_loss_tokens)
         if not self._cuda_graphs or not batch.is_dense:
-            self._forward_backward(batch, num_loss_tokens)
+            self._losses.backward(batch, num_loss_tokens)
             return
         if key not in self._captured and self._num_eager.get(key, 0) >= CUDA_GRAPH_WARMUP:
             self._capture(key, batch, num_loss_tokens)
@@ -223,7 +219,7 @@ class TrainStep:
             graph.replay()
             return
         self._num_eager[key] = self._num_eager.get(key, 0) + 1
-        self._forward_backward(batch, num_loss_tokens)
+        self._losses.backward(batch, num_loss_tokens)
 
     def _capture(self, key: tuple[int, ...], batch: MicroBatch, num_loss_tokens: int) -> None:
         """Capture a micro-batch as a CUDA graph, without running it."""
@@ -232,7 +228,7 @@ class TrainStep:
         try:
             # The prefetch thread pins memory during capture, which other error modes reject.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._forward_backward(static, num_loss_tokens)
+                self._losses.backward(static, num_loss_tokens)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -241,16 +237,8 @@ class TrainStep:
                 "CUDA graph capture failed; training continues in eager mode, which is slower: %s", reason
             )
             self._cuda_graphs = False
-            for train_state in self._train_states:
-                train_state.discard_grads()
             return
         self._captured[key] = (graph, static)
-
-    def _forward_backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
-        """Add losses and gradients of one micro-batch to those of the step."""
-        self._losses.backward(batch, num_loss_tokens)
-        for train_state in self._train_states:
-            train_state.accumulate_grads()
 
 
 FSDP_MIN_PARAMETERS = 3_000_000_000

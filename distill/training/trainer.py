@@ -110,10 +110,7 @@ def distill(
         folders = [out / label for label in recipe.labels]
         if all((folder / "lineage.json").exists() for folder in folders):
             return folders
-        if process_group.is_main:
-            generate_responses(recipe, out, process_group.device, quiet=quiet)
-        process_group.barrier()
-        data_recipe = generate_responses(recipe, out, process_group.device, quiet=quiet)
+        data_recipe = generate_responses(recipe, out, process_group, quiet=quiet)
         with closing(compilation), kernel_policy(recipe.kernels):
             compilation.start(fresh_only=True)
             models = build_models(resolve_checkpoints(recipe, out), process_group.device)
@@ -239,6 +236,7 @@ class Trainer:
         if self.recipe.validation is not None:
             validation = Validation(self.data_recipe, stage, self.models, process_group.device)
         train_step = TrainStep(self.models.teacher, self.train_states, stage, process_group)
+        flags = process_group.delayed_flags()
         last_save = time.monotonic()
         with self._metrics_logger(stage, number) as metrics:
             batches = prefetch(
@@ -275,9 +273,9 @@ class Trainer:
                 first = batch.micro_batches[0]
                 metrics.record(state.step - 1, state.total_tokens, lr_factor, losses, norms, first, measured)
                 self._save_intermediate_checkpoint(stage, metrics)
-                stopping = process_group.any(stop.requested)
-                elapsed = time.monotonic() - last_save
-                if stopping or process_group.any(elapsed >= self.recipe.checkpoint.state_interval_seconds):
+                is_due = time.monotonic() - last_save >= self.recipe.checkpoint.state_interval_seconds
+                stopping, is_due = flags.exchange(stop.requested, is_due)
+                if stopping or is_due:
                     self._save_state_mid_stage(metrics, stop)
                     last_save = time.monotonic()
                 if stopping:
@@ -285,6 +283,7 @@ class Trainer:
                 if is_first:
                     self.compilation.save_timings()
                     is_first = False
+            flags.finish()
             metrics.flush()
             metrics.pause()
             state.sources = state.current_sources

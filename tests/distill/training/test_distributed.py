@@ -1,10 +1,8 @@
 """Two processes train the same student as one, replicated or sharded."""
 
 import json
-import multiprocessing
-import os
-import socket
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,52 +15,11 @@ from evalsuite.distill.config import CheckpointConfig
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, select_strategy
 from evalsuite.foundation import ConfigError, read_jsonl
+from tests.distill.training.two_processes import finish, needs_loopback, run_both, start
 
 
-def worker(rank: int, port: int, recipe, out) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
+def train(recipe, out: Path, rank: int) -> None:
     distill(recipe, out, quiet=True, device="cpu")
-    torch.distributed.destroy_process_group()
-
-
-def loopback_works() -> bool:
-    """Whether the loopback interface is up, which it is not in a new network namespace."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        try:
-            socket.create_connection(listening.getsockname(), timeout=5).close()
-        except OSError:
-            return False
-    return True
-
-
-needs_loopback = pytest.mark.skipif(not loopback_works(), reason="the loopback interface is down")
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def start(recipe, out: Path) -> list:
-    port = free_port()
-    context = multiprocessing.get_context("fork")
-    both = [context.Process(target=worker, args=(rank, port, recipe, out)) for rank in (0, 1)]
-    for process in both:
-        process.start()
-    return both
-
-
-def finish(both: list) -> list[int | None]:
-    for process in both:
-        process.join(120)
-        process.kill()
-        process.join()
-    return [process.exitcode for process in both]
 
 
 def curve(out: Path) -> list[float]:
@@ -91,7 +48,8 @@ def alone(teacher_folder, small_recipe, stage, tmp_path_factory):
 @pytest.mark.parametrize("sharding", ["none", "full"])
 def test_two_processes_train_the_same_student_as_one(alone, tmp_path, sharding):
     recipe, one = alone
-    assert finish(start(recipe.model_copy(update={"sharding": sharding}), tmp_path / "two")) == [0, 0]
+    changed = recipe.model_copy(update={"sharding": sharding})
+    assert run_both(partial(train, changed, tmp_path / "two")) == [0, 0]
     assert curve(tmp_path / "two") == pytest.approx(curve(one), rel=1e-4)
     curves = [
         list(read_jsonl(each / "gated_deltanet" / "training.jsonl")) for each in (tmp_path / "two", one)
@@ -113,14 +71,14 @@ def test_a_killed_sharded_run_resumes(alone, tmp_path):
     recipe, one = alone
     changes = {"sharding": "full", "checkpoint": CheckpointConfig(state_interval_seconds=0, save_tokens=256)}
     recipe, out = recipe.model_copy(update=changes), tmp_path / "out"
-    both = start(recipe, out)
+    both = start(partial(train, recipe, out))
     latest = out / "state" / "latest.json"
     while both[0].is_alive() and not (latest.exists() and json.loads(latest.read_text())["number"] >= 12):
         time.sleep(0.005)
     for process in both:
         process.kill()
     assert finish(both) != [0, 0]
-    assert finish(start(recipe, out)) == [0, 0]
+    assert finish(start(partial(train, recipe, out))) == [0, 0]
     assert curve(out) == pytest.approx(curve(one), rel=1e-4)
     AutoModelForCausalLM.from_pretrained(out / "checkpoints" / "gated_deltanet" / "kd-2560")
 

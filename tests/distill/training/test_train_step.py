@@ -1,7 +1,6 @@
 """Gradients do not depend on how the global batch is split into micro-batches and over processes."""
 
-import multiprocessing
-import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models import build_student
-from tests.distill.training.test_distributed import finish, free_port, needs_loopback
+from tests.distill.training.two_processes import needs_loopback, run_both
 
 ROWS, LENGTH = 8, 16
 LAYERWISE = ["attention_output", "hidden_state"]
@@ -83,27 +82,15 @@ def test_the_normalized_loss_of_a_silent_student_is_one(teacher, stage):
     assert losses[0, 0].item() == pytest.approx(1, rel=1e-5)
 
 
-def worker(rank: int, port: int, teacher: Any, stage: Stage, out: Path) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    found = gradient(teacher, stage, ProcessGroup("cpu"), split(2, rank, 2))
-    torch.save(found, out / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
+def train(teacher: Any, stage: Stage, out: Path, rank: int) -> None:
+    torch.save(gradient(teacher, stage, ProcessGroup("cpu"), split(2, rank, 2)), out / f"{rank}.pt")
 
 
 @needs_loopback
 @pytest.mark.parametrize("objective", LAYERWISE)
 def test_processes_do_not_change_the_gradient(teacher, stage, objective, tmp_path):
-    chosen, port, context = (
-        layerwise_stage(stage, objective),
-        free_port(),
-        multiprocessing.get_context("fork"),
-    )
-    both = [context.Process(target=worker, args=(rank, port, teacher, chosen, tmp_path)) for rank in (0, 1)]
-    for process in both:
-        process.start()
-    assert finish(both) == [0, 0]
+    chosen = layerwise_stage(stage, objective)
+    assert run_both(partial(train, teacher, chosen, tmp_path)) == [0, 0]
     expected = gradient(teacher, chosen, ProcessGroup("cpu"), split(ROWS))
     for rank in (0, 1):
         assert_equal(torch.load(tmp_path / f"{rank}.pt"), expected)
