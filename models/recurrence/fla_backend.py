@@ -100,22 +100,18 @@ def scalar_decay_backward_broken() -> bool:
     return bool(utils.IS_NVIDIA_HOPPER and utils.TRITON_ABOVE_3_4_0 and not utils.TRITON_ABOVE_3_7_1)
 
 
-def needs_fallback(kernel: Kernel, decay_shape: DecayShape, *, dtype: torch.dtype, width: int) -> bool:
-    """Return whether `kernel` has no usable backward pass for this dtype, or a relative gradient error above
-    1e-2 in bfloat16."""
+def needs_fallback(kernel: Kernel, *, dtype: torch.dtype) -> bool:
+    """Return whether `kernel` has no usable backward pass for this dtype."""
     if kernel in (SIMPLE_GLA, GATED_DELTA) and scalar_decay_backward_broken():
         return True
-    if dtype == torch.float32:
-        # DELTA rejects float32; GATED_DELTA without TF32 did not compile within four minutes.
-        return kernel in (DELTA, GATED_DELTA)
-    # At key width 128 the error of its log-decay gradient is 1.04e-2; through KDA it is 0.40e-2.
-    return kernel == GATED_DELTA and decay_shape == "scalar" and width > 64
+    # DELTA rejects float32; GATED_DELTA without TF32 did not compile within four minutes.
+    return dtype == torch.float32 and kernel in (DELTA, GATED_DELTA)
 
 
-def kernel_for(decay_shape: DecayShape, *, delta: bool, dtype: torch.dtype, width: int) -> Kernel:
-    """Return the kernel for training, with q, k and v in `dtype` and keys of width `width`."""
+def kernel_for(decay_shape: DecayShape, *, delta: bool, dtype: torch.dtype) -> Kernel:
+    """Return the kernel for training, with q, k and v in `dtype`."""
     kernel = KERNELS[decay_shape, delta]
-    if needs_fallback(kernel, decay_shape, dtype=dtype, width=width):
+    if needs_fallback(kernel, dtype=dtype):
         return PER_CHANNEL_FALLBACK[kernel]
     return kernel
 

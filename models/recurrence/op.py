@@ -66,7 +66,7 @@ def recurrence(
     elif use_triton(v):
         delta = beta is not None
         if torch.is_grad_enabled():
-            kernel = fla_backend.kernel_for(decay_shape, delta=delta, dtype=v.dtype, width=k.shape[-1])
+            kernel = fla_backend.kernel_for(decay_shape, delta=delta, dtype=v.dtype)
             compute = partial(fla_backend.run, kernel)
         else:
             kernel = inference.kernel_for(decay_shape, delta=delta, dtype=v.dtype, length=q.shape[1])

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.foundation import MissingDependencyError, append_jsonl
+from evalsuite.models.kernels import tuning
 from evalsuite.models.recurrence import fla_backend
 from evalsuite.models.recurrence.chunked import chunked
 from evalsuite.models.recurrence.shapes import DecayShape
@@ -108,6 +109,8 @@ def max_errors(
     Raises:
         FloatingPointError: an output or a gradient is not finite.
     """
+    if tuning.active() is None:
+        tuning.install()
     worst: dict[str, float] = {}
     for length, packed in itertools.product(lengths, (False, True)):
         case = draw_case(decay, delta, dtype=dtype, width=width, length=length, packed=packed, device="cuda")
@@ -118,9 +121,9 @@ def max_errors(
     return worst
 
 
-def kernels_for(decay: DecayShape, delta: bool, dtype: torch.dtype, width: int) -> list[fla_backend.Kernel]:
+def kernels_for(decay: DecayShape, delta: bool, dtype: torch.dtype) -> list[fla_backend.Kernel]:
     """The kernel of a transition on this machine, and its fallback on Hopper with an older triton."""
-    kernel = fla_backend.kernel_for(decay, delta=delta, dtype=dtype, width=width)
+    kernel = fla_backend.kernel_for(decay, delta=delta, dtype=dtype)
     fallback = fla_backend.PER_CHANNEL_FALLBACK.get(kernel)
     return [kernel] if fallback is None else [kernel, fallback]
 
@@ -152,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         if options.width not in (None, width):
             continue
-        for kernel in kernels_for(decay, rule == "delta", dtype, width):
+        for kernel in kernels_for(decay, rule == "delta", dtype):
             row: dict[str, Any] = {"decay": decay, "rule": rule, "dtype": name, "head_dim": width}
             row["kernel"] = kernel.name
             try:

@@ -144,8 +144,7 @@ def kernel_errors(layer: RecurrentMixer, x: Tensor) -> Row:
         "beta": inputs.beta,
     }
     decay_shape = decay_shape_of(inputs.k, inputs.log_decay)
-    delta, width = inputs.beta is not None, inputs.k.shape[-1]
-    kernel = fla_backend.kernel_for(decay_shape, delta=delta, dtype=inputs.v.dtype, width=width)
+    kernel = fla_backend.kernel_for(decay_shape, delta=inputs.beta is not None, dtype=inputs.v.dtype)
     constants = [name for name, value in tensors.items() if value is None or value.dim() == 1]
     others = {"scale": layer.scale, "initial_state": None, "cu_seqlens": None}
     others |= {name: tensors.pop(name) for name in constants}

@@ -24,7 +24,7 @@ def test_fla_matches_torch(
     if dtype == torch.float32:
         monkeypatch.setenv("TRITON_F32_DEFAULT", "ieee")
         monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    for kernel in kernels_for(decay, delta, dtype, width):
+    for kernel in kernels_for(decay, delta, dtype):
         worst = max_errors(kernel, decay, delta, dtype=dtype, width=width)
         assert max(worst.values()) <= MAX_ERROR[dtype], (kernel.name, worst)
 

@@ -69,11 +69,11 @@ def test_every_transition_has_a_supported_kernel(
         "cu_seqlens": torch.tensor([0, 4, 5, 20]),
     }
     v = torch.randn(1, 20, 2, 65).to(dtype)
-    kernel = fla_backend.kernel_for(decay, delta=delta, dtype=dtype, width=width)
+    kernel = fla_backend.kernel_for(decay, delta=delta, dtype=dtype)
     scalar = (fla_backend.SIMPLE_GLA, fla_backend.GATED_DELTA)
     assert not (broken and kernel in scalar)
-    if (decay, delta, width) == ("scalar", True, 128):
-        assert kernel == fla_backend.KDA
+    if not broken and dtype == torch.bfloat16:
+        assert kernel == fla_backend.KERNELS[decay, delta]
     found, state = fla_backend.run(kernel, q, k, v, **inputs)
     wanted, last = recurrence(q, k, v, **inputs)
     assert (found.dtype, state.dtype) == (dtype, torch.float32)
@@ -84,7 +84,7 @@ def test_every_transition_has_a_supported_kernel(
 def test_unsupported_inputs_are_rejected() -> None:
     x = torch.zeros(1, 2, 1, 8)
     plain = {"log_decay": None, "beta": None, "scale": 1.0, "initial_state": None, "cu_seqlens": None}
-    kernel = fla_backend.kernel_for("none", delta=False, dtype=torch.float32, width=8)
+    kernel = fla_backend.kernel_for("none", delta=False, dtype=torch.float32)
     with pytest.raises(ConfigError, match="one dtype"):
         fla_backend.run(kernel, x, x, x.bfloat16(), **plain)
     with pytest.raises(ConfigError, match=r"not torch.float64; use kernel_policy\('torch'\)"):
@@ -92,6 +92,6 @@ def test_unsupported_inputs_are_rejected() -> None:
     wide = torch.zeros(1, 2, 1, 300)
     with pytest.raises(ConfigError, match="keys up to 256 wide, not 300"):
         fla_backend.run(kernel, wide, wide, x, **plain)
-    fixed = fla_backend.kernel_for("head", delta=False, dtype=torch.float32, width=8)
+    fixed = fla_backend.kernel_for("head", delta=False, dtype=torch.float32)
     with pytest.raises(ConfigError, match="no gradient"):
         fla_backend.run(fixed, x, x, x, **{**plain, "log_decay": torch.zeros(1, requires_grad=True)})
