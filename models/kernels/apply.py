@@ -62,12 +62,10 @@ def _mlp_forward(self: Any, x: Tensor) -> Tensor:
     if not use_triton(x):
         plain: Tensor = type(self).forward(self, x)
         return plain
-    from fla.modules.activations import swiglu_linear
+    from evalsuite.models.kernels.swiglu import swiglu_linear
 
-    # The product of gate and up is recomputed in the backward pass instead of being stored.
     down = self.down_proj
-    out: Tensor = swiglu_linear(self.gate_proj(x), self.up_proj(x), down.weight, down.bias)
-    return out
+    return swiglu_linear(self.gate_proj(x), self.up_proj(x), down.weight, down.bias)
 
 
 def _attention_forward(

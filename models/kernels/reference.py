@@ -25,6 +25,11 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.unsqueeze(2).to(x.dtype) + rotated * sin.unsqueeze(2).to(x.dtype)
 
 
+def swiglu(gate: Tensor, x: Tensor) -> Tensor:
+    """silu(gate) · x."""
+    return x * functional.silu(gate)
+
+
 def short_conv(x: Tensor, weight: Tensor, *, silu: bool) -> Tensor:
     """Causal depthwise convolution of full rows x [B, T, C] by weight [C, 4]."""
     padded = functional.pad(x.transpose(1, 2), [weight.shape[1] - 1, 0])

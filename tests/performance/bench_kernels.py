@@ -99,6 +99,23 @@ def short_conv(peer: str) -> Operation | None:
     return lambda x, w: [reference.short_conv(x, w, silu=True)]
 
 
+def swiglu(peer: str) -> Operation | None:
+    """silu(gate) · x; gate, x."""
+    if peer == "ours":
+        from evalsuite.models.kernels.swiglu import swiglu as ours
+
+        return lambda gate, x: [ours(gate, x)]
+    if peer == "fla":
+        from fla.modules.activations import swiglu as fla_swiglu
+
+        return lambda gate, x: [fla_swiglu(gate, x)]
+    if peer == "liger":
+        from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+        return lambda gate, x: [LigerSiLUMulFunction.apply(gate, x)]
+    return lambda gate, x: [reference.swiglu(gate, x)]
+
+
 def cases(width: int, device: str, tokens: int) -> Iterator[tuple[str, Maker, list[Tensor]]]:
     """Operations with their inputs in bfloat16; floating inputs with gradients come first."""
 
@@ -115,9 +132,10 @@ def cases(width: int, device: str, tokens: int) -> Iterator[tuple[str, Maker, li
     yield "squared_distance", squared_distance, [draw(*flat), draw(*flat)]
     yield "gla_gate", gla_gate, [draw(*heads), draw(*heads)]
     yield "short_conv", short_conv, [draw(*flat), draw(width, 4)]
+    yield "swiglu", swiglu, [draw(*flat), draw(*flat)]
 
 
-GRADIENTS = {"rms_norm": 3, "rotary": 1, "squared_distance": 1, "gla_gate": 2, "short_conv": 2}
+GRADIENTS = {"rms_norm": 3, "rotary": 1, "squared_distance": 1, "gla_gate": 2, "short_conv": 2, "swiglu": 2}
 """Number of first inputs that get a gradient."""
 
 

@@ -67,7 +67,6 @@ CONVOLUTIONS = [(2, 70, 576), (1, 5, 24), (3, 64, 192)]
 
 @pytest.mark.parametrize("silu", [True, False])
 @pytest.mark.parametrize("shape", CONVOLUTIONS)
-@pytest.mark.skipif(INTERPRETED, reason="the forward kernel is fla's")
 def test_short_conv(silu: bool, shape: tuple[int, ...]) -> None:
     from evalsuite.models.kernels.short_conv import short_conv
 
@@ -89,6 +88,23 @@ def test_short_conv_backward(silu: bool, shape: tuple[int, ...]) -> None:
     expected = torch.autograd.grad(reference.short_conv(*exact, silu=silu), exact, d_y.double())
     for found, wanted in zip(short_conv_backward(x, weight, d_y, silu=silu), expected, strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_swiglu(with_bias: bool) -> None:
+    from evalsuite.models.kernels.swiglu import swiglu, swiglu_linear
+
+    gate, x, weight, bias = 3 * draw(2, 37, 96), draw(2, 37, 96), draw(24, 96), draw(24)
+    compare(lambda g, x: [swiglu(g, x)], lambda g, x: [reference.swiglu(g, x)], gate, x)
+    biases = [bias] if with_bias else []
+    compare(
+        lambda g, x, w, *b: [swiglu_linear(g, x, w, b[0] if b else None)],
+        lambda g, x, w, *b: [functional.linear(reference.swiglu(g, x), w, b[0] if b else None)],
+        gate,
+        x,
+        weight,
+        *biases,
+    )
 
 
 def test_gla_gate_nearly_open_and_nearly_closed() -> None:
