@@ -4,10 +4,11 @@ People, places, things and facts, generated from a seed without downloads. `rows
 documents, `corpus` training texts that never contain one of them, `score_response` scores a response.
 """
 
-from evalsuite.tasks.synthetic.pocket.corpus import MIXTURE, Segment, corpus, texts
+from evalsuite.tasks.synthetic.pocket.corpus import MIXTURE, corpus, texts
 from evalsuite.tasks.synthetic.pocket.registry import CONTEXTS, TASKS, PocketTask
 from evalsuite.tasks.synthetic.pocket.rows import rows
 from evalsuite.tasks.synthetic.pocket.scoring import ScoredResponse, score_response
+from evalsuite.tasks.synthetic.pocket.segments import Segment
 from evalsuite.tasks.synthetic.pocket.tokenizer import build_tokenizer, count_tokens, load_tokenizer
 
 STOP = ("\n",)

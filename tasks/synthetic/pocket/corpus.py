@@ -2,12 +2,20 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.tasks.synthetic.pocket import arithmetic, cloze, facts, instructions, lexicon, niah, recall
-from evalsuite.tasks.synthetic.pocket.question import Question, Split, generator, split_of
+from evalsuite.tasks.synthetic.pocket.harder.corpus import WRITERS as HARDER
+from evalsuite.tasks.synthetic.pocket.question import Split, generator
+from evalsuite.tasks.synthetic.pocket.segments import (
+    Segment,
+    Writer,
+    draw_of_split,
+    segments,
+    with_shared_prefix,
+)
 from evalsuite.tasks.synthetic.pocket.tokenizer import count_tokens
 
 CorpusSplit = Literal["train", "validation"]
@@ -27,13 +35,6 @@ MIXTURE: Mapping[str, float] = {
 MIN_HAYSTACK_TOKENS, MAX_HAYSTACK_TOKENS = 124, 1024
 
 
-class Segment(NamedTuple):
-    """A span of a training text; `answer` marks responses."""
-
-    text: str
-    answer: bool
-
-
 def corpus(
     seed: int,
     split: CorpusSplit = "train",
@@ -50,8 +51,8 @@ def corpus(
     Raises:
         ConfigError: an unknown split or kind, or haystacks too short for a question.
     """
-    for segments in texts(seed, split, mixture=mixture, longest=longest, start=start, step=step):
-        yield "".join(segment.text for segment in segments)
+    for text in texts(seed, split, mixture=mixture, longest=longest, start=start, step=step):
+        yield "".join(segment.text for segment in text)
 
 
 def texts(
@@ -77,22 +78,6 @@ def texts(
         number += step
 
 
-def _segments(questions: Sequence[Question]) -> list[Segment]:
-    return [
-        segment
-        for question in questions
-        for segment in (Segment(question.prompt, False), Segment(f" {question.response}\n", True))
-    ]
-
-
-def _drawn(rng: random.Random, split: Split, draw: Callable[[random.Random], Question]) -> Question:
-    """Draw questions until one belongs to the split."""
-    while True:
-        question = draw(rng)
-        if split_of(question.prompt, question.answer) == split:
-            return question
-
-
 def _statements(rng: random.Random, split: Split, longest: int) -> list[Segment]:
     """Facts as statements. Every fact of the world occurs in every split."""
     sampled = rng.sample(facts.facts(), 8)
@@ -100,28 +85,28 @@ def _statements(rng: random.Random, split: Split, longest: int) -> list[Segment]
 
 
 def _facts(rng: random.Random, split: Split, longest: int) -> list[Segment]:
-    return _segments(rng.sample(facts.questions(split), 6))
+    return segments(rng.sample(facts.questions(split), 6))
 
 
 def _arithmetic(rng: random.Random, split: Split, longest: int) -> list[Segment]:
-    return _segments([_drawn(rng, split, arithmetic.draw) for _ in range(3)])
+    return segments([draw_of_split(rng, split, arithmetic.draw) for _ in range(3)])
 
 
 def _cloze(rng: random.Random, split: Split, longest: int) -> list[Segment]:
     characters = rng.randint(2, cloze.CHARACTERS)
-    return _with_shared_prefix(
+    return with_shared_prefix(
         cloze.draw(rng, characters=characters, endings=3 * characters, sorts=cloze.TRAINED), split, 6
     )
 
 
 def _instructions(rng: random.Random, split: Split, longest: int) -> list[Segment]:
-    return _segments([_drawn(rng, split, instructions.draw) for _ in range(4)])
+    return segments([draw_of_split(rng, split, instructions.draw) for _ in range(4)])
 
 
 def _recall(rng: random.Random, split: Split, longest: int) -> list[Segment]:
     """A list of pairs with several queries; log-uniform lengths, since short lists are learned first."""
     pairs = round(math.exp(rng.uniform(math.log(2), math.log(recall.PAIRS + 4))))
-    return _with_shared_prefix(recall.draw(rng, pairs=pairs, queries=pairs), split, 12)
+    return with_shared_prefix(recall.draw(rng, pairs=pairs, queries=pairs), split, 12)
 
 
 def _copying(rng: random.Random, split: Split, longest: int) -> list[Segment]:
@@ -136,27 +121,10 @@ def _niah(rng: random.Random, split: Split, longest: int) -> list[Segment]:
     hidden = rng.choice((1, 1, 2, 3, 4))
     shortest = MIN_HAYSTACK_TOKENS + 36 * (hidden - 1)
     context = rng.randint(shortest, max(longest, shortest))
-    return _with_shared_prefix(niah.draw(rng, task, context, count_tokens, needles=hidden), split, hidden)
+    return with_shared_prefix(niah.draw(rng, task, context, count_tokens, needles=hidden), split, hidden)
 
 
-def _with_shared_prefix(questions: list[Question], split: Split, limit: int) -> list[Segment]:
-    """The shared prefix once, then up to `limit` questions that belong to the split."""
-    owned = [question for question in questions if split_of(question.prompt, question.answer) == split][
-        :limit
-    ]
-    if not owned:
-        # No question belongs to the split; the shared prefix is still training text.
-        return [Segment(questions[0].prompt.rsplit("\n", 1)[0] + "\n", False)]
-    first, *others = owned
-    tail = [Question(prompt=_last_line(q), answer=q.answer, response=q.response, rule=q.rule) for q in others]
-    return _segments([first, *tail])
-
-
-def _last_line(question: Question) -> str:
-    return question.prompt.rsplit("\n", 1)[1]
-
-
-_WRITERS: dict[str, Callable[[random.Random, Split, int], list[Segment]]] = {
+_WRITERS: dict[str, Writer] = {
     "statements": _statements,
     "facts": _facts,
     "arithmetic": _arithmetic,
@@ -165,4 +133,5 @@ _WRITERS: dict[str, Callable[[random.Random, Split, int], list[Segment]]] = {
     "copying": _copying,
     "instructions": _instructions,
     "niah": _niah,
+    **HARDER,
 }

@@ -115,7 +115,7 @@ def draw(
 
 
 def _filler(rng: random.Random, task: NeedleTask, room: int, count_tokens: CountTokens) -> Iterator[str]:
-    units = cycle(NOISE) if task.haystack == "noise" else iter(lambda: _sentence(rng), None)
+    units = cycle(NOISE) if task.haystack == "noise" else iter(lambda: sentence(rng), None)
     for unit in units:
         room -= count_tokens(f" {unit}")
         if room < 0:
@@ -138,7 +138,7 @@ def _others(rng: random.Random, task: NeedleTask, taken: list[str]) -> list[str]
     return others
 
 
-def _sentence(rng: random.Random) -> str:
+def sentence(rng: random.Random) -> str:
     """Draw one sentence of unrelated prose."""
     name, other = rng.sample(lexicon.NAMES, 2)
     thing, another = rng.sample(lexicon.THINGS, 2)

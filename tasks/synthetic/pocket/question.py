@@ -25,7 +25,7 @@ class Question:
     response: str
     """A complete correct response, as in the training texts; equals the answer unless it shows working."""
     rule: str
-    """How a response is scored: exact, contains, final_number or format (see scoring.py)."""
+    """How a response is scored: exact, contains, final_number, final_answer or format (see scoring.py)."""
     wrong: tuple[str, ...] = ()
     """Wrong responses of the same form; empty for tasks without choices."""
     form: dict[str, Any] | None = None

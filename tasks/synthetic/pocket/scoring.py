@@ -8,9 +8,10 @@ from typing import Any
 from evalsuite.foundation import DataError, nearest
 from evalsuite.tasks.synthetic.pocket.instructions import follows
 
-RULES = ("exact", "contains", "final_number", "format")
+RULES = ("exact", "contains", "final_number", "final_answer", "format")
 
 _FINAL_NUMBER = re.compile(r"The answer is (-?\d+)\b")
+_FINAL_ANSWER = re.compile(r"The answer is (\w+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ def score_response(row: Mapping[str, Any], response: str) -> ScoredResponse:
     """Score the first line of a response to a row of `rows`.
 
     ``exact``: the line is the answer. ``contains``: the line contains the answer as a word (RULER's
-    string match). ``final_number``: the number after the last "The answer is". ``format``: the
+    string match). ``final_number``: the number after the last "The answer is"; ``final_answer``: the
+    word after it. ``format``: the
     instruction was followed.
 
     Raises:
@@ -38,9 +40,11 @@ def score_response(row: Mapping[str, Any], response: str) -> ScoredResponse:
     if rule == "contains":
         found = re.search(rf"(?<![\w-]){re.escape(answer)}(?![\w-])", line) is not None
         return ScoredResponse(found, answer if found else line or None)
-    if rule == "final_number":
-        numbers = _FINAL_NUMBER.findall(line)
-        return ScoredResponse(bool(numbers) and numbers[-1] == answer, numbers[-1] if numbers else None)
+    if rule in ("final_number", "final_answer"):
+        found_answers = (_FINAL_NUMBER if rule == "final_number" else _FINAL_ANSWER).findall(line)
+        return ScoredResponse(
+            bool(found_answers) and found_answers[-1] == answer, found_answers[-1] if found_answers else None
+        )
     if rule == "format":
         return ScoredResponse(follows(line, answer, row["form"]), line or None)
     raise DataError(f"unknown scoring rule '{rule}'{nearest(str(rule), RULES)}")

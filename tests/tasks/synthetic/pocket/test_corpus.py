@@ -1,30 +1,52 @@
 """The corpus covers every format and fact, and contains no evaluation document."""
 
+import re
 from itertools import islice
 
 import pytest
 
 from evalsuite.foundation import ConfigError
-from evalsuite.tasks.synthetic.pocket import MIXTURE, TASKS, corpus, rows, texts
+from evalsuite.tasks.synthetic.pocket import MIXTURE, TASKS, corpus, count_tokens, rows, texts
 from evalsuite.tasks.synthetic.pocket.facts import Fact, ask, facts, questions
+from evalsuite.tasks.synthetic.pocket.harder.corpus import WRITERS
 from evalsuite.tasks.synthetic.pocket.question import normalize
+from evalsuite.tasks.synthetic.pocket.tokenizer import PATTERN
 
 
 def _taken(**options: object) -> list[str]:
     return list(islice(corpus(0, **options), 1500))  # type: ignore[arg-type]
 
 
+HARDER = dict.fromkeys(WRITERS, 1.0)
+
+
+@pytest.mark.parametrize("mixture", [MIXTURE, HARDER], ids=["present", "harder"])
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_corpus_contains_no_evaluation_document(split: str) -> None:
+def test_corpus_contains_no_evaluation_document(split: str, mixture: dict[str, float]) -> None:
     """Neither a question with its answer nor, except for facts and needles, the question itself."""
-    read = normalize("\n".join(_taken(split=split, longest=160)))
-    for kind in TASKS.values():
+    read = normalize("\n".join(_taken(split=split, longest=160, mixture=mixture)))
+    for kind in (each for each in TASKS.values() if (each.name in WRITERS) == (mixture is HARDER)):
         context = kind.contexts[0] if kind.contexts else None
-        for row in rows(kind.name, count=200, context=context):
+        for row in rows(kind.name, count=100, context=context):
             response = row["choices"][row["gold"]] if row["choices"] else row["answer"]
             assert normalize(f"{row['prompt']} {response}") not in read
             if row["rule"] != "contains":
                 assert f"{normalize(row['prompt'])} " not in read
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_harder_texts_are_words_of_the_tokenizer(kind: str) -> None:
+    """No word falls back to bytes, which would make a text several times as long."""
+    for text in islice(corpus(0, mixture={kind: 1.0}, longest=300), 40):
+        pieces = re.findall(PATTERN, text)
+        assert count_tokens(text) == len(pieces), text
+
+
+def test_prose_is_whole_in_the_loss_and_questions_are_not() -> None:
+    for kind in WRITERS:
+        text = next(texts(0, mixture={kind: 1.0}, longest=300))
+        is_prose = kind in ("prose", "word_lists")
+        assert all(segment.answer for segment in text) == is_prose, kind
 
 
 def test_corpus_has_every_prompt_format() -> None:

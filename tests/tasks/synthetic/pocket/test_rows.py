@@ -18,8 +18,15 @@ PINNED = {
     "niah_single_1": "aa1988d18e2632a4",
     "niah_single_2": "1922f11305eefc64",
     "niah_single_3": "87ae9f9e20e2e825",
+    "two_hop": "fe765d64512a5bde",
+    "three_steps": "6de92ca6e0acdaab",
+    "constraints": "3a293c3134803be4",
+    "passage": "f43622589e4ce0a2",
+    "choice": "6c56681d16197dc2",
+    "recite": "4aafad26c9191128",
+    "needles": "cfc6614d6a52f2af",
 }
-SHORTEST = [(task, None) for task in FREE] + [(task, CONTEXTS[0]) for task in NEEDLES]
+SHORTEST = [(task, None) for task in FREE] + [(task, TASKS[task].contexts[0]) for task in NEEDLES]
 
 
 def test_pocket_tasks_and_contexts() -> None:
@@ -32,6 +39,13 @@ def test_pocket_tasks_and_contexts() -> None:
         "niah_single_1",
         "niah_single_2",
         "niah_single_3",
+        "two_hop",
+        "three_steps",
+        "constraints",
+        "passage",
+        "choice",
+        "recite",
+        "needles",
     ]
     assert CONTEXTS == (128, 256, 512, 1024)
     assert TASKS["instructions"].protocols == ("generation",)

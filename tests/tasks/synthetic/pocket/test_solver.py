@@ -19,7 +19,7 @@ from evalsuite.tasks.synthetic.pocket.lexicon import NUMBER_WORDS
 
 def solve(task: str, prompt: str) -> str:
     """Return the correct response."""
-    return _SOLVERS[task.rstrip("_123")](prompt)
+    return _SOLVERS[re.sub(r"_\d$", "", task)](prompt)
 
 
 def _find(pattern: str, text: str) -> tuple[str, ...]:
@@ -105,7 +105,56 @@ def _instructions(prompt: str) -> str:
     return f"{SEPARATORS[named].join(members)} {end}"
 
 
+def _two_hop(prompt: str) -> str:
+    passage, question = prompt.split("\n")[:2]
+    (name,) = _find(r"home town of (\w+)", question)
+    (town,) = _find(rf"{name} (?:lives|has a house|is at home) in (\w+)\.", passage)
+    (value,) = _find(rf"{town} (?:is on the|has a bridge over the|is known for|sells) (\w+)\.", passage)
+    second = f"{town} is on the {value}." if "river" in question else f"{town} is known for {value}."
+    return f"{name} lives in {town}. {second} The answer is {value}."
+
+
+def _three_steps(prompt: str) -> str:
+    story, event = _find(r"^(.*\.) Then somebody (brings \d+ more|buys \d+)\.", prompt)
+    two, amount = _arithmetic(story), int(re.findall(r"\d+", event)[0])
+    middle = int(two.split()[-1].rstrip("."))
+    sign, end = ("+", middle + amount) if "brings" in event else ("-", middle - amount)
+    return f"{two.partition(' The answer')[0]} {middle} {sign} {amount} = {end}. The answer is {end}."
+
+
+def _constraints(prompt: str) -> str:
+    pattern = (
+        r"Write the(?: first (\w+) of)? words( in reverse order)?, with (\w+) between, "
+        r"with (.*) around (\w+) and then (\w+): (.*)\.\n"
+    )
+    count, order, separator, named, marked, ending, listed = _find(pattern, prompt)
+    words = listed.split()[: NUMBER_WORDS.index(count) if count else None]
+    left, right = BRACKETS[named]
+    words = [f"{left} {word} {right}" if word == marked else word for word in words]
+    return f"{SEPARATORS[separator].join(reversed(words) if order else words)} {ending}"
+
+
+def _passage(prompt: str) -> str:
+    name, spot = _find(r"What has (\w+) from the (\w+)\?", prompt)
+    return _find(rf"the {spot} {name} (?:found|bought|made) a (\w+ \w+)\.", prompt)[0]
+
+
+def _choice(prompt: str) -> str:
+    return _find(rf"(\d)\. {_passage(prompt)}\n", prompt)[0]
+
+
+def _recite(prompt: str) -> str:
+    return _find(r"^Words: (.*)\nAgain:$", prompt)[0]
+
+
 _SOLVERS: dict[str, Callable[[str], str]] = {
+    "two_hop": _two_hop,
+    "three_steps": _three_steps,
+    "constraints": _constraints,
+    "passage": _passage,
+    "choice": _choice,
+    "recite": _recite,
+    "needles": _niah_single,
     "facts": _facts,
     "arithmetic": _arithmetic,
     "cloze": _cloze,
@@ -129,7 +178,7 @@ def test_solver_answers_every_document(task: str, context: int | None) -> None:
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task != "instructions"])
 def test_random_choice_scores_at_chance(task: str) -> None:
-    context = 128 if TASKS[task].contexts else None
+    context = TASKS[task].contexts[0] if TASKS[task].contexts else None
     drawn = rows(task, count=200, context=context)
     rng = random.Random(7)
     hits = sum(rng.randrange(4) == row["gold"] for row in drawn)
@@ -143,8 +192,8 @@ def test_random_choice_scores_at_chance(task: str) -> None:
 def test_answer_of_another_document_is_wrong(task: str, context: int | None) -> None:
     drawn = rows(task, count=41, context=context)
     right = sum(score_response(row, solve(task, other["prompt"])).correct for row, other in pairwise(drawn))
-    # Values repeat (one in fourteen pets is a goat), so a few hits are expected.
-    assert right <= 6
+    # Values repeat (one in fourteen pets is a goat), so a few hits are expected; option names are four.
+    assert right <= (20 if task == "choice" else 6)
 
 
 def test_empty_response_is_wrong() -> None:
