@@ -44,8 +44,17 @@ class OptimizerConfig(Strict):
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     """Applied to the weights of linear layers and feature maps, except the head."""
+    state_bits: Literal[8, 32] = 32
+    """Bits of each of AdamW's two states; 8 (torchao, extra `lowbit`) takes 2 instead of 8 bytes a trained
+    parameter. Vectors and matrices whose rows are no multiple of 256 keep 32."""
     momentum: Fraction = 0.95
     """muon: momentum of the matrix update."""
+
+    @model_validator(mode="after")
+    def _low_bits(self) -> "OptimizerConfig":
+        if self.state_bits == 8 and self.kind != "adamw":
+            raise ValueError(f"'state_bits: 8' needs 'kind: adamw', not {self.kind}")
+        return self
 
 
 class ScheduleConfig(Strict):

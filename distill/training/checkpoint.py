@@ -26,6 +26,7 @@ from evalsuite.distill.model_card import FILE as CARD
 from evalsuite.distill.recipe import NON_HASHED_FIELDS, Recipe, write_recipe
 from evalsuite.distill.retired_keys import refuse_retired_keys
 from evalsuite.distill.training.distributed import distribute_like, full_tensor
+from evalsuite.distill.training.optimizers import load_state_tensors
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import (
     CheckpointError,
@@ -258,9 +259,8 @@ def load_optimizer_state(
             for parameter in group["params"]:
                 values = states.get(names[id(parameter)])
                 if values is not None:
-                    optimizer.state[parameter] = {
-                        key: distribute_like(value, parameter) for key, value in values.items()
-                    }
+                    placed = {key: distribute_like(value, parameter) for key, value in values.items()}
+                    load_state_tensors(optimizer, parameter, placed)
 
 
 def persistent_buffers(model: CausalLM) -> dict[str, Tensor]:

@@ -105,11 +105,6 @@ class FSDPTrainState(StudentTrainState):
         for parameter in self._shards.values():
             parameter.grad = None
 
-    def accumulate_grads(self) -> None:
-        """A no-op if sharded: FSDP reduces and accumulates the gradients itself."""
-        if not self.sharded:
-            super().accumulate_grads()
-
     def reduce_grads(self, process_group: ProcessGroup) -> None:
         """A no-op if sharded: FSDP reduces the gradients itself."""
         if not self.sharded:

@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from evalsuite.distill.config import ScheduleConfig
+from evalsuite.distill.config import OptimizerConfig, ScheduleConfig
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.types import CausalLM
 
@@ -36,19 +39,39 @@ def build_optimizers(
     optimizers: list[torch.optim.Optimizer] = []
     adamw = [_group(key, members) for key, members in groups.items() if not key[2]]
     if adamw:
-        optimizers.append(
-            torch.optim.AdamW(
-                adamw,
-                betas=(config.beta1, config.beta2),
-                eps=config.eps,
-                fused=device.type in ("cuda", "cpu"),
-            )
-        )
+        optimizers.append(_adamw(adamw, config, fused=device.type in ("cuda", "cpu")))
     muon = [_group(key, members) for key, members in groups.items() if key[2]]
     if muon:
         # Updates are scaled to AdamW's RMS, so that one learning rate fits both.
         optimizers.append(torch.optim.Muon(muon, momentum=config.momentum, adjust_lr_fn="match_rms_adamw"))
     return optimizers
+
+
+def _adamw(groups: Any, config: OptimizerConfig, *, fused: bool) -> torch.optim.Optimizer:
+    betas = (config.beta1, config.beta2)
+    if config.state_bits == 32:
+        return torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=fused)
+    from evalsuite.distill.training.memory.low_bit import RowwiseAdamW8bit
+
+    return RowwiseAdamW8bit(groups, betas=betas, eps=config.eps)
+
+
+def state_tensors(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """The state of one parameter as tensors that can be saved, by name."""
+    if hasattr(optimizer, "state_tensors"):
+        found: dict[str, Tensor] = optimizer.state_tensors(parameter)
+        return found
+    return {name: torch.as_tensor(value) for name, value in optimizer.state[parameter].items()}
+
+
+def load_state_tensors(
+    optimizer: torch.optim.Optimizer, parameter: Tensor, tensors: Mapping[str, Tensor]
+) -> None:
+    """The inverse of `state_tensors`; tensors are on the parameter's device, and sharded as it is."""
+    if hasattr(optimizer, "load_state_tensors"):
+        optimizer.load_state_tensors(parameter, tensors)
+    else:
+        optimizer.state[parameter] = dict(tensors)
 
 
 def _group(key: tuple[float, float, bool], members: list[nn.Parameter]) -> dict[str, object]:
@@ -81,7 +104,11 @@ def set_lr(optimizers: Iterable[torch.optim.Optimizer], stage: Stage, step: int)
     factor = lr_factor(stage.schedule, step, stage.steps)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+            lr = group["initial_lr"] * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)  # torchao compiles its step for a tensor
+            else:
+                group["lr"] = lr
     return factor
 
 
@@ -103,11 +130,10 @@ class MasterWeights:
         self._model_params: dict[str, nn.Parameter] = {}
         if dtype != torch.float32:
             self._model_params = parameters
-            self.params = {
-                name: nn.Parameter(parameter.detach().float().clone())
-                for name, parameter in self.params.items()
-            }
-            for parameter in parameters.values():
+            for name, parameter in parameters.items():
+                if name in self.params:
+                    # The model's fp32 tensor becomes the master weight, so that no second one exists.
+                    self.params[name] = nn.Parameter(parameter.data.float())
                 parameter.data = parameter.data.to(dtype)
 
     @property
@@ -151,6 +177,7 @@ class FlatGrads:
             sum(parameter.numel() for parameter in parameters), dtype=torch.float32, device=first.device
         )
         self._groups: list[Tensor] = []
+        self._hooks: list[RemovableHandle] = []
         offset = 0
         for group in groups:
             start = offset
@@ -163,13 +190,20 @@ class FlatGrads:
         """Set all gradients to zero."""
         self.buffer.zero_()
 
-    @torch.no_grad()
-    def accumulate(self, model_params: Sequence[nn.Parameter]) -> None:
-        """Add the gradients of the model's copies of the master weights, and clear them there."""
-        grads = [torch.zeros_like(param) if param.grad is None else param.grad for param in model_params]
-        self.buffer.add_(torch.cat([grad.reshape(-1) for grad in grads]))
-        for param in model_params:
-            param.grad = None
+    def receive(self, copies: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """From now on, add each gradient of a copy to the buffer as soon as it is complete, and free it.
+
+        Args:
+            copies: parameter of the model → its master weight, which is one of this buffer's.
+        """
+        for copy, master in copies.items():
+            self._hooks.append(copy.register_post_accumulate_grad_hook(partial(_move_grad, master.grad)))
+
+    def close(self) -> None:
+        """Receive no more gradients."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def scale(self, factors: Tensor) -> None:
         """Multiply the gradients of each group by its entry of `factors` [groups]."""
@@ -185,3 +219,11 @@ class FlatGrads:
             else:
                 torch._foreach_mul_(self._groups, list(scales.unbind()))
         return torch.linalg.vector_norm(norms)
+
+
+@torch.no_grad()
+def _move_grad(total: Tensor, parameter: Tensor) -> None:
+    """Add a parameter's gradient to `total` and clear it."""
+    assert parameter.grad is not None
+    total.add_(parameter.grad)
+    parameter.grad = None

@@ -96,6 +96,12 @@ class StudentTrainState:
         assert self.flat_grads is not None
         self.flat_grads.zero()
 
+    def discard_grads(self) -> None:
+        """Drop the gradients that an aborted backward pass has left on the model's copies."""
+        if self.master_weights.has_model_copy:
+            for parameter in self.parameters.values():
+                parameter.grad = None
+
     def scale_layer_grads(self, factors: Tensor) -> None:
         """Multiply the gradients of each layer by its entry of `factors` [layers], in a layerwise stage."""
         assert self.flat_grads is not None
@@ -237,6 +243,8 @@ class TrainStep:
                 "CUDA graph capture failed; training continues in eager mode, which is slower: %s", reason
             )
             self._cuda_graphs = False
+            for train_state in self._train_states:
+                train_state.discard_grads()
             return
         self._captured[key] = (graph, static)
 

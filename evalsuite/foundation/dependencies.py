@@ -18,6 +18,7 @@ _EXTRAS = {
     "ray": "ray",
     "submitit": "slurm",
     "tensorboard": "track",
+    "torchao": "lowbit",
     "trackio": "track",
     "triton": "gpu",
     "vllm": "vllm",

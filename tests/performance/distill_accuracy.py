@@ -138,7 +138,6 @@ def _step(bench: Bench, mixer: str) -> dict[str, dict[str, float]]:
             losses = stage.start(teacher, [train_state.student_with_loss], bench.device)
             losses.backward(batch, labels.numel())
             loss = losses.reduce(bench.process_group.all_reduce)[0][0, 0]
-            train_state.accumulate_grads()
             assert train_state.flat_grads is not None
             return loss, train_state.flat_grads.buffer.clone()
 
