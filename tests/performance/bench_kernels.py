@@ -2,7 +2,8 @@
 
     python -m tests.performance.bench_kernels --out DIR
 
-Every row is one operation at one width: milliseconds of forward and backward for 16,384 tokens, and the
+Every row is one operation at one width: milliseconds of forward and backward for 16,384 tokens (4,096 for
+the loss), and the
 largest relative error of outputs and gradients against float64. Packages that are not installed are left
 out. torch.compile needs the triton of torch's own release; `--peer` measures one implementation only.
 """
@@ -14,12 +15,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import kl_div
 
 from evalsuite.models.kernels import reference
+from evalsuite.models.kernels.reference import upcast_fp32
 from tests.parity.exit_codes import exit_with
 from tests.performance.bench_mixers import Row, Tables
 
-WIDTHS = (576, 2048, 4096)
+VOCABULARY = {576: 49152, 2048: 151936, 4096: 151936}
+"""Width → vocabulary of the models that have it."""
 TOKENS = 16384
 PEERS = ("ours", "fla", "liger", "compile", "torch")
 Operation = Callable[..., Sequence[Tensor]]
@@ -116,7 +120,45 @@ def swiglu(peer: str) -> Operation | None:
     return lambda gate, x: [reference.swiglu(gate, x)]
 
 
-def cases(width: int, device: str, tokens: int) -> Iterator[tuple[str, Maker, list[Tensor]]]:
+def kd_loss(peer: str) -> Operation | None:
+    """Heads and KL of knowledge distillation; student states, head, teacher states, head → mean KL."""
+    if peer == "ours":
+        from evalsuite.distill.objectives.kl_and_cross_entropy import (
+            DistillLossConfig,
+            fused_linear_distillation,
+        )
+
+        def ours(x: Tensor, head: Tensor, states: Tensor, teacher_head: Tensor) -> list[Tensor]:
+            weights = torch.full((len(x),), 1 / len(x), device=x.device)
+            loss = fused_linear_distillation(
+                x,
+                head,
+                token_weights=weights,
+                config=DistillLossConfig(),
+                teacher_hidden=states,
+                teacher_weight=teacher_head,
+            )
+            return [loss[0]]
+
+        return ours
+    if peer == "liger":
+        from liger_kernel.ops.fused_linear_jsd import LigerFusedLinearJSDFunction as Liger
+
+        return lambda x, head, states, teacher_head: [Liger.apply(x, head, states, teacher_head, None, 0.0)]
+    if peer == "fla":
+        from fla.modules.fused_kl_div import fused_kl_div_loss
+
+        return lambda x, head, states, teacher_head: [fused_kl_div_loss(x, states, head, teacher_head)]
+
+    def plain(x: Tensor, head: Tensor, states: Tensor, teacher_head: Tensor) -> list[Tensor]:
+        exact = upcast_fp32(x @ head.T).log_softmax(-1)
+        target = upcast_fp32(states @ teacher_head.T).log_softmax(-1)
+        return [kl_div(exact, target, log_target=True, reduction="batchmean")]
+
+    return plain
+
+
+def cases(width: int, device: str, tokens: int, vocabulary: int) -> Iterator[tuple[str, Maker, list[Tensor]]]:
     """Operations with their inputs in bfloat16; floating inputs with gradients come first."""
 
     def draw(*shape: int) -> Tensor:
@@ -133,9 +175,21 @@ def cases(width: int, device: str, tokens: int) -> Iterator[tuple[str, Maker, li
     yield "gla_gate", gla_gate, [draw(*heads), draw(*heads)]
     yield "short_conv", short_conv, [draw(*flat), draw(width, 4)]
     yield "swiglu", swiglu, [draw(*flat), draw(*flat)]
+    heads_of_models = [draw(vocabulary, width) * width**-0.5 for _ in range(2)]
+    # A quarter of the tokens: the reference holds all logits in float64.
+    states, targets = (draw(tokens // 4, width) for _ in range(2))
+    yield "kd_loss", kd_loss, [states, heads_of_models[0], targets, heads_of_models[1]]
 
 
-GRADIENTS = {"rms_norm": 3, "rotary": 1, "squared_distance": 1, "gla_gate": 2, "short_conv": 2, "swiglu": 2}
+GRADIENTS = {
+    "rms_norm": 3,
+    "rotary": 1,
+    "squared_distance": 1,
+    "gla_gate": 2,
+    "short_conv": 2,
+    "swiglu": 2,
+    "kd_loss": 2,
+}
 """Number of first inputs that get a gradient."""
 
 
@@ -185,7 +239,7 @@ def bench(out: Path | None, peers: Sequence[str], widths: Sequence[int]) -> dict
     tables = Tables(out)
     for width in widths:
         torch.manual_seed(0)
-        for name, make, inputs in cases(width, "cuda", TOKENS):
+        for name, make, inputs in cases(width, "cuda", TOKENS, VOCABULARY[width]):
             row = {"kernel": name, "width": str(width)}
             for peer in peers:
                 operation = make(peer) if installed(peer) else None
@@ -207,10 +261,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--peer", action="append", choices=PEERS, help="only this one (repeatable)")
-    parser.add_argument("--width", action="append", type=int, help="only this one (repeatable)")
+    parser.add_argument(
+        "--width", action="append", type=int, choices=VOCABULARY, help="only this one (repeatable)"
+    )
     parser.add_argument("--out", type=Path, help="folder for the table (CSV and Markdown)")
     options = parser.parse_args(arguments)
-    bench(options.out, options.peer or PEERS, options.width or WIDTHS)
+    bench(options.out, options.peer or PEERS, options.width or list(VOCABULARY))
     return 0
 
 

@@ -13,7 +13,7 @@ from tests.performance.bench_kernels import cases, worst_error
 @pytest.mark.parametrize("width", [576, 2048])
 def test_plain_torch_is_within_bfloat16_of_float64(width: int) -> None:
     names = []
-    for name, make, inputs in cases(width, "cpu", 64):
+    for name, make, inputs in cases(width, "cpu", 64, 500):
         operation = make("torch")
         assert operation is not None
         assert 1e-4 < worst_error(name, operation, operation, inputs) < 1e-2
@@ -23,7 +23,7 @@ def test_plain_torch_is_within_bfloat16_of_float64(width: int) -> None:
 
 def test_a_missing_gradient_is_an_error() -> None:
     torch.manual_seed(0)
-    (inputs,) = (inputs for name, _, inputs in cases(576, "cpu", 64) if name == "gla_gate")
+    (inputs,) = (inputs for name, _, inputs in cases(576, "cpu", 64, 500) if name == "gla_gate")
     exact = bench_kernels.gla_gate("torch")
     assert exact is not None
 
