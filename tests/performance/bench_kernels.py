@@ -3,9 +3,9 @@
     python -m tests.performance.bench_kernels --out DIR
 
 Every row is one operation at one width: milliseconds of forward and backward for 16,384 tokens (4,096 for
-the loss), and the
-largest relative error of outputs and gradients against float64. Packages that are not installed are left
-out. torch.compile needs the triton of torch's own release; `--peer` measures one implementation only.
+the loss), and the largest relative error of outputs and gradients against float64. Packages that are not
+installed are left out. torch.compile needs the triton of torch's own release; `--peer` measures one
+implementation only.
 """
 
 import argparse
