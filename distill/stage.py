@@ -118,6 +118,11 @@ class Stage(StrictUnion):
         return self.lr
 
     @property
+    def recomputes_blocks(self) -> bool:
+        """Whether activations within blocks are computed again in the backward pass instead of being stored."""
+        return False
+
+    @property
     def trainable_set(self) -> str:
         """Name of the set of trainable parameters."""
         return self.trainable or self.default_trainable

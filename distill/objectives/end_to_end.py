@@ -28,6 +28,9 @@ class EndToEndStage(Stage):
 
     backbone_lr: float | None = Field(default=None, gt=0)
     """Learning rate of all parameters outside the mixers; default: `lr`."""
+    activation_checkpointing: Literal["none", "block"] = "none"
+    """block: store the input of each block only, and compute its other activations again in the backward pass.
+    Losses and gradients do not change."""
 
     @property
     @abstractmethod
@@ -37,6 +40,11 @@ class EndToEndStage(Stage):
     @abstractmethod
     def loss_columns(self, tokens: "LossTokens") -> "Sequence[Tensor]":
         """Sums over the loss tokens of one micro-batch, one per column; the first one is differentiated."""
+
+    @property
+    def recomputes_blocks(self) -> bool:
+        """See `Stage.recomputes_blocks`."""
+        return self.activation_checkpointing == "block"
 
     def lr_of(self, *, in_mixer: bool) -> float:
         """Peak learning rate of a parameter inside or outside the mixers."""
@@ -52,7 +60,11 @@ class EndToEndStage(Stage):
         """See `Stage.activation_bytes`."""
         tokens = self.micro_batch_tokens
         logits = min(LOGITS_BYTES, 16 * tokens * shape.vocab_size)
-        return shape.num_hidden_layers * tokens * shape.layer_activation_bytes(width) + logits
+        layer = tokens * shape.layer_activation_bytes(width)
+        if self.recomputes_blocks:
+            inputs = shape.num_hidden_layers * tokens * shape.hidden_size * width
+            return inputs + layer + logits
+        return shape.num_hidden_layers * layer + logits
 
     def start(
         self, teacher: "CausalLM | None", students: "Sequence[StudentWithLoss]", device: "torch.device"

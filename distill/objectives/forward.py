@@ -1,11 +1,13 @@
 """Forward passes of teacher and students up to the language-model head."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from evalsuite.distill.types import CausalLM, MicroBatch
 from evalsuite.models.student.model import attention_of
@@ -28,6 +30,37 @@ def set_attention(teacher: CausalLM, implementation: str) -> None:
             supported,
         )
     teacher.set_attn_implementation(supported)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckpointedForward:
+    """The forward pass of a block that stores its inputs, and runs again in the backward pass.
+
+    It takes the place of the method `forward`, inside the module's hooks, by which FSDP gathers weights.
+    """
+
+    forward: Callable[..., Any]
+    is_random: bool = False
+    """Whether it draws random numbers, which are then drawn again; a captured graph cannot do so."""
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Run the block."""
+        if not torch.is_grad_enabled():
+            return self.forward(*inputs, **options)
+        return checkpoint(
+            self.forward, *inputs, use_reentrant=False, preserve_rng_state=self.is_random, **options
+        )
+
+
+def set_activation_checkpointing(model: CausalLM, *, enabled: bool) -> None:
+    """Compute the activations of every block again in the backward pass, or store them."""
+    base = getattr(model.config, "base", model.config)
+    is_random = bool(getattr(base, "attention_dropout", 0))
+    for layer in model.model.layers:
+        if isinstance(layer.forward, CheckpointedForward):
+            layer.forward = layer.forward.forward
+        if enabled:
+            layer.forward = CheckpointedForward(layer.forward, is_random)
 
 
 def teacher_hidden_states(teacher: CausalLM, batch: MicroBatch) -> Tensor:

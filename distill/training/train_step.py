@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from evalsuite.distill.objectives.forward import set_activation_checkpointing
 from evalsuite.distill.objectives.step_losses import StudentWithLoss
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
@@ -72,6 +73,7 @@ class StudentTrainState:
         """Select the trainable parameters and create optimizers and gradient buffers."""
         self.end_stage()
         self.parameters = set_trainable(self.model, stage.trainable_set)
+        set_activation_checkpointing(self.model, enabled=stage.recomputes_blocks)
         softmax = softmax_layer_indices(self.model)
         masters = self.optimizer_params = {name: self.master_weights.params[name] for name in self.parameters}
         self.optimizers = build_optimizers(

@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from evalsuite.distill.objectives.forward import CheckpointedForward
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models import build_student
+from evalsuite.models.kernels.apply import apply_fused_kernels
 from tests.distill.training.two_processes import needs_loopback, run_both
 
 ROWS, LENGTH = 8, 16
@@ -104,3 +106,28 @@ def test_a_trial_leaves_no_trace(teacher: Any, stage: Any, objective: str) -> No
     found = gradient(teacher, settings, process_group, split(2), trial=True)
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_recomputed_activations_do_not_change_the_gradient(
+    teacher: Any, stage: Any, precision: torch.dtype
+) -> None:
+    """Losses and gradients are equal bit for bit, and only the inputs of blocks are stored."""
+    teacher = teacher.to(precision)
+    found = {}
+    for kind in ("none", "block"):
+        settings = Stage.model_validate(stage("s", "kd", max_grad_norm=None, activation_checkpointing=kind))
+        student = build_student(teacher, ["softmax", "gated_deltanet", "gla"], seed=1).train()
+        apply_fused_kernels(student)
+        train_state = StudentTrainState("s", student, precision)
+        train_state.begin_stage(settings)
+        calls: list[str] = []
+        student.model.layers[1].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append("mlp"))
+        losses, _, _ = TrainStep(teacher, [train_state], settings, ProcessGroup("cpu"))(split(ROWS), 0)
+        found[kind] = losses, train_state.flat_grads.buffer
+        assert len(calls) == {"none": 1, "block": 2}[kind]
+        train_state.begin_stage(Stage.model_validate(stage("s", "kd")))
+        assert not isinstance(student.model.layers[1].forward, CheckpointedForward)
+    assert found["none"][1].abs().max() > 0
+    for plain, recomputed in zip(*found.values(), strict=True):
+        assert torch.equal(plain, recomputed)
