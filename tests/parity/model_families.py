@@ -1,6 +1,6 @@
 """Families of causal language models against transformers' own forward pass, in both in-process engines.
 
-    python tests/parity/model_families.py [FAMILY …] [--write docs/reference/families.md]
+    python tests/parity/model_families.py [FAMILY …] [--device cuda] [--write docs/reference/families.md]
 
 A tiny random checkpoint of each family answers 50 short prompts: log-likelihoods of two continuations each,
 and greedily, in a batch and one at a time. The reference reads each text whole and alone, in float32; for
@@ -74,8 +74,8 @@ def make_reference(model: PreTrainedModel, requests: Sequence[ScoreRequest]) -> 
     """Run the model's own forward pass on one text at a time."""
 
     def logprobs(tokens: Sequence[int]) -> torch.Tensor:
-        logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-        return logits.float().log_softmax(-1)
+        logits = model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False).logits[0]
+        return logits.float().log_softmax(-1).cpu()
 
     sums: list[list[float]] = []
     responses: list[tuple[int, ...]] = []
@@ -153,9 +153,10 @@ def _reading(engine: InProcessEngine) -> str:
     return f"{engine.runner.batching}; generates {generation[engine.runner.caching]}"
 
 
-def run(family: Family, count: int = 50) -> dict[str, Result]:
+def run(family: Family, count: int = 50, device: str = "cpu") -> dict[str, Result]:
     """Results by name of the engine."""
     checkpoint, requests = make_checkpoint(family), make_requests(count)
+    checkpoint.model.to(device)
     reference = make_reference(checkpoint.model, requests)
     return {kind.name: compare(kind, checkpoint, requests, reference) for kind in ENGINES}
 
@@ -192,6 +193,7 @@ def main() -> int:
     """Run the study and print a line per family."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="default: all")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--write", type=Path, metavar="FILE", help="update the table in this document")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.families if name not in FAMILIES]:
@@ -200,7 +202,7 @@ def main() -> int:
         raise ConfigError("--write needs all families; name none")
     torch.set_num_threads(1)
     rows, holds = [], True
-    for name, results in _results(arguments.families or list(FAMILIES)):
+    for name, results in _results(arguments.families or list(FAMILIES), arguments.device):
         rows.append(row(FAMILIES[name], results))
         for kind, result in results.items():
             good = result.holds() and (kind == "torch" or result.refusal is None)
@@ -211,9 +213,9 @@ def main() -> int:
     return 0 if holds else 1
 
 
-def _results(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Result]]]:
+def _results(names: Sequence[str], device: str) -> Iterator[tuple[str, dict[str, Result]]]:
     for name in names:
-        yield name, run(FAMILIES[name])
+        yield name, run(FAMILIES[name], device=device)
 
 
 def _line(result: Result) -> str:
