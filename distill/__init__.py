@@ -27,8 +27,8 @@ __all__ = [
 _LAZY = {
     "distill": "training.trainer",
     "TrainingError": "training.metrics",
-    "Estimate": "training.estimate",
-    "dry_run": "training.estimate",
+    "Estimate": "training.memory.estimate",
+    "dry_run": "training.memory.estimate",
 }
 
 
