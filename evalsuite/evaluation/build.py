@@ -1,7 +1,7 @@
 """Build phase: documents become requests in token ids, once per tokenizer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from evalsuite.evaluation.run_paths import (
     write_index,
     write_requests,
 )
+from evalsuite.evaluation.workers import Shared, WorkerPool
 from evalsuite.foundation import RunFolderError, content_hash, progress
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
@@ -46,13 +47,19 @@ def build_requests(
     strict: bool = False,
     trust_remote_code: bool = False,
     quiet: bool = False,
+    pool: WorkerPool | None = None,
 ) -> Index:
     """Write plan, documents and requests of a run; existing requests are reused.
+
+    The workers of `pool` share the benchmarks. Without a pool, and for checkpoints that bring their own code,
+    all are built in this process.
 
     Raises:
         RunFolderError: the folder holds a run of another suite or with other options.
         ConfigError, DataError: as `load_documents`.
     """
+    if pool is None or trust_remote_code:
+        pool = WorkerPool()
     registry = _other_checkpoints(run, checkpoints)
     checkpoints = [replace(each, label=registry.add(each)) for each in checkpoints]
     # What an earlier call left out stays out: the requests of a run do not change.
@@ -63,7 +70,9 @@ def build_requests(
     facts: dict[str, Any] = {}
     if before is None:
         # Requests without an index come from an interrupted build.
-        loaded = load_documents(resolved, checkpoints, data_dir, skip_missing=skip_missing, strict=strict)
+        loaded = load_documents(
+            resolved, checkpoints, data_dir, skip_missing=skip_missing, strict=strict, pool=pool
+        )
         resolved, found = resolved.without(loaded.left_out), loaded.documents
         facts = {"left_out": loaded.left_out, "partial": loaded.partial}
         for name, documents in found.items():
@@ -91,6 +100,7 @@ def build_requests(
                 missing,
                 found,
                 data_dir,
+                pool,
                 trust_remote_code=trust_remote_code,
                 quiet=quiet,
             )
@@ -215,25 +225,56 @@ def _build_for_tokenizer(
     cells: Sequence[Cell],
     found: Mapping[str, list[Document]],
     data_dir: Data,
+    pool: WorkerPool,
     *,
     trust_remote_code: bool,
     quiet: bool,
 ) -> None:
-    encoder = Encoder(checkpoints[0].tokenizer)
-    max_length = shortest(checkpoints)
+    rows = sum(cell.documents for cell in cells)
+    tokenizer = pool.share(checkpoints[0].tokenizer, rows)
+    tasks = [
+        _BuildTask(
+            path=requests_path(run, checkpoints[0].tokenizer_id, cell),
+            resolved=resolved,
+            cell=cell,
+            documents=found[cell.benchmark],
+            tokenizer=tokenizer,
+            max_length=shortest(checkpoints),
+            data_dir=data_dir,
+            trust_remote_code=trust_remote_code,
+        )
+        for cell in sorted(cells, key=lambda cell: -cell.documents)
+    ]
     with progress(total=len(cells), what="build", unit="cell", quiet=quiet) as bar:
-        for cell in cells:
-            request_sets = build_cell(
-                resolved,
-                cell,
-                found[cell.benchmark],
-                encoder,
-                max_length,
-                data_dir,
-                trust_remote_code=trust_remote_code,
-            )
-            write_requests(requests_path(run, checkpoints[0].tokenizer_id, cell), request_sets)
+        for _ in pool.map(_write_cell, tasks, rows=rows):
             bar.update(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BuildTask:
+    """One cell whose requests are to be built and written."""
+
+    path: Path
+    resolved: ResolvedSuite
+    cell: Cell
+    documents: list[Document]
+    tokenizer: Shared
+    max_length: int
+    data_dir: Data
+    trust_remote_code: bool
+
+
+def _write_cell(task: _BuildTask) -> None:
+    request_sets = build_cell(
+        task.resolved,
+        task.cell,
+        task.documents,
+        Encoder(task.tokenizer.get()),
+        task.max_length,
+        task.data_dir,
+        trust_remote_code=task.trust_remote_code,
+    )
+    write_requests(task.path, request_sets)
 
 
 def shortest(checkpoints: Sequence[RunCheckpoint]) -> int:

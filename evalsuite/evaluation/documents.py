@@ -9,7 +9,15 @@ from typing import Any
 from evalsuite.evaluation.checkpoints import RunCheckpoint
 from evalsuite.evaluation.plan import ResolvedSuite, resolve_suite
 from evalsuite.evaluation.run_paths import unread_contexts
-from evalsuite.foundation import ConfigError, DataError, MissingDependencyError, content_hash, progress
+from evalsuite.evaluation.workers import Shared, WorkerPool, expected_rows
+from evalsuite.foundation import (
+    ConfigError,
+    DataError,
+    EvalsuiteError,
+    MissingDependencyError,
+    content_hash,
+    progress,
+)
 from evalsuite.protocols import sandbox
 from evalsuite.protocols.prompt_text import chat_text
 from evalsuite.tasks.benchmark import Benchmark
@@ -43,6 +51,7 @@ def load_documents(
     *,
     skip_missing: bool = False,
     strict: bool = False,
+    pool: WorkerPool | None = None,
 ) -> LoadedDocuments:
     """Load the documents of every benchmark.
 
@@ -56,6 +65,7 @@ def load_documents(
         data_dir: as in `evaluate`.
         skip_missing: leave out benchmarks without data or consent to execute code, instead of raising.
         strict: raise for contexts that a checkpoint does not support, instead of leaving them out.
+        pool: its workers share the benchmarks; None loads them in this process.
 
     Raises:
         DataError, MissingDependencyError: missing data or assets.
@@ -73,21 +83,29 @@ def load_documents(
         if (contexts := unread_contexts(resolved.config, each.limit(resolved.max_length)))
     }
     loaded = LoadedDocuments({}, {}, left_out, unread)
-    for entry, benchmark in resolved.entries:
-        spec = benchmark.generation if "generation" in entry.protocols else None
-        if spec is not None and (refusal := sandbox.execution_refusal(spec.dataset)):
-            if not skip_missing:
-                raise ConfigError(f"{benchmark.name}: {refusal} (--skip-missing leaves the benchmark out)")
-            loaded.left_out[benchmark.name] = refusal
-            continue
-        try:
-            for asset in benchmark.assets:
-                ensure_asset(asset, data_dir)
-            _load_benchmark(loaded, resolved, entry, benchmark, data_dir, checkpoints[0])
-        except (DataError, MissingDependencyError) as error:
-            if not skip_missing:
-                raise
-            loaded.left_out[benchmark.name] = str(error)
+    pool = pool or WorkerPool()
+    rows = expected_rows(resolved.entries, None)
+    tokenizer = pool.share(checkpoints[0].tokenizer, rows)
+    tasks = [
+        _LoadTask(resolved, entry, benchmark, data_dir, tokenizer, checkpoints[0].tokenizer_id)
+        for entry, benchmark in resolved.entries
+    ]
+    results: dict[int, _Loaded | EvalsuiteError] = {}
+    for number, result in pool.map(_load_benchmark, tasks, rows=rows):
+        results[number] = result
+        first = len(results) == number + 1  # All before it are loaded.
+        if first and not skip_missing and isinstance(result, EvalsuiteError):
+            raise _unskipped(result, tasks[number])
+    for number, (_, benchmark) in enumerate(resolved.entries):
+        result = results[number]
+        if not isinstance(result, EvalsuiteError):
+            loaded.documents[benchmark.name], partial = result
+            if partial is not None:
+                loaded.partial[benchmark.name] = partial
+        elif not skip_missing:
+            raise _unskipped(result, tasks[number])
+        else:
+            loaded.left_out[benchmark.name] = str(result)
     if not loaded.documents:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in loaded.left_out.items())
         raise ConfigError(f"{resolved.suite.location}: no benchmark is left ({reasons})")
@@ -134,54 +152,87 @@ def _refuse_unread(
         )
 
 
-def _load_benchmark(
-    loaded: LoadedDocuments,
-    resolved: ResolvedSuite,
-    entry: Entry,
-    benchmark: Benchmark,
-    data_dir: Path | str | None,
-    checkpoint: RunCheckpoint,
-) -> None:
-    if benchmark.generated is None:
-        groups = all_documents(benchmark, data_dir=data_dir)
-        available = sum(map(len, groups))
-        if benchmark.expected_documents is not None and available < benchmark.expected_documents:
-            loaded.partial[benchmark.name] = available, benchmark.expected_documents
-        loaded.documents[benchmark.name] = limit_documents(groups, entry.limit, resolved.suite.seed)
-        return
-    loaded.documents[benchmark.name] = []
+@dataclass(frozen=True)
+class _LoadTask:
+    """One benchmark whose documents are to be loaded."""
+
+    resolved: ResolvedSuite
+    entry: Entry
+    benchmark: Benchmark
+    data_dir: Path | str | None
+    tokenizer: Shared
+    """Counts tokens."""
+    tokenizer_id: str
+
+
+_Loaded = tuple[list[Document], tuple[int, int] | None]
+"""Documents; and if they are incomplete, documents available and documents published."""
+
+
+def _load_benchmark(task: _LoadTask) -> _Loaded | EvalsuiteError:
+    """Load the documents of one benchmark; return a reason for which a run may leave it out."""
+    spec = task.benchmark.generation if "generation" in task.entry.protocols else None
+    if spec is not None and (refusal := sandbox.execution_refusal(spec.dataset)):
+        return ConfigError(refusal)
+    try:
+        for asset in task.benchmark.assets:
+            ensure_asset(asset, task.data_dir)
+        return _generate(task) if task.benchmark.generated is not None else _read(task)
+    except (DataError, MissingDependencyError) as error:
+        return error
+
+
+def _unskipped(error: EvalsuiteError, task: _LoadTask) -> EvalsuiteError:
+    """Return the error of a run that leaves nothing out."""
+    if not isinstance(error, ConfigError):
+        return error
+    return ConfigError(f"{task.benchmark.name}: {error} (--skip-missing leaves the benchmark out)")
+
+
+def _read(task: _LoadTask) -> _Loaded:
+    groups = all_documents(task.benchmark, data_dir=task.data_dir)
+    available, published = sum(map(len, groups)), task.benchmark.expected_documents
+    partial = (available, published) if published is not None and available < published else None
+    return limit_documents(groups, task.entry.limit, task.resolved.suite.seed), partial
+
+
+def _generate(task: _LoadTask) -> _Loaded:
+    resolved, entry, benchmark = task.resolved, task.entry, task.benchmark
+    assert benchmark.generated is not None
+    loaded: list[Document] = []
+    partial = None
+    template, tokenizer = resolved.chat_template, task.tokenizer.get()
     for context in entry.contexts or (None,):
         try:
             found = documents(
                 benchmark,
-                data_dir=data_dir,
+                data_dir=task.data_dir,
                 limit=entry.limit,
                 seed=resolved.suite.seed,
                 context=context,
-                count_tokens=token_counter(
-                    checkpoint.tokenizer, benchmark, chat_template=resolved.chat_template
-                ),
-                tokenizer_id=counter_id(checkpoint, benchmark, chat_template=resolved.chat_template),
+                count_tokens=token_counter(tokenizer, benchmark, chat_template=template),
+                tokenizer_id=counter_id(task.tokenizer_id, benchmark, chat_template=template),
             )
         except ConfigError as error:
             where = f"{resolved.suite.location}: benchmarks: {benchmark.name}"
             at = f": 'contexts' = {context}" if context is not None else ""
             raise ConfigError(f"{where}{at}: {error}") from error
-        loaded.documents[benchmark.name] += found
+        loaded += found
         # Fewer documents than requested: the source has no more.
         if len(found) < min(entry.limit or benchmark.generated.count, benchmark.generated.count):
-            loaded.partial[benchmark.name] = len(found), benchmark.generated.count
+            partial = len(found), benchmark.generated.count
+    return loaded, partial
 
 
-def counter_id(checkpoint: RunCheckpoint, benchmark: Benchmark, *, chat_template: bool) -> str | None:
+def counter_id(tokenizer_id: str, benchmark: Benchmark, *, chat_template: bool) -> str | None:
     """Return the identity of `token_counter`: equal ids count alike. None for cheap generators."""
     if benchmark.generated is None or benchmark.generated.generator != "ruler":
         return None
     how = benchmark.generation
     if not chat_template or how is None or how.prompt != "chat":
-        return checkpoint.tokenizer_id
+        return tokenizer_id
     arguments = f"-{content_hash(how.chat_template_kwargs, 8)}" if how.chat_template_kwargs else ""
-    return f"{checkpoint.tokenizer_id}-chat{arguments}"
+    return f"{tokenizer_id}-chat{arguments}"
 
 
 def token_counter(
@@ -259,7 +310,8 @@ def prepare_documents(
     wanted = [
         (benchmark, context, tokenizer_id)
         for entry, benchmark in resolved.entries
-        if (tokenizer_id := counter_id(described[0], benchmark, chat_template=template)) is not None
+        if (tokenizer_id := counter_id(described[0].tokenizer_id, benchmark, chat_template=template))
+        is not None
         for context in entry.contexts
     ]
     files = [

@@ -17,6 +17,7 @@ from evalsuite.evaluation.environment import (
     update_environment,
 )
 from evalsuite.evaluation.run_paths import Cell, CheckpointRef, read_index, responses_folder
+from evalsuite.evaluation.workers import WorkerPool
 from evalsuite.executors import Executor, open_executor
 from evalsuite.foundation import ConfigError, RunFolderError, locked
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
@@ -115,6 +116,11 @@ def evaluate(config: RunConfig) -> Summary:
 
 
 def _evaluate(config: RunConfig) -> Summary:
+    with WorkerPool(None if config.workers == "auto" else config.workers or 1) as pool:
+        return _run_phases(config, pool)
+
+
+def _run_phases(config: RunConfig, pool: WorkerPool) -> Summary:
     out = Path(config.out)
     if config.track is not None:
         check_tracker(config.track)
@@ -129,14 +135,14 @@ def _evaluate(config: RunConfig) -> Summary:
         for phase in (phase for phase in PHASES if phase in config.phases):
             started = time.monotonic()
             if phase == "build":
-                _build(config, out, checkpoints)
+                _build(config, out, checkpoints, pool)
             else:
                 if "build" not in config.phases:
                     _check_suite(config, out)
                 if phase == "infer":
                     _infer(config, out, checkpoints, executor, summary)
                 else:
-                    _score(config, out, summary)
+                    _score(config, out, summary, pool)
             summary.unread = read_index(out).unread
             update_environment(
                 out,
@@ -150,7 +156,7 @@ def _evaluate(config: RunConfig) -> Summary:
     return summary
 
 
-def _build(config: RunConfig, out: Path, checkpoints: Sequence[str]) -> None:
+def _build(config: RunConfig, out: Path, checkpoints: Sequence[str], pool: WorkerPool) -> None:
     from evalsuite.evaluation.build import build_requests
     from evalsuite.evaluation.checkpoints import describe_checkpoints
     from evalsuite.evaluation.loss_curves import read_curves, rename_curves, write_curves
@@ -171,6 +177,7 @@ def _build(config: RunConfig, out: Path, checkpoints: Sequence[str]) -> None:
         strict=config.strict,
         trust_remote_code=config.trust_remote_code,
         quiet=config.quiet,
+        pool=pool,
     )
     rename_curves(out, before, index.labels)
     write_curves(out, {index.labels[weights_id]: data for weights_id, data in curves.items()})
@@ -249,7 +256,7 @@ def _infer(
     summary.failed = {label: (stats.failed, stats.reason) for label, stats in done.items() if stats.failed}
 
 
-def _score(config: RunConfig, out: Path, summary: Summary) -> None:
+def _score(config: RunConfig, out: Path, summary: Summary, pool: WorkerPool) -> None:
     from evalsuite.evaluation.registration import add_registered_to_plan
     from evalsuite.evaluation.score import score
     from evalsuite.reports.records.score_table import write_scores
@@ -263,7 +270,7 @@ def _score(config: RunConfig, out: Path, summary: Summary) -> None:
         summary.missing = score(
             out,
             read_index(out),
-            workers=None if config.workers == "auto" else config.workers or 1,
+            pool=pool,
             trust_remote_code=config.trust_remote_code,
             quiet=config.quiet,
             on_cell=partial(_track_scores, tracker, out),

@@ -5,17 +5,13 @@ protocol, rewritten if the hash of its inputs differs from the one in its metada
 """
 
 import hashlib
-import multiprocessing
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from evalsuite.evaluation.build import Harness, load_harness
 from evalsuite.evaluation.environment import fingerprints, read_environment, update_environment
@@ -32,7 +28,8 @@ from evalsuite.evaluation.run_paths import (
     responses_folder,
 )
 from evalsuite.evaluation.scorer_versions import scorer_version
-from evalsuite.foundation import DataError, RunFolderError, canonical_json, file_hash, progress
+from evalsuite.evaluation.workers import WorkerPool
+from evalsuite.foundation import DataError, canonical_json, file_hash, progress
 from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.models.inference.response_cache import Key, ResponseCache
@@ -52,9 +49,6 @@ from evalsuite.reports.records.score_files import (
 from evalsuite.tasks.sources.assets import ensure_asset
 from evalsuite.tasks.sources.documents import Document
 
-MIN_PARALLEL_ROWS = 20_000
-"""Rows from which worker processes pay off: each of them imports both harnesses."""
-MAX_WORKERS = 8
 TOKENS_PER_UNIT = 16
 """Generated tokens whose scoring takes about as long as one log-likelihood row."""
 MIN_SPLIT_ROWS = 1_000
@@ -65,7 +59,7 @@ def score(
     run: Path,
     index: Index,
     *,
-    workers: int | None = 1,
+    pool: WorkerPool | None = None,
     trust_remote_code: bool = False,
     quiet: bool = False,
     on_cell: Callable[[Cell], None] = lambda cell: None,
@@ -77,8 +71,7 @@ def score(
 
     Args:
         run, index: the run folder and its requests.
-        workers: processes that share the cells; None takes one per processor if there is enough work.
-            More than one import the main module again, as multiprocessing does.
+        pool: its workers share the cells; None scores them in this process.
         trust_remote_code: allow task files that are neither lm-eval's nor ours; they can run Python.
         quiet: no progress bar.
         on_cell: called with every cell when all its checkpoints are scored.
@@ -91,7 +84,7 @@ def score(
         MissingDependencyError: an asset that a metric reads is missing.
         RunFolderError: scores cannot be written, or a worker was killed; no file is ever half-written.
     """
-    run = Path(run)
+    run, pool = Path(run), pool or WorkerPool()
     benchmarks = benchmarks_in(index)
     versions = {
         (cell.benchmark, cell.protocol): scorer_version(benchmarks[cell.benchmark], cell.protocol)
@@ -103,59 +96,38 @@ def score(
         for count, cell in zip(expected, index.cells, strict=True)
     ]
     _record_versions(run, versions)
-    if workers is None:
-        workers = min(MAX_WORKERS, _processors()) if sum(left) >= MIN_PARALLEL_ROWS else 1
+    workers = pool.size(sum(left))
+    scoring = _Scoring(run, index, versions, trust_remote_code, token=uuid4().hex)
+    missing = 0
     with progress(total=sum(expected), what="score", unit="doc", quiet=quiet) as bar:
         if workers < 2:
-            scorer = _RunScorer(run, index, versions, trust_remote_code)
-            missing = 0
+            scorer = _RunScorer(scoring)
             for cell in index.cells:
                 missing += scorer.score_cell(cell, index.checkpoints, bar.update)
                 on_cell(cell)
             return missing
         tasks = [
-            (_weight(cell) * count // shares, cell, number, shares)
+            (_weight(cell) * count // shares, _Share(scoring, cell, number, shares))
             for cell, count in zip(index.cells, left, strict=True)
             for shares in [workers if cell.sampling_params is not None and count >= MIN_SPLIT_ROWS else 1]
             for number in range(shares)
         ]
         # Longest first, for an even finish.
-        tasks.sort(key=lambda task: -task[0])
-        missing = 0
-        # Forking a process with data sets loaded, and their threads, may deadlock.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(
-            workers, context, initializer=_start_worker, initargs=(run, index, versions, trust_remote_code)
-        ) as pool:
-            try:
-                futures = {pool.submit(_score_share, *task[1:]): task[1] for task in tasks}
-                waiting = Counter((cell.benchmark, cell.protocol) for cell in futures.values())
-                for future in as_completed(futures):
-                    scored, lacking = future.result()
-                    missing += lacking
-                    bar.update(scored)
-                    cell = futures[future]
-                    waiting[cell.benchmark, cell.protocol] -= 1
-                    if not waiting[cell.benchmark, cell.protocol]:
-                        on_cell(cell)
-            except BrokenProcessPool as error:
-                raise RunFolderError(
-                    f"{run}: a scoring process was killed, perhaps out of memory; repeat the command to "
-                    "resume"
-                ) from error
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+        shared = [share for _, share in sorted(tasks, key=lambda task: -task[0])]
+        waiting = Counter((share.cell.benchmark, share.cell.protocol) for share in shared)
+        for number, (scored, lacking) in pool.map(_score_share, shared, rows=sum(left)):
+            missing += lacking
+            bar.update(scored)
+            cell = shared[number].cell
+            waiting[cell.benchmark, cell.protocol] -= 1
+            if not waiting[cell.benchmark, cell.protocol]:
+                on_cell(cell)
         return missing
 
 
 def _weight(cell: Cell) -> int:
     sampling = cell.sampling_params
     return 1 if sampling is None else 1 + sampling.max_new_tokens // TOKENS_PER_UNIT
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 Versions = Mapping[tuple[str, str], ScorerVersion]
@@ -177,32 +149,50 @@ def _record_versions(run: Path, versions: Versions) -> None:
         update_environment(run, scorers=scorers)
 
 
-_worker_scorer: "_RunScorer | None" = None
+@dataclass(frozen=True)
+class _Scoring:
+    """What the shares of one call of `score` have in common."""
+
+    run: Path
+    index: Index
+    versions: Versions
+    trust_remote_code: bool
+    token: str
+    """Of the call: a worker keeps its scorer as long as it does not change."""
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Every `shares`-th checkpoint of a cell, from checkpoint `number` on."""
+
+    scoring: _Scoring
+    cell: Cell
+    number: int
+    shares: int
+
+
+_scorer: "_RunScorer | None" = None
 """Scorer of a worker process."""
 
 
-def _start_worker(run: Path, index: Index, versions: Versions, trust_remote_code: bool) -> None:
-    global _worker_scorer
-    # The parent handles interruptions: it cancels the tasks that have not started.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _worker_scorer = _RunScorer(run, index, versions, trust_remote_code)
-
-
-def _score_share(cell: Cell, number: int, shares: int) -> tuple[int, int]:
+def _score_share(share: _Share) -> tuple[int, int]:
     """Score one share of a cell's checkpoints; return the number of scored and of missing responses."""
-    assert _worker_scorer is not None
+    global _scorer
+    if _scorer is None or _scorer.token != share.scoring.token:
+        _scorer = _RunScorer(share.scoring)
     counts: list[int] = []
-    checkpoints = _worker_scorer.index.checkpoints[number::shares]
-    missing = _worker_scorer.score_cell(cell, checkpoints, counts.append)
+    checkpoints = _scorer.index.checkpoints[share.number :: share.shares]
+    missing = _scorer.score_cell(share.cell, checkpoints, counts.append)
     return sum(counts), missing
 
 
 class _RunScorer:
     """Scores the cells of one run; responses are read once for all of them."""
 
-    def __init__(self, run: Path, index: Index, versions: Versions, trust_remote_code: bool) -> None:
-        self.run, self.index, self.versions = run, index, versions
-        self.trust_remote_code = trust_remote_code
+    def __init__(self, scoring: _Scoring) -> None:
+        run, index = scoring.run, scoring.index
+        self.run, self.index, self.versions = run, index, scoring.versions
+        self.trust_remote_code, self.token = scoring.trust_remote_code, scoring.token
         self.cache = ResponseCache(responses_folder(run))
         self.fingerprints = fingerprints(run)
         self.benchmarks, self.data = benchmarks_in(index), read_environment(run).get("data")

@@ -18,6 +18,7 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import estimate_run, evaluate
 from evalsuite.evaluation.run_paths import read_index, read_requests
 from evalsuite.evaluation.score import score
+from evalsuite.evaluation.workers import WorkerPool
 from evalsuite.foundation import ConfigError, DataError, RunFolderError
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.records.run_folder import read_plan
@@ -190,13 +191,14 @@ def test_parallel_scoring_equals_serial(crew: Any, suite: Path, tmp_path: Path) 
     evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
     before = records(run)
     shutil.rmtree(run / "scores")
-    assert score(run, read_index(run), workers=2, quiet=True) == 0
-    assert records(run) == before
-    # An error in one of them is the caller's.
-    shutil.rmtree(run / "scores")
-    (run / "documents" / "pocket_facts.jsonl").unlink()
-    with pytest.raises(DataError, match=r"pocket_facts\.jsonl: no such file"):
-        score(run, read_index(run), workers=2, quiet=True)
+    with WorkerPool(2) as pool:
+        assert score(run, read_index(run), pool=pool, quiet=True) == 0
+        assert records(run) == before
+        # An error in one of them is the caller's.
+        shutil.rmtree(run / "scores")
+        (run / "documents" / "pocket_facts.jsonl").unlink()
+        with pytest.raises(DataError, match=r"pocket_facts\.jsonl: no such file"):
+            score(run, read_index(run), pool=pool, quiet=True)
 
 
 def test_truncated_response_or_score_is_recomputed(crew: Any, suite: Path, tmp_path: Path) -> None:

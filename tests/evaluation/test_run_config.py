@@ -193,6 +193,7 @@ def test_the_configuration_is_recorded_by_phase(crew: Any, suite: Path, tmp_path
         "strict": False,
         "data": None,
         "trust_remote_code": False,
+        "workers": None,
     }
     assert recorded["infer"]["dtype"] == "float32"
     assert (recorded["infer"]["executor"], "score" in recorded) == ("local", False)

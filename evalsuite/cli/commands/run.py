@@ -119,7 +119,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--workers",
         type=int,
         metavar="N",
-        help="processes that score (default: one per processor if there is enough work)",
+        help="processes that build and score (default: one per processor if there is enough work)",
     )
     parser.add_argument(
         "--track", metavar="TRACKER", help="also log scores to an experiment tracker: tensorboard or trackio"
@@ -133,9 +133,14 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, and print scores and the run folder."""
+    config = run_config(arguments)
+    if "dry_run" not in arguments:
+        from evalsuite.evaluation.workers import prepare
+
+        # Before the imports that take seconds, which go on at the same time in the process that this starts.
+        prepare(config)
     from evalsuite.evaluation import evaluate
 
-    config = run_config(arguments)
     if "dry_run" in arguments:
         # Needs the harnesses, which a host that only runs inference lacks.
         from evalsuite.evaluation import estimate_run
@@ -170,6 +175,6 @@ def run_config(arguments: argparse.Namespace) -> "RunConfig":
         raise ConfigError("no run folder given: pass --out RUN")
     else:
         config = RunConfig(**options)
-    if config.workers is None and "score" in config.phases:
+    if config.workers is None and {"build", "score"} & set(config.phases):
         return replace(config, workers="auto")
     return config
