@@ -79,8 +79,9 @@ class Bench:
         self.bf16 = self.device.type == "cuda"
         self.dtype = torch.bfloat16 if self.bf16 else torch.float32
         torch.manual_seed(0)
-        reference: Any = LlamaForCausalLM(LlamaConfig(**config))
-        self.reference = reference.to(self.device).eval().requires_grad_(False)
+        with self.device:
+            reference: Any = LlamaForCausalLM(LlamaConfig(**config))
+        self.reference = reference.eval().requires_grad_(False)
         self.shape = ModelShape(
             hidden_size=config["hidden_size"],
             num_hidden_layers=config["num_hidden_layers"],
