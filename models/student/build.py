@@ -38,20 +38,8 @@ def build_student(
         ConfigError: unknown mixer, option or init, an `init` that no layer uses, a wrong number of mixers, or
             an unsupported teacher architecture.
     """
-    if init not in INITS:
-        raise ConfigError(f"init = '{init}'{nearest(init, INITS)}")
     names = [mixers] * teacher.config.num_hidden_layers if isinstance(mixers, str) else list(mixers)
-    if init != "qkvo" and not any(MIXERS[name].uses_init for name in names if name in MIXERS):
-        raise ConfigError(
-            f"init = '{init}' concerns mixers that replace attention, and this student has none; for softmax "
-            f"layers set the option init, as in softmax: {{init: {init}}}"
-        )
-    config = StudentConfig(
-        teacher=teacher_config_dict(teacher),
-        mixers=names,
-        mixer_options=options or {},
-        attn_implementation=teacher.config._attn_implementation,
-    )
+    config = student_config(teacher, names, options or {}, init)
     parameter = next(teacher.parameters())
     devices = [parameter.device] if parameter.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(parameter.device):
@@ -62,11 +50,35 @@ def build_student(
         mine.data = mine.data.to(parameter.dtype)
     copy_teacher(student, teacher, init, kv_expansion)
     student.config.dtype = parameter.dtype
+    copy_generation_config(student, teacher)
+    return student.train(teacher.training)
+
+
+def student_config(
+    teacher: PreTrainedModel, mixers: list[str], options: dict[str, dict[str, Any]], init: str
+) -> StudentConfig:
+    """The config of a student with the given mixers, one per layer. Raises as `build_student`."""
+    if init not in INITS:
+        raise ConfigError(f"init = '{init}'{nearest(init, INITS)}")
+    if init != "qkvo" and not any(MIXERS[name].uses_init for name in mixers if name in MIXERS):
+        raise ConfigError(
+            f"init = '{init}' concerns mixers that replace attention, and this student has none; for softmax "
+            f"layers set the option init, as in softmax: {{init: {init}}}"
+        )
+    return StudentConfig(
+        teacher=teacher_config_dict(teacher),
+        mixers=mixers,
+        mixer_options=options,
+        attn_implementation=teacher.config._attn_implementation,
+    )
+
+
+def copy_generation_config(student: StudentForCausalLM, teacher: PreTrainedModel) -> None:
+    """Give the student a copy of the teacher's generation config, if it has one."""
     if teacher.generation_config is not None:
         student.generation_config = type(teacher.generation_config).from_dict(
             teacher.generation_config.to_dict()
         )
-    return student.train(teacher.training)
 
 
 def teacher_config_dict(teacher: PreTrainedModel) -> dict[str, Any]:
