@@ -1,7 +1,11 @@
 """Text to token ids, exactly as in lm-eval's HFLM, but in batches."""
 
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from transformers import PreTrainedTokenizerFast
 
 from evalsuite.foundation import DataError
 from evalsuite.models.inference.requests import ScoreRequest
@@ -9,7 +13,26 @@ from evalsuite.models.inference.requests import ScoreRequest
 Tokens = tuple[int, ...]
 
 CHUNK = 1024
-"""Texts per tokenizer call; a tokenizer holds offsets and more of every token until it returns."""
+"""Texts per tokenizer call; a tokenizer holds more of every token than its id until it returns."""
+
+_WORD = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
+"""Where a word starts that follows another one."""
+_TAIL = 256
+"""Last characters of a context in which its last word is searched."""
+
+WORD_SPLITS = (
+    # GPT-2, Llama 3, Qwen 2, GPT-4o, and the pocket teacher.
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r" ?[A-Za-z]+|[0-9]| ?[^\sA-Za-z0-9]|\s",
+)
+"""Patterns of which no match contains two letters with a space between them, so that they split there."""
 
 
 class Encoder:
@@ -29,6 +52,8 @@ class Encoder:
             )
         self.prefix_token_id = int(prefix)
         self._prefix = tokenizer.decode(self.prefix_token_id)
+        self._backend = _backend(tokenizer)
+        self._splits_words = self._backend is not None and splits_words(self._backend)
 
     def encode(self, texts: Sequence[str]) -> dict[str, Tokens]:
         """Return the tokens of each distinct text, with special tokens."""
@@ -48,9 +73,16 @@ class Encoder:
         found: dict[str, Tokens] = {}
         for start in range(0, len(texts), CHUNK):
             chunk = texts[start : start + CHUNK]
+            # The first through transformers, which removes padding and truncation from the backend.
+            direct = chunk[1:] if self._backend is not None else []
+            through = chunk[: len(chunk) - len(direct)]
             # verbose=False: the engine refuses texts that exceed the model's positions, by name.
-            encoded = self.tokenizer(chunk, return_attention_mask=False, verbose=False, **how)["input_ids"]
-            found.update((text, tuple(tokens)) for text, tokens in zip(chunk, encoded, strict=True))
+            encoded = self.tokenizer(through, return_attention_mask=False, verbose=False, **how)["input_ids"]
+            found.update((text, tuple(tokens)) for text, tokens in zip(through, encoded, strict=True))
+            if direct:
+                assert self._backend is not None
+                ids = self._backend.encode_batch_fast(direct, add_special_tokens=special is not False)
+                found.update((text, tuple(each.ids)) for text, each in zip(direct, ids, strict=True))
         return found
 
     def pairs(
@@ -72,13 +104,18 @@ class Encoder:
         encode = self._encode_with_prefix if add_bos_token else self.encode
         contexts = encode([context for context, _ in moved if context])
         bare = self.encode_bare([continuation for context, continuation in moved if not context])
+        words = self._last_words(contexts) if self._splits_words else {}
         found = []
         for start in range(0, len(moved), CHUNK):
             chunk = moved[start : start + CHUNK]
             # Chunked, because all but the last few tokens of a few-shot prompt are discarded.
-            joined = encode([context + continuation for context, continuation in chunk if context])
+            joined = encode([a + b for a, b in chunk if a and a not in words])
+            ends = self.encode_bare([words[a][0] + b for a, b in chunk if a in words])
             for context, continuation in chunk:
-                if context:
+                if context in words:
+                    word, cut = words[context]
+                    encoded = contexts[context], ends[word + continuation][cut:]
+                elif context:
                     cut = len(contexts[context])
                     encoded = contexts[context], joined[context + continuation][cut:]
                 else:
@@ -87,6 +124,27 @@ class Encoder:
                     raise DataError(f"the continuation {continuation[:40]!r} has no tokens")
                 found.append(encoded)
         return found
+
+    def _last_words(self, contexts: Mapping[str, Tokens]) -> dict[str, tuple[str, int]]:
+        """Return the text from the last word of each context on, and its number of tokens.
+
+        A tokenizer that splits words gives text from there on the same tokens with the context before it as
+        without, so that the rest of a long context is not encoded again for each of its continuations.
+        Contexts without two words at their end, or with special tokens behind them, are left out.
+        """
+        starts = {}
+        for context in contexts:
+            # A context that is shorter could become the prefix token together with its continuation.
+            if len(context) >= len(self._prefix):
+                places = [match.start() for match in _WORD.finditer(context, max(0, len(context) - _TAIL))]
+                if places:
+                    starts[context] = context[places[-1] :]
+        encoded = self.encode_bare(list(starts.values()))
+        return {
+            context: (word, len(encoded[word]))
+            for context, word in starts.items()
+            if contexts[context][-len(encoded[word]) :] == encoded[word]
+        }
 
     def _encode_with_prefix(self, texts: Sequence[str]) -> dict[str, Tokens]:
         bare = self.encode_bare(texts)
@@ -104,6 +162,54 @@ class Encoder:
         tokens = list(self.encode([text])[text])
         windows = get_rolling_token_windows(tokens, self.prefix_token_id, max_length, 1)
         return [(tuple(context), tuple(rest)) for context, rest in map(make_disjoint_window, windows)]
+
+
+def _backend(tokenizer: Any) -> Any:
+    """Return the `tokenizers.Tokenizer` that a tokenizer merely passes its texts to; None for any other."""
+    kind, methods = type(tokenizer), ("__call__", "_encode_plus", "_batch_encode_plus")
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return None
+    same = (getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name, None) for name in methods)
+    return tokenizer.backend_tokenizer if all(same) else None
+
+
+def splits_words(backend: Any) -> bool:
+    """Return whether a tokenizer treats what follows a word as if nothing was before it.
+
+    That is, whether it always splits between a letter and a space with a letter behind it, and encodes both
+    sides by themselves.
+
+    Args:
+        backend: a `tokenizers.Tokenizer`.
+    """
+    parts = json.loads(backend.to_str())
+    model, before = parts["model"], parts["pre_tokenizer"]
+    if model["type"] != "BPE" or model.get("dropout") or parts["normalizer"] not in (None, {"type": "NFC"}):
+        return False
+    # Added tokens are found before the text is split, and these could reach over the place.
+    reaching = ("lstrip", "rstrip", "single_word")
+    if any(" " in each["content"] or any(map(each.get, reaching)) for each in parts["added_tokens"]):
+        return False
+    steps = before["pretokenizers"] if before and before["type"] == "Sequence" else [before]
+    return all(map(_keeps_places, steps)) and any(map(_splits_words, steps))
+
+
+def _keeps_places(step: Any) -> bool:
+    """Whether a pre-tokenizer only splits further."""
+    if step is None:
+        return False
+    if step["type"] == "ByteLevel":
+        return not step["add_prefix_space"]
+    return step["type"] in ("Digits", "Punctuation") or _splits_words(step)
+
+
+def _splits_words(step: Any) -> bool:
+    """Whether a pre-tokenizer splits before a space between two letters, whatever is around them."""
+    if step["type"] == "ByteLevel":
+        return bool(step["use_regex"])
+    if step["type"] != "Split" or step["behavior"] != "Isolated" or step["invert"]:
+        return False
+    return step["pattern"].get("Regex") in WORD_SPLITS
 
 
 def _move_spaces(context: str, continuation: str) -> tuple[str, str]:

@@ -3,13 +3,15 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from evalsuite.foundation import DataError
-from evalsuite.protocols.tokenization import Encoder, group_by_context
+from evalsuite.protocols.tokenization import WORD_SPLITS, Encoder, group_by_context
 
 PAIRS = [
     ("Question: Who is here?\nAnswer:", " Hugo"),
@@ -86,6 +88,118 @@ def test_encode_does_not_repeat_prefix_token(any_tokenizer: Any) -> None:
     found = encoder.encode(["hunter", "<s>hunter"])
     assert found["<s>hunter"].count(bos) == 1
     assert encoder.pairs([("", "hunter")])[0][0] == (bos,)
+
+
+WORDS = [
+    "the",
+    "a cat",
+    "'s",
+    "It's",
+    "Émile",
+    "naïve",
+    "12",
+    "3.5",
+    "\n",
+    "\n\n",
+    "  ",
+    "…",
+    "Answer:",
+    "<x>",
+    "\t",
+    "ß",
+]
+TEXTS = st.lists(st.sampled_from([*WORDS, " "]), max_size=8).map("".join)
+
+
+def trained(*split: Any, special: tuple[AddedToken, ...] = ()) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with few merges, which therefore differ by what is around a text."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.Sequence(list(split)) if len(split) > 1 else split[0]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<s>", "<x>"]
+    )
+    inner.train_from_iterator([" ".join(WORDS) * 3, "the cat thecat a catthe Answer: cats"] * 5, trainer)
+    inner.add_tokens(list(special))
+    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="<s>")
+
+
+SPLITS = {
+    "GPT-2": (pre_tokenizers.ByteLevel(add_prefix_space=False),),
+    "SmolLM2": (pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)),
+} | {
+    pattern[:12]: (
+        pre_tokenizers.Split(Regex(pattern), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    )
+    for pattern in WORD_SPLITS
+}
+
+
+@pytest.fixture(params=SPLITS)
+def splitting(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+    return trained(*SPLITS[request.param])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(context=TEXTS, continuations=st.lists(TEXTS.filter(str.strip), min_size=1, max_size=3))
+def test_ends_of_contexts_encode_as_whole_texts_do(
+    splitting: PreTrainedTokenizerFast, context: str, continuations: list[str]
+) -> None:
+    pairs = [(start + context, each) for each in continuations for start in ("", "one cat and the other ")]
+    encoder, whole = Encoder(splitting), Encoder(splitting)
+    assert encoder._splits_words
+    whole._splits_words, whole._backend = False, None
+    for add_bos_token in (False, True):
+        found = []
+        for each in (whole, encoder):
+            try:
+                found.append(each.pairs(pairs, add_bos_token=add_bos_token))
+            except DataError as error:  # A continuation that merges into its context.
+                found.append(str(error))
+        assert found[0] == found[1]
+
+
+def test_long_contexts_are_encoded_once(splitting: PreTrainedTokenizerFast) -> None:
+    encoder = Encoder(splitting)
+    lengths: list[int] = []
+    encode = encoder._batch
+    encoder._batch = lambda texts, special: (lengths.extend(map(len, texts)), encode(texts, special))[1]  # type: ignore[method-assign, func-returns-value]
+    context = "the cat and the cat " * 50 + "Answer:"
+    encoder.pairs([(context, f" {letter}") for letter in "ABCD"])
+    assert sum(lengths) < len(context) + 100
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        trained(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
+        trained(pre_tokenizers.ByteLevel(add_prefix_space=False), special=(AddedToken("a cat"),)),
+        trained(pre_tokenizers.ByteLevel(add_prefix_space=False), special=(AddedToken("<y>", rstrip=True),)),
+        trained(
+            pre_tokenizers.Split(Regex(r"\w+ \w+"), "isolated"), pre_tokenizers.ByteLevel(use_regex=False)
+        ),
+    ],
+)
+def test_tokenizers_that_read_over_words_encode_whole_texts(tokenizer: PreTrainedTokenizerFast) -> None:
+    encoder = Encoder(tokenizer)
+    assert not encoder._splits_words
+    reference = Reference(tokenizer)
+    pairs = [("one cat and a", " cat too"), ("the cat", "s are there"), ("the<y> cat", " sat")]
+    reference.loglikelihood(instances(pairs), disable_tqdm=True)
+    assert encoder.pairs(pairs) == reference.seen
+
+
+def test_tokenizers_that_do_more_than_their_backend_are_called(tokenizer: Any) -> None:
+    class Shouting(PreTrainedTokenizerFast):
+        def _encode_plus(self, text: Any, *args: Any, **named: Any) -> Any:
+            upper = text.upper() if isinstance(text, str) else [each.upper() for each in text]
+            return super()._encode_plus(upper, *args, **named)
+
+    loud = Shouting(tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>", eos_token="</s>")
+    texts = ["hunter", "the lamp"]
+    found = Encoder(loud).encode(texts)
+    assert list(found.values()) == list(Encoder(tokenizer).encode([each.upper() for each in texts]).values())
 
 
 def test_empty_continuation_is_refused(tokenizer: Any) -> None:
