@@ -25,6 +25,7 @@ from evalsuite.distill.data.config import DataSourceConfig, ResponsesSourceConfi
 from evalsuite.distill.overrides import apply_override
 from evalsuite.distill.retired_keys import refuse_retired_keys
 from evalsuite.distill.stage import Stage, stage_settings
+from evalsuite.distill.study import Study
 from evalsuite.foundation import ConfigError, content_hash, nearest
 from evalsuite.foundation.strict import Strict, parse, read_yaml
 
@@ -102,6 +103,8 @@ class Recipe(Strict):
     """Experiment tracker that the metrics are also logged to: `tensorboard` or `trackio`."""
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Name → overrides, for the ablations of the source; select with `recipe:name`."""
+    study: Study | None = None
+    """Which variants a study compares, with `python -m evalsuite.study`."""
 
     @property
     def hash(self) -> str:
@@ -151,6 +154,9 @@ class Recipe(Strict):
                     f"student.initial_checkpoints.{mixer}: there is no variant '{path[1:]}'"
                     f"{nearest(path[1:], self.variants)}"
                 )
+        for variant in sorted(self.study.variants) if self.study is not None else ():
+            if variant not in self.variants:
+                raise ValueError(f"study: there is no variant '{variant}'{nearest(variant, self.variants)}")
         if self.architecture is not None:
             if self.teacher is not None:
                 raise ValueError("'architecture' starts from random weights and has no 'teacher'")
@@ -184,6 +190,7 @@ NON_HASHED_FIELDS = (
     "source",
     "notes",
     "variants",
+    "study",
     "checkpoint",
     "validation",
     "track",

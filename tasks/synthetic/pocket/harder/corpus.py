@@ -92,7 +92,7 @@ def _word_lists(rng: random.Random, split: Split, longest: int) -> list[Segment]
     return [Segment(f"Words: {listed}. {niah.sentence(rng)}\nWords: {listed}.\n", True)]
 
 
-WRITERS: dict[str, Writer] = {
+_QUESTIONS: dict[str, Writer] = {
     "two_hop": _two_hop,
     "three_steps": _three_steps,
     "constraints": _constraints,
@@ -100,6 +100,20 @@ WRITERS: dict[str, Writer] = {
     "choice": _choice,
     "recite": _recite,
     "needles": _needles,
+}
+
+
+def _single(rng: random.Random, split: Split, longest: int) -> list[Segment]:
+    """One question of any kind: what a teacher can be asked whose responses are compared with these."""
+    while True:
+        text = rng.choice(tuple(_QUESTIONS.values()))(rng, split, longest)
+        if len(text) > 1:
+            return text[:2]
+
+
+WRITERS: dict[str, Writer] = {
+    **_QUESTIONS,
+    "single": _single,
     "prose": _prose,
     "word_lists": _word_lists,
 }

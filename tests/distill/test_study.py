@@ -1,0 +1,123 @@
+"""Studies: which runs they have, in which order, and what they refuse."""
+
+from pathlib import Path
+
+import pytest
+
+from evalsuite.distill import load_recipe
+from evalsuite.distill.study import BASE, Study, StudyRun, study_runs
+from evalsuite.foundation import ConfigError
+from evalsuite.foundation.strict import parse
+from evalsuite.study import SELECTION, TEACHER, Setting, run_overrides, study_jobs
+
+DESIGN = {
+    "suite": "pocket-10m",
+    "seeds": [3, 5],
+    "students": ["hybrid", "kda"],
+    "base_only": [],
+    "axes": {
+        "objective": {"base": "KL", "arms": ["ce"]},
+        "layers": {"base": "selected", "arms": ["uniform"], "students": ["hybrid"]},
+    },
+}
+
+
+def study(**changes: object) -> Study:
+    return parse({**DESIGN, **changes}, Study, "study")
+
+
+def test_base_of_all_seeds_comes_first_and_arms_follow_seed_by_seed() -> None:
+    assert [run.name for run in study_runs(study())] == [
+        "hybrid-base-seed3",
+        "kda-base-seed3",
+        "hybrid-base-seed5",
+        "kda-base-seed5",
+        "hybrid-ce-seed3",
+        "kda-ce-seed3",
+        "hybrid-uniform-seed3",
+        "hybrid-ce-seed5",
+        "kda-ce-seed5",
+        "hybrid-uniform-seed5",
+    ]
+
+
+def test_students_of_the_base_alone_have_no_arms() -> None:
+    found = study_runs(study(base_only=["kda"]))
+    assert {run.arm for run in found if run.student == "kda"} == {BASE}
+    assert {run.arm for run in found if run.student == "hybrid"} == {BASE, "ce", "uniform"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"base_only": ["kba"]}, "unknown student 'kba'; did you mean 'kda'"),
+        ({"seeds": [1, 1]}, "each of them once"),
+        ({"students": ["kda", "kda"]}, "'kda' is named twice"),
+        ({"axes": {"o": {"base": "KL", "arms": ["base"]}}}, "'base' is named twice, or is 'base'"),
+        ({"axes": {"o": {"base": "KL", "arms": ["ce"], "compared_with": "c"}}}, "'c' is none of its arms"),
+        ({"axes": {"o": {"base": "KL", "arms": ["ce"], "students": ["kdb"]}}}, "unknown student 'kdb'"),
+    ],
+)
+def test_inconsistent_studies_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        study(**changes)
+
+
+def test_a_study_of_an_unknown_variant_is_refused(tmp_path: Path) -> None:
+    recipe = Path("distill/recipes/gap-study-pocket-10m.yaml").read_text()
+    (tmp_path / "r.yaml").write_text(recipe.replace("arms: [full-mask]", "arms: [ful-mask]"))
+    with pytest.raises(ConfigError, match="there is no variant 'ful-mask'; did you mean 'full-mask'"):
+        load_recipe(tmp_path / "r.yaml")
+
+
+def test_a_study_does_not_change_the_hash_of_its_recipe() -> None:
+    recipe = load_recipe("gap-study-pocket-10m")
+    assert recipe.study is not None
+    assert recipe.model_copy(update={"study": None}).hash == recipe.hash
+
+
+def test_every_arm_of_the_pocket_study_differs_from_its_base_in_one_field() -> None:
+    """Two fields change where a mask belongs to the data, and where an arm brings its own source."""
+    recipe = load_recipe("gap-study-pocket-10m")
+    assert recipe.study is not None
+    assert len(study_runs(recipe.study)) == 87
+    hashes = set()
+    for run in study_runs(recipe.study):
+        loaded = load_recipe(f"gap-study-pocket-10m:{','.join(run.variants)}", [f"seed={run.seed}"])
+        hashes.add(loaded.hash)
+    # The pure kda student and the hybrid differ by the selected layers, which the driver adds.
+    assert len(hashes) == 87 - 9 * 3
+    changed = {arm: len(recipe.variants[arm]) for axis in recipe.study.axes.values() for arm in axis.arms}
+    assert {arm for arm, fields in changed.items() if fields > 1} == {"instruct-only", "teacher-single"}
+
+
+def test_hybrids_wait_for_the_selection_and_all_runs_for_the_teacher(tmp_path: Path) -> None:
+    recipe = load_recipe("gap-study-pocket-10m")
+    setting = Setting(recipe="gap-study-pocket-10m", teacher="t", requests=tmp_path, out=tmp_path)
+    assert recipe.study is not None
+    jobs = {job.name: job for job in study_jobs(recipe.study, setting)}
+    assert [name for name, job in jobs.items() if job.is_ready()] == [TEACHER]
+    setting.shard(TEACHER).parent.mkdir()
+    setting.shard(TEACHER).touch()
+    ready = {name for name, job in jobs.items() if job.is_ready()}
+    assert "kda-base-seed0" in ready
+    assert not {name for name in ready if name.startswith("hybrid")}
+    assert SELECTION not in ready
+    setting.student("kda-base-seed0").mkdir(parents=True)
+    assert jobs[SELECTION].is_ready()
+    setting.layers.touch()
+    assert all(job.is_ready() for job in jobs.values())
+
+
+def test_selected_layers_reach_hybrids_alone_except_where_an_arm_sets_its_own(tmp_path: Path) -> None:
+    recipe = load_recipe("gap-study-pocket-10m")
+    assert recipe.study is not None
+    setting = Setting(recipe="gap-study-pocket-10m", teacher="t", requests=tmp_path, out=tmp_path)
+    layers = f'student.softmax_layers="{setting.layers}"'
+    for run, expected in (
+        (StudyRun("hybrid", BASE, 0), True),
+        (StudyRun("hybrid", "full-mask", 0), True),
+        (StudyRun("hybrid", "uniform", 0), False),
+        (StudyRun("kda", BASE, 0), False),
+    ):
+        assert (layers in run_overrides(run, recipe.study, setting)) == expected, run
