@@ -6,6 +6,7 @@ from typing import Any
 
 from evalsuite.foundation import DataError
 from evalsuite.tasks.sources.data import DataSource
+from evalsuite.tasks.sources.span_choices import span_choices
 from evalsuite.tasks.synthetic.ruler.key_value import json_prompt
 
 Row = dict[str, Any]
@@ -99,7 +100,12 @@ def json_pairs(rows: list[Row], data: DataSource) -> list[Row]:
     return found
 
 
-TRANSFORMS: dict[str, Transform] = {"statements": statements, "pages": pages, "json_pairs": json_pairs}
+TRANSFORMS: dict[str, Transform] = {
+    "statements": statements,
+    "pages": pages,
+    "json_pairs": json_pairs,
+    "span_choices": span_choices,
+}
 """Name in ``source.transform`` → (rows, data source, **transform_args) → rows."""
 
 EXTRA_SPLITS: dict[str, tuple[tuple[str, str | None, str], ...]] = {

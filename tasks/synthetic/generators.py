@@ -39,7 +39,20 @@ def _ruler(
     return rows(task, seed=seed, count=count, context=context, count_tokens=count_tokens, inputs=inputs)
 
 
-GENERATORS: dict[str, Generator] = {"pocket": _pocket, "ruler": _ruler}
+def _english(
+    task: str,
+    seed: int,
+    count: int,
+    context: int | None,
+    count_tokens: CountTokens | None,
+    inputs: Sequence[list[Row]],
+) -> list[Row]:
+    from evalsuite.tasks.synthetic.english import rows
+
+    return rows(task, seed=seed, count=count)
+
+
+GENERATORS: dict[str, Generator] = {"pocket": _pocket, "ruler": _ruler, "english": _english}
 """Name → generator: (task, seed, count, context, count_tokens, rows of each input split) → rows."""
 RETIRED = {"sized": "ruler"}
 """Retired generator → current name."""

@@ -4,7 +4,7 @@ A scorer is a function from a document's row and a response to values per metric
 module below registers its own. Other packages add scorers in the entry-point group `evalsuite.scorers`.
 """
 
-from evalsuite.protocols.scorers import longbench, pocket, recall, squad
+from evalsuite.protocols.scorers import longbench, pocket, recall, squad, text
 from evalsuite.protocols.scorers.base import (
     SCORERS,
     ScoreFunction,
@@ -25,4 +25,5 @@ __all__ = [
     "pocket",
     "recall",
     "squad",
+    "text",
 ]
