@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from evalsuite.foundation import ConfigError
 
@@ -141,15 +141,13 @@ class DelayedFlags:
         return tuple(bool(flag) for flag in tensor.tolist())
 
 
+def lost_process(error: BaseException) -> bool:
+    """Whether an exception says that another process of the run has ended."""
+    by_gloo = isinstance(error, RuntimeError) and ("gloo" in str(error) or "closed by peer" in str(error))
+    return by_gloo or isinstance(error, distributed.DistError)
+
+
 def full_tensor(tensor: Tensor) -> Tensor:
     """The unsharded tensor, detached; a collective call for sharded tensors."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def distribute_like(value: Tensor, pattern: Tensor) -> Tensor:
-    """`value` on the device of `pattern`, sharded like it if it has as many rows."""
-    value = value.to(pattern.device)
-    if isinstance(pattern, DTensor) and value.shape[:1] == pattern.shape[:1]:
-        return distribute_tensor(value, pattern.device_mesh, pattern.placements)
-    return value

@@ -3,7 +3,8 @@
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,13 +101,18 @@ class MetricsLogger:
     def __exit__(self, *_: Any) -> None:
         self._bar.close()
 
-    def pause(self) -> None:
-        """Stop the training clock, such as while a state is saved."""
-        self.seconds += time.monotonic() - self._resumed_at
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Context without the training clock, such as while a state is saved."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self._resumed_at = time.monotonic()
 
-    def resume(self) -> None:
-        """Restart the training clock."""
-        self._resumed_at = time.monotonic()
+    def pause(self) -> None:
+        """Stop the training clock."""
+        self.seconds += time.monotonic() - self._resumed_at
 
     def record(
         self,

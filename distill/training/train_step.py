@@ -21,6 +21,7 @@ from evalsuite.distill.training.optimizers import (
     FlatGrads,
     MasterWeights,
     build_optimizers,
+    load_state_tensors,
     set_lr,
     state_tensors,
 )
@@ -57,6 +58,8 @@ class StudentTrainState:
         self.label, self.model = label, model
         trained = {name for which in trainable_sets for name in trainable_names(model, which)}
         self.master_weights = MasterWeights(model, dtype, trained)
+        softmax = softmax_layer_indices(model)
+        self._changed = {name for name in trained if is_mixer_parameter(name, softmax)}
         self.parameters: dict[str, nn.Parameter] = {}
         self.optimizer_params: dict[str, nn.Parameter] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -132,6 +135,26 @@ class StudentTrainState:
         """All weights by name: master weights, and frozen ones in the dtype of the forward pass."""
         return {**dict(self.model.named_parameters()), **self.fp32_weights()}
 
+    def changed_weights(self) -> Mapping[str, Tensor]:
+        """The master weights of mixers and of all that was trained so far; others equal the teacher's."""
+        changed = self._changed | self.parameters.keys()
+        return {name: tensor for name, tensor in self.fp32_weights().items() if name in changed}
+
+    def load_weights(self, names: Collection[str]) -> None:
+        """Take over the master weights `names`, whose values were changed in place."""
+        self._changed |= set(names)
+        if not self.sharded:
+            self.master_weights.copy_to_model(names)
+
+    def load_optimizer_state(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Load states of the optimizers, by parameter and name; tensors are placed as the parameters are."""
+        names = {id(parameter): name for name, parameter in self.optimizer_params.items()}
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if state := states.get(names[id(parameter)]):
+                        load_state_tensors(optimizer, parameter, state)
+
     def optimizer_state(self) -> dict[str, Tensor]:
         """State tensors of the optimizers, by `<parameter>/<name>`."""
         names = {id(parameter): name for name, parameter in self.optimizer_params.items()}
@@ -144,6 +167,7 @@ class StudentTrainState:
 
     def end_stage(self) -> None:
         """Free gradients and optimizers."""
+        self._changed |= self.parameters.keys()
         if self.flat_grads is not None:
             self.flat_grads.close()
         for parameter in (*self.model.parameters(), *self.master_weights.params.values()):

@@ -14,9 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from evalsuite.distill.calibration import calibrate_students
 from evalsuite.distill.data.exchange import join_exchange
 from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch, validate_data
@@ -35,23 +32,16 @@ from evalsuite.distill.training.builders import (
     resolve_checkpoints,
     resolve_layer_selection,
 )
-from evalsuite.distill.training.checkpoint import (
-    TrainerState,
-    check_run_dir,
-    init_run_dir,
-    load_master_weights,
-    load_optimizer_state,
-    load_state,
-    save_checkpoint,
-    save_state,
-)
+from evalsuite.distill.training.checkpoint import Checkpointer
 from evalsuite.distill.training.distributed import ProcessGroup, full_tensor
 from evalsuite.distill.training.held_out import Validation
 from evalsuite.distill.training.kernel_compilation import KernelCompilation
 from evalsuite.distill.training.memory.gpu_usage import PEAK_FLOPS, GpuUsage, explain_out_of_memory
 from evalsuite.distill.training.metrics import MetricsLogger, loss_curve, truncate_metrics
 from evalsuite.distill.training.provenance import build_lineage
+from evalsuite.distill.training.run_folder import check_run_dir, init_run_dir, save_checkpoint
 from evalsuite.distill.training.stop_signals import StopSignals
+from evalsuite.distill.training.train_state import Progress, TrainState
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep, select_strategy
 from evalsuite.distill.types import softmax_layer_indices
 from evalsuite.foundation import DataError, locked, read_jsonl
@@ -118,17 +108,11 @@ def distill(
                 validate_data(data_recipe, models.tokenizer, sources)
                 calibrate_students(data_recipe, models, process_group.device, process_group.broadcast)
                 with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
-                    Trainer(
-                        recipe,
-                        data_recipe,
-                        out,
-                        models,
-                        process_group,
-                        quiet,
-                        sources,
-                        compilation,
-                        tracker,
-                    ).train()
+                    trainer = Trainer(
+                        recipe, data_recipe, out, models, process_group, quiet, sources, compilation, tracker
+                    )
+                    with closing(trainer.checkpointer):
+                        trainer.train()
         return folders
 
 
@@ -180,24 +164,23 @@ class Trainer:
         student = next(iter(models.students.values()))
         self.shape = ModelShape.from_config(student.config)
         self.num_softmax = len(softmax_layer_indices(student))
-        self.state = TrainerState()
-        self.saved_tensors: dict[str, Tensor] = {}
-        found = load_state(out)
-        if found is not None:
-            self.state, self.saved_tensors = found
-            for train_state in self.train_states:
-                masters = train_state.master_weights
-                load_master_weights(masters.params, train_state.label, self.saved_tensors)
-                masters.copy_to_model(masters.params)
-            torch.set_rng_state(self.saved_tensors["random"])
+        self.checkpointer = Checkpointer(out / "state", process_group)
+        progress = self.checkpointer.progress()
+        self._resumes = progress is not None
+        self.train_state = TrainState(self.train_states, progress, has_random=process_group.is_main)
         if process_group.is_main:
-            truncate_metrics(out, self.state.total_tokens)
+            truncate_metrics(out, self.progress.total_tokens)
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run is."""
+        return self.train_state.progress
 
     def train(self) -> None:
         """Run the remaining stages, then write the students."""
         with StopSignals(single=self.process_group.world_size == 1) as stop:
             for number, stage in enumerate(self.recipe.stages):
-                if number >= self.state.stage:
+                if number >= self.progress.stage:
                     with explain_out_of_memory(
                         self.recipe,
                         stage,
@@ -207,26 +190,31 @@ class Trainer:
                         world_size=self.process_group.world_size,
                     ):
                         self._train_stage(stage, number, stop)
+        self._resume()
+        self.checkpointer.wait()
         for train_state in self.train_states:
             self._save_checkpoint(train_state, self.out / train_state.label, finished=True)
 
+    def _resume(self) -> None:
+        """Load the saved state, if there is one and it has not been loaded."""
+        if self._resumes:
+            self.checkpointer.load(self.train_state)
+            self._resumes = False
+
     def _train_stage(self, stage: Stage, number: int, stop: StopSignals) -> None:
-        state, process_group = self.state, self.process_group
+        progress, process_group = self.progress, self.process_group
         self.compilation.start(fresh_only=True)
         for train_state in self.train_states:
             train_state.begin_stage(stage)
-            load_optimizer_state(
-                train_state.optimizer_params, train_state.label, train_state.optimizers, self.saved_tensors
-            )
-        self.saved_tensors = {}
+        self._resume()
         if self.models.teacher is not None:
             set_attention(self.models.teacher, stage.teacher_attention)
         loader = StageDataLoader(
             self.data_recipe,
             stage,
             self.models.tokenizer,
-            state=state.data,
-            previous=state.sources,
+            state=progress.data,
+            previous=progress.sources,
             rank=process_group.rank,
             world_size=process_group.world_size,
             pin_memory=process_group.device.type == "cuda",
@@ -240,7 +228,7 @@ class Trainer:
         last_save = time.monotonic()
         with self._metrics_logger(stage, number) as metrics:
             batches = prefetch(
-                islice(loader, stage.steps - state.step), collective=process_group.world_size > 1
+                islice(loader, stage.steps - progress.step), collective=process_group.world_size > 1
             )
             is_first = True
             while True:
@@ -250,33 +238,32 @@ class Trainer:
                         if batch is None:
                             break
                         if is_first:
-                            metrics.pause()
-                            self.compilation.compile(partial(train_step.trial, batch), process_group.barrier)
-                            metrics.resume()
+                            with metrics.paused():
+                                self.compilation.compile(
+                                    partial(train_step.trial, batch), process_group.barrier
+                                )
                 except KeyboardInterrupt:
-                    self._save_state_mid_stage(metrics, stop)
+                    self._save_state(metrics, stop, last=True)
                     raise
                 except DataError:
-                    # Other processes may read without errors and would not join in gathering shards.
-                    if not self._is_sharded:
-                        self._save_state_mid_stage(metrics, stop, together=False)
+                    # Other processes may read without errors and would not take part.
+                    self._save_state_alone(metrics, stop)
                     raise
-                losses, norms, lr_factor = train_step(batch, state.step)
-                state.step += 1
-                state.data = batch.state
-                state.tokens[stage.name] = state.tokens.get(stage.name, 0) + batch.tokens
+                losses, norms, lr_factor = train_step(batch, progress.step)
+                progress.add_step(stage.name, batch)
                 measured = None
-                if validation is not None and validation.is_due(state.step):
-                    metrics.pause()
-                    measured = validation.measure(self.train_states)
-                    metrics.resume()
+                if validation is not None and validation.is_due(progress.step):
+                    with metrics.paused():
+                        measured = validation.measure(self.train_states)
                 first = batch.micro_batches[0]
-                metrics.record(state.step - 1, state.total_tokens, lr_factor, losses, norms, first, measured)
+                metrics.record(
+                    progress.step - 1, progress.total_tokens, lr_factor, losses, norms, first, measured
+                )
                 self._save_intermediate_checkpoint(stage, metrics)
                 is_due = time.monotonic() - last_save >= self.recipe.checkpoint.state_interval_seconds
                 stopping, is_due = flags.exchange(stop.requested, is_due)
                 if stopping or is_due:
-                    self._save_state_mid_stage(metrics, stop)
+                    self._save_state(metrics, stop, last=stopping)
                     last_save = time.monotonic()
                 if stopping:
                     stop.raise_interrupt()
@@ -286,15 +273,15 @@ class Trainer:
             flags.finish()
             metrics.flush()
             metrics.pause()
-            state.sources = state.current_sources
-            state.stage, state.step, state.data, state.seconds = number + 1, 0, None, metrics.seconds
+            progress.seconds = metrics.seconds
+        progress.end_stage()
         self.compilation.save_timings()
         for train_state in self.train_states:
             train_state.end_stage()
         if self.recipe.checkpoint.save_each_stage and number + 1 < len(self.recipe.stages):
             for train_state in self.train_states:
                 self._save_checkpoint(train_state, self._checkpoint_path(train_state, stage))
-        self._save_state()
+        self.checkpointer.save(self.train_state)
 
     def _metrics_logger(self, stage: Stage, number: int) -> MetricsLogger:
         is_main = self.process_group.is_main
@@ -303,8 +290,8 @@ class Trainer:
             stage,
             [train_state.label for train_state in self.train_states],
             stage.columns,
-            start=self.state.step,
-            seconds=self.state.seconds,
+            start=self.progress.step,
+            seconds=self.progress.seconds,
             title=f"{stage.name} ({number + 1}/{len(self.recipe.stages)})",
             quiet=self.quiet,
             is_main=is_main,
@@ -319,49 +306,40 @@ class Trainer:
         peak = PEAK_FLOPS.get(self.process_group.device_name)
         return GpuUsage(flops, self.process_group.world_size, peak)
 
-    def _save_state_mid_stage(
-        self, metrics: MetricsLogger, stop: StopSignals, *, together: bool = True
-    ) -> None:
+    def _save_state(self, metrics: MetricsLogger, stop: StopSignals, *, last: bool = False) -> None:
         """Save the state within a stage, unless the losses have become NaN or diverged.
 
         Args:
-            together: all processes call this method.
+            last: training ends here; wait until the state is complete.
         """
-        with stop.saving():
+        with stop.saving(), metrics.paused():
             metrics.flush()
-            metrics.pause()
-            self.state.seconds = metrics.seconds
-            self._save_state(together=together)
-            metrics.resume()
+            self.progress.seconds = metrics.seconds
+            self.checkpointer.save(self.train_state)
+            if last:
+                self.checkpointer.wait()
 
-    @property
-    def _is_sharded(self) -> bool:
-        return any(train_state.sharded for train_state in self.train_states)
-
-    def _save_state(self, *, together: bool = True) -> None:
-        if self.process_group.is_main or self._is_sharded:
-            save_state(
-                self.out,
-                self.state,
-                {train_state.label: train_state.fp32_weights() for train_state in self.train_states},
-                {train_state.label: train_state.optimizer_state() for train_state in self.train_states},
-                is_main=self.process_group.is_main,
-            )
-        if together:
-            self.process_group.barrier()
+    def _save_state_alone(self, metrics: MetricsLogger, stop: StopSignals) -> None:
+        """Save the state without the other processes, which may have ended, if this one has all of it."""
+        if self.train_state.is_sharded or not self.process_group.is_main:
+            return
+        with stop.saving(), metrics.paused():
+            metrics.flush()
+            self.progress.seconds = metrics.seconds
+            self.checkpointer.save(self.train_state, alone=True)
+            self.checkpointer.wait(alone=True)
 
     def _save_intermediate_checkpoint(self, stage: Stage, metrics: MetricsLogger) -> None:
-        if self.state.step == stage.steps:
+        if self.progress.step == stage.steps:
             return
-        tokens = self.state.total_tokens
+        tokens = self.progress.total_tokens
         if self.recipe.checkpoint.is_due(tokens - stage.tokens_per_step, tokens):
-            metrics.pause()
-            for train_state in self.train_states:
-                self._save_checkpoint(train_state, self._checkpoint_path(train_state, stage))
-            metrics.resume()
+            with metrics.paused():
+                for train_state in self.train_states:
+                    self._save_checkpoint(train_state, self._checkpoint_path(train_state, stage))
 
     def _checkpoint_path(self, train_state: StudentTrainState, stage: Stage) -> Path:
-        return self.out / "checkpoints" / train_state.label / f"{stage.name}-{self.state.total_tokens}"
+        return self.out / "checkpoints" / train_state.label / f"{stage.name}-{self.progress.total_tokens}"
 
     def _save_checkpoint(
         self, train_state: StudentTrainState, folder: Path, *, finished: bool = False
@@ -380,9 +358,9 @@ class Trainer:
                 teacher_revision=self.models.teacher_revision,
                 teacher_ancestors=self.models.teacher_ancestors,
                 ancestors=self.models.ancestors[train_state.label],
-                tokens=self.state.tokens,
-                distinct=distinct_tokens(self.state.current_sources),
-                sources=self.state.current_sources,
+                tokens=self.progress.tokens,
+                distinct=distinct_tokens(self.progress.current_sources),
+                sources=self.progress.current_sources,
                 device=self.process_group.device_name,
                 precision=self.models.precision,
             )

@@ -15,7 +15,7 @@ from evalsuite.distill.objectives.end_to_end import EndToEndStage
 from evalsuite.distill.objectives.output_losses import LossTokens
 from evalsuite.distill.recipe import Recipe, load_recipe
 from evalsuite.distill.stage import OBJECTIVES
-from evalsuite.distill.training.checkpoint import check_run_dir
+from evalsuite.distill.training.run_folder import check_run_dir
 from evalsuite.distill.training.trainer import distill
 from evalsuite.foundation import ConfigError, RunFolderError, read_jsonl
 from evalsuite.foundation.registry import Registry

@@ -6,7 +6,7 @@ input, so the result of a layer does not depend on which other layer is swapped.
 """
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from evalsuite.distill.selection.context import SelectionContext
 from evalsuite.distill.stage import Stage
-from evalsuite.distill.training.checkpoint import load_master_weights, load_optimizer_state
 from evalsuite.distill.training.parameter_groups import set_trainable
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch
@@ -199,25 +198,3 @@ class AlignedCandidates:
                 with swap_layers(self._context, direction, self.model, [layer]) as student:
                     found[direction][layer] = sign * self._context.held_out.hidden_distance(student)
         return found
-
-
-def candidate_state(train_state: StudentTrainState) -> dict[str, Tensor]:
-    """Trainable master weights and optimizer moments, by name."""
-    names = {id(train_state.master_weights.params[name]): name for name in train_state.parameters}
-    tensors = {
-        f"{train_state.label}/model/{name}": train_state.master_weights.params[name].data
-        for name in train_state.parameters
-    }
-    for optimizer in train_state.optimizers:
-        for owner, values in optimizer.state.items():
-            for key, value in values.items():
-                tensors[f"{train_state.label}/optimizer/{names[id(owner)]}/{key}"] = torch.as_tensor(value)
-    return tensors
-
-
-def load_candidate_state(train_state: StudentTrainState, tensors: Mapping[str, Tensor]) -> None:
-    """Load tensors of `candidate_state`."""
-    weights = {name: train_state.master_weights.params[name] for name in train_state.parameters}
-    load_master_weights(weights, train_state.label, tensors)
-    load_optimizer_state(weights, train_state.label, train_state.optimizers, tensors)
-    train_state.master_weights.copy_to_model(weights)

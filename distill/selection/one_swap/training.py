@@ -4,16 +4,14 @@ The scores of all layers are logged at every snapshot, so that a later call with
 training, or needs none if the earlier one went further.
 """
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from itertools import islice
 from math import nan
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from evalsuite.distill.data.loader import StageDataLoader, prefetch
 from evalsuite.distill.selection.context import ProgressLog, SelectionContext
@@ -22,13 +20,13 @@ from evalsuite.distill.selection.one_swap.candidates import (
     AlignedCandidates,
     Candidates,
     DistilledCandidates,
-    candidate_state,
-    load_candidate_state,
 )
 from evalsuite.distill.selection.options import shorten_alignment_stage
 from evalsuite.distill.selection.result import Snapshot
 from evalsuite.distill.stage import Stage
-from evalsuite.foundation import CheckpointError, ConfigError, progress, read_json, write_json
+from evalsuite.distill.training.checkpoint import Checkpointer
+from evalsuite.distill.training.train_state import TrainState
+from evalsuite.foundation import ConfigError, progress
 from evalsuite.models import StudentForCausalLM
 
 
@@ -71,6 +69,7 @@ class OneSwapTraining:
         self.progress_log: ProgressLog = context.progress_log(name, about)
         self._folder = self.progress_log.path.parent
         self.candidates: Candidates | None = None
+        self._checkpointer = Checkpointer(self._folder / "state", process_group)
 
     def run(self, k: int, score: str = "", *, early_stop: bool = False) -> list[Snapshot]:
         """Train to the end of the stage or, with `early_stop`, until the top-K set by `score` is stable.
@@ -119,94 +118,54 @@ class OneSwapTraining:
     def _train(self, k: int, score: str, early_stop: bool) -> None:
         context, stage, interval = self.context, self.stage, self.context.options.snapshot_interval
         candidates = self.load_candidates()
-        at = self._at
-        began, last_save = time.monotonic() - at["seconds"], time.monotonic()
-        data = StageDataLoader(context.training_recipe, stage, context.tokenizer, state=at["data"])
-        remaining = stage.steps - at["step"]
+        at = self._train_state.progress
+        began, last_save = time.monotonic() - at.seconds, time.monotonic()
+        data = StageDataLoader(context.training_recipe, stage, context.tokenizer, state=at.data)
+        remaining = stage.steps - at.step
         bar = progress(
             total=stage.steps, what=f"{self._folder.name} (one-swap)", unit="step", quiet=context.quiet
         )
-        bar.update(at["step"])
-        with bar:
+        bar.update(at.step)
+        with bar, closing(self._checkpointer):
             for batch in prefetch(islice(data, remaining)):
-                candidates.step(batch, at["step"])
-                at["step"] += 1
-                at["data"] = batch.state
+                candidates.step(batch, at.step)
+                at.add_step(stage.name, batch)
                 bar.update(1)
-                if at["step"] % interval and at["step"] != stage.steps:
+                if at.step % interval and at.step != stage.steps:
                     continue
                 scores = self._gather(candidates.scores()) if self._scored else {}
-                at["seconds"] = time.monotonic() - began
+                at.seconds = time.monotonic() - began
                 self.progress_log.append(
-                    {
-                        "step": at["step"],
-                        "tokens": at["step"] * stage.tokens_per_step,
-                        "seconds": at["seconds"],
-                        "scores": scores,
-                    }
+                    {"step": at.step, "tokens": at.total_tokens, "seconds": at.seconds, "scores": scores}
                 )
                 done = self._count_snapshots(k, score, early_stop) is not None
                 due = time.monotonic() - last_save >= context.recipe.checkpoint.state_interval_seconds
                 # Aligned states are small, and later trainings start from them.
                 save = context.options.save_state or stage.is_layerwise
                 if save and (done or context.process_group.any(due)):
-                    self._save(candidates)
+                    self._checkpointer.save(self._train_state)
                     last_save = time.monotonic()
                 if done:
+                    self._checkpointer.wait()
                     return
 
     def load_candidates(self) -> Candidates:
         """Build the candidates and load their last saved state, if any."""
         if self.candidates is None:
             self.candidates = self._build(self._mine)
-            self._at: dict[str, Any] = {"step": 0, "data": None, "seconds": 0.0}
-            latest = self._folder / "state" / "latest.json"
-            if latest.exists():
-                state = read_json(latest)
-                for train_state in self.candidates.train_states:
-                    load_candidate_state(train_state, self._load(state["folder"], train_state.label))
-                self._at = state["at"]
-            rows = [row for row in self.progress_log.rows if row["step"] <= self._at["step"]]
+            saved = self._checkpointer.progress()
+            is_main = self.context.process_group.is_main
+            self._train_state = TrainState(self.candidates.train_states, saved, has_random=is_main)
+            if saved is not None:
+                self._checkpointer.load(self._train_state)
+            step = self._train_state.progress.step
+            rows = [row for row in self.progress_log.rows if row["step"] <= step]
             self.progress_log.truncate(len(rows))
         return self.candidates
 
-    def _load(self, folder: str, label: str) -> dict[str, Tensor]:
-        path = self._folder / "state" / folder / f"{label}.safetensors"
-        try:
-            return load_file(path)
-        except Exception as error:  # safetensors has its own exception class for damaged files
-            raise CheckpointError(
-                f"{path}: the saved state is damaged ({error}); delete {self._folder} to restart"
-            ) from error
-
-    def _save(self, candidates: Candidates) -> None:
-        """Write a new state and switch `latest.json` to it atomically."""
-        state = self._folder / "state"
-        target = state / f"{self._at['step']:06d}"
-        if self.context.process_group.is_main:
-            shutil.rmtree(target, ignore_errors=True)
-            target.mkdir(parents=True)
-        self.context.process_group.barrier()
-        labels = {train_state.label: train_state for train_state in candidates.train_states}
-        if not self.stage.is_layerwise or self.context.process_group.is_main:
-            for label, train_state in labels.items():
-                tensors = {
-                    name: value.cpu().contiguous() for name, value in candidate_state(train_state).items()
-                }
-                save_file(tensors, target / f"{label}.safetensors")
-        self.context.process_group.barrier()
-        if self.context.process_group.is_main:
-            write_json(state / "latest.json", {"folder": target.name, "at": self._at})
-            for old in state.iterdir():
-                if old.is_dir() and old != target:
-                    shutil.rmtree(old, ignore_errors=True)
-        self.context.process_group.barrier()
-
     def drop_state(self) -> None:
         """Delete the saved candidates; the logged scores remain."""
-        if self.context.process_group.is_main:
-            shutil.rmtree(self._folder / "state", ignore_errors=True)
-        self.context.process_group.barrier()
+        self._checkpointer.delete()
 
     def _gather(self, scores: dict[str, dict[int, float]]) -> dict[str, list[float | None]]:
         """Scores of every layer from all processes; None for layers that are not scored."""

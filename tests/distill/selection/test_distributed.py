@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from evalsuite.distill.selection import select
+from tests.distill.training.saved_states import read_state
 from tests.distill.training.two_processes import needs_loopback, run_both
 
 
@@ -28,5 +29,6 @@ def test_two_processes_give_the_scores_of_one(context, recipe, options, tmp_path
     if selector == "beam_add":
         assert two["details"]["hybrids_measured"] == one["details"]["hybrids_measured"] == 4
         return
-    states = {path.name for path in folder.rglob("layer-*.safetensors")}
-    assert states == {f"layer-{layer}.safetensors" for layer in range(3)}
+    (state,) = folder.glob("*/kd-add-*/state")
+    _, tensors = read_state(state)
+    assert {name.partition("/")[0] for name in tensors} == {"random", *(f"layer-{i}" for i in range(3))}

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from evalsuite.distill import distill
-from evalsuite.distill.training.checkpoint import load_state, save_checkpoint
+from evalsuite.distill.training.run_folder import save_checkpoint
 from evalsuite.models import MIXERS, build_student, load_checkpoint
+from tests.distill.training.saved_states import read_state
 
 
 @pytest.mark.parametrize("mixer", sorted(MIXERS))
@@ -40,7 +41,7 @@ def test_a_checkpoint_appears_atomically_with_its_loss_curve(teacher, tokenizer,
         os_replace(source, target)
 
     os_replace = os.replace
-    monkeypatch.setattr("evalsuite.distill.training.checkpoint.os.replace", replace)
+    monkeypatch.setattr("evalsuite.distill.training.run_folder.os.replace", replace)
     save_checkpoint(folder, student, trained, tokenizer, {"schema": 1}, torch.float32, [row])
     assert {"lineage.json", "training.jsonl", "model.safetensors"} <= seen[0]
     assert (folder / "training.jsonl").read_text() == json.dumps(row) + "\n"
@@ -59,7 +60,7 @@ def test_a_state_holds_the_trained_parameters_only(teacher_folder, tmp_path, sma
     stages = [stage("mixer", "attention_output"), stage("kd", "kd", trainable="mixer")]
     recipe = small_recipe(teacher_folder, stages=stages, precision="bf16")
     (folder,) = distill(recipe, tmp_path / "out", quiet=True, device="cpu")
-    state, tensors = load_state(tmp_path / "out")
+    state, tensors = read_state(tmp_path / "out" / "state")
     assert state.stage == 2
     saved = {name.partition("/model/")[2] for name in tensors if "/model/" in name}
     assert saved
@@ -79,7 +80,7 @@ def test_a_parameter_keeps_its_fp32_value_until_its_stage(teacher_folder, tmp_pa
     stages = [stage("mixer", "attention_output"), stage("kd", "kd", **frozen)]
     recipe = small_recipe(teacher_folder, stages=stages, precision="bf16")
     distill(recipe, tmp_path / "out", quiet=True, device="cpu")
-    _, tensors = load_state(tmp_path / "out")
+    _, tensors = read_state(tmp_path / "out" / "state")
     name = "model.layers.1.mlp.up_proj.weight"
     teacher = load_file(teacher_folder / "model.safetensors")[name]
     assert not torch.equal(teacher, teacher.bfloat16().float())

@@ -6,8 +6,8 @@ import pytest
 
 from evalsuite.distill import distill
 from evalsuite.distill.data import readers
-from evalsuite.distill.training.checkpoint import load_state
 from evalsuite.foundation import DataError, read_jsonl
+from tests.distill.training.saved_states import read_state
 
 SENTENCE = "house of Igor is in Dunmore Nils likes to eat soup with a fox"
 WORDS = SENTENCE.split()
@@ -42,10 +42,9 @@ def test_a_run_whose_data_fail_resumes_after_its_last_step(recipe, tmp_path, mon
         patch.setattr(readers, "_line_chunks", failing)
         with pytest.raises(DataError, match=r"rows\.jsonl: cannot be read \(Input/output error\)"):
             distill(recipe, out, quiet=True, device="cpu")
-    found = load_state(out)
-    assert found is not None
+    progress, _ = read_state(out / "state")
     steps = len(list(read_jsonl(out / "metrics.jsonl")))
-    assert found[0].step == steps > 4
+    assert progress.step == steps > 4
     (student,) = distill(recipe, out, quiet=True, device="cpu")
     assert len(list(read_jsonl(out / "metrics.jsonl"))) == 16
     weights = [folder / "model.safetensors" for folder in (whole, student)]

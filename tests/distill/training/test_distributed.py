@@ -1,6 +1,5 @@
 """Two processes train the same student as one, replicated or sharded."""
 
-import json
 import time
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from evalsuite.distill.config import CheckpointConfig
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, select_strategy
 from evalsuite.foundation import ConfigError, read_jsonl
+from tests.distill.training.saved_states import num_states
 from tests.distill.training.two_processes import finish, needs_loopback, run_both, start
 
 
@@ -72,8 +72,7 @@ def test_a_killed_sharded_run_resumes(alone, tmp_path):
     changes = {"sharding": "full", "checkpoint": CheckpointConfig(state_interval_seconds=0, save_tokens=256)}
     recipe, out = recipe.model_copy(update=changes), tmp_path / "out"
     both = start(partial(train, recipe, out))
-    latest = out / "state" / "latest.json"
-    while both[0].is_alive() and not (latest.exists() and json.loads(latest.read_text())["number"] >= 12):
+    while both[0].is_alive() and num_states(out / "state") < 12:
         time.sleep(0.005)
     for process in both:
         process.kill()

@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 from safetensors import SafetensorError
+from torch.distributed.checkpoint import FileSystemWriter
 from transformers import PreTrainedTokenizerBase
 
 from evalsuite.cli import main
 from evalsuite.distill import distill
 from evalsuite.distill.recipe import Recipe, write_recipe
-from evalsuite.distill.training import checkpoint
-from evalsuite.distill.training.checkpoint import init_run_dir
+from evalsuite.distill.training import run_folder
+from evalsuite.distill.training.run_folder import init_run_dir
 from evalsuite.foundation import RunFolderError
 
 FULL = "No space left on device"
+KEPT = {".lock", ".metadata"}
+"""Hidden files of a folder: its lock, and that of a training state."""
 
 
 def fail_at(
@@ -63,7 +66,7 @@ def test_folder_without_recipe_is_used_by_the_same_command(
         distill(recipe, out, quiet=True, device="cpu")
     except RunFolderError as error:
         pytest.fail(str(error))
-    assert [path.name for path in out.rglob(".*")] == [".lock"]
+    assert {path.name for path in out.rglob(".*")} == KEPT
 
 
 def test_foreign_hidden_files_are_not_taken_for_ours(recipe: Recipe, tmp_path: Path) -> None:
@@ -88,13 +91,13 @@ def full_disk() -> OSError:
 
 
 FAILURES: dict[str, tuple[Any, str, BaseException, int]] = {
-    "state tensors": (checkpoint, "save_file", SafetensorError(f"I/O error: {FULL} (os error 28)"), 1),
-    "state tensors, by Python": (checkpoint, "save_file", full_disk(), 1),
+    "state tensors": (FileSystemWriter, "write_data", full_disk(), 1),
+    "metadata of the state": (FileSystemWriter, "finish", full_disk(), 1),
     "tokenizer": (PreTrainedTokenizerBase, "save_pretrained", Exception(f"{FULL} (os error 28)"), 1),
     "tokenizer, by Python": (PreTrainedTokenizerBase, "save_pretrained", full_disk(), 1),
     "recipe": (os, "fsync", full_disk(), 1),
     "any later file": (os, "fsync", full_disk(), 4),
-    "checkpoint in place": (checkpoint.os, "replace", full_disk(), 4),
+    "checkpoint in place": (run_folder.os, "replace", full_disk(), 4),
 }
 
 
@@ -122,7 +125,7 @@ def test_full_disk_ends_in_one_sentence_and_resumes(
     assert FULL in said
     assert len(said.strip().splitlines()) == 1
     assert main(command) == 0
-    left = [path.name for path in out.rglob(".*") if path.name != ".lock"]
+    left = [path.name for path in out.rglob(".*") if path.name not in KEPT]
     assert left == []
     assert (out / "gated_deltanet" / "model.safetensors").is_file()
 
@@ -142,10 +145,12 @@ def test_leftovers_of_a_kill_are_removed_on_resume(recipe: Recipe, tmp_path: Pat
         ".metrics.jsonl.0a1b2c3_",
         "state/.latest.json.0a1b2c3_",
         "state/000001/.state.json.0a1b2c3_",
+        "state/000001/__0_0.distcp",
+        "state/000001/.metadata.tmp",
         ".gated_deltanet.partial/model.safetensors",
         "checkpoints/gated_deltanet/.kd-128.partial/config.json",
     ):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text("half")
     distill(recipe, out, quiet=True, device="cpu")
-    assert [path for path in out.rglob(".*") if path.name != ".lock"] == []
+    assert [path for path in out.rglob(".*") if path.name not in KEPT] == []

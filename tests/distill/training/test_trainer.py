@@ -22,6 +22,7 @@ from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import CheckpointError, ConfigError, RunFolderError, read_jsonl
 from evalsuite.models import build_student, load_checkpoint, weights_id
+from tests.distill.training.saved_states import full_disk, num_states, read_state
 
 MIXERS = ["linear_attention", "gated_deltanet"]
 
@@ -120,19 +121,13 @@ def start(recipe: Recipe, out: Path) -> multiprocessing.Process:
     return process
 
 
-def states(out: Path) -> int:
-    """Number of training states saved so far."""
-    latest = out / "state" / "latest.json"
-    return json.loads(latest.read_text())["number"] if latest.exists() else 0
-
-
 def test_a_killed_and_resumed_run_is_bit_identical(finished, tmp_path):
     recipe, out, folders = finished
     always = recipe.model_copy(update={"checkpoint": CheckpointConfig(state_interval_seconds=0)})
     again = tmp_path / "again"
     for after in (2, 5, 9):
         process = start(always, again)
-        while states(again) < after and process.is_alive():
+        while num_states(again / "state") < after and process.is_alive():
             time.sleep(0.002)
         process.kill()
         process.join()
@@ -155,12 +150,12 @@ def test_sigterm_saves_the_state_and_the_run_resumes(teacher_folder, tmp_path, s
     recipe = small_recipe(teacher_folder, stages=stages)
     uninterrupted, again = tmp_path / "uninterrupted", tmp_path / "again"
     process = start(recipe, again)
-    while states(again) < 1 and process.is_alive():
+    while num_states(again / "state") < 1 and process.is_alive():
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGTERM)
     process.join()
     assert process.exitcode == 130
-    assert states(again) == 2
+    assert num_states(again / "state") == 2
     assert not (again / "gated_deltanet").exists()
     distill(recipe, again, quiet=True, device="cpu")
     distill(recipe, uninterrupted, quiet=True, device="cpu")
@@ -192,22 +187,10 @@ def test_a_run_folder_belongs_to_one_recipe(finished, tmp_path):
 def test_a_full_disk_keeps_the_previous_state(finished, tmp_path, monkeypatch):
     recipe, _, _ = finished
     recipe = recipe.model_copy(update={"checkpoint": CheckpointConfig(state_interval_seconds=0)})
-    from evalsuite.distill.training import checkpoint
-
-    real, calls = checkpoint.save_file, []
-
-    def full(tensors, path):
-        calls.append(path)
-        if len(calls) == 3:
-            Path(path).write_bytes(b"half")
-            raise OSError(28, "No space left on device")
-        real(tensors, path)
-
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(RunFolderError, match="No space left"):
+    with full_disk(monkeypatch, call=3), pytest.raises(RunFolderError, match="No space left"):
         distill(recipe, tmp_path / "out", quiet=True, device="cpu")
-    state, tensors = checkpoint.load_state(tmp_path / "out")
-    assert state.step == 2
+    progress, tensors = read_state(tmp_path / "out" / "state")
+    assert progress.step == 2
     assert "random" in tensors
     assert [path.name for path in (tmp_path / "out" / "state").iterdir() if path.is_dir()] == ["000002"]
 

@@ -1,0 +1,171 @@
+"""Run folders, and the students in them.
+
+out/recipe.yaml                     the resolved recipe; a folder belongs to one recipe
+out/metrics.jsonl                   loss curves of all students
+out/state/                          the training state (see `checkpoint`)
+out/checkpoints/<label>/<stage>-<tokens>/    intermediate checkpoints
+out/<label>/                        the student, with lineage.json, its model card README.md and
+                                    training.jsonl (its loss curve)
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from evalsuite.distill.model_card import FILE as CARD
+from evalsuite.distill.recipe import NON_HASHED_FIELDS, Recipe, write_recipe
+from evalsuite.distill.retired_keys import refuse_retired_keys
+from evalsuite.distill.types import CausalLM
+from evalsuite.foundation import (
+    ConfigError,
+    RunFolderError,
+    is_temporary,
+    write_json,
+    write_text,
+)
+from evalsuite.foundation.strict import parse, read_yaml
+from evalsuite.models.checkpoints import TRAINING, without_progress_bars
+
+
+def init_run_dir(out: Path, recipe: Recipe) -> None:
+    """Create the run folder of `recipe`, or remove what a killed run left in it. Hold the folder's lock.
+
+    Raises:
+        RunFolderError: as `check_run_dir`, or `out` cannot be written.
+    """
+    check_run_dir(out, recipe)
+    for partial in (*out.glob(".*.partial"), *(out / "checkpoints").glob("*/.*.partial")):
+        shutil.rmtree(partial, ignore_errors=True)
+    if not (out / "recipe.yaml").exists():
+        write_text(out / "recipe.yaml", write_recipe(recipe))
+
+
+STARTED = {".lock", "executor", "variants"}
+"""What an output folder may hold before its recipe: the lock (and a temporary file) of a run that was killed
+early, an executor's files, and variants that another worker trains."""
+
+
+def check_run_dir(out: Path, recipe: Recipe) -> None:
+    """Check that `out` is the run folder of `recipe`, or can become it.
+
+    Raises:
+        RunFolderError: `out` belongs to another run or an earlier version, or holds unrelated files.
+    """
+    path = out / "recipe.yaml"
+    if path.exists():
+        saved = read_yaml(path)
+        try:
+            refuse_retired_keys(saved, str(path))
+            other = parse(saved, Recipe, str(path))
+        except ConfigError as error:
+            raise RunFolderError(
+                f"{out} holds a run of an earlier version of evalsuite; choose a new folder ({error})"
+            ) from None
+        if other.hash != recipe.hash:
+            difference = config_diff(saved, recipe.model_dump(mode="json"))
+            raise RunFolderError(
+                f"{out} holds another run (of recipe '{other.name}'; differs in {difference}); "
+                "choose a new folder"
+            )
+        return
+    if out.exists() and any(each.name not in STARTED and not is_temporary(each) for each in out.iterdir()):
+        raise RunFolderError(f"{out} is not empty and is not the run folder of a recipe; choose a new folder")
+
+
+def config_diff(old: Any, new: Any, prefix: str = "") -> str:
+    """The first keys in which two plain configurations differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        parts = [
+            config_diff(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+            for key in (*new, *(key for key in old if key not in new))
+            if old.get(key) != new.get(key) and not (not prefix and key in NON_HASHED_FIELDS)
+        ]
+        return ", ".join(parts[:3]) + (" …" if len(parts) > 3 else "")
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        parts = [
+            config_diff(a, b, f"{prefix}.{i}")
+            for i, (a, b) in enumerate(zip(old, new, strict=True))
+            if a != b
+        ]
+        return ", ".join(parts[:3])
+    return prefix
+
+
+@contextmanager
+def _writing(folder: Path, what: str) -> Iterator[None]:
+    """Write into a new folder, which is removed if that fails.
+
+    safetensors and tokenizers report a full disk by exceptions of their own, the latter by a bare Exception;
+    both quote the number of the operating system's error.
+
+    Raises:
+        RunFolderError: the disk is full or the folder cannot be written.
+    """
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        yield
+    except Exception as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not isinstance(error, (OSError, SafetensorError)) and "(os error " not in str(error):
+            raise
+        raise RunFolderError(f"{what} cannot be written ({error})") from error
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def persistent_buffers(model: CausalLM) -> dict[str, Tensor]:
+    """The buffers that a checkpoint stores in addition to the parameters."""
+    stored = model.state_dict()
+    return {name: tensor for name, tensor in model.named_buffers() if name in stored}
+
+
+def save_checkpoint(
+    folder: Path,
+    model: CausalLM,
+    weights: Mapping[str, Tensor],
+    tokenizer: Any,
+    lineage: dict[str, Any],
+    dtype: torch.dtype,
+    loss_curve: Sequence[Mapping[str, Any]] = (),
+    card: str = "",
+) -> None:
+    """Write a Hugging Face folder with its lineage and model card, atomically.
+
+    Args:
+        weights: the model's parameters by name, in `dtype`.
+        card: text of README.md; empty: no such file.
+        loss_curve: rows of training.jsonl (see `metrics.loss_curve`); empty: no such file.
+
+    Raises:
+        RunFolderError: the disk is full or the folder cannot be written.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    with _writing(partial, f"{folder}: the checkpoint"):
+        config_dtype = model.config.dtype
+        model.config.dtype = dtype
+        with without_progress_bars():
+            model.save_pretrained(str(partial), state_dict={**persistent_buffers(model), **weights})
+        model.config.dtype = config_dtype
+        tokenizer.save_pretrained(partial)
+        for path in partial.rglob("*.safetensors"):
+            _sync(path)
+        write_json(partial / "lineage.json", lineage)
+        if card:
+            write_text(partial / CARD, card)
+        if loss_curve:
+            lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in loss_curve)
+            write_text(partial / TRAINING, lines)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)
