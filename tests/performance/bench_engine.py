@@ -1,12 +1,14 @@
 """The in-process engine and lm-eval's HFLM on the same requests, tokenization included on both sides.
 
-    python tests/performance/bench_engine.py --checkpoint pocket --mixer gated_deltanet
+    python tests/performance/bench_engine.py --checkpoint pocket --mixer gated_deltanet --profile
 
 Workloads: "hellaswag" (four continuations of several tokens per context), "mmlu" (a long few-shot context and
 four one-token continuations), "generation" (prompts of different length, a fixed number of new tokens). The
-texts are random words of the tokenizer. Each side runs up to three times after a short warm-up; the table
+texts are random words of the tokenizer. Each side runs several times after a short warm-up; the table
 gives the best run and, as "first", the ratio of the first runs, which include kernel selection for new
-shapes.
+shapes. HFLM may run a part of the documents (`--hflm-share`): the ratio is one of rates.
+
+`--profile` adds a run that attributes our wall time to phases of the host, and one that adds up the kernels.
 
 Exits with 1 if the log-probabilities of the two sides differ by more than `--tolerance`.
 """
@@ -16,9 +18,10 @@ import gc
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -29,15 +32,51 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from evalsuite.foundation import MissingDependencyError, write_json
 from evalsuite.models import build_student
 from evalsuite.models.checkpoints import Checkpoint, load_checkpoint
+from evalsuite.models.inference.in_process import InProcessEngine
+from evalsuite.models.inference.prefetch import prefetch
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams, ScoreRequest
+from evalsuite.models.inference.response_cache import ResponseCache
+from evalsuite.models.inference.stopping import StopChecker
+from evalsuite.models.inference.torch import loglikelihood, model_runner
+from evalsuite.models.inference.torch.cuda_graphs import CudaGraphStep
 from evalsuite.models.inference.torch.engine import TorchEngine
+from evalsuite.models.inference.torch.loglikelihood import LoglikelihoodBatch
+from evalsuite.models.inference.torch.model_runner import ModelRunner
+from evalsuite.models.inference.torch.scheduler import GenerationScheduler
+from evalsuite.protocols.tokenization import Encoder, group_by_context
 from tests.parity.exit_codes import exit_with
+from tests.performance.host_profile import HostProfile, Targets
 from tests.performance.kernel_profile import profile_kernels
 
 TOLERANCES = {torch.float32: 0.01}
 """Maximum difference of a log-probability by dtype, in nats; 1 for others."""
 
+FIRST_CHUNK = 200_000
+"""Characters of the first chunk of texts to tokenize; each further one has twice as many."""
+
 Pair = tuple[str, str]
+
+PHASES: Targets = {
+    "tokenization": [(Encoder, "pairs"), (Encoder, "encode")],
+    "waiting for tokens": [(sys.modules[__name__], "prefetch")],
+    "batch assembly": [
+        (TorchEngine, "_score_batches"),
+        (LoglikelihoodBatch, "__init__"),
+        (model_runner, "pad_right"),
+        (InProcessEngine, "_out_of_vocabulary"),
+    ],
+    "launch": [
+        (ModelRunner, "prefill"),
+        (loglikelihood, "target_logprobs"),
+        (GenerationScheduler, "_dispatch"),
+        (GenerationScheduler, "_prefill_into"),
+    ],
+    "graph capture": [(CudaGraphStep, "_capture")],
+    "read-back": [(LoglikelihoodBatch, "responses"), (GenerationScheduler, "_collect")],
+    "stop criteria": [(StopChecker, "append")],
+    "writing": [(ResponseCache, "add")],
+}
+"""What the host does, for `--profile`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +105,12 @@ class Timing:
     """Ratio of the first runs."""
     deviation: float
     """Largest difference of a log-probability; for generation, the share of responses that differ."""
+    seconds: tuple[float, ...] = ()
+    """Of our runs."""
+    hflm_seconds: tuple[float, ...] = ()
+    """Of HFLM's runs, on a part of the documents."""
     profile: str = ""
-    """Kernel profile of our side."""
+    """Kernels and phases of our side."""
 
 
 def workloads(tokenizer: Any, scale: float = 1.0, seed: int = 0) -> list[Workload]:
@@ -104,29 +147,45 @@ def _words(tokenizer: Any) -> list[str]:
     return [text for text in texts if text[:1] == " " and text[1:].isalpha() and text.isascii()]
 
 
-def generate_requests(tokenizer: Any, workload: Workload) -> list[GenerateRequest]:
+def generate_requests(encoder: Encoder, workload: Workload) -> list[GenerateRequest]:
     """Tokenize the prompts."""
-    encoded = tokenizer(list(workload.prompts), return_attention_mask=False)["input_ids"]
-    return [GenerateRequest(tuple(ids), SamplingParams(workload.new_tokens)) for ids in encoded]
+    encoded = encoder.encode(workload.prompts)
+    sampling = SamplingParams(workload.new_tokens)
+    return [GenerateRequest(encoded[text], sampling) for text in workload.prompts]
 
 
-def score_requests(tokenizer: Any, workload: Workload) -> list[ScoreRequest]:
-    """Tokenize pairs as lm-eval does; one request per context."""
-    contexts = list(dict.fromkeys(context for context, _ in workload.pairs))
-    encoded = dict(zip(contexts, tokenizer(contexts, return_attention_mask=False)["input_ids"], strict=True))
-    joined = tokenizer([a + b for a, b in workload.pairs], return_attention_mask=False)["input_ids"]
-    grouped: dict[str, list[tuple[int, ...]]] = {}
-    for (context, _), ids in zip(workload.pairs, joined, strict=True):
-        grouped.setdefault(context, []).append(tuple(ids[len(encoded[context]) :]))
-    return [ScoreRequest(tuple(encoded[context]), tuple(rest)) for context, rest in grouped.items()]
+def score_chunks(encoder: Encoder, workload: Workload) -> Iterator[list[ScoreRequest]]:
+    """Tokenize pairs as lm-eval does, in growing chunks of whole documents; one request per context."""
+    documents = [workload.pairs[start : start + 4] for start in range(0, len(workload.pairs), 4)]
+    chunk: list[Pair] = []
+    size, limit = 0, FIRST_CHUNK
+    for document in documents:
+        chunk += document
+        size += len(document[0][0]) + sum(len(continuation) for _, continuation in document)
+        if size >= limit:
+            yield group_by_context(encoder.pairs(chunk))[0]
+            chunk, size, limit = [], 0, 2 * limit
+    if chunk:
+        yield group_by_context(encoder.pairs(chunk))[0]
 
 
-def run_engine(engine: TorchEngine, tokenizer: Any, workload: Workload) -> list[Any]:
-    """Tokenize and run; one result per pair (log-probability, greedy) or per prompt (text)."""
+def run_engine(
+    engine: TorchEngine, encoder: Encoder, workload: Workload, cache: ResponseCache | None = None
+) -> list[Any]:
+    """Tokenize and run; one result per pair (log-probability, greedy) or per prompt (text).
+
+    With a `cache`, responses are also stored, as a run stores them.
+    """
     if workload.prompts:
-        responses = dict(engine.generate(generate_requests(tokenizer, workload)))
+        requests = generate_requests(encoder, workload)
+        responses = dict(engine.generate(requests))
+        if cache is not None:
+            cache.add("f" * 16, [(requests[index].key(), each) for index, each in responses.items()])
         return [responses[index].text for index in range(len(responses))]
-    scored = dict(engine.score(score_requests(tokenizer, workload)))
+    scored = dict(engine.score_chunks(prefetch(score_chunks(encoder, workload))))
+    if cache is not None:
+        keys = [("score", str(index), "", 0) for index in scored]
+        cache.add("f" * 16, list(zip(keys, scored.values(), strict=True)))
     return [
         pair
         for index in range(len(scored))
@@ -134,13 +193,17 @@ def run_engine(engine: TorchEngine, tokenizer: Any, workload: Workload) -> list[
     ]
 
 
-def profile_engine(engine: TorchEngine, tokenizer: Any, workload: Workload) -> str:
-    """Kernel profile of our side; for generation, of the first 32 tokens."""
-    workload = replace(workload, new_tokens=min(workload.new_tokens, 32))
-    start = time.perf_counter()
-    (generate_requests if workload.prompts else score_requests)(tokenizer, workload)
-    tokenization = time.perf_counter() - start
-    return str(profile_kernels(lambda: run_engine(engine, tokenizer, workload), tokenization=tokenization))
+def profile_engine(engine: TorchEngine, encoder: Encoder, workload: Workload) -> str:
+    """Phases of our side on the host, and its kernels; for generation, of the first 32 tokens."""
+    phases = HostProfile()
+    with TemporaryDirectory() as folder, phases.attribute(PHASES):
+        started = time.perf_counter()
+        run_engine(engine, encoder, workload, ResponseCache(Path(folder)))
+        _synchronize()
+        wall = time.perf_counter() - started
+    short = replace(workload, new_tokens=min(workload.new_tokens, 32))
+    kernels = profile_kernels(lambda: run_engine(engine, encoder, short))
+    return f"{kernels}\n{phases.table(wall)}"
 
 
 def run_hflm(lm: Any, workload: Workload) -> list[Any]:
@@ -157,8 +220,23 @@ def run_hflm(lm: Any, workload: Workload) -> list[Any]:
     return list(lm.loglikelihood(instances, disable_tqdm=True))
 
 
-def compare(checkpoint: Checkpoint, workload: Workload, *, warm: Workload) -> Timing:
+def compare(
+    checkpoint: Checkpoint,
+    workload: Workload,
+    *,
+    warm: Workload,
+    hflm_share: float = 1.0,
+    runs: int = 3,
+    profiled: bool = False,
+) -> Timing:
     """Time both engines on one workload, each after a warm-up on `warm` (see `_timed`).
+
+    Args:
+        checkpoint: the model.
+        workload, warm: what to run, and what to run before.
+        hflm_share: part of the documents that HFLM runs.
+        runs: of each side, at most; fewer if they take more than ten seconds.
+        profiled: also profile our side.
 
     Raises:
         MissingDependencyError: lm-eval is not installed.
@@ -174,35 +252,42 @@ def compare(checkpoint: Checkpoint, workload: Workload, *, warm: Workload) -> Ti
         batch_size=workload.batch_size,
         max_length=2048,
     )
-    mine, my_seconds = _timed(lambda each: run_engine(engine, checkpoint.tokenizer, each), workload, warm)
-    profile = profile_engine(engine, checkpoint.tokenizer, workload)
-    other, other_seconds = _timed(lambda each: run_hflm(lm, each), workload, warm)
+    encoder = Encoder(checkpoint.tokenizer)
+    mine, my_seconds = _timed(lambda each: run_engine(engine, encoder, each), workload, warm, runs)
+    profile = profile_engine(engine, encoder, workload) if profiled else ""
+    shared = part(workload, hflm_share, workload.new_tokens)
+    other, other_seconds = _timed(lambda each: run_hflm(lm, each), shared, warm, runs)
+    both = list(zip(mine, other, strict=False))
     if workload.prompts:
         unit, amount = "tokens", len(workload.prompts) * workload.new_tokens
-        deviation = sum(a != b for a, b in zip(mine, other, strict=True)) / len(mine)
+        share = len(shared.prompts) / len(workload.prompts)
+        deviation = sum(a != b for a, b in both) / len(both)
     else:
         unit, amount = "requests", len(workload.pairs)
-        deviation = max(abs(a[0] - b[0]) for a, b in zip(mine, other, strict=True))
+        share = len(shared.pairs) / len(workload.pairs)
+        deviation = max(abs(a[0] - b[0]) for a, b in both)
     return Timing(
-        checkpoint.label,
-        workload.name,
-        unit,
-        amount / min(my_seconds),
-        amount / min(other_seconds),
-        min(other_seconds) / min(my_seconds),
-        other_seconds[0] / my_seconds[0],
-        deviation,
-        profile,
+        model=checkpoint.label,
+        workload=workload.name,
+        unit=unit,
+        ours=amount / min(my_seconds),
+        hflm=share * amount / min(other_seconds),
+        ratio=min(other_seconds) / share / min(my_seconds),
+        first_ratio=other_seconds[0] / share / my_seconds[0],
+        deviation=deviation,
+        seconds=tuple(my_seconds),
+        hflm_seconds=tuple(other_seconds),
+        profile=profile,
     )
 
 
 def _timed(
-    run: Callable[[Workload], list[Any]], workload: Workload, warm: Workload
+    run: Callable[[Workload], list[Any]], workload: Workload, warm: Workload, runs: int
 ) -> tuple[list[Any], list[float]]:
-    """Results, and the seconds of up to three runs (fewer if they take more than ten seconds)."""
+    """Results, and the seconds of up to `runs` runs (fewer if they take more than ten seconds)."""
     run(warm)
     seconds: list[float] = []
-    while len(seconds) < 3 and sum(seconds) < 10:
+    while not seconds or (len(seconds) < runs and sum(seconds) < 10):
         gc.collect()
         _synchronize()
         start = time.perf_counter()
@@ -217,13 +302,13 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def part(workload: Workload, fraction: float) -> Workload:
-    """The first documents of a workload, for the warm-up."""
+def part(workload: Workload, fraction: float, new_tokens: int = 16) -> Workload:
+    """The first documents of a workload, with fewer new tokens."""
     return replace(
         workload,
         pairs=workload.pairs[: 4 * max(1, round(fraction * len(workload.pairs) / 4))],
         prompts=workload.prompts[: max(1, round(fraction * len(workload.prompts)))],
-        new_tokens=min(workload.new_tokens, 16),
+        new_tokens=min(workload.new_tokens, new_tokens),
     )
 
 
@@ -235,7 +320,7 @@ def table(timings: Sequence[Timing]) -> str:
         f"  {t.deviation:.2g}"
         for t in timings
     ]
-    lines += [f"{t.model}, {t.workload}: {t.profile}" for t in timings]
+    lines += [f"{t.model}, {t.workload}: {t.profile}" for t in timings if t.profile]
     return "\n".join(lines)
 
 
@@ -263,6 +348,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mixer", action="append", default=[], help="also a student with this mixer")
     parser.add_argument("--workload", action="append", help="hellaswag, mmlu or generation; default all")
     parser.add_argument("--scale", type=float, default=1.0, help="number of documents, 1 = full")
+    parser.add_argument("--hflm-share", type=float, default=1.0, help="part of the documents that HFLM runs")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each side")
+    parser.add_argument("--profile", action="store_true", help="attribute our time to phases and kernels")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default=None, help="default bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--tolerance", type=float, help="nats; default 0.01 in float32, 1 otherwise")
@@ -278,7 +366,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for workload in workloads(checkpoint.tokenizer, options.scale):
             if options.workload and workload.name not in options.workload:
                 continue
-            timings.append(compare(checkpoint, workload, warm=part(workload, 0.1)))
+            timings.append(
+                compare(
+                    checkpoint,
+                    workload,
+                    warm=part(workload, 0.1),
+                    hflm_share=options.hflm_share,
+                    runs=options.runs,
+                    profiled=options.profile,
+                )
+            )
             print(table(timings[-1:]), flush=True)
             if options.out:
                 write_json(options.out, [asdict(timing) for timing in timings])

@@ -18,29 +18,25 @@ class KernelProfile:
         device_seconds: sum of the kernels' times; on a CPU, of torch's operators.
         kernels: number of kernels (operators).
         largest: the slowest kernels, as (name, share of `device_seconds`).
-        tokenization: seconds of tokenization before the engine runs.
     """
 
     seconds: float
     device_seconds: float
     kernels: int
     largest: tuple[tuple[str, float], ...]
-    tokenization: float = 0.0
 
     def __str__(self) -> str:
         busy = self.device_seconds / self.seconds
         bound = "the device" if busy > 0.8 else "the host (kernel launches)"
-        if self.tokenization > self.seconds / 2:
-            bound = "tokenization"
         largest = ", ".join(f"{name} {share:.0%}" for name, share in self.largest)
         return (
-            f"{self.seconds:.2f} s ({self.tokenization:.2f} s of tokenization); device busy {busy:.0%} "
+            f"{self.seconds:.2f} s; device busy {busy:.0%} "
             f"with {self.kernels:,} kernels of {1e6 * self.device_seconds / max(1, self.kernels):.1f} µs; "
             f"bound by {bound}. Slowest: {largest}"
         )
 
 
-def profile_kernels(work: Callable[[], object], *, tokenization: float = 0.0, top: int = 6) -> KernelProfile:
+def profile_kernels(work: Callable[[], object], *, top: int = 6) -> KernelProfile:
     """Run `work` twice, once timed and once profiled (kernels only, no host events)."""
     on_gpu = torch.cuda.is_available()
     start = time.perf_counter()
@@ -61,7 +57,7 @@ def profile_kernels(work: Callable[[], object], *, tokenization: float = 0.0, to
     found.sort(key=lambda each: -each[1])
     total = sum(each[1] for each in found) or 1.0
     largest = tuple((_short_name(name), spent / total) for name, spent, _ in found[:top])
-    return KernelProfile(seconds, total / 1e6, sum(each[2] for each in found), largest, tokenization)
+    return KernelProfile(seconds, total / 1e6, sum(each[2] for each in found), largest)
 
 
 def _short_name(name: str) -> str:

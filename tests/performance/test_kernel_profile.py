@@ -21,4 +21,3 @@ def test_kernels_are_counted() -> None:
 def test_the_bound_is_named() -> None:
     assert "bound by the device" in str(KernelProfile(1.0, 0.9, 10, ()))
     assert "bound by the host" in str(KernelProfile(1.0, 0.4, 10, ()))
-    assert "bound by tokenization" in str(KernelProfile(1.0, 0.4, 10, (), tokenization=0.6))
