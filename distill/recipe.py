@@ -90,8 +90,8 @@ class Recipe(Strict):
     kernels: Literal["auto", "torch", "triton"] = "auto"
     """torch or triton: how operations that have both are computed. auto: triton on CUDA, if installed."""
     sharding: Literal["auto", "none", "full"] = "auto"
-    """On several GPUs: replicate the student (none) or shard it (full: FSDP2). auto: full from 3B parameters.
-    Layerwise stages are never sharded."""
+    """On several GPUs: replicate teacher and students (none) or shard them (full: FSDP2). auto: full from 3B
+    parameters of the teacher."""
     num_workers: int | None = Field(default=None, ge=0)
     """Processes per GPU that parse, render and tokenize the data in advance; they do not change the order.
     Default: 4 on a GPU, as far as there are cores; none on a CPU, where a thread does it."""

@@ -41,7 +41,7 @@ class Stage(StrictUnion):
     """False if students can be trained without a teacher."""
     is_layerwise: ClassVar[bool] = False
     """True if each layer is trained by itself on the teacher's activations, without gradients from later
-    layers; gradients are then clipped per layer, and the student is never sharded."""
+    layers; gradients are then clipped per layer."""
     teacher_attention: ClassVar[Literal["sdpa", "eager"]] = "sdpa"
     """Attention implementation of the teacher; `eager` gives access to its attention matrices."""
     default_trainable: ClassVar[str] = "all"
@@ -119,7 +119,7 @@ class Stage(StrictUnion):
 
     @property
     def recomputes_blocks(self) -> bool:
-        """Whether activations within blocks are computed again in the backward pass instead of being stored."""
+        """Whether activations within blocks are computed again in the backward pass."""
         return False
 
     @property

@@ -202,6 +202,14 @@ def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) ->
     )
 
 
+def count_parameters(path: str | Path) -> int:
+    """Number of weights in a checkpoint, from the headers of its files. Raises as `load_checkpoint`."""
+    location = _find(str(path))
+    _check_files(location)
+    with cached_gguf_reader() if location.gguf else nullcontext():
+        return _parameters(location)
+
+
 def training_file(folder: Path) -> Path | None:
     """The loss curve in a student's folder, or None.
 

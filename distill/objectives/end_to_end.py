@@ -29,8 +29,8 @@ class EndToEndStage(Stage):
     backbone_lr: float | None = Field(default=None, gt=0)
     """Learning rate of all parameters outside the mixers; default: `lr`."""
     activation_checkpointing: Literal["none", "block"] = "none"
-    """block: store the input of each block only, and compute its other activations again in the backward pass.
-    Losses and gradients do not change."""
+    """block: store the input of each block only; its other activations are computed again in the backward
+    pass. Losses and gradients do not change."""
 
     @property
     @abstractmethod

@@ -32,6 +32,15 @@ def set_attention(teacher: CausalLM, implementation: str) -> None:
     teacher.set_attn_implementation(supported)
 
 
+def call_within(module: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call `function(*arguments)`, which uses parameters of `module` without calling the module.
+
+    A sharded module (see `training.fsdp`) has the method `within`, which gathers the parameters first.
+    """
+    within = getattr(module, "within", None)
+    return function(*arguments) if within is None else within(function, *arguments)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckpointedForward:
     """The forward pass of a block that stores its inputs, and runs again in the backward pass.
@@ -65,6 +74,11 @@ def set_activation_checkpointing(model: CausalLM, *, enabled: bool) -> None:
 
 def teacher_hidden_states(teacher: CausalLM, batch: MicroBatch) -> Tensor:
     """Last hidden states [B, T, D] of the teacher."""
+    hidden: Tensor = call_within(teacher, _teacher_hidden_states, teacher, batch)
+    return hidden
+
+
+def _teacher_hidden_states(teacher: CausalLM, batch: MicroBatch) -> Tensor:
     decoder, config = teacher.model, teacher.config
     window = getattr(config, "sliding_window", None)
     causal = batch.position_ids is None and (window is None or window >= batch.input_ids.shape[1])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evalsuite.distill.objectives.forward import call_within
 from evalsuite.distill.types import CausalLM, MicroBatch
 from evalsuite.models.mixers import AttentionSpan
 from evalsuite.models.student.model import packed_mask
@@ -76,6 +77,11 @@ def run_block(
         own_input_norm: use the student's norm before the mixer, which has gradients if whole blocks train,
             instead of the teacher's output of it.
     """
+    output: Tensor = call_within(layer, _run_block, layer, activations, batch, own_input_norm)
+    return output
+
+
+def _run_block(layer: Any, activations: LayerActivations, batch: MicroBatch, own_input_norm: bool) -> Tensor:
     block_input = activations.block_input
     own_input_norm = own_input_norm and hasattr(layer, "input_layernorm")
     hidden = layer.input_layernorm(block_input) if own_input_norm else activations.input

@@ -5,6 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from evalsuite.distill.objectives.forward import call_within
 from evalsuite.distill.types import CausalLM, MicroBatch
 
 Result = TypeVar("Result")
@@ -39,7 +40,7 @@ class StepLosses(Protocol):
 
 
 class StudentWithLoss(nn.Module):
-    """A student together with its loss: one forward pass that FSDP can wrap."""
+    """A student together with its loss: one forward pass, for which a sharded student is gathered."""
 
     def __init__(self, student: CausalLM) -> None:
         super().__init__()
@@ -47,4 +48,5 @@ class StudentWithLoss(nn.Module):
 
     def forward(self, function: Callable[[CausalLM], Result]) -> Result:
         """Apply a function to the student, such as a loss that returns its columns (see `Stage.columns`)."""
-        return function(self.student)
+        result: Result = call_within(self.student, function, self.student)
+        return result

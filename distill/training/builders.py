@@ -1,8 +1,10 @@
 """Builds teacher, students and tokenizer from a recipe."""
 
+import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,13 @@ import torch
 
 from evalsuite.distill.calibration import calibration_problem
 from evalsuite.distill.config import ArchitectureConfig, SelectionProvenance
+from evalsuite.distill.model_shape import ModelShape
 from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.training.placement import Placement, Replicated, Sharded, is_sharded
 from evalsuite.distill.training.provenance import chain
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import CheckpointError, ConfigError
 from evalsuite.foundation.strict import parse
-from evalsuite.models.kernels.apply import apply_fused_kernels
 
 
 @dataclass(frozen=True)
@@ -99,67 +102,90 @@ def resolve_precision(recipe: Recipe, device: torch.device) -> str:
     return precision
 
 
-def build_models(recipe: Recipe, device: torch.device) -> TrainingModels:
+def build_models(
+    recipe: Recipe, device: torch.device, *, world_size: int = 1, share_frozen: bool = False
+) -> TrainingModels:
     """Load or build all models of a recipe.
+
+    Args:
+        world_size: processes that can share the models; see `is_sharded`.
+        share_frozen: see `Replicated`; for callers that train what the recipe's stages do, and nothing else.
 
     Raises:
         CheckpointError: a checkpoint is missing, damaged or unsafe.
         ConfigError: an unknown mixer or option, layers that the teacher does not have, different
-            vocabularies, or bf16 on a GPU without it.
+            vocabularies, bf16 on a GPU without it, or a recipe that cannot be sharded.
+        ModuleNotFoundError: a package that the optimizer's states need.
     """
     precision = resolve_precision(recipe, device)
-    if recipe.architecture is not None:
-        tokenizer = load_architecture_tokenizer(recipe.architecture)
-        random = build_random_model(recipe.architecture, len(tokenizer), tokenizer, recipe.seed)
-        apply_fused_kernels(random)
-        label = recipe.labels[0]
-        model: Any = random.to(device).train()
-        return TrainingModels(None, None, None, {label: model}, tokenizer, {label: []}, [], precision)
-    from evalsuite.models import load_checkpoint
+    if any(stage.optimizer.state_bits == 8 for stage in recipe.stages):
+        importlib.import_module("torchao")
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
 
-    loaded = None if recipe.teacher is None else load_checkpoint(recipe.teacher, dtype="float32")
+    def place(num_params: int) -> Placement:
+        if is_sharded(recipe, num_params, world_size):
+            return Sharded(recipe, device, dtype)
+        return Replicated(recipe, device, dtype, share_frozen=share_frozen)
+
+    architecture = recipe.architecture
+    if architecture is not None:
+        tokenizer = load_architecture_tokenizer(architecture)
+        num_params = architecture_shape(architecture, len(tokenizer)).num_params
+        placement = place(num_params)
+        label = recipe.labels[0]
+        model = placement.random(partial(_random_model, architecture, len(tokenizer), tokenizer), recipe.seed)
+        students = {label: placement.student(model)}
+        return TrainingModels(None, None, None, students, tokenizer, {label: []}, [], precision)
+    from evalsuite.models.checkpoints import count_parameters
+
+    first = recipe.teacher or next(iter(recipe.student.initial_checkpoints.values()))
+    placement = place(count_parameters(first))
+    loaded = None if recipe.teacher is None else placement.open(recipe.teacher)
     if loaded is not None:
         _check_selection(recipe, loaded.weights_id)
     tokenizer = None if loaded is None else loaded.tokenizer
-    students: dict[str, CausalLM] = {}
+    teacher = None if loaded is None else placement.stored(loaded)
+    built: dict[str, Any] = {}
     ancestors: dict[str, list[dict[str, Any]]] = {}
     for label, mixer in zip(recipe.labels, recipe.student.mixers, strict=True):
         path = recipe.student.initial_checkpoints.get(mixer)
         ancestors[label] = []
         if path is not None:
-            checkpoint = load_checkpoint(path, dtype="float32")
+            checkpoint = placement.open(path)
             ancestors[label] = chain(path, checkpoint.weights_id, checkpoint.lineage)
-            model = checkpoint.model
+            built[label] = placement.stored(checkpoint)
             tokenizer = tokenizer or checkpoint.tokenizer
         else:
-            assert loaded is not None
-            model = _build_student(recipe, mixer, loaded.model)
-        if loaded is not None and model.config.vocab_size != loaded.model.config.vocab_size:
+            assert teacher is not None
+            built[label] = _new_student(placement, recipe, mixer, teacher)
+        vocab_size = placement.config(built[label]).vocab_size
+        if teacher is not None and vocab_size != placement.config(teacher).vocab_size:
             raise ConfigError(
-                f"vocabularies differ: student '{path}' has {model.config.vocab_size} tokens, teacher "
-                f"'{recipe.teacher}' has {loaded.model.config.vocab_size}"
+                f"vocabularies differ: student '{path}' has {vocab_size} tokens, teacher "
+                f"'{recipe.teacher}' has {placement.config(teacher).vocab_size}"
             )
-        apply_fused_kernels(model)
-        students[label] = model.to(device).train()
-    check_lengths(recipe, None if loaded is None else loaded.model.config, students)
-    teacher = None if loaded is None else _prepare_teacher(loaded.model, device, precision)
+    configs = {label: placement.config(model) for label, model in built.items()}
+    check_lengths(recipe, None if teacher is None else placement.config(teacher), configs)
+    students = {label: placement.student(model) for label, model in built.items()}
+    frozen = None if teacher is None else placement.teacher(teacher, students)
     weights_id = None if loaded is None else loaded.weights_id
     teacher_ancestors = []
     if loaded is not None and loaded.lineage:
         teacher_ancestors = chain(loaded.path, loaded.weights_id, loaded.lineage)
     revision = None if loaded is None else loaded.revision
     return TrainingModels(
-        teacher, weights_id, revision, students, tokenizer, ancestors, teacher_ancestors, precision
+        frozen, weights_id, revision, students, tokenizer, ancestors, teacher_ancestors, precision
     )
 
 
-def check_lengths(recipe: Recipe, teacher: Any, students: dict[str, CausalLM]) -> None:
+def check_lengths(recipe: Recipe, teacher: Any, students: Mapping[str, Any]) -> None:
     """Check that teacher and students have the positions of every stage's sequences.
 
     A stage without the teacher may go beyond the stated positions as far as the positional scheme reaches.
 
     Args:
         teacher: its config; None without a teacher.
+        students: their configs, by label.
 
     Raises:
         ConfigError: sequences beyond the teacher's positions, where its targets mean nothing, or beyond those
@@ -177,17 +203,15 @@ def check_lengths(recipe: Recipe, teacher: Any, students: dict[str, CausalLM]) -
             )
         for label, student in students.items():
             try:
-                check_max_length(student.config, length)
+                check_max_length(student, length)
             except ConfigError as error:
                 raise ConfigError(f"{where}, student '{label}': {error}; choose a shorter seq_len") from None
 
 
-def _build_student(recipe: Recipe, mixer: str, teacher: Any) -> Any:
-    from evalsuite.models import build_student
-
+def _new_student(placement: Placement, recipe: Recipe, mixer: str, teacher: Any) -> Any:
     config = recipe.student
-    names = layer_mixers(recipe, mixer, teacher.config.num_hidden_layers)
-    student: Any = build_student(
+    names = layer_mixers(recipe, mixer, placement.config(teacher).num_hidden_layers)
+    student = placement.new_student(
         teacher,
         names,
         options={name: config.options[name] for name in dict.fromkeys(names) if name in config.options},
@@ -197,22 +221,9 @@ def _build_student(recipe: Recipe, mixer: str, teacher: Any) -> Any:
     )
     if config.init != "scratch":
         return student
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        return type(student)(student.config)
+    from evalsuite.models.student import StudentForCausalLM
 
-
-def _prepare_teacher(teacher: Any, device: torch.device, precision: str) -> CausalLM:
-    """Move the teacher to the device, freeze it and cast its parameters."""
-    teacher.to(device).eval().requires_grad_(False)
-    if precision == "bf16":
-        # Parameters only: with rotary frequencies in bf16, distant positions would be off by radians.
-        for parameter in teacher.parameters():
-            parameter.data = parameter.data.bfloat16()
-    apply_fused_kernels(teacher)
-    _check_head(teacher)
-    model: CausalLM = teacher
-    return model
+    return placement.random(partial(StudentForCausalLM, placement.config(student)), recipe.seed)
 
 
 def layer_mixers(recipe: Recipe, mixer: str, num_layers: int) -> list[str]:
@@ -274,12 +285,6 @@ def _check_selection(recipe: Recipe, weights_id: str) -> None:
         )
 
 
-def _check_head(teacher: CausalLM) -> None:
-    """Refuse heads with a bias, which the fused loss does not support."""
-    if getattr(teacher.get_output_embeddings(), "bias", None) is not None:
-        raise CheckpointError("the teacher's head has a bias, which is not supported")
-
-
 def load_architecture_tokenizer(architecture: ArchitectureConfig) -> Any:
     """The tokenizer of an architecture."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -299,6 +304,12 @@ def load_architecture_tokenizer(architecture: ArchitectureConfig) -> Any:
 
 def build_random_model(architecture: ArchitectureConfig, vocab_size: int, tokenizer: Any, seed: int) -> Any:
     """A Llama-style model with random weights, determined by `seed`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _random_model(architecture, vocab_size, tokenizer)
+
+
+def _random_model(architecture: ArchitectureConfig, vocab_size: int, tokenizer: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = architecture.model_dump(exclude={"tokenizer", "rope_theta"})
@@ -310,8 +321,10 @@ def build_random_model(architecture: ArchitectureConfig, vocab_size: int, tokeni
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    rng_state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(config)
-    torch.set_rng_state(rng_state)
-    return model
+    return LlamaForCausalLM(config)
+
+
+def architecture_shape(architecture: ArchitectureConfig, vocab_size: int) -> ModelShape:
+    """The shape of a model from random weights."""
+    names = ModelShape.__dataclass_fields__.keys() - {"vocab_size"}
+    return ModelShape(**architecture.model_dump(include=names), vocab_size=vocab_size)

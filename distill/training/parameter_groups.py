@@ -1,5 +1,7 @@
 """Trainable parameter sets of a stage."""
 
+from collections.abc import Iterable
+
 from torch import nn
 
 from evalsuite.distill.types import CausalLM, softmax_layer_indices
@@ -56,6 +58,14 @@ def is_mixer_parameter(name: str, softmax: set[int]) -> bool:
     """True for parameters of mixers that replace softmax attention."""
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
     return name.startswith("model.layers.") and rest.startswith("self_attn.") and int(layer) not in softmax
+
+
+def layer_groups(names: Iterable[str], *, layerwise: bool) -> dict[int, list[str]]:
+    """Parameters that are optimized and clipped together: those of each layer, by its number, or all (−1)."""
+    groups: dict[int, list[str]] = {}
+    for name in names:
+        groups.setdefault(int(name.split(".")[2]) if layerwise else -1, []).append(name)
+    return groups
 
 
 def _is_trainable(name: str, trainable_set: str, softmax: set[int], is_embedding: bool) -> bool:

@@ -11,10 +11,10 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from evalsuite.distill.objectives.forward import set_activation_checkpointing
 from evalsuite.distill.objectives.step_losses import StudentWithLoss
-from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.optimizers import (
@@ -27,11 +27,11 @@ from evalsuite.distill.training.optimizers import (
 )
 from evalsuite.distill.training.parameter_groups import (
     is_mixer_parameter,
+    layer_groups,
     set_trainable,
     trainable_names,
 )
 from evalsuite.distill.types import CausalLM, GlobalBatch, MicroBatch, softmax_layer_indices
-from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers import no_weight_decay
 
 _log = logging.getLogger("evalsuite")
@@ -85,14 +85,11 @@ class StudentTrainState:
             lambda name: is_mixer_parameter(name, softmax),
             no_weight_decay(cast(nn.Module, self.model)),
         )
-        groups: dict[str, list[str]] = {}
-        for name in masters:
-            # model.layers.<number>: layerwise objectives train, and clip, every layer separately.
-            groups.setdefault(".".join(name.split(".")[:3]) if stage.is_layerwise else "", []).append(name)
+        # Layerwise objectives train, and clip, every layer separately.
+        groups = layer_groups(masters, layerwise=stage.is_layerwise)
         self.flat_grads = FlatGrads([[masters[name] for name in group] for group in groups.values()])
         if stage.is_layerwise:
-            layers = [int(name.rpartition(".")[2]) for name in groups]
-            self._trained_layers = torch.tensor(layers, device=self.flat_grads.buffer.device)
+            self._trained_layers = torch.tensor(list(groups), device=self.flat_grads.buffer.device)
         if self.master_weights.has_model_copy:
             self.flat_grads.receive({self.parameters[name]: master for name, master in masters.items()})
 
@@ -275,22 +272,10 @@ class TrainStep:
         self._captured[key] = (graph, static)
 
 
-FSDP_MIN_PARAMETERS = 3_000_000_000
-"""With `sharding: auto`, students with at least this many parameters are sharded on several GPUs."""
-
-
-def select_strategy(recipe: Recipe, model: CausalLM, process_group: ProcessGroup) -> type[StudentTrainState]:
-    """Whether a student is replicated on every GPU or sharded.
-
-    Raises:
-        ConfigError: sharding with Muon, whose update needs unsharded matrices.
-    """
-    size = sum(parameter.numel() for parameter in model.parameters())
-    sharded = recipe.sharding == "full" or (recipe.sharding == "auto" and size >= FSDP_MIN_PARAMETERS)
-    if process_group.world_size == 1 or not sharded:
+def select_strategy(model: CausalLM) -> type[StudentTrainState]:
+    """How a student is trained: replicated on every GPU or, if it was built so, sharded."""
+    if not isinstance(model, FSDPModule):
         return StudentTrainState
-    if any(stage.optimizer.kind == "muon" and not stage.is_layerwise for stage in recipe.stages):
-        raise ConfigError("sharding: Muon needs unsharded matrices; use adamw, or --set sharding=none")
-    from evalsuite.distill.training.fsdp import FSDPTrainState
+    from evalsuite.distill.training.memory.fsdp import FSDPTrainState
 
     return FSDPTrainState

@@ -103,7 +103,12 @@ def distill(
         data_recipe = generate_responses(recipe, out, process_group, quiet=quiet)
         with closing(compilation), kernel_policy(recipe.kernels):
             compilation.start(fresh_only=True)
-            models = build_models(resolve_checkpoints(recipe, out), process_group.device)
+            models = build_models(
+                resolve_checkpoints(recipe, out),
+                process_group.device,
+                world_size=process_group.world_size,
+                share_frozen=True,
+            )
             with closing(open_sources(data_recipe, models.tokenizer, process_group)) as sources:
                 validate_data(data_recipe, models.tokenizer, sources)
                 calibrate_students(data_recipe, models, process_group.device, process_group.broadcast)
@@ -158,7 +163,7 @@ class Trainer:
             stage.check_students(models.students)
         trainable_sets = {stage.trainable_set for stage in recipe.stages}
         self.train_states = [
-            select_strategy(recipe, model, process_group)(label, model, models.dtype, trainable_sets)
+            select_strategy(model)(label, model, models.dtype, trainable_sets)
             for label, model in models.students.items()
         ]
         student = next(iter(models.students.values()))

@@ -141,11 +141,10 @@ def recipe_shape(recipe: Recipe) -> ModelShape:
     """The shape of a recipe's teacher (or of its architecture), without loading weights."""
     architecture = recipe.architecture
     if architecture is not None:
-        from evalsuite.distill.training.builders import load_architecture_tokenizer
+        from evalsuite.distill.training.builders import architecture_shape, load_architecture_tokenizer
 
         tokenizer = load_architecture_tokenizer(architecture)
-        names = ModelShape.__dataclass_fields__.keys() - {"vocab_size"}
-        return ModelShape(**architecture.model_dump(include=names), vocab_size=len(tokenizer))
+        return architecture_shape(architecture, len(tokenizer))
     student = recipe.student
     teacher = recipe.teacher or student.shape_from or next(iter(student.initial_checkpoints.values()))
     known = yaml.safe_load(MODEL_SHAPES.read_text())

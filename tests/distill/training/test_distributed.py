@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from evalsuite.distill import distill
 from evalsuite.distill.config import CheckpointConfig
-from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.train_step import StudentTrainState, select_strategy
+from evalsuite.distill.training.placement import is_sharded
 from evalsuite.foundation import ConfigError, read_jsonl
 from tests.distill.training.saved_states import num_states
 from tests.distill.training.two_processes import finish, needs_loopback, run_both, start
@@ -35,8 +34,9 @@ def alone(teacher_folder, small_recipe, stage, tmp_path_factory):
         teacher_folder,
         stages=[
             stage("align", "attention_output", **options),
+            stage("blocks", "hidden_state", trainable="block", **options),
             stage("frozen", "kd", trainable="no_mlp", micro_batch_size=1, **options),
-            stage("kd", "kd", **options),
+            stage("kd", "kd", activation_checkpointing="block", **options),
         ],
     )
     out = tmp_path_factory.mktemp("alone") / "out"
@@ -79,18 +79,20 @@ def test_a_killed_sharded_run_resumes(alone, tmp_path):
     assert finish(both) != [0, 0]
     assert finish(start(partial(train, recipe, out))) == [0, 0]
     assert curve(out) == pytest.approx(curve(one), rel=1e-4)
-    AutoModelForCausalLM.from_pretrained(out / "checkpoints" / "gated_deltanet" / "kd-2560")
+    AutoModelForCausalLM.from_pretrained(out / "checkpoints" / "gated_deltanet" / "kd-3584")
 
 
-def test_models_are_sharded_from_three_billion_parameters(teacher, small_recipe, monkeypatch, stage):
-    two = ProcessGroup("cpu")
-    two.world_size = 2
+def test_models_are_sharded_from_three_billion_parameters(small_recipe, stage):
     recipe = small_recipe("teacher")
-    assert select_strategy(recipe, teacher, two) is StudentTrainState
-    monkeypatch.setattr("evalsuite.distill.training.train_step.FSDP_MIN_PARAMETERS", 1000)
-    assert select_strategy(recipe, teacher, two).__name__ == "FSDPTrainState"
-    assert select_strategy(recipe.model_copy(update={"sharding": "none"}), teacher, two) is StudentTrainState
-    assert select_strategy(recipe, teacher, ProcessGroup("cpu")) is StudentTrainState
-    muon = small_recipe("teacher", stages=[stage("kd", "kd", optimizer={"kind": "muon"})])
+    assert not is_sharded(recipe, 2_999_999_999, world_size=2)
+    assert is_sharded(recipe, 3_000_000_000, world_size=2)
+    assert not is_sharded(recipe, 3_000_000_000, world_size=1)
+    assert not is_sharded(recipe.model_copy(update={"sharding": "none"}), 10**10, world_size=2)
+    full = recipe.model_copy(update={"sharding": "full"})
+    assert is_sharded(full, 1000, world_size=2)
+    muon = small_recipe("teacher", sharding="full", stages=[stage("kd", "kd", optimizer={"kind": "muon"})])
     with pytest.raises(ConfigError, match="Muon needs unsharded matrices"):
-        select_strategy(muon, teacher, two)
+        is_sharded(muon, 1000, world_size=2)
+    student = full.student.model_copy(update={"calibration": {"method": "taylor", "data": "pocket"}})
+    with pytest.raises(ConfigError, match=r"student.calibration needs unsharded models"):
+        is_sharded(full.model_copy(update={"student": student}), 1000, world_size=2)

@@ -1,0 +1,205 @@
+"""How models come onto the GPUs of a run: replicated on each of them, or sharded over all."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.training.parameter_groups import trainable_names
+from evalsuite.distill.types import CausalLM
+from evalsuite.foundation import CheckpointError, ConfigError
+from evalsuite.models.kernels.apply import apply_fused_kernels
+
+FSDP_MIN_PARAMETERS = 3_000_000_000
+"""With `sharding: auto`, models with at least this many parameters are sharded on several GPUs."""
+
+
+def is_sharded(recipe: Recipe, num_params: int, world_size: int) -> bool:
+    """Whether teacher and students are sharded over the GPUs, instead of replicated.
+
+    Args:
+        num_params: parameters of the teacher, or of the first student without one.
+
+    Raises:
+        ConfigError: a recipe that needs unsharded models.
+    """
+    sharded = recipe.sharding == "full" or (recipe.sharding == "auto" and num_params >= FSDP_MIN_PARAMETERS)
+    if world_size == 1 or not sharded:
+        return False
+    if any(stage.optimizer.kind == "muon" for stage in recipe.stages):
+        raise ConfigError("sharding: Muon needs unsharded matrices; use adamw, or --set sharding=none")
+    if recipe.student.calibration is not None:
+        raise ConfigError(
+            "sharding: student.calibration needs unsharded models; remove it, or --set sharding=none"
+        )
+    return True
+
+
+class Placement(Protocol):
+    """Opens checkpoints and makes models; what a model is until it is placed is the placement's affair."""
+
+    def open(self, path: str) -> Any:
+        """A checkpoint, with its tokenizer, lineage and weights_id."""
+
+    def stored(self, checkpoint: Any) -> Any:
+        """The model of a checkpoint."""
+
+    def random(self, make: Callable[[], Any], seed: int) -> Any:
+        """The model that `make` draws after `torch.manual_seed(seed)`."""
+
+    def new_student(self, teacher: Any, mixers: list[str], **settings: Any) -> Any:
+        """A new student; see `build_student`."""
+
+    def config(self, model: Any) -> Any:
+        """Its config."""
+
+    def student(self, model: Any) -> CausalLM:
+        """The model on the device, ready to be trained."""
+
+    def teacher(self, model: Any, students: Mapping[str, CausalLM]) -> CausalLM:
+        """The model on the device, frozen and in the dtype of the forward pass."""
+
+
+class Replicated:
+    """`Placement` of whole models on every GPU.
+
+    Args:
+        share_frozen: parameters of students that no stage of the recipe trains, and that equal the teacher's,
+            share its memory.
+    """
+
+    def __init__(
+        self, recipe: Recipe, device: torch.device, dtype: torch.dtype, *, share_frozen: bool
+    ) -> None:
+        self._recipe, self._device, self._dtype = recipe, device, dtype
+        self._share_frozen = share_frozen
+
+    def open(self, path: str) -> Any:
+        """See `Placement.open`."""
+        from evalsuite.models import load_checkpoint
+
+        return load_checkpoint(path, dtype="float32")
+
+    def stored(self, checkpoint: Any) -> Any:
+        """See `Placement.stored`."""
+        return checkpoint.model
+
+    def random(self, make: Callable[[], Any], seed: int) -> Any:
+        """See `Placement.random`."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return make()
+
+    def new_student(self, teacher: Any, mixers: list[str], **settings: Any) -> Any:
+        """See `Placement.new_student`."""
+        from evalsuite.models import build_student
+
+        return build_student(teacher, mixers, **settings)
+
+    def config(self, model: Any) -> Any:
+        """See `Placement.config`."""
+        return model.config
+
+    def student(self, model: Any) -> CausalLM:
+        """See `Placement.student`."""
+        apply_fused_kernels(model)
+        student: CausalLM = model.to(self._device).train()
+        return student
+
+    def teacher(self, model: Any, students: Mapping[str, CausalLM]) -> CausalLM:
+        """See `Placement.teacher`."""
+        model.to(self._device).eval().requires_grad_(False)
+        shared = [
+            pair
+            for student in students.values()
+            if self._share_frozen
+            for pair in self._equal_frozen(student, model)
+        ]
+        # Parameters only: with rotary frequencies in bf16, distant positions would be off by radians.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(self._dtype)
+        for mine, theirs in shared:
+            mine.data = theirs.data
+        return prepare_teacher(model)
+
+    def _equal_frozen(
+        self, student: CausalLM, teacher: CausalLM
+    ) -> list[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+        trained = names_to_train(self._recipe, student)
+        theirs = dict(teacher.named_parameters())
+        return [
+            (mine, theirs[name])
+            for name, mine in student.named_parameters()
+            if name not in trained and name in theirs and torch.equal(mine, theirs[name])
+        ]
+
+
+class Sharded:
+    """`Placement` of a share of every weight on each GPU (FSDP2); each process reads its share only."""
+
+    def __init__(self, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> None:
+        self._recipe, self._device, self._dtype = recipe, device, dtype
+
+    def open(self, path: str) -> Any:
+        """See `Placement.open`."""
+        from evalsuite.models import describe_checkpoint
+
+        return describe_checkpoint(path)
+
+    def stored(self, checkpoint: Any) -> Any:
+        """See `Placement.stored`."""
+        from evalsuite.models.student.streaming import StoredWeights
+
+        return StoredWeights(checkpoint)
+
+    def random(self, make: Callable[[], Any], seed: int) -> Any:
+        """See `Placement.random`."""
+        from evalsuite.models.student.streaming import RandomWeights
+
+        return RandomWeights(make, seed)
+
+    def new_student(self, teacher: Any, mixers: list[str], **settings: Any) -> Any:
+        """See `Placement.new_student`."""
+        from evalsuite.models.student.streaming import NewStudentWeights
+
+        return NewStudentWeights(teacher, mixers, **settings)
+
+    def config(self, model: Any) -> Any:
+        """See `Placement.config`."""
+        return model.model.config
+
+    def student(self, model: Any) -> CausalLM:
+        """See `Placement.student`."""
+        from evalsuite.distill.training.memory.fsdp import shard
+
+        trained = names_to_train(self._recipe, model.model)
+        student = shard(model, self._device, self._dtype, trained)
+        apply_fused_kernels(student)
+        found: CausalLM = student.train()
+        return found
+
+    def teacher(self, model: Any, students: Mapping[str, CausalLM]) -> CausalLM:
+        """See `Placement.teacher`. Students have read their weights from it by now."""
+        from evalsuite.distill.training.memory.fsdp import shard
+
+        return prepare_teacher(shard(model, self._device, self._dtype, ()).eval())
+
+
+def names_to_train(recipe: Recipe, student: CausalLM) -> set[str]:
+    """Names of the parameters that some stage trains."""
+    sets = {stage.trainable_set for stage in recipe.stages}
+    return {name for each in sets for name in trainable_names(student, each)}
+
+
+def prepare_teacher(teacher: Any) -> CausalLM:
+    """Give a frozen teacher the fused kernels.
+
+    Raises:
+        CheckpointError: its head has a bias, which the fused loss does not support.
+    """
+    apply_fused_kernels(teacher)
+    if getattr(teacher.get_output_embeddings(), "bias", None) is not None:
+        raise CheckpointError("the teacher's head has a bias, which is not supported")
+    found: CausalLM = teacher
+    return found
