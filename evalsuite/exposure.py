@@ -25,35 +25,35 @@ def forced_requests(prompt: Sequence[int], response: Sequence[int]) -> list[Scor
     ]
 
 
-def exposure_rows(
+def exposure_row(
     teacher: Sequence[int], own: Sequence[int], forced: Sequence[ScoreResponse]
-) -> Iterator[dict[str, Any]]:
-    """Yield one row per token of the teacher's response.
+) -> dict[str, list[Any]]:
+    """Return how a student predicts the tokens of the teacher's response, each a list over positions.
 
     Args:
         teacher: tokens of the teacher's response.
         own: tokens of the student's free-running response.
         forced: responses to `forced_requests`.
 
-    Yields:
-        ``position``; ``logprob`` (nats) and ``forced`` (whether it is the argmax), both after
-        the teacher's tokens; ``free``: whether the student's own response has that token there; ``prefix``:
-        whether it had all tokens before.
+    Returns:
+        ``logprob`` (nats) and ``forced`` (whether the token is the student's argmax), both after the teacher's
+        tokens; ``free``: whether the student's own response has that token at that position.
+
+    Raises:
+        DataError: a token could not be scored.
     """
-    for position, (token, response) in enumerate(zip(teacher, forced, strict=True)):
+    for response in forced:
         if response.error:
             raise DataError(f"a teacher's token could not be scored: {response.error}")
-        yield {
-            "position": position,
-            "logprob": response.logprobs[0],
-            "forced": response.greedy[0],
-            "free": position < len(own) and own[position] == token,
-            "prefix": tuple(own[:position]) == tuple(teacher[:position]),
-        }
+    return {
+        "logprob": [round(response.logprobs[0], 4) for response in forced],
+        "forced": [response.greedy[0] for response in forced],
+        "free": [position < len(own) and own[position] == token for position, token in enumerate(teacher)],
+    }
 
 
 def write_exposure(path: Path, checkpoint: str, *, run: Path, teacher_run: Path, device: str) -> None:
-    """Write the rows of a student's responses, with ``benchmark``, ``doc_id`` and ``context``.
+    """Write one row per document, with ``benchmark``, ``doc_id`` and ``context``.
 
     Args:
         run, teacher_run: run folders with the generated responses of the student and of the teacher.

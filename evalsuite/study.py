@@ -32,6 +32,8 @@ TEACHER = "teacher"
 SELECTION = "selection"
 STOP_SECONDS = 30.0
 """Time that workers have to save their states when the time of a call is over."""
+LONGEST_WAIT = 60.0
+"""Seconds after which the time of a call is looked at again; `wait` takes no infinity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +162,8 @@ def _respond(name: str, checkpoint: str, setting: Setting) -> None:
     """Compute the responses of a checkpoint, and the exposure of a student; the shard comes last."""
     from evalsuite.config import RunConfig
     from evalsuite.evaluation import evaluate
+    from evalsuite.evaluation.shards.export import export_shard
+    from evalsuite.evaluation.shards.validate import open_shard
     from evalsuite.exposure import write_exposure
 
     folder = setting.out / "responses" / name
@@ -171,18 +175,11 @@ def _respond(name: str, checkpoint: str, setting: Setting) -> None:
     device = setting.device or "auto"
     evaluate(RunConfig(checkpoints=[checkpoint], out=folder, phases=("infer",), device=device, quiet=True))
     if name != TEACHER:
-        write_exposure(
-            setting.out / "exposure" / f"{name}.jsonl",
-            checkpoint,
-            run=folder,
-            teacher_run=setting.out / "responses" / TEACHER,
-            device=device,
-        )
-    from evalsuite.evaluation.shards.export import export_shard
-
+        with open_shard(setting.shard(TEACHER)) as teacher_run:
+            path = setting.out / "exposure" / f"{name}.jsonl"
+            write_exposure(path, checkpoint, run=folder, teacher_run=teacher_run, device=device)
     export_shard(folder, setting.shard(name))
-    if name != TEACHER:
-        shutil.rmtree(folder)
+    shutil.rmtree(folder)
 
 
 def _work(connection: Connection, setting: Setting) -> None:
@@ -242,7 +239,8 @@ def run_study(
             busy = [each for each in pool if each.job is not None]
             if not busy:
                 return
-            for connection in wait([each.connection for each in busy], deadline - time.monotonic()):
+            left = min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT)
+            for connection in wait([each.connection for each in busy], left):
                 worker = next(each for each in busy if each.connection is connection)
                 assert worker.job is not None
                 try:
