@@ -36,8 +36,8 @@ def exposure_row(
         forced: responses to `forced_requests`.
 
     Returns:
-        ``logprob`` (nats) and ``forced`` (whether the token is the student's argmax), both after the teacher's
-        tokens; ``free``: whether the student's own response has that token at that position.
+        ``logprob`` (nats) and ``forced`` (whether the token is the argmax), both after the teacher's tokens;
+        ``free``: whether the student's own response has that token at that position.
 
     Raises:
         DataError: a token could not be scored.
@@ -78,10 +78,7 @@ def write_exposure(path: Path, checkpoint: str, *, run: Path, teacher_run: Path,
     for (key, facts, _), group in zip(chosen, requests, strict=True):
         forced = answers[start : start + len(group)]
         start += len(group)
-        lines += [
-            json.dumps({**facts, **row})
-            for row in exposure_rows(teacher[key].tokens, own[key].tokens, forced)
-        ]
+        lines.append(json.dumps({**facts, **exposure_row(teacher[key].tokens, own[key].tokens, forced)}))
     write_text(path, "".join(f"{line}\n" for line in lines))
 
 
