@@ -194,9 +194,10 @@ class InProcessEngine(EngineType, ABC):
                 # Collect the batches in flight first: they must not be lost, and they hold memory.
                 while started:
                     yield from _collect(*started.popleft())
-                if len(batch.indices) == 1 and out_of_memory is not None:
-                    raise out_of_memory
-                waiting[:1] = batch.halves()
+                if not self._release():
+                    if len(batch.indices) == 1 and out_of_memory is not None:
+                        raise out_of_memory
+                    waiting[:1] = batch.halves()
                 _release_cached_memory()
                 continue
             del waiting[0]
@@ -225,6 +226,7 @@ class InProcessEngine(EngineType, ABC):
                     del waiting[index]
                     yield index, response
             except torch.OutOfMemoryError:
+                self._release()
                 if max_num_seqs == 1:
                     raise
                 max_num_seqs = max(1, min(max_num_seqs, len(waiting)) // 2)
@@ -241,6 +243,11 @@ class InProcessEngine(EngineType, ABC):
 
     def close(self) -> None:
         """See `Engine.close`: the model's memory is freed with the engine."""
+        self._release()
+
+    def _release(self) -> bool:
+        """Free what is kept from one call to the next; return whether there was anything."""
+        return False
 
     def _out_of_vocabulary(self, tokens: Sequence[Sequence[int]]) -> str | None:
         """Error for ids without an embedding; on a GPU they would abort the process."""

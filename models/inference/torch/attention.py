@@ -45,6 +45,11 @@ class AttentionMasks:
         self.decode_positions: Tensor | None = None
         """Positions [R] of a decode step, in which a row's keys are those of all positions up to its own."""
 
+    @property
+    def built(self) -> bool:
+        """Whether any layer needed a mask."""
+        return bool(self._cache)
+
     def get(self, span: AttentionSpan) -> Tensor | None:
         """Mask [R or 1, 1, T, L] for layers with this span; None for plain causal attention."""
         if self._valid is None and (span.window is None or span.window >= self._keys.shape[1]):

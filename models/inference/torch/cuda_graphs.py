@@ -40,8 +40,8 @@ class CudaGraphStep:
     def step(self, num_seqs: int, length: int) -> None:
         """Replay a captured step whose batch and key length are rounded up; padding outputs are ignored."""
         capacity = self.batch.cache.capacity
-        # Without softmax layers the cost of a step is independent of the length.
-        rounded = round_up_length(length, capacity) if self.batch.runner.kv_bytes_per_token else capacity
+        # Without masks the cost of a step follows from the positions alone.
+        rounded = round_up_length(length, capacity) if self.batch.needs_masks else capacity
         size = round_up_num_seqs(num_seqs, self.batch.cache.num_slots), rounded
         if not self.capturable:
             self.batch.step(num_seqs, length)

@@ -10,11 +10,17 @@ from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.proof import UnsupportedModelError
 from evalsuite.models.inference.registry import ENGINES, EngineSettings
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse, ScoreRequest
+from evalsuite.models.inference.sampling import SamplingMetadata
 from evalsuite.models.inference.torch.batch_limits import compute_batch_limits
 from evalsuite.models.inference.torch.cuda_graphs import cuda_graph_step, eager_step
 from evalsuite.models.inference.torch.loglikelihood import LoglikelihoodBatch, RequestBatch, make_batches
 from evalsuite.models.inference.torch.model_runner import ModelRunner
-from evalsuite.models.inference.torch.scheduler import KEY_BLOCK, GenerationScheduler
+from evalsuite.models.inference.torch.scheduler import (
+    KEY_BLOCK,
+    DecodeBatch,
+    GenerationScheduler,
+    StepFunction,
+)
 from evalsuite.models.inference.torch.structure import unknown_structure
 from evalsuite.models.inference.torch.verify_cache import refuse_unsupported, verify_cache
 
@@ -64,6 +70,8 @@ class TorchEngine(InProcessEngine):
         self.steps_per_block, self.lookahead = (8, 1) if on_gpu else (1, 0)
         # On a GPU the masks that shared prefixes need rule out fused attention, and prefill is a small part.
         self.share_prefixes = not on_gpu
+        self._last_batch: tuple[tuple[int, int, bool, bool], DecodeBatch, StepFunction] | None = None
+        """Shape, slots and step of the last generation; captured graphs serve the next one."""
 
     @classmethod
     def open(cls, path: str, settings: EngineSettings) -> InProcessEngine:
@@ -128,19 +136,41 @@ class TorchEngine(InProcessEngine):
         num_slots = min(max_num_seqs, max(1, self.limits.cache_bytes // max(1, slot_bytes)))
         if num_slots < min(max_num_seqs, len(order)):
             order = [index for index in order if needs[index] > capacity // 2]
+        batch, step = self._decode_batch(
+            [waiting[index] for index in order], min(num_slots, len(order)), capacity
+        )
         return GenerationScheduler(
             self.runner,
             self.checkpoint.tokenizer,
             self.eos_ids,
             [(index, waiting[index], limits[index]) for index in order],
-            num_slots=min(num_slots, len(order)),
-            capacity=capacity,
+            batch=batch,
+            step=step,
             max_prefill_tokens=self.limits.max_tokens,
             steps_per_block=self.steps_per_block,
             lookahead=self.lookahead,
-            make_step=cuda_graph_step if self.runner.device.type == "cuda" else eager_step,
             share_prefixes=self.share_prefixes,
         )
+
+    def _decode_batch(
+        self, requests: Sequence[GenerateRequest], num_slots: int, capacity: int
+    ) -> tuple[DecodeBatch, StepFunction]:
+        """Slots for these requests, and their step; those of the last call if their shapes are the same."""
+        sampling = SamplingMetadata.allocate(num_slots, requests, self.runner.device)
+        shape = num_slots, capacity, sampling.any_sampled, sampling.any_filtered
+        if self._last_batch is None or self._last_batch[0] != shape:
+            self._last_batch = None  # Frees its memory first.
+            _, sample = self.runner.prefill([requests[0].prompt[:1]], keep=True)
+            assert sample is not None
+            batch = DecodeBatch(self.runner, sample, sampling, num_slots, capacity)
+            make_step = cuda_graph_step if self.runner.device.type == "cuda" else eager_step
+            self._last_batch = shape, batch, make_step(batch)
+        return self._last_batch[1:]
+
+    def _release(self) -> bool:
+        held = self._last_batch is not None
+        self._last_batch = None
+        return held
 
 
 def open_in_process(checkpoint: Checkpoint, *, max_length: int | None = None) -> InProcessEngine:

@@ -45,6 +45,8 @@ class DecodeBatch:
         self.position = torch.zeros(num_slots, dtype=torch.long, device=device)
         self.num_generated = torch.zeros(num_slots, dtype=torch.long, device=device)
         self.non_finite = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        self.needs_masks = False
+        """Whether the last step computed masks, whose size is that of all keys that it was given."""
 
     def tensors(self) -> list[Tensor]:
         """All per-sequence tensors except the cache."""
@@ -73,6 +75,7 @@ class DecodeBatch:
         masks.decode_positions = position
         view = self.cache.view(num_seqs, length, position)
         hidden = self.runner.forward(self.token[:num_seqs, None], position[:, None], view, masks)
+        self.needs_masks = masks.built
         logits: Tensor = self.runner.lm_head(hidden[:, 0])
         return logits
 
@@ -137,11 +140,11 @@ class GenerationScheduler:
     Args:
         runner, tokenizer, eos_ids: the model's parts.
         requests: (index, request, token limit) in scheduling order, the longest first.
-        num_slots: maximum number of sequences that decode together; capacity: tokens per slot.
+        batch: slots of the sequences that decode together; they may hold what earlier sequences left there.
+        step: runs a decode step of `batch` (eager, or CUDA graphs).
         max_prefill_tokens: maximum number of padded tokens in one prefill pass.
         steps_per_block: decode steps between two collections.
         lookahead: blocks that are dispatched before the last one is collected.
-        make_step: makes the step function of the batch (eager, or CUDA graphs).
         share_prefixes: prefill common prefixes once and schedule the prompts of a group together.
     """
 
@@ -152,12 +155,11 @@ class GenerationScheduler:
         eos_ids: frozenset[int],
         requests: Sequence[tuple[int, GenerateRequest, int]],
         *,
-        num_slots: int,
-        capacity: int,
+        batch: DecodeBatch,
+        step: StepFunction,
         max_prefill_tokens: int,
         steps_per_block: int,
         lookahead: int,
-        make_step: Callable[[DecodeBatch], StepFunction],
         share_prefixes: bool = False,
     ) -> None:
         self.runner = runner
@@ -173,12 +175,7 @@ class GenerationScheduler:
         self.steps_per_block, self.lookahead = steps_per_block, lookahead
         self.running: list[SequenceState | None] = []
         """Sequence in each slot."""
-        all_requests = [sequence.request for sequence in self.waiting]
-        _, sample_cache = runner.prefill([all_requests[0].prompt[:1]], keep=True)
-        assert sample_cache is not None
-        sampling = SamplingMetadata.allocate(num_slots, all_requests, runner.device)
-        self.batch = DecodeBatch(runner, sample_cache, sampling, num_slots, capacity)
-        self.step = make_step(self.batch)
+        self.batch, self.step = batch, step
 
     def responses(self) -> Iterator[tuple[int, GenerateResponse]]:
         """Yield (index, response) as sequences finish."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
+from evalsuite.models.inference.requests import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 
@@ -207,3 +207,42 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(
     responses = list(llama.generate(requests))
     assert len(responses) == 20
     assert dict(responses) == expected
+
+
+def test_slots_are_used_again_by_generations_of_the_same_shape(engine: TorchEngine) -> None:
+    first, second = (
+        [GenerateRequest(ids, SamplingParams(9)) for ids in ((5, 6, start), (7, 8, 9), (start, 4, 11))]
+        for start in (12, 33)
+    )
+    alone = dict(engine.generate(second))
+    engine.close()
+    assert engine._last_batch is None
+    dict(engine.generate(first))
+    kept = engine._last_batch
+    assert kept is not None
+    assert dict(engine.generate(second)) == alone
+    assert engine._last_batch is kept
+    # Sampling needs other operations, and more tokens other slots.
+    sampled = [GenerateRequest(r.prompt, SamplingParams(9, temperature=1.0)) for r in second]
+    dict(engine.generate(sampled))
+    assert engine._last_batch is not kept
+    dict(engine.generate([GenerateRequest(second[0].prompt, SamplingParams(200))]))
+    assert engine._last_batch[0][:2] == (1, 256)
+
+
+def test_memory_of_the_last_generation_is_given_up_for_scores(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = ScoreRequest((5, 6), ((7,), (8, 9)))
+    expected = dict(engine.score([request]))
+    dict(engine.generate([GenerateRequest((5, 6), SamplingParams(3))]))
+    start = engine._start
+
+    def scarce(*given: Any) -> Any:
+        if engine._last_batch is not None:
+            raise torch.OutOfMemoryError("full")
+        return start(*given)
+
+    monkeypatch.setattr(engine, "_start", scarce)
+    assert dict(engine.score([request])) == expected
+    assert engine._last_batch is None
