@@ -23,13 +23,16 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from evalsuite.distill import load_recipe
 from evalsuite.distill.study import BASE, Study, StudyRun, study_runs
-from evalsuite.foundation import ConfigError, EvalsuiteError, append_jsonl
+from evalsuite.foundation import ConfigError, EvalsuiteError, append_jsonl, write_json
 
 TEACHER = "teacher"
 SELECTION = "selection"
+DESIGN = "study.json"
+"""File below --out with the axes and runs, which the report reads."""
 STOP_SECONDS = 30.0
 """Time that workers have to save their states when the time of a call is over."""
 LONGEST_WAIT = 60.0
@@ -88,6 +91,17 @@ def study_jobs(study: Study, setting: Setting) -> list[Job]:
         needs = (teacher, setting.layers) if waits else (teacher,)
         jobs.append(Job(run.name, run, needs, setting.shard(run.name)))
     return jobs
+
+
+def study_design(recipe: str, study: Study) -> dict[str, Any]:
+    """Return what a report needs of a study: its axes, and the run behind every label."""
+    runs = [
+        {"name": run.name, "student": run.student, "arm": run.arm, "seed": run.seed}
+        for run in study_runs(study)
+    ]
+    axes = {name: axis.model_dump(mode="json") for name, axis in study.axes.items()}
+    hybrids = [] if study.selection is None else study.selection.students
+    return {"recipe": recipe, "suite": study.suite, "axes": axes, "hybrids": hybrids, "runs": runs}
 
 
 def run_job(job: Job, setting: Setting) -> None:
@@ -292,7 +306,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device=given.device,
     )
     try:
-        jobs = study_jobs(_study(setting), setting)[: given.runs]
+        study = _study(setting)
+        jobs = study_jobs(study, setting)[: given.runs]
+        write_json(setting.out / DESIGN, study_design(setting.recipe, study))
     except EvalsuiteError as error:
         print(f"evalsuite.study: {error}", file=sys.stderr)
         return 64

@@ -8,7 +8,7 @@ from evalsuite.distill import load_recipe
 from evalsuite.distill.study import BASE, Study, StudyRun, study_runs
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
-from evalsuite.study import SELECTION, TEACHER, Setting, run_overrides, study_jobs
+from evalsuite.study import SELECTION, TEACHER, Setting, run_overrides, study_design, study_jobs
 
 DESIGN = {
     "suite": "pocket-10m",
@@ -121,3 +121,15 @@ def test_selected_layers_reach_hybrids_alone_except_where_an_arm_sets_its_own(tm
         (StudyRun("kda", BASE, 0), False),
     ):
         assert (layers in run_overrides(run, recipe.study, setting)) == expected, run
+
+
+def test_the_design_names_the_run_behind_every_label() -> None:
+    recipe = load_recipe("gap-study-smollm2")
+    assert recipe.study is not None
+    design = study_design("gap-study-smollm2", recipe.study)
+    assert len(design["runs"]) == 24
+    assert {"name": "hybrid-uniform-seed1", "student": "hybrid", "arm": "uniform", "seed": 1} in design[
+        "runs"
+    ]
+    assert design["hybrids"] == ["hybrid"]
+    assert design["axes"]["layers"]["arms"] == ["uniform"]
