@@ -10,7 +10,7 @@ from evalsuite.distill.recipe import Recipe, known_recipes, load_recipe, write_r
 
 if TYPE_CHECKING:
     from evalsuite.distill.training.memory.estimate import Estimate, dry_run
-    from evalsuite.distill.training.metrics import TrainingError
+    from evalsuite.distill.training.callbacks.interface import TrainingError
     from evalsuite.distill.training.trainer import distill
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 
 _LAZY = {
     "distill": "training.trainer",
-    "TrainingError": "training.metrics",
+    "TrainingError": "training.callbacks.interface",
     "Estimate": "training.memory.estimate",
     "dry_run": "training.memory.estimate",
 }

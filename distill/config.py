@@ -128,6 +128,15 @@ class ValidationConfig(Strict):
     """Tokens of every measurement, rounded up to whole sequences; always the same ones."""
 
 
+class DivergenceConfig(Strict):
+    """When training stops because a loss has diverged; its smoothed value (a moving average) is compared."""
+
+    factor: float = Field(default=5.0, gt=1)
+    """A smoothed loss this many times above its best value in the stage counts towards divergence."""
+    patience: int = Field(default=50, gt=0)
+    """Consecutive steps above that, after which training stops."""
+
+
 class CheckpointConfig(Strict):
     """What is saved during training."""
 

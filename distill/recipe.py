@@ -18,6 +18,7 @@ from evalsuite.distill.calibration import CalibrationConfig, calibration_problem
 from evalsuite.distill.config import (
     ArchitectureConfig,
     CheckpointConfig,
+    DivergenceConfig,
     SelectionProvenance,
     ValidationConfig,
 )
@@ -99,6 +100,8 @@ class Recipe(Strict):
     validation: ValidationConfig | None = None
     """Measure KL(teacher ‖ student) and perplexity on the held-out part of each stage's data, which is to be
     left out of the training (`subset: train`)."""
+    divergence: DivergenceConfig | None = DivergenceConfig()
+    """When training stops because a loss has diverged; null: only when one is not finite."""
     track: str | None = None
     """Experiment tracker that the metrics are also logged to: `tensorboard` or `trackio`."""
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -193,6 +196,7 @@ NON_HASHED_FIELDS = (
     "study",
     "checkpoint",
     "validation",
+    "divergence",
     "track",
     "sharding",
     "num_workers",

@@ -26,6 +26,8 @@ class Progress:
     data: dict[str, Any] | None = None
     seconds: float = 0.0
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
+    divergence: dict[str, Any] = field(default_factory=dict)
+    """What `DivergenceStop` remembers."""
 
     @property
     def total_tokens(self) -> int:
@@ -76,6 +78,7 @@ class TrainState:
 
     Args:
         students: those of this process; every student has a label of its own.
+        is_replica: whether all processes have the same students; otherwise, each has some of the run's.
         has_random: whether this process' random numbers are those of the run.
     """
 
@@ -84,15 +87,16 @@ class TrainState:
         students: Sequence[StudentTrainState],
         progress: Progress | None = None,
         *,
+        is_replica: bool = True,
         has_random: bool = True,
     ) -> None:
         self.students, self.progress = list(students), progress or Progress()
-        self._has_random = has_random
+        self._is_replica, self._has_random = is_replica, has_random
 
     @property
-    def is_sharded(self) -> bool:
-        """Whether any student is sharded in the current stage."""
-        return any(student.sharded for student in self.students)
+    def is_complete(self) -> bool:
+        """Whether this process has the whole state of the run."""
+        return self._is_replica and not any(student.sharded for student in self.students)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All tensors, of which other processes may have the same ones or other shards."""

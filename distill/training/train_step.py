@@ -7,7 +7,8 @@ gradients) is therefore captured once as a CUDA graph and replayed.
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import cast
+from types import MappingProxyType
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -172,6 +173,19 @@ class StudentTrainState:
         self.optimizer_params, self.optimizers, self.flat_grads = {}, [], None
 
 
+class StepOutput(NamedTuple):
+    """What a step computed, on the device."""
+
+    losses: Tensor
+    """[students, columns], see `Stage.columns`."""
+    norms: Tensor
+    """Norms of the gradients before clipping [students]."""
+    lr_factor: float
+    """The schedule's factor on the learning rate."""
+    group_norms: Mapping[str, Tensor] = MappingProxyType({})
+    """Column → norms of the gradients of some parameters [students]."""
+
+
 class TrainStep:
     """The optimizer step of one stage, for all students.
 
@@ -198,12 +212,8 @@ class TrainStep:
         self._captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, MicroBatch]] = {}
         self._num_eager: dict[tuple[int, ...], int] = {}
 
-    def __call__(self, batch: GlobalBatch, step: int) -> tuple[Tensor, Tensor, float]:
-        """Train on one global batch.
-
-        Returns:
-            Losses [students, columns], gradient norms [students], and the schedule's factor.
-        """
+    def __call__(self, batch: GlobalBatch, step: int) -> StepOutput:
+        """Train on one global batch; the host does not wait for the device."""
         self._losses.zero()
         for train_state in self._train_states:
             train_state.zero_grad()
@@ -225,7 +235,7 @@ class TrainStep:
         for train_state in self._train_states:
             norm, factor = train_state.optimizer_step(self._stage, step)
             norms.append(norm)
-        return losses, torch.stack(norms), factor
+        return StepOutput(losses, torch.stack(norms), factor)
 
     def trial(self, batch: GlobalBatch) -> None:
         """Run forward and backward of the first micro-batch eagerly, for what they launch; the next step

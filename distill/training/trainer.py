@@ -6,7 +6,6 @@
 Students are trained together so that they see identical data and share every teacher forward.
 """
 
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
@@ -17,10 +16,8 @@ from typing import Any
 from evalsuite.distill.calibration import calibrate_students
 from evalsuite.distill.data.exchange import join_exchange
 from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch, validate_data
-from evalsuite.distill.data.mixture import distinct_tokens
 from evalsuite.distill.data.responses import generate_responses
 from evalsuite.distill.data.workers import default_num_workers
-from evalsuite.distill.model_card import model_card
 from evalsuite.distill.model_shape import ModelShape
 from evalsuite.distill.objectives.forward import set_attention
 from evalsuite.distill.recipe import Recipe
@@ -32,19 +29,22 @@ from evalsuite.distill.training.builders import (
     resolve_checkpoints,
     resolve_layer_selection,
 )
+from evalsuite.distill.training.callbacks.checkpoints import IntermediateCheckpoints, StudentWriter
+from evalsuite.distill.training.callbacks.divergence import DivergenceStop
+from evalsuite.distill.training.callbacks.interface import Callback, TrainingClock
+from evalsuite.distill.training.callbacks.metrics import MetricsLogger, truncate_metrics
+from evalsuite.distill.training.callbacks.validation import Validation
 from evalsuite.distill.training.checkpoint import Checkpointer
-from evalsuite.distill.training.distributed import ProcessGroup, full_tensor
-from evalsuite.distill.training.held_out import Validation
+from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.kernel_compilation import KernelCompilation
+from evalsuite.distill.training.loop import TrainingLoop
 from evalsuite.distill.training.memory.gpu_usage import PEAK_FLOPS, GpuUsage, explain_out_of_memory
-from evalsuite.distill.training.metrics import MetricsLogger, loss_curve, truncate_metrics
-from evalsuite.distill.training.provenance import build_lineage
-from evalsuite.distill.training.run_folder import check_run_dir, init_run_dir, save_checkpoint
+from evalsuite.distill.training.run_folder import check_run_dir, init_run_dir
 from evalsuite.distill.training.stop_signals import StopSignals
 from evalsuite.distill.training.train_state import Progress, TrainState
-from evalsuite.distill.training.train_step import StudentTrainState, TrainStep, select_strategy
+from evalsuite.distill.training.train_step import TrainStep, select_strategy
 from evalsuite.distill.types import softmax_layer_indices
-from evalsuite.foundation import DataError, locked, read_jsonl
+from evalsuite.foundation import locked
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
 from evalsuite.models.kernels.policy import kernel_policy
 
@@ -162,7 +162,7 @@ class Trainer:
         for stage in recipe.stages:
             stage.check_students(models.students)
         trainable_sets = {stage.trainable_set for stage in recipe.stages}
-        self.train_states = [
+        self.students = [
             select_strategy(model)(label, model, models.dtype, trainable_sets)
             for label, model in models.students.items()
         ]
@@ -172,7 +172,8 @@ class Trainer:
         self.checkpointer = Checkpointer(out / "state", process_group)
         progress = self.checkpointer.progress()
         self._resumes = progress is not None
-        self.train_state = TrainState(self.train_states, progress, has_random=process_group.is_main)
+        self.train_state = TrainState(self.students, progress, has_random=process_group.is_main)
+        self.writer = StudentWriter(recipe, out, models, self.progress, process_group)
         if process_group.is_main:
             truncate_metrics(out, self.progress.total_tokens)
 
@@ -197,8 +198,8 @@ class Trainer:
                         self._train_stage(stage, number, stop)
         self._resume()
         self.checkpointer.wait()
-        for train_state in self.train_states:
-            self._save_checkpoint(train_state, self.out / train_state.label, finished=True)
+        for student in self.students:
+            self.writer.write_finished(student)
 
     def _resume(self) -> None:
         """Load the saved state, if there is one and it has not been loaded."""
@@ -209,8 +210,8 @@ class Trainer:
     def _train_stage(self, stage: Stage, number: int, stop: StopSignals) -> None:
         progress, process_group = self.progress, self.process_group
         self.compilation.start(fresh_only=True)
-        for train_state in self.train_states:
-            train_state.begin_stage(stage)
+        for student in self.students:
+            student.begin_stage(stage)
         self._resume()
         if self.models.teacher is not None:
             set_attention(self.models.teacher, stage.teacher_attention)
@@ -225,81 +226,62 @@ class Trainer:
             pin_memory=process_group.device.type == "cuda",
             sources=self.sources,
         )
-        validation = None
-        if self.recipe.validation is not None:
-            validation = Validation(self.data_recipe, stage, self.models, process_group.device)
-        train_step = TrainStep(self.models.teacher, self.train_states, stage, process_group)
-        flags = process_group.delayed_flags()
-        last_save = time.monotonic()
-        with self._metrics_logger(stage, number) as metrics:
-            batches = prefetch(
-                islice(loader, stage.steps - progress.step), collective=process_group.world_size > 1
-            )
-            is_first = True
-            while True:
-                try:
-                    with stop.interruptible():
-                        batch = next(batches, None)
-                        if batch is None:
-                            break
-                        if is_first:
-                            with metrics.paused():
-                                self.compilation.compile(
-                                    partial(train_step.trial, batch), process_group.barrier
-                                )
-                except KeyboardInterrupt:
-                    self._save_state(metrics, stop, last=True)
-                    raise
-                except DataError:
-                    # Other processes may read without errors and would not take part.
-                    self._save_state_alone(metrics, stop)
-                    raise
-                losses, norms, lr_factor = train_step(batch, progress.step)
-                progress.add_step(stage.name, batch)
-                measured = None
-                if validation is not None and validation.is_due(progress.step):
-                    with metrics.paused():
-                        measured = validation.measure(self.train_states)
-                first = batch.micro_batches[0]
-                metrics.record(
-                    progress.step - 1, progress.total_tokens, lr_factor, losses, norms, first, measured
-                )
-                self._save_intermediate_checkpoint(stage, metrics)
-                is_due = time.monotonic() - last_save >= self.recipe.checkpoint.state_interval_seconds
-                stopping, is_due = flags.exchange(stop.requested, is_due)
-                if stopping or is_due:
-                    self._save_state(metrics, stop, last=stopping)
-                    last_save = time.monotonic()
-                if stopping:
-                    stop.raise_interrupt()
-                if is_first:
-                    self.compilation.save_timings()
-                    is_first = False
-            flags.finish()
-            metrics.flush()
-            metrics.pause()
-            progress.seconds = metrics.seconds
+        remaining = islice(loader, stage.steps - progress.step)
+        batches = prefetch(remaining, collective=process_group.world_size > 1)
+        barrier, clock = process_group.barrier, TrainingClock(progress.seconds)
+        train_step = TrainStep(self.models.teacher, self.students, stage, process_group)
+        with self._metrics_logger(stage, number, clock) as metrics:
+            TrainingLoop(
+                stage,
+                self.train_state,
+                train_step,
+                process_group,
+                self.checkpointer,
+                [*self._callbacks(stage, clock), metrics],
+                clock,
+                stop,
+                save_interval=self.recipe.checkpoint.state_interval_seconds,
+            ).run(batches, lambda batch: self.compilation.compile(partial(train_step.trial, batch), barrier))
         progress.end_stage()
         self.compilation.save_timings()
-        for train_state in self.train_states:
-            train_state.end_stage()
+        for student in self.students:
+            student.end_stage()
         if self.recipe.checkpoint.save_each_stage and number + 1 < len(self.recipe.stages):
-            for train_state in self.train_states:
-                self._save_checkpoint(train_state, self._checkpoint_path(train_state, stage))
+            for student in self.students:
+                self.writer.write_intermediate(student, stage)
         self.checkpointer.save(self.train_state)
 
-    def _metrics_logger(self, stage: Stage, number: int) -> MetricsLogger:
-        is_main = self.process_group.is_main
+    def _callbacks(self, stage: Stage, clock: TrainingClock) -> list[Callback]:
+        recipe, students = self.recipe, self.students
+        labels = [student.label for student in students]
+        callbacks: list[Callback] = [
+            DivergenceStop(self.out, stage, labels, recipe.divergence, self.progress.divergence),
+            IntermediateCheckpoints(self.writer, recipe, stage, students, clock),
+            self.compilation,
+        ]
+        if recipe.validation is not None:
+            validation = Validation(
+                recipe.validation,
+                self.data_recipe,
+                stage,
+                self.models,
+                students,
+                self.process_group.device,
+                clock,
+            )
+            callbacks.insert(0, validation)
+        return callbacks
+
+    def _metrics_logger(self, stage: Stage, number: int, clock: TrainingClock) -> MetricsLogger:
         return MetricsLogger(
             self.out,
             stage,
-            [train_state.label for train_state in self.train_states],
-            stage.columns,
+            [student.label for student in self.students],
             start=self.progress.step,
-            seconds=self.progress.seconds,
+            clock=clock,
             title=f"{stage.name} ({number + 1}/{len(self.recipe.stages)})",
             quiet=self.quiet,
-            is_main=is_main,
+            is_main=self.process_group.is_main,
             tracker=self.tracker,
             usage=self._gpu_usage(stage),
         )
@@ -307,76 +289,6 @@ class Trainer:
     def _gpu_usage(self, stage: Stage) -> GpuUsage | None:
         if self.process_group.device.type != "cuda":
             return None
-        flops = stage.flops_per_token(self.shape, self.num_softmax, len(self.train_states))
+        flops = stage.flops_per_token(self.shape, self.num_softmax, len(self.students))
         peak = PEAK_FLOPS.get(self.process_group.device_name)
         return GpuUsage(flops, self.process_group.world_size, peak)
-
-    def _save_state(self, metrics: MetricsLogger, stop: StopSignals, *, last: bool = False) -> None:
-        """Save the state within a stage, unless the losses have become NaN or diverged.
-
-        Args:
-            last: training ends here; wait until the state is complete.
-        """
-        with stop.saving(), metrics.paused():
-            metrics.flush()
-            self.progress.seconds = metrics.seconds
-            self.checkpointer.save(self.train_state)
-            if last:
-                self.checkpointer.wait()
-
-    def _save_state_alone(self, metrics: MetricsLogger, stop: StopSignals) -> None:
-        """Save the state without the other processes, which may have ended, if this one has all of it."""
-        if self.train_state.is_sharded or not self.process_group.is_main:
-            return
-        with stop.saving(), metrics.paused():
-            metrics.flush()
-            self.progress.seconds = metrics.seconds
-            self.checkpointer.save(self.train_state, alone=True)
-            self.checkpointer.wait(alone=True)
-
-    def _save_intermediate_checkpoint(self, stage: Stage, metrics: MetricsLogger) -> None:
-        if self.progress.step == stage.steps:
-            return
-        tokens = self.progress.total_tokens
-        if self.recipe.checkpoint.is_due(tokens - stage.tokens_per_step, tokens):
-            with metrics.paused():
-                for train_state in self.train_states:
-                    self._save_checkpoint(train_state, self._checkpoint_path(train_state, stage))
-
-    def _checkpoint_path(self, train_state: StudentTrainState, stage: Stage) -> Path:
-        return self.out / "checkpoints" / train_state.label / f"{stage.name}-{self.progress.total_tokens}"
-
-    def _save_checkpoint(
-        self, train_state: StudentTrainState, folder: Path, *, finished: bool = False
-    ) -> None:
-        if self.process_group.is_main or train_state.sharded:
-            dtype = self.models.dtype
-            weights = {name: full_tensor(tensor).to(dtype) for name, tensor in train_state.weights().items()}
-        if self.process_group.is_main:
-            # Intermediate checkpoints are points on the loss curve that the finished student stores.
-            metrics = read_jsonl(self.out / "metrics.jsonl") if finished else ()
-            lineage = build_lineage(
-                self.recipe,
-                label=train_state.label,
-                mixers=getattr(train_state.model.config, "mixers", None),
-                teacher_weights_id=self.models.teacher_weights_id,
-                teacher_revision=self.models.teacher_revision,
-                teacher_ancestors=self.models.teacher_ancestors,
-                ancestors=self.models.ancestors[train_state.label],
-                tokens=self.progress.tokens,
-                distinct=distinct_tokens(self.progress.current_sources),
-                sources=self.progress.current_sources,
-                device=self.process_group.device_name,
-                precision=self.models.precision,
-            )
-            save_checkpoint(
-                folder,
-                train_state.model,
-                weights,
-                self.models.tokenizer,
-                lineage,
-                dtype,
-                loss_curve(metrics, train_state.label),
-                model_card(lineage, self.recipe),
-            )
-        self.process_group.barrier()

@@ -11,7 +11,7 @@ from evalsuite.distill.model_shape import ModelShape
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.memory.estimate import stage_memory
-from evalsuite.distill.training.metrics import TrainingError
+from evalsuite.distill.training.callbacks.interface import TrainingError
 
 PEAK_FLOPS = {"NVIDIA H200": 790e12, "NVIDIA H100 80GB HBM3": 790e12}
 """Dense bf16 FLOP/s of a matrix product, measured on random data, by the name of the device."""

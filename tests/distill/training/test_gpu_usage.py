@@ -9,7 +9,7 @@ from evalsuite.distill.training import metrics, train_step
 from evalsuite.distill.training.memory import gpu_usage
 from evalsuite.distill.training.builders import resolve_precision
 from evalsuite.distill.training.memory.gpu_usage import GpuUsage, memory_options
-from evalsuite.distill.training.metrics import TrainingError
+from evalsuite.distill.training.callbacks.interface import TrainingError
 from evalsuite.foundation import ConfigError, read_jsonl
 
 SHAPE = ModelShape(

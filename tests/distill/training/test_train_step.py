@@ -47,7 +47,7 @@ def gradient(
     train_step = TrainStep(teacher, train_states, stage, process_group)
     if trial:
         train_step.trial(batch)
-    losses, _, _ = train_step(batch, 0)
+    losses, *_ = train_step(batch, 0)
     return losses[:, 0], torch.cat([train_state.flat_grads.buffer for train_state in train_states])
 
 
@@ -80,7 +80,7 @@ def test_the_normalized_loss_of_a_silent_student_is_one(teacher, stage):
         layer.self_attn.o_proj.weight.data.zero_()
     train_state = StudentTrainState("silent", student)
     train_state.begin_stage(chosen)
-    losses, _, _ = TrainStep(teacher, [train_state], chosen, ProcessGroup("cpu"))(split(2), 0)
+    losses, *_ = TrainStep(teacher, [train_state], chosen, ProcessGroup("cpu"))(split(2), 0)
     assert losses[0, 0].item() == pytest.approx(1, rel=1e-5)
 
 
@@ -123,7 +123,7 @@ def test_recomputed_activations_do_not_change_the_gradient(
         train_state.begin_stage(settings)
         calls: list[str] = []
         student.model.layers[1].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append("mlp"))
-        losses, _, _ = TrainStep(teacher, [train_state], settings, ProcessGroup("cpu"))(split(ROWS), 0)
+        losses, *_ = TrainStep(teacher, [train_state], settings, ProcessGroup("cpu"))(split(ROWS), 0)
         found[kind] = losses, train_state.flat_grads.buffer
         assert len(calls) == {"none": 1, "block": 2}[kind]
         train_state.begin_stage(Stage.model_validate(stage("s", "kd")))

@@ -295,7 +295,7 @@ def test_a_batch_without_loss_tokens_changes_no_weights(teacher, stage, objectiv
     tokens = torch.arange(8, 40).view(2, 16)
     batch = MicroBatch(tokens, tokens, torch.zeros(0, dtype=torch.int64))
     train_step = TrainStep(teacher, [train_state], chosen, ProcessGroup("cpu"))
-    losses, norms, _ = train_step(GlobalBatch([batch], 0, 32, {}), 5)
+    losses, norms, *_ = train_step(GlobalBatch([batch], 0, 32, {}), 5)
     assert not losses.any()
     assert not norms.any()
     assert all(torch.equal(before[name], tensor) for name, tensor in train_state.fp32_weights().items())

@@ -1,0 +1,1 @@
+"""What observes training: metrics, divergence, validation and intermediate checkpoints."""

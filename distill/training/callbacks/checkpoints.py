@@ -1,0 +1,99 @@
+"""Students in Hugging Face folders: intermediate ones during training, and the finished ones."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from evalsuite.distill.data.mixture import distinct_tokens
+from evalsuite.distill.model_card import model_card
+from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.stage import Stage
+from evalsuite.distill.training.builders import TrainingModels
+from evalsuite.distill.training.callbacks.interface import Callback, Step, TrainingClock
+from evalsuite.distill.training.callbacks.metrics import loss_curve
+from evalsuite.distill.training.distributed import ProcessGroup, full_tensor
+from evalsuite.distill.training.provenance import build_lineage
+from evalsuite.distill.training.run_folder import save_checkpoint
+from evalsuite.distill.training.train_state import Progress
+from evalsuite.distill.training.train_step import StudentTrainState
+from evalsuite.foundation import read_jsonl
+
+
+class StudentWriter:
+    """Writes the students of a run, with their lineage."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        out: Path,
+        models: TrainingModels,
+        progress: Progress,
+        process_group: ProcessGroup,
+    ) -> None:
+        self._recipe, self._out, self._models = recipe, out, models
+        self._progress, self._process_group = progress, process_group
+
+    def write_finished(self, student: StudentTrainState) -> None:
+        """Write a student to the run folder, with its loss curve; a collective call."""
+        self._write(student, self._out / student.label, finished=True)
+
+    def write_intermediate(self, student: StudentTrainState, stage: Stage) -> None:
+        """Write a student as it is now; a collective call."""
+        name = f"{stage.name}-{self._progress.total_tokens}"
+        self._write(student, self._out / "checkpoints" / student.label / name)
+
+    def _write(self, student: StudentTrainState, folder: Path, *, finished: bool = False) -> None:
+        dtype, models, progress = self._models.dtype, self._models, self._progress
+        if self._process_group.is_main or student.sharded:
+            weights = {name: full_tensor(tensor).to(dtype) for name, tensor in student.weights().items()}
+        if self._process_group.is_main:
+            # Intermediate checkpoints are points on the loss curve that the finished student stores.
+            metrics = read_jsonl(self._out / "metrics.jsonl") if finished else ()
+            lineage = build_lineage(
+                self._recipe,
+                label=student.label,
+                mixers=getattr(student.model.config, "mixers", None),
+                teacher_weights_id=models.teacher_weights_id,
+                teacher_revision=models.teacher_revision,
+                teacher_ancestors=models.teacher_ancestors,
+                ancestors=models.ancestors[student.label],
+                tokens=progress.tokens,
+                distinct=distinct_tokens(progress.current_sources),
+                sources=progress.current_sources,
+                device=self._process_group.device_name,
+                precision=models.precision,
+            )
+            save_checkpoint(
+                folder,
+                student.model,
+                weights,
+                models.tokenizer,
+                lineage,
+                dtype,
+                loss_curve(metrics, student.label),
+                model_card(lineage, self._recipe),
+            )
+        self._process_group.barrier()
+
+
+class IntermediateCheckpoints(Callback):
+    """Writes students at the token counts of the recipe's `checkpoint.save_tokens`."""
+
+    def __init__(
+        self,
+        writer: StudentWriter,
+        recipe: Recipe,
+        stage: Stage,
+        train_states: Sequence[StudentTrainState],
+        clock: TrainingClock,
+    ) -> None:
+        self._writer, self._config, self._stage = writer, recipe.checkpoint, stage
+        self._train_states, self._clock = train_states, clock
+
+    def after_step(self, step: Step) -> None:
+        """See `Callback`. The end of a stage has a checkpoint of its own."""
+        is_last = step.number + 1 == self._stage.steps
+        if is_last or not self._config.is_due(step.tokens - self._stage.tokens_per_step, step.tokens):
+            return
+        with self._clock.paused():
+            for train_state in self._train_states:
+                self._writer.write_intermediate(train_state, self._stage)

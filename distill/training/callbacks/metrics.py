@@ -1,0 +1,133 @@
+"""Training metrics: metrics.jsonl, trackers and the progress bar."""
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from evalsuite.distill.stage import Stage
+from evalsuite.distill.training.callbacks.interface import Callback, Step, StepValues, TrainingClock
+from evalsuite.foundation import append_jsonl, progress, read_jsonl, write_text
+from evalsuite.foundation.tracking import Tracker
+
+CURVES = ("loss", "ce", "kl", "validation_kl", "validation_ppl")
+"""Columns of the loss curve that is stored with a student, where they are logged."""
+MAX_LOGGED_STEPS = 5000
+"""Logged steps per stage; longer stages log every n-th step."""
+FLUSH_SECONDS = 5
+
+
+class GpuUsage(Protocol):
+    """Metrics of the GPU (see `gpu_usage`)."""
+
+    def measure(self, tokens: int) -> dict[str, float]:
+        """Columns after `tokens` tokens of the run."""
+
+
+class MetricsLogger(Callback):
+    """Logs the metrics of one stage.
+
+    Args:
+        folder: the run folder; rows are appended to `metrics.jsonl`.
+        labels: the students, in the order of the values' rows.
+        start: steps of this stage completed by an earlier process.
+        clock: training time, also of earlier stages and processes.
+        usage: measures throughput and memory; None without a GPU.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        stage: Stage,
+        labels: Sequence[str],
+        *,
+        start: int,
+        clock: TrainingClock,
+        title: str,
+        quiet: bool,
+        is_main: bool,
+        tracker: Tracker | None = None,
+        usage: GpuUsage | None = None,
+    ) -> None:
+        self._folder, self._stage, self._labels = folder, stage, labels
+        self._rows: list[dict[str, Any]] = []
+        self._log_every = max(1, stage.steps // MAX_LOGGED_STEPS)
+        self._clock, self._flushed_at = clock, time.monotonic()
+        self._is_main, self._tracker, self._usage = is_main, tracker, usage
+        total = stage.steps * stage.tokens_per_step
+        self._bar = progress(total=total, what=title, unit="tok", quiet=quiet or not is_main)
+        self._bar.update(start * stage.tokens_per_step)
+
+    def __enter__(self) -> "MetricsLogger":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._bar.close()
+
+    def after_step(self, step: Step) -> None:
+        """Advance the progress bar."""
+        self._bar.update(self._stage.tokens_per_step)
+
+    def on_values(self, values: StepValues) -> None:
+        """Log a step."""
+        step = values.step
+        losses = {label: f"{row['loss']:.4g}" for row, label in zip(values.rows, self._labels, strict=True)}
+        self._bar.set_postfix(losses, refresh=False)
+        due = step.number % self._log_every == 0 or step.number == self._stage.steps - 1
+        if due or any(step.measured):
+            used = {} if self._usage is None else self._usage.measure(step.tokens)
+            rates = {"lr": self._stage.lr * values.lr_factor, "seconds": round(self._clock.seconds, 3)}
+            for row, label in zip(values.rows, self._labels, strict=True):
+                about = {
+                    "stage": self._stage.name,
+                    "step": step.number,
+                    "tokens": step.tokens,
+                    "student": label,
+                }
+                self._rows.append({**about, **row, **rates, **used})
+                if self._tracker is not None:
+                    logged = {**row, "lr": rates["lr"], **used}
+                    self._tracker.log({f"{label}/{name}": v for name, v in logged.items()}, step.tokens)
+        if time.monotonic() - self._flushed_at > FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all rows to disk."""
+        if self._is_main:
+            append_jsonl(self._folder / "metrics.jsonl", self._rows)
+        self._rows = []
+        self._flushed_at = time.monotonic()
+
+
+def truncate_metrics(folder: Path, tokens: int) -> None:
+    """Drop metrics of steps after the saved state, which an interrupted run logged and will repeat."""
+    path = folder / "metrics.jsonl"
+    rows = list(read_jsonl(path))
+    remaining = [row for row in rows if row["tokens"] <= tokens]
+    if rows and len(remaining) < len(rows):
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in remaining))
+
+
+def loss_curve(metrics: Iterable[Mapping[str, Any]], student: str) -> list[dict[str, Any]]:
+    """The loss curve of one student, which is stored with its checkpoint and plotted in reports.
+
+    Args:
+        metrics: rows of `metrics.jsonl`, of all students of a run.
+        student: its label.
+
+    Returns:
+        Per logged step, in order: stage, tokens trained on in the whole run, loss, ce, kl and held-out KL and
+        perplexity if logged (six significant digits), lr (four), and seconds of training.
+    """
+    return [
+        {
+            "stage": row["stage"],
+            "tokens": row["tokens"],
+            **{name: float(f"{row[name]:.6g}") for name in CURVES if name in row},
+            "lr": float(f"{row['lr']:.4g}"),
+            "seconds": row["seconds"],
+        }
+        for row in metrics
+        if row["student"] == student
+    ]
