@@ -1,0 +1,180 @@
+"""Effects of training choices under both protocols, their order, and the drop of the best pure student."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.reports.analysis.study.scores import BASE, TEACHER, Axis, StudyScores
+from evalsuite.reports.statistics.agreement import rank_agreement
+from evalsuite.reports.statistics.intervals import Interval
+
+Verdict = Literal["agrees", "opposite", "not decided"]
+GAP = {"loglikelihood": 1.0, "generation": -1.0}
+"""Weights of a student's scores in its gap: drop under generation − drop under log-likelihood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What an arm changes: mean score of its runs − that of the runs that it is compared with."""
+
+    axis: str
+    arm: str
+    student: str | None
+    """None: the mean over students."""
+    loglikelihood: Interval
+    generation: Interval
+
+    def under(self, protocol: str) -> Interval:
+        """Return the effect under one protocol."""
+        return self.loglikelihood if protocol == "loglikelihood" else self.generation
+
+
+def effects(scores: StudyScores, axes: Sequence[Axis]) -> list[Effect]:
+    """Return the effect of every arm for each student, and their mean where there are several.
+
+    Arms without finished runs, or without runs to be compared with, are left out; `StudyScores.missing` names
+    them.
+    """
+    found = []
+    for axis in axes:
+        for arm in (each for each in axis.arms if each != axis.compared_with):
+            students = [
+                student
+                for student in dict.fromkeys(run.student for run in scores.runs)
+                if (axis.students is None or student in axis.students)
+                and scores.of(student, arm)
+                and scores.of(student, axis.compared_with)
+            ]
+            groups: list[tuple[str | None, list[str]]] = [(each, [each]) for each in students]
+            if len(students) > 1:
+                groups.append((None, students))
+            for name, group in groups:
+                made = {protocol: _effect(scores, protocol, axis, arm, group) for protocol in PROTOCOLS}
+                if all(made.values()):
+                    found.append(Effect(axis.name, arm, name, **made))  # type: ignore[arg-type]
+    return found
+
+
+def _effect(
+    scores: StudyScores, protocol: str, axis: Axis, arm: str, students: Sequence[str]
+) -> Interval | None:
+    contrast = np.zeros(len(scores.benchmarks))
+    run_weight = 0.0
+    for student in students:
+        arms, base = scores.of(student, arm), scores.of(student, axis.compared_with)
+        contrast += (scores.mean(protocol, arms) - scores.mean(protocol, base)) / len(students)
+        run_weight += (1 / len(arms) + 1 / len(base)) / len(students) ** 2
+    return scores.interval(contrast, {protocol: 1.0}, run_weight)
+
+
+def verdict(ours: Interval, printed: float) -> Verdict:
+    """Compare the sign of an effect with that of a printed one.
+
+    Returns:
+        ``not decided`` if the interval contains 0, or the printed effect is 0.
+    """
+    if ours.low <= 0 <= ours.high or printed == 0:
+        return "not decided"
+    return "agrees" if ours.point * printed > 0 else "opposite"
+
+
+@dataclass(frozen=True, slots=True)
+class OrderAgreement:
+    """Kendall's τ-b between the two protocols' orders of a student's choices."""
+
+    student: str
+    choices: int
+    tau: float | None
+    low: float | None
+    high: float | None
+
+
+def order_agreement(
+    scores: StudyScores, student: str, *, draws: int = 2000, seed: int = 0
+) -> OrderAgreement | None:
+    """Return how far both protocols put the choices of one student in the same order.
+
+    The interval: percentiles of τ over draws that resample documents within benchmarks, jointly for all arms
+    and both protocols, and add normal noise of the pooled variance between runs.
+
+    Returns:
+        None with fewer than three choices that have finished runs.
+    """
+    arms = [
+        arm
+        for arm in dict.fromkeys(r.arm for r in scores.runs if r.student == student)
+        if scores.of(student, arm)
+    ]
+    if len(arms) < 3:
+        return None
+    means = {p: np.array([scores.mean(p, scores.of(student, arm)) for arm in arms]) for p in PROTOCOLS}
+    tau = rank_agreement(*((means[p] @ scores.weights).tolist() for p in PROTOCOLS)).tau
+    generator = np.random.default_rng(seed)
+    spreads = {p: scores.spread({p: 1.0}) for p in PROTOCOLS}
+    sizes = np.array([len(scores.of(student, arm)) for arm in arms])
+    places = [np.flatnonzero(scores.benchmarks == index) for index in range(len(scores.names))]
+    drawn = []
+    for _ in range(draws):
+        chosen = np.concatenate([generator.choice(own, len(own)) for own in places])
+        levels = []
+        for protocol in PROTOCOLS:
+            level = means[protocol][:, chosen] @ scores.weights[chosen]
+            spread = spreads[protocol]
+            noise = 0.0 if spread is None else np.sqrt(spread.variance / sizes)
+            levels.append((level + noise * generator.standard_normal(len(arms))).tolist())
+        drawn.append(rank_agreement(*levels).tau)
+    known = [each for each in drawn if each is not None]
+    low, high = np.quantile(known, (0.025, 0.975)) if known else (None, None)
+    return OrderAgreement(student, len(arms), tau, low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Teacher − student on the same documents, as fractions of 1."""
+
+    student: str
+    runs: int
+    loglikelihood: Interval
+    generation: Interval
+    gap: Interval
+
+    @property
+    def finding(self) -> str:
+        """Whether the finding of arXiv 2603.26556 (Table 1: 0.2 points against 20.8) holds, as a sentence."""
+        low, high = (100 * end for end in (self.gap.low, self.gap.high))
+        gap = f"the gap is {100 * self.gap.point:.1f} points ({low:.1f} to {high:.1f})"
+        if self.gap.low > 0:
+            return f"The paper's finding holds here: generation shows a larger drop; {gap}."
+        if self.gap.high < 0:
+            return f"The paper's finding does not hold here: log-likelihood shows the larger drop; {gap}."
+        return f"The paper's finding is not decided here: {gap}."
+
+
+def drop(scores: StudyScores, student: str, arm: str = BASE) -> Drop | None:
+    """Return the drop of a student's runs under both protocols, and the gap between them.
+
+    Returns:
+        None without a finished run, or without two runs of any arm.
+    """
+    runs = scores.of(student, arm)
+    if not runs:
+        return None
+    lost = {p: scores.values[p][TEACHER] - scores.mean(p, runs) for p in PROTOCOLS}
+    made = {p: scores.interval(lost[p], {p: 1.0}, 1 / len(runs)) for p in PROTOCOLS}
+    gap = scores.interval(lost["generation"] - lost["loglikelihood"], GAP, 1 / len(runs))
+    if gap is None or any(each is None for each in made.values()):
+        return None
+    return Drop(student, len(runs), **made, gap=gap)  # type: ignore[arg-type]
+
+
+def best_pure(scores: StudyScores, hybrids: Sequence[str]) -> Drop | None:
+    """Return the drop of the pure student whose base has the highest mean score over both protocols."""
+    drops = [
+        found
+        for student in dict.fromkeys(run.student for run in scores.runs)
+        if student not in hybrids and (found := drop(scores, student)) is not None
+    ]
+    return min(drops, key=lambda each: each.loglikelihood.point + each.generation.point, default=None)

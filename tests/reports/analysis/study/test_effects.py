@@ -1,0 +1,142 @@
+"""Effects, verdicts and drops on synthetic studies with known effects."""
+
+import numpy as np
+import pytest
+
+from evalsuite.reports.analysis.study.effects import (
+    best_pure,
+    drop,
+    effects,
+    order_agreement,
+    verdict,
+)
+from evalsuite.reports.analysis.study.paper_effects import CONTRASTS, printed_effect
+from evalsuite.reports.analysis.study.scores import BASE, TEACHER, Axis, StudyRun, StudyScores
+from evalsuite.reports.statistics.intervals import Interval
+
+from .conftest import LEVELS, Make
+
+AXES = (
+    Axis("objective", "KL", ("ce",)),
+    Axis("layers", "selected", ("uniform",), students=("hybrid",)),
+)
+
+
+def test_effects_are_recovered_under_each_protocol(make_scores: Make) -> None:
+    found = {(each.arm, each.student): each for each in effects(make_scores(), AXES)}
+    assert set(found) == {("ce", "hybrid"), ("ce", "kda"), ("ce", None), ("uniform", "hybrid")}
+    for (arm, student), effect in found.items():
+        students = [student] if student else ["hybrid", "kda"]
+        for place, protocol in enumerate(("loglikelihood", "generation")):
+            truth = np.mean([LEVELS[s, arm][place] - LEVELS[s, BASE][place] for s in students])
+            interval = effect.under(protocol)
+            assert interval.low <= truth <= interval.high, (arm, student, protocol)
+            assert interval.width < 0.15
+    assert found["ce", None].generation.high < 0 < found["ce", None].loglikelihood.high
+
+
+def test_intervals_cover_the_truth_when_runs_differ(make_scores: Make) -> None:
+    """95 % intervals over 40 studies miss the true effect a few times, not never documents only would."""
+    truth = LEVELS["hybrid", "ce"][1] - LEVELS["hybrid", BASE][1]
+    misses = 0
+    for seed in range(40):
+        (effect,) = (
+            each
+            for each in effects(make_scores(spread=0.05, seed=seed, documents=150), AXES)
+            if (each.arm, each.student) == ("ce", "hybrid")
+        )
+        misses += not effect.generation.low <= truth <= effect.generation.high
+    assert misses <= 5
+
+
+def test_the_spread_between_runs_widens_intervals(make_scores: Make) -> None:
+    widths = [effects(make_scores(spread=spread), AXES)[0].generation.width for spread in (0.0, 0.1)]
+    assert widths[1] > 2 * widths[0]
+
+
+def test_missing_runs_are_named_and_leave_holes(make_scores: Make) -> None:
+    whole = make_scores()
+    values = {
+        protocol: {name: rows for name, rows in runs.items() if not name.startswith("hybrid-uniform")}
+        for protocol, runs in whole.values.items()
+    }
+    del values["generation"]["kda-ce-1"]
+    scores = StudyScores(whole.runs, whole.benchmarks, whole.names, values)
+    assert [run.name for run in scores.missing] == [
+        "hybrid-uniform-0",
+        "hybrid-uniform-1",
+        "hybrid-uniform-2",
+        "kda-ce-1",
+    ]
+    assert {each.arm for each in effects(scores, AXES)} == {"ce"}
+    assert len(scores.of("kda", "ce")) == 2
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "printed", "expected"),
+    [
+        (-0.2, -0.1, -5.0, "agrees"),
+        (-0.2, -0.1, 5.0, "opposite"),
+        (0.1, 0.2, 5.0, "agrees"),
+        (-0.1, 0.2, 5.0, "not decided"),
+        (0.1, 0.2, 0.0, "not decided"),
+    ],
+)
+def test_verdict_compares_signs(low: float, high: float, printed: float, expected: str) -> None:
+    assert verdict(Interval((low + high) / 2, low, high), printed) == expected
+
+
+def test_order_agreement_of_equal_and_of_reversed_orders(make_scores: Make) -> None:
+    same = {("h", arm): (level, level) for arm, level in ((BASE, 0.9), ("a", 0.6), ("b", 0.3))}
+    found = order_agreement(make_scores(same), "h", draws=200)
+    assert found is not None
+    assert (found.tau, found.low, found.high) == (1.0, 1.0, 1.0)
+    turned = {("h", arm): (level, 1 - level) for arm, level in ((BASE, 0.9), ("a", 0.6), ("b", 0.3))}
+    found = order_agreement(make_scores(turned), "h", draws=200)
+    assert found is not None
+    assert found.tau == -1.0
+    assert order_agreement(make_scores(), "gdn") is None
+
+
+def test_best_pure_student_and_the_finding(make_scores: Make) -> None:
+    scores = make_scores()
+    best = best_pure(scores, ["hybrid"])
+    assert best is not None
+    assert best.student == "kda"
+    assert best.loglikelihood.low <= 0.12 <= best.loglikelihood.high
+    assert best.generation.low <= 0.45 <= best.generation.high
+    assert best.gap.point == pytest.approx(best.generation.point - best.loglikelihood.point)
+    assert "finding holds here" in best.finding
+    turned = {key: (generation, ranked) for key, (ranked, generation) in LEVELS.items()}
+    opposite = best_pure(make_scores(turned), ["hybrid"])
+    assert opposite is not None
+    assert "does not hold here" in opposite.finding
+    even = drop(make_scores({("kda", BASE): (0.7, 0.7)}), "kda")
+    assert even is not None
+    assert "is not decided here" in even.finding
+
+
+def test_without_repeated_runs_there_is_no_interval(make_scores: Make) -> None:
+    scores = make_scores(seeds=1)
+    assert drop(scores, "kda") is None
+    assert effects(scores, AXES) == []
+
+
+def test_benchmarks_weigh_equally_whatever_their_documents() -> None:
+    run = StudyRun("r", "kda", BASE, 0)
+    values = {"r": np.array([1.0, 0.0, 0.0, 0.0]), TEACHER: np.ones(4)}
+    scores = StudyScores(
+        (run,), np.array([0, 1, 1, 1]), ("one", "two"), {"loglikelihood": values, "generation": values}
+    )
+    assert scores.weights @ values["r"] == pytest.approx(0.5)
+
+
+def test_printed_effects_are_differences_of_the_papers_tables() -> None:
+    frozen = printed_effect("trained-softmax", "generation")
+    assert frozen is not None
+    # Table 6: 40.7 17.5 50.0 37.7 35.7 35.8 trained, 47.5 23.7 57.8 43.5 37.3 39.0 frozen.
+    assert frozen.value == pytest.approx((217.4 - 248.8) / 6)
+    assert (frozen.table, frozen.benchmarks) == ("Table 6", 6)
+    assert printed_effect("text-only", "generation") is None
+    assert printed_effect("top-10", "loglikelihood") is None
+    assert all(printed_effect(arm, "generation") is not None for arm in CONTRASTS)
