@@ -15,9 +15,10 @@ from evalsuite.distill.config import ScheduleConfig
 from evalsuite.distill.model_shape import ModelShape
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
+from evalsuite.distill.training.train_step import StudentTrainState, TrainStep, select_strategy
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models.kernels.apply import apply_fused_kernels
+from evalsuite.models.student.deferred_init import DrawnWeights
 
 PEAK_FLOPS = 790e12
 """Dense bf16 FLOP/s of an H200, measured on random data."""
@@ -43,6 +44,18 @@ class Timing:
     mfu: float | None
     """Model FLOPs utilization over teacher and students; None on a CPU."""
     loss: float
+
+
+class WeightsOf:
+    """`Weights` of a model that is in memory."""
+
+    def __init__(self, model: Any) -> None:
+        self._parameters = dict(model.named_parameters())
+        self.model = DrawnWeights(lambda: type(model)(model.config), seed=None).model
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """See `Weights.rows`."""
+        return self._parameters[name].detach()[start:stop]
 
 
 class Bench:
@@ -71,11 +84,7 @@ class Bench:
         self.process_group, self.device = process_group, process_group.device
         self.batch_size, self.seq_len = batch_size, seq_len
         self.steps, self.cuda_graphs = steps, cuda_graphs
-        self.strategy: type[StudentTrainState] = StudentTrainState
-        if sharded:
-            from evalsuite.distill.training.fsdp import FSDPTrainState
-
-            self.strategy = FSDPTrainState
+        self.sharded = sharded
         self.bf16 = self.device.type == "cuda"
         self.dtype = torch.bfloat16 if self.bf16 else torch.float32
         torch.manual_seed(0)
@@ -111,10 +120,15 @@ class Bench:
         """A new student, prepared for `stage`."""
         from evalsuite.models import build_student
 
-        model: Any = build_student(self.reference, mixer).train()
+        model: Any = build_student(self.reference, mixer)
+        if self.sharded:
+            from evalsuite.distill.training.memory.fsdp import shard
+
+            names = {name for name, _ in model.named_parameters()}
+            model = shard(WeightsOf(model), self.device, dtype, names)
         if fused:
             apply_fused_kernels(model)
-        train_state = self.strategy(mixer, model, dtype)
+        train_state = select_strategy(model)(mixer, model.train(), dtype)
         train_state.begin_stage(stage)
         return train_state
 

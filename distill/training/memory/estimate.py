@@ -119,22 +119,76 @@ def dry_run(recipe: Recipe, *, mixers: Sequence[str] | None = None, device: str 
     return Estimate(recipe.name, tuple(recipe.labels), shape.num_params, device_name, tuple(stages))
 
 
-def stage_memory(shape: ModelShape, stage: Stage, num_softmax: int, students: int, *, bf16: bool) -> float:
-    """Bytes on one GPU: weights, gradients, optimizer states, teacher, activations and logits."""
-    linear = shape.num_hidden_layers - num_softmax
-    mixers = linear * shape.mixer_params
-    student = (
-        mixers
-        + num_softmax * shape.attention_params
-        + shape.num_hidden_layers * shape.mlp_params
-        + shape.embedding_params
-    )
-    layers = mixers + linear * shape.mlp_params
-    trained = {"mixer": mixers, "mixer_qk": mixers, "block": layers}.get(stage.trainable_set, student)
-    states = students * (4 * student + 12 * trained)
-    width = 2 if bf16 else 4
-    teacher = shape.num_params * width if stage.needs_teacher else 0
-    return states + teacher + stage.activation_bytes(shape, width)
+@dataclass(frozen=True, kw_only=True)
+class StudentParams:
+    """Numbers of parameters of one student."""
+
+    mixers: int
+    softmax: int
+    mlps: int
+    block_mlps: int
+    """Of the layers whose mixers replace softmax attention."""
+    embeddings: int
+
+    @classmethod
+    def of(cls, shape: ModelShape, num_softmax: int) -> "StudentParams":
+        """Those of a student with `num_softmax` layers of softmax attention."""
+        linear = shape.num_hidden_layers - num_softmax
+        return cls(
+            mixers=linear * shape.mixer_params,
+            softmax=num_softmax * shape.attention_params,
+            mlps=shape.num_hidden_layers * shape.mlp_params,
+            block_mlps=linear * shape.mlp_params,
+            embeddings=shape.embedding_params,
+        )
+
+    @property
+    def all(self) -> int:
+        """Parameters of the student."""
+        return self.mixers + self.softmax + self.mlps + self.embeddings
+
+    def trained(self, trainable_set: str) -> int:
+        """Parameters in a set (see `parameter_groups.TRAINABLE_SETS`)."""
+        return {
+            "mixer_qk": self.mixers * 2 // 5,
+            "mixer": self.mixers,
+            "block": self.mixers + self.block_mlps,
+            "no_softmax": self.mixers + self.mlps,
+            "no_mlp": self.all - self.mlps,
+            "no_softmax_no_mlp": self.mixers,
+            "no_embeddings": self.all - self.embeddings,
+            "all": self.all,
+        }[trainable_set]
+
+
+def stage_memory(
+    shape: ModelShape, stage: Stage, num_softmax: int, students: int, *, bf16: bool, shards: int = 1
+) -> float:
+    """Bytes on one GPU: weights, gradients, optimizer states, teacher, activations and logits.
+
+    Args:
+        shards: GPUs over which teacher and students are sharded.
+    """
+    params, width = StudentParams.of(shape, num_softmax), 2 if bf16 else 4
+    trained = params.trained(stage.trainable_set)
+    # Frozen weights that are the teacher's are held once; with shards, each model has its own.
+    frozen_teachers = params.all - trained - max(0, params.mixers - trained)
+    held = params.all - (frozen_teachers if stage.needs_teacher and shards == 1 else 0)
+    states = 2 if stage.optimizer.state_bits == 8 else 8
+    if shards == 1 and bf16:
+        weights = width * held + 4 * trained
+    else:
+        # In fp32, weights are the master weights; FSDP casts shards as it gathers them.
+        weights = 4 * trained + width * (held - trained)
+    student = weights + (4 + states) * trained
+    teacher = width * shape.num_params if stage.needs_teacher else 0
+    total = (students * student + teacher) / shards
+    if shards > 1:
+        block = shape.mlp_params + shape.mixer_params
+        models = students + bool(stage.needs_teacher)
+        # Gathered: what is outside of blocks, two blocks, and the fp32 gradients of one.
+        total += width * (models * shape.embedding_params + 2 * block) + 4 * block
+    return total + stage.activation_bytes(shape, width)
 
 
 def recipe_shape(recipe: Recipe) -> ModelShape:

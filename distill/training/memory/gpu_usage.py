@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 import torch
 
 from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.objectives.end_to_end import EndToEndStage
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
-from evalsuite.distill.training.memory.estimate import stage_memory
 from evalsuite.distill.training.callbacks.interface import TrainingError
+from evalsuite.distill.training.memory.estimate import stage_memory
+from evalsuite.distill.training.placement import is_sharded
 
 PEAK_FLOPS = {"NVIDIA H200": 790e12, "NVIDIA H100 80GB HBM3": 790e12}
 """Dense bf16 FLOP/s of a matrix product, measured on random data, by the name of the device."""
@@ -78,28 +80,40 @@ def memory_options(
     recipe: Recipe, stage: Stage, shape: ModelShape, num_softmax: int, *, bf16: bool, world_size: int
 ) -> list[tuple[str, float]]:
     """Options that need less memory, and the bytes that each saves on a GPU, largest first."""
-    students = len(recipe.labels)
+    all_students = len(recipe.labels)
+    shards = world_size if is_sharded(recipe, shape.num_params, world_size) else 1
+    now = stage_memory(shape, stage, num_softmax, all_students, bf16=bf16, shards=shards)
 
-    def needed(changed: Stage, students: int = students) -> float:
-        return stage_memory(shape, changed, num_softmax, students, bf16=bf16)
+    def saved(changed: Stage = stage, students: int = all_students, shards: int = shards) -> float:
+        return now - stage_memory(shape, changed, num_softmax, students, bf16=bf16, shards=shards)
 
-    now = needed(stage)
     key = f"--set stages.{stage.name}"
     options = []
     micro = stage.micro_batch_size or stage.batch_size
     if micro > 1:
         smaller = next(size for size in range(micro // 2, 0, -1) if stage.batch_size % size == 0)
         changed = stage.model_copy(update={"micro_batch_size": smaller})
-        options.append((f"{key}.micro_batch_size={smaller} (now {micro})", now - needed(changed)))
+        options.append((f"{key}.micro_batch_size={smaller} (now {micro})", saved(changed)))
     half = stage.seq_len // 2
     changed = stage.model_copy(update={"seq_len": half})
-    options.append((f"{key}.seq_len={half} (now {stage.seq_len})", now - needed(changed)))
-    if students > 1:
-        options.append(("--mixer with one mixer at a time", now - needed(stage, 1)))
-    if stage.trainable_set not in ("mixer", "mixer_qk"):
-        changed = stage.model_copy(update={"trainable": "mixer"})
-        options.append((f"{key}.trainable=mixer (now {stage.trainable_set})", now - needed(changed)))
-    if world_size > 1 and recipe.sharding != "full":
-        states = now - stage.activation_bytes(shape, 2 if bf16 else 4)
-        options.append(("--set sharding=full", states * (1 - 1 / world_size)))
-    return sorted(options, key=lambda option: -option[1])
+    options.append((f"{key}.seq_len={half} (now {stage.seq_len})", saved(changed)))
+    if isinstance(stage, EndToEndStage) and not stage.recomputes_blocks:
+        changed = stage.model_copy(update={"activation_checkpointing": "block"})
+        options.append(
+            (f"{key}.activation_checkpointing=block, which takes a third more time", saved(changed))
+        )
+    if stage.optimizer.kind == "adamw" and stage.optimizer.state_bits == 32:
+        optimizer = stage.optimizer.model_copy(update={"state_bits": 8})
+        changed = stage.model_copy(update={"optimizer": optimizer})
+        options.append((f"{key}.optimizer.state_bits=8 (extra lowbit)", saved(changed)))
+    if all_students > 1:
+        options.append(("--mixer with one mixer at a time", saved(students=1)))
+    for smaller_set in ("no_mlp", "mixer"):
+        if stage.trainable_set not in ("mixer", "mixer_qk", smaller_set):
+            changed = stage.model_copy(update={"trainable": smaller_set})
+            options.append((f"{key}.trainable={smaller_set} (now {stage.trainable_set})", saved(changed)))
+    if world_size > 1 and shards == 1:
+        options.append(("--set sharding=full", saved(shards=world_size)))
+    elif world_size == 1:
+        options.append(("two GPUs (torchrun --nproc-per-node 2) with --set sharding=full", saved(shards=2)))
+    return sorted((option for option in options if option[1] > 0), key=lambda option: -option[1])

@@ -5,11 +5,12 @@ import torch
 
 from evalsuite.distill import distill
 from evalsuite.distill.model_shape import ModelShape
-from evalsuite.distill.training import metrics, train_step
-from evalsuite.distill.training.memory import gpu_usage
+from evalsuite.distill.training import train_step
 from evalsuite.distill.training.builders import resolve_precision
-from evalsuite.distill.training.memory.gpu_usage import GpuUsage, memory_options
+from evalsuite.distill.training.callbacks import metrics
 from evalsuite.distill.training.callbacks.interface import TrainingError
+from evalsuite.distill.training.memory import gpu_usage
+from evalsuite.distill.training.memory.gpu_usage import GpuUsage, memory_options
 from evalsuite.foundation import ConfigError, read_jsonl
 
 SHAPE = ModelShape(
@@ -47,18 +48,23 @@ def test_options_that_save_memory_are_ordered_by_what_they_save(small_recipe, st
         "seq_len=1024",
         "--mixer",
         "trainable=mixer",
+        "trainable=no_mlp",
+        "activation_checkpointing=block",
+        "optimizer.state_bits=8",
         "sharding=full",
     ):
         assert name in names
+    mixers = recipe.stages[0].model_copy(update={"micro_batch_size": 1, "trainable": "mixer"})
     alone = memory_options(
         small_recipe("teacher", stages=[stage("m", "attention_output", micro_batch_size=1)]),
-        recipe.stages[0].model_copy(update={"micro_batch_size": 1, "trainable": "mixer"}),
+        mixers.model_copy(update={"activation_checkpointing": "block"}),
         SHAPE,
         0,
         bf16=True,
         world_size=1,
     )
-    assert [name.split("=")[0].split(".")[-1] for name, _ in alone] == ["seq_len"]
+    names = sorted(name.split("=")[0].split(".")[-1] for name, _ in alone)
+    assert names == ["seq_len", "state_bits", "two GPUs (torchrun --nproc-per-node 2) with --set sharding"]
 
 
 def test_exhausted_memory_names_the_options(teacher_folder, tmp_path, small_recipe, monkeypatch) -> None:
