@@ -3,6 +3,9 @@
 A decode step reads every key and value once, and has too few heads to keep a GPU busy with one program per
 head. Each program therefore handles the query heads of one key head over a part of its keys; a second kernel
 joins the parts. Rows have their own lengths: no mask is read, and keys behind a row's end cost nothing.
+
+Before it, one kernel rotates the row's query and key and stores key and value: some thirteen operations of a
+step, on a few kilobytes each, take longer to start than to run.
 """
 
 import torch
@@ -125,6 +128,97 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tenso
         PARTS=parts, PARTS_BLOCK=triton.next_power_of_2(parts), num_warps=4,
     )  # fmt: skip
     return out
+
+
+@triton.jit
+def _rotated(x, cos, sin, head, half, inside, x_head, width: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both halves of rotated rows, each product and the sum rounded as by separate operations."""
+    first = head[:, None] * x_head + half[None, :]
+    a = tl.load(x + first, mask=inside, other=0.0)
+    b = tl.load(x + first + width // 2, mask=inside, other=0.0)
+    kind = a.dtype
+    a32, b32 = a.to(tl.float32), b.to(tl.float32)
+    here = half < width // 2
+    c_a = tl.load(cos + half, mask=here, other=0.0).to(tl.float32)[None, :]
+    c_b = tl.load(cos + half + width // 2, mask=here, other=0.0).to(tl.float32)[None, :]
+    s_a = tl.load(sin + half, mask=here, other=0.0).to(tl.float32)[None, :]
+    s_b = tl.load(sin + half + width // 2, mask=here, other=0.0).to(tl.float32)[None, :]
+    low = (a32 * c_a).to(kind).to(tl.float32) + (-b32 * s_a).to(kind).to(tl.float32)
+    high = (b32 * c_b).to(kind).to(tl.float32) + (a32 * s_b).to(kind).to(tl.float32)
+    return low.to(kind), high.to(kind)
+
+
+@triton.jit
+def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
+    q, k, v, cos, sin, positions, rotated, keys, values,
+    q_row, q_head, k_row, k_head, v_row, v_head, angle_row,
+    keys_row, keys_head, keys_key, values_row, values_head, values_key,
+    HEADS: tl.constexpr, Q_BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, KV_BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, HALF_BLOCK: tl.constexpr, V_WIDTH: tl.constexpr, V_BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions + row)
+    half, head, kv_head = tl.arange(0, HALF_BLOCK), tl.arange(0, Q_BLOCK), tl.arange(0, KV_BLOCK)
+    cos += row * angle_row
+    sin += row * angle_row
+
+    inside = (head[:, None] < HEADS) & (half[None, :] < WIDTH // 2)
+    low, high = _rotated(q + row * q_row, cos, sin, head, half, inside, q_head, WIDTH)
+    place = (row * HEADS + head[:, None]) * WIDTH + half[None, :]
+    tl.store(rotated + place, low, mask=inside)
+    tl.store(rotated + place + WIDTH // 2, high, mask=inside)
+
+    inside = (kv_head[:, None] < KV_HEADS) & (half[None, :] < WIDTH // 2)
+    low, high = _rotated(k + row * k_row, cos, sin, kv_head, half, inside, k_head, WIDTH)
+    place = row * keys_row + kv_head.to(tl.int64)[:, None] * keys_head + position * keys_key + half[None, :]
+    tl.store(keys + place, low, mask=inside)
+    tl.store(keys + place + WIDTH // 2, high, mask=inside)
+
+    channel = tl.arange(0, V_BLOCK)
+    inside = (kv_head[:, None] < KV_HEADS) & (channel[None, :] < V_WIDTH)
+    value = tl.load(v + row * v_row + kv_head[:, None] * v_head + channel[None, :], mask=inside, other=0.0)
+    place = row * values_row + kv_head.to(tl.int64)[:, None] * values_head + position * values_key
+    tl.store(values + place + channel[None, :], value, mask=inside)
+
+
+def rotate_and_store(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """Rotary position embedding of one token per row, whose key and value are stored among those before it.
+
+    Rounds as transformers' `apply_rotary_pos_emb` does, to the bit.
+
+    Args:
+        query: [R, H, D], with any strides but a contiguous last axis, as all others.
+        key, value: [R, Hkv, D].
+        cos, sin: [R or 1, 1, D] in the same dtype, in Llama's half-split layout.
+        keys, values: [R, Hkv, L, D]; written in place.
+        positions: int64 [R], index of the row's own key.
+
+    Returns:
+        The rotated queries [R, H, D].
+    """
+    rows, heads, width = query.shape
+    kv_heads, v_width = value.shape[1:]
+    rotated = torch.empty(rows, heads, width, dtype=query.dtype, device=query.device)
+    cos, sin = cos.contiguous(), sin.contiguous()
+    _rotate_and_store_kernel[(rows,)](
+        query, key, value, cos, sin, positions, rotated, keys, values,
+        *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], cos.stride(0) if len(cos) > 1 else 0,
+        *keys.stride()[:3], *values.stride()[:3],
+        HEADS=heads, Q_BLOCK=triton.next_power_of_2(heads),
+        KV_HEADS=kv_heads, KV_BLOCK=triton.next_power_of_2(kv_heads),
+        WIDTH=width, HALF_BLOCK=triton.next_power_of_2(width // 2),
+        V_WIDTH=v_width, V_BLOCK=triton.next_power_of_2(v_width), num_warps=4,
+    )  # fmt: skip
+    return rotated
 
 
 def split(pairs: int, length: int, device: torch.device) -> tuple[int, int]:

@@ -9,21 +9,29 @@ sliding window, which is wrong for rows of different lengths. `attention_forward
 window from a context variable.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
+from transformers.models.mistral.modeling_mistral import MistralAttention
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from evalsuite.models.inference.torch.unpadding import UnpaddedLayout
 from evalsuite.models.mixers import AttentionSpan, Mixer
 from evalsuite.models.recurrence import use_triton
 
 NAME = "evalsuite"
+
+_log = logging.getLogger("evalsuite")
 
 
 class AttentionMasks:
@@ -189,3 +197,93 @@ class AttentionOverride:
             _masks.reset(token)
             for config, name in zip(self._configs, before, strict=True):
                 config._attn_implementation = name
+
+
+class FusedDecode:
+    """Lets softmax layers of a decode step rotate, store and attend in three kernels, not about fifteen.
+
+    Layers qualify if their class is one whose code is known, if they have no window, in half precision on a
+    GPU, and if the kernel gives what transformers' own functions give on a sample. All others are left alone.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        found = [module for module in model.modules() if _is_fusible(module)]
+        self._fused = found if found and _rotates_alike(found[0]) else []
+        self.active = True
+        """Set to False to run the layers' own code, for comparison."""
+
+    @contextmanager
+    def enabled(self, masks: AttentionMasks) -> Iterator[None]:
+        """Use the kernels within this context if it is that of a decode step; the model is restored."""
+        fused = self._fused if self.active and masks.decode_positions is not None else []
+        for module in fused:
+            module.__dict__["forward"] = partial(_decode_forward, module)
+        try:
+            yield
+        finally:
+            for module in fused:
+                del module.__dict__["forward"]
+
+
+_FUSIBLE = (LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention)
+
+
+def _is_fusible(module: Any, devices: tuple[str, ...] = ("cuda",)) -> bool:
+    if not isinstance(module, _FUSIBLE) or "forward" in module.__dict__:
+        return False
+    weight: Tensor = module.q_proj.weight
+    span = (
+        module.span if isinstance(module, Mixer) else AttentionSpan(getattr(module, "sliding_window", None))
+    )
+    plain = span.window is None and module.head_dim <= 256 and module.head_dim % 2 == 0
+    half = weight.dtype in (torch.bfloat16, torch.float16)
+    return plain and half and weight.device.type in devices and use_triton(weight)
+
+
+@torch.inference_mode()
+def _rotates_alike(module: Any) -> bool:
+    """Whether the kernel rotates and stores a random token as transformers' operations do, to the bit."""
+    weight, width = module.q_proj.weight, module.head_dim
+    heads, kv_heads = (len(each.weight) // width for each in (module.q_proj, module.k_proj))
+    draw = torch.Generator().manual_seed(0)
+    query, key, value, cos, sin = (
+        torch.randn(3, count, width, generator=draw).to(weight) for count in (heads, kv_heads, kv_heads, 1, 1)
+    )
+    keys, values = (torch.zeros(3, kv_heads, 8, width).to(weight) for _ in range(2))
+    positions = torch.tensor([0, 7, 3], device=weight.device)
+    try:
+        from evalsuite.models.kernels.decode_attention import rotate_and_store
+
+        found = rotate_and_store(query, key, value, cos, sin, keys, values, positions)
+    except Exception as error:  # What a compiler raises can be anything.
+        _log.warning("decoding with separate operations instead of one kernel: %s", str(error).split("\n")[0])
+        return False
+    rows = torch.arange(3, device=weight.device)
+    rotated, stored = apply_rotary_pos_emb(query[:, :, None], key[:, :, None], cos, sin)
+    pairs = ((found, rotated[:, :, 0]), (keys[rows, :, positions], stored[:, :, 0]))
+    alike = all(torch.equal(*pair) for pair in (*pairs, (values[rows, :, positions], value)))
+    if not alike:
+        _log.warning("decoding with separate operations: the kernel that joins them rounds differently")
+    return alike
+
+
+def _decode_forward(
+    module: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    past_key_values: Any = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Forward pass of a fusible layer for one token per row, hidden states [R, 1, width]."""
+    from evalsuite.models.kernels.decode_attention import decode_attention, rotate_and_store
+
+    positions = _masks.get().decode_positions
+    assert positions is not None
+    projected = (module.q_proj(hidden_states), module.k_proj(hidden_states), module.v_proj(hidden_states))
+    query, key, value = (x.unflatten(-1, (-1, module.head_dim))[:, 0] for x in projected)
+    if hasattr(module, "q_norm"):
+        query, key = module.q_norm(query), module.k_norm(key)
+    keys, values = past_key_values.stored(module.layer_idx)
+    query = rotate_and_store(query, key, value, *position_embeddings, keys, values, positions)
+    out = decode_attention(query[:, :, None], keys, values, positions, module.scaling)
+    return module.o_proj(out.flatten(2)), None

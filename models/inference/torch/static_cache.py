@@ -83,6 +83,13 @@ class StaticCacheView:
         assert layer.values is not None
         layer.keys[self._slot_indices, :, self._positions] = keys[:, :, 0]
         layer.values[self._slot_indices, :, self._positions] = values[:, :, 0]
+        return self.stored(layer_idx)
+
+    def stored(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [R, Hkv, L, D] of a layer up to `length`, as views into the slots."""
+        layer = self.layers[layer_idx].state
+        assert layer.keys is not None
+        assert layer.values is not None
         seqs, length = slice(self._num_seqs), slice(self._length)
         return layer.keys[seqs, :, length], layer.values[seqs, :, length]
 

@@ -4,6 +4,8 @@ Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpre
 """
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +57,85 @@ def test_rows_attend_to_their_own_keys(
     assert found.shape == (rows, 1, heads, width)
     error = (found.double() - expected).norm() / expected.norm()
     assert error < (1e-5 if INTERPRETED else 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "kv_heads", "width"), [(5, 9, 3, 64), (2, 4, 4, 24), (3, 6, 1, 128)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("same_angle", [True, False])
+def test_rotates_and_stores_as_separate_operations_do(
+    rows: int, heads: int, kv_heads: int, width: int, dtype: torch.dtype, same_angle: bool
+) -> None:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    from evalsuite.models.kernels.decode_attention import rotate_and_store
+
+    torch.manual_seed(0)
+    joined = torch.randn(rows, 1, (heads + 2 * kv_heads) * width, device=DEVICE).to(dtype)
+    query, key, value = (
+        part.unflatten(-1, (-1, width))[:, 0]
+        for part in joined.split([heads * width, kv_heads * width, kv_heads * width], -1)
+    )
+    cos, sin = torch.randn(2, 1 if same_angle else rows, 1, width, device=DEVICE).to(dtype)
+    stored = torch.zeros(2, rows + 1, kv_heads, 40, width, device=DEVICE, dtype=dtype)
+    expected = stored.clone()
+    positions = torch.randperm(37, device=DEVICE)[:rows]
+    found = rotate_and_store(query, key, value, cos, sin, *stored[:, :rows, :, :37], positions)
+    rotated, new_key = apply_rotary_pos_emb(query[:, :, None], key[:, :, None], cos, sin)
+    place = torch.arange(rows, device=DEVICE)
+    expected[0][place, :, positions] = new_key[:, :, 0]
+    expected[1][place, :, positions] = value
+    # The interpreter truncates to bfloat16, and a GPU rounds float32 once for a product and a sum.
+    inexact = {torch.bfloat16: 2**-6} if INTERPRETED else {torch.float32: 1e-6}
+    tolerance = inexact.get(dtype, 0.0)
+    torch.testing.assert_close(found, rotated[:, :, 0], rtol=tolerance, atol=2 * tolerance)
+    torch.testing.assert_close(stored, expected, rtol=tolerance, atol=2 * tolerance)
+
+
+@pytest.mark.parametrize(
+    ("family", "mixers"), [("llama", None), ("qwen3", None), ("llama", ["gla", "softmax"])]
+)
+def test_fused_layers_decode_as_their_own_code_does(
+    make_teacher: Callable[..., Any], family: str, mixers: list[str] | None
+) -> None:
+    from evalsuite.models import build_student
+    from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
+    from evalsuite.models.inference.sampling import SamplingMetadata
+    from evalsuite.models.inference.torch import attention
+    from evalsuite.models.inference.torch.model_runner import ModelRunner
+    from evalsuite.models.inference.torch.scheduler import DecodeBatch
+
+    model = make_teacher(family)
+    if mixers is not None:
+        model = build_student(model, mixers).eval()
+    model = model.to(DEVICE, torch.float32 if INTERPRETED else torch.bfloat16)
+    runner = ModelRunner(model)
+    if INTERPRETED:
+        found = [module for module in model.modules() if isinstance(module, attention._FUSIBLE)]
+        runner.fused_decode._fused = found
+    assert runner.fused_decode._fused
+    texts = [[5, 6, 7, 8, 9], [11], [20, 21, 22]]
+    logits: dict[bool, list[Tensor]] = {True: [], False: []}
+    with torch.inference_mode():
+        for active in logits:
+            runner.fused_decode.active = active
+            _, cache = runner.prefill(texts, keep=True)
+            assert cache is not None
+            sampling = SamplingMetadata.allocate(
+                3, [GenerateRequest((5,), SamplingParams(4))], torch.device(DEVICE)
+            )
+            batch = DecodeBatch(runner, cache, sampling, 3, 64)
+            batch.cache.write(range(3), cache)
+            batch.position.copy_(cache.lengths)
+            for token in (30, 31, 32):
+                batch.token.fill_(token)
+                logits[active].append(batch.read(3, 64))
+                batch.position.add_(1)
+    for fused, plain in zip(*logits.values(), strict=True):
+        error = (fused.double() - plain.double()).norm() / plain.double().norm()
+        assert error < (1e-5 if INTERPRETED else 2e-2)
+    assert all("forward" not in module.__dict__ for module in runner.fused_decode._fused)
 
 
 def test_parts_cover_all_keys() -> None:
