@@ -97,13 +97,6 @@ class ProcessGroup:
         if self.world_size > 1:
             distributed.barrier(self._control)
 
-    def any(self, flag: bool) -> bool:
-        """True in all processes if `flag` is true in any of them."""
-        tensor = torch.tensor([flag], dtype=torch.uint8)
-        if self.world_size > 1:
-            distributed.all_reduce(tensor, distributed.ReduceOp.MAX, self._control)
-        return bool(tensor.item())
-
     def delayed_flags(self) -> "DelayedFlags":
         """Flags of the training loop."""
         return DelayedFlags(self._control)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from evalsuite.distill.selection.context import SelectionContext
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.parameter_groups import set_trainable
-from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
+from evalsuite.distill.training.train_step import StepOutput, StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch
 from evalsuite.models import StudentForCausalLM
 
@@ -107,8 +107,8 @@ class Candidates(Protocol):
     def train_states(self) -> Sequence[StudentTrainState]:
         """Train states that a saved state contains."""
 
-    def step(self, data: GlobalBatch, number: int) -> None:
-        """One optimizer step of all candidates."""
+    def step(self, data: GlobalBatch, number: int) -> StepOutput | None:
+        """One optimizer step of all candidates; None if this process has none."""
 
     def scores(self) -> dict[str, dict[int, float]]:
         """Score name → layer → importance, for the layers of this process."""
@@ -154,10 +154,10 @@ class DistilledCandidates:
         process_group: Any = SingleProcessGroup(context.device)
         self._train_step = TrainStep(context.teacher, self.train_states, stage, process_group)
 
-    def step(self, data: GlobalBatch, number: int) -> None:
+    def step(self, data: GlobalBatch, number: int) -> StepOutput | None:
         """See `Candidates`."""
-        if self.train_states:  # empty if there are more processes than layers
-            self._train_step(data, number)
+        # There may be more processes than layers.
+        return self._train_step(data, number) if self.train_states else None
 
     def scores(self) -> dict[str, dict[int, float]]:
         """I(ℓ) = −KL on the held-out slice where ℓ is restored (Eq. 6), +KL where it is removed."""
@@ -186,9 +186,9 @@ class AlignedCandidates:
         process_group: Any = SingleProcessGroup(context.device)
         self._train_step = TrainStep(context.teacher, self.train_states, stage, process_group)
 
-    def step(self, data: GlobalBatch, number: int) -> None:
+    def step(self, data: GlobalBatch, number: int) -> StepOutput:
         """See `Candidates`."""
-        self._train_step(data, number)
+        return self._train_step(data, number)
 
     def scores(self) -> dict[str, dict[int, float]]:
         """∓ hidden-state distance (Eq. 4) on the held-out slice with one layer restored or removed."""

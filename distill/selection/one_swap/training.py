@@ -4,7 +4,6 @@ The scores of all layers are logged at every snapshot, so that a later call with
 training, or needs none if the earlier one went further.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import islice
@@ -24,7 +23,10 @@ from evalsuite.distill.selection.one_swap.candidates import (
 from evalsuite.distill.selection.options import shorten_alignment_stage
 from evalsuite.distill.selection.result import Snapshot
 from evalsuite.distill.stage import Stage
+from evalsuite.distill.training.callbacks.interface import Callback, Step, TrainingClock
 from evalsuite.distill.training.checkpoint import Checkpointer
+from evalsuite.distill.training.loop import TrainingLoop
+from evalsuite.distill.training.stop_signals import StopSignals
 from evalsuite.distill.training.train_state import TrainState
 from evalsuite.foundation import ConfigError, progress
 from evalsuite.models import StudentForCausalLM
@@ -116,46 +118,62 @@ class OneSwapTraining:
         return len(rows) if rows and rows[-1]["step"] == self.stage.steps else None
 
     def _train(self, k: int, score: str, early_stop: bool) -> None:
-        context, stage, interval = self.context, self.stage, self.context.options.snapshot_interval
+        context, stage = self.context, self.stage
+        process_group = context.process_group
         candidates = self.load_candidates()
         at = self._train_state.progress
-        began, last_save = time.monotonic() - at.seconds, time.monotonic()
         data = StageDataLoader(context.training_recipe, stage, context.tokenizer, state=at.data)
-        remaining = stage.steps - at.step
+        # Aligned states are small, and later trainings start from them.
+        saves = context.options.save_state or stage.is_layerwise
+        clock = TrainingClock(at.seconds)
         bar = progress(
             total=stage.steps, what=f"{self._folder.name} (one-swap)", unit="step", quiet=context.quiet
         )
         bar.update(at.step)
-        with bar, closing(self._checkpointer):
-            for batch in prefetch(islice(data, remaining)):
-                candidates.step(batch, at.step)
-                at.add_step(stage.name, batch)
-                bar.update(1)
-                if at.step % interval and at.step != stage.steps:
-                    continue
-                scores = self._gather(candidates.scores()) if self._scored else {}
-                at.seconds = time.monotonic() - began
-                self.progress_log.append(
-                    {"step": at.step, "tokens": at.total_tokens, "seconds": at.seconds, "scores": scores}
-                )
-                done = self._count_snapshots(k, score, early_stop) is not None
-                due = time.monotonic() - last_save >= context.recipe.checkpoint.state_interval_seconds
-                # Aligned states are small, and later trainings start from them.
-                save = context.options.save_state or stage.is_layerwise
-                if save and (done or context.process_group.any(due)):
-                    self._checkpointer.save(self._train_state)
-                    last_save = time.monotonic()
-                if done:
-                    self._checkpointer.wait()
-                    return
+
+        def snapshot(step: int, tokens: int) -> bool:
+            """Score the candidates at intervals; return whether training is complete."""
+            bar.update(1)
+            if step % context.options.snapshot_interval and step != stage.steps:
+                return False
+            scores = self._gather(candidates.scores()) if self._scored else {}
+            self.progress_log.append(
+                {"step": step, "tokens": tokens, "seconds": clock.seconds, "scores": scores}
+            )
+            return self._count_snapshots(k, score, early_stop) is not None
+
+        with (
+            bar,
+            closing(self._checkpointer),
+            StopSignals(single=process_group.world_size == 1) as stop,
+        ):
+            TrainingLoop(
+                stage,
+                self._train_state,
+                candidates.step,
+                process_group,
+                self._checkpointer if saves else None,
+                [_Snapshots(snapshot)],
+                clock,
+                stop,
+                save_interval=context.recipe.checkpoint.state_interval_seconds,
+            ).run(prefetch(islice(data, stage.steps - at.step)))
+            if saves:
+                self._checkpointer.save(self._train_state)
+                self._checkpointer.wait()
 
     def load_candidates(self) -> Candidates:
         """Build the candidates and load their last saved state, if any."""
         if self.candidates is None:
             self.candidates = self._build(self._mine)
             saved = self._checkpointer.progress()
-            is_main = self.context.process_group.is_main
-            self._train_state = TrainState(self.candidates.train_states, saved, has_random=is_main)
+            process_group = self.context.process_group
+            self._train_state = TrainState(
+                self.candidates.train_states,
+                saved,
+                is_replica=process_group.world_size == 1,
+                has_random=process_group.is_main,
+            )
             if saved is not None:
                 self._checkpointer.load(self._train_state)
             step = self._train_state.progress.step
@@ -178,6 +196,17 @@ class OneSwapTraining:
             self.context.process_group.all_reduce(values)
             gathered[name] = [v if i in scored else None for i, v in enumerate(values.tolist())]
         return gathered
+
+
+class _Snapshots(Callback):
+    """Calls `snapshot` after every step, with the numbers of steps and tokens, until it returns True."""
+
+    def __init__(self, snapshot: Callable[[int, int], bool]) -> None:
+        self._snapshot = snapshot
+
+    def after_step(self, step: Step) -> None:
+        """See `Callback`."""
+        self.is_done = self._snapshot(step.number + 1, step.tokens)
 
 
 ADD, REMOVE = "add", "remove"
