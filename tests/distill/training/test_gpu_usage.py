@@ -8,9 +8,15 @@ from evalsuite.distill.model_shape import ModelShape
 from evalsuite.distill.training import train_step
 from evalsuite.distill.training.builders import resolve_precision
 from evalsuite.distill.training.callbacks import metrics
-from evalsuite.distill.training.callbacks.interface import TrainingError
+from evalsuite.distill.training.callbacks.interface import (
+    Step,
+    StepValues,
+    TrainingClock,
+    TrainingError,
+)
 from evalsuite.distill.training.memory import gpu_usage
 from evalsuite.distill.training.memory.gpu_usage import GpuUsage, memory_options
+from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError, read_jsonl
 
 SHAPE = ModelShape(
@@ -96,19 +102,20 @@ def test_usage_is_logged_with_every_student(tmp_path, stage, small_recipe) -> No
         def measure(self, tokens: int) -> dict[str, float]:
             return {"memory_gb": 1.5, "mfu": tokens / 1000}
 
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    step = Step(0, 128, None, MicroBatch(tokens, tokens), [{}, {}])
     with metrics.MetricsLogger(
         tmp_path,
         small_recipe("teacher").stages[0],
         ["a", "b"],
-        ["loss"],
         start=0,
-        seconds=0,
+        clock=TrainingClock(),
         title="stage",
         quiet=True,
         is_main=True,
         usage=Usage(),
     ) as logger:
-        logger.record(0, 128, 1.0, torch.ones(2, 1), torch.ones(2), None)
+        logger.on_values(StepValues(step, 1.0, [{"loss": 1.0}, {"loss": 2.0}]))
         logger.flush()
     rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
     assert [(row["student"], row["mfu"], row["memory_gb"]) for row in rows] == [
