@@ -43,8 +43,13 @@ class StudentWriter:
 
     def _write(self, student: StudentTrainState, folder: Path, *, finished: bool = False) -> None:
         dtype, models, progress = self._models.dtype, self._models, self._progress
+        weights = {}
         if self._process_group.is_main or student.sharded:
-            weights = {name: full_tensor(tensor).to(dtype) for name, tensor in student.weights().items()}
+            for name, tensor in student.weights().items():
+                whole = full_tensor(tensor.detach().to(dtype))
+                if self._process_group.is_main:
+                    # On the CPU: a GPU that trains a shard need not have room for all weights.
+                    weights[name] = whole.cpu()
         if self._process_group.is_main:
             # Intermediate checkpoints are points on the loss curve that the finished student stores.
             metrics = read_jsonl(self._out / "metrics.jsonl") if finished else ()
