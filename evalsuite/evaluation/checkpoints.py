@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from evalsuite.evaluation.run_paths import CheckpointRef
 from evalsuite.foundation import ConfigError, content_hash
 from evalsuite.foundation.context_limits import ContextLimit
 
@@ -28,6 +29,17 @@ class RunCheckpoint:
     """Config as transformers reads it; None for a checkpoint without a model."""
     training: Path | None = None
     """File of its loss curve, if it has one."""
+
+    @property
+    def ref(self) -> CheckpointRef:
+        """How the request index names it."""
+        return CheckpointRef(
+            label=self.label,
+            path=self.path,
+            weights_id=self.weights_id,
+            tokenizer=self.tokenizer_id,
+            positions=self.max_length,
+        )
 
     def limit(self, max_length: int | None) -> ContextLimit:
         """Return which contexts it reads in a run with this `max_length`."""

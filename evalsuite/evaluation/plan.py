@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.evaluation.checkpoints import RunCheckpoint, check_max_length
-from evalsuite.evaluation.run_paths import Cell, CheckpointRef, Index
+from evalsuite.evaluation.run_paths import Cell, Index
 from evalsuite.foundation import ConfigError, RunFolderError
 from evalsuite.foundation.chat_templates import check_template_arguments
 from evalsuite.foundation.context_limits import context_name
@@ -326,16 +326,7 @@ def make_index(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint], ce
         suite=resolved.suite.name,
         config=resolved.config,
         cells=tuple(cells),
-        checkpoints=tuple(
-            CheckpointRef(
-                label=each.label,
-                path=each.path,
-                weights_id=each.weights_id,
-                tokenizer=each.tokenizer_id,
-                positions=each.max_length,
-            )
-            for each in checkpoints
-        ),
+        checkpoints=tuple(each.ref for each in checkpoints),
     )
 
 

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalsuite.config import PHASES, RunConfig
 from evalsuite.evaluation.checkpoints import expand_folders
@@ -17,10 +17,14 @@ from evalsuite.evaluation.environment import (
     update_environment,
 )
 from evalsuite.evaluation.run_paths import Cell, CheckpointRef, read_index, responses_folder
-from evalsuite.evaluation.workers import WorkerPool
+from evalsuite.evaluation.workers import WorkerPool, expected_rows
 from evalsuite.executors import Executor, open_executor
 from evalsuite.foundation import ConfigError, RunFolderError, locked
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
+
+if TYPE_CHECKING:
+    from evalsuite.evaluation.checkpoints import RunCheckpoint
+    from evalsuite.evaluation.inference.worker import EngineChoice, PreloadedEngine
 
 
 @dataclass
@@ -131,16 +135,18 @@ def _run_phases(config: RunConfig, pool: WorkerPool) -> Summary:
 
         check_servable(config, [path for path in (config.teacher, *checkpoints) if path is not None])
     summary = Summary(run=out)
+    preloaded: PreloadedEngine | None = None
     with locked(out / ".lock", wait=False):
         for phase in (phase for phase in PHASES if phase in config.phases):
             started = time.monotonic()
             if phase == "build":
-                _build(config, out, checkpoints, pool)
+                preloaded = _build(config, out, checkpoints, pool)
             else:
                 if "build" not in config.phases:
                     _check_suite(config, out)
                 if phase == "infer":
-                    _infer(config, out, checkpoints, executor, summary)
+                    _infer(config, out, checkpoints, executor, summary, preloaded)
+                    preloaded = None
                 else:
                     _score(config, out, summary, pool)
             summary.unread = read_index(out).unread
@@ -156,7 +162,10 @@ def _run_phases(config: RunConfig, pool: WorkerPool) -> Summary:
     return summary
 
 
-def _build(config: RunConfig, out: Path, checkpoints: Sequence[str], pool: WorkerPool) -> None:
+def _build(
+    config: RunConfig, out: Path, checkpoints: Sequence[str], pool: WorkerPool
+) -> "PreloadedEngine | None":
+    """Build the requests; return an engine for the first checkpoint if one was loaded at the same time."""
     from evalsuite.evaluation.build import build_requests
     from evalsuite.evaluation.checkpoints import describe_checkpoints
     from evalsuite.evaluation.loss_curves import read_curves, rename_curves, write_curves
@@ -167,6 +176,9 @@ def _build(config: RunConfig, out: Path, checkpoints: Sequence[str], pool: Worke
     described = describe_checkpoints(checkpoints, config.teacher, trust_remote_code=config.trust_remote_code)
     curves = read_curves({each.weights_id: each.training for each in described})
     resolved = resolve_suite(config.suite, described, limit=config.limit, max_length=config.max_length)
+    preloaded = None
+    if "infer" in config.phases and pool.size(expected_rows(resolved.entries, None)) > 1:
+        preloaded = _preload(config, described[0])
     before = read_index(out).labels if index_path(out).is_file() else {}
     index = build_requests(
         out,
@@ -181,6 +193,35 @@ def _build(config: RunConfig, out: Path, checkpoints: Sequence[str], pool: Worke
     )
     rename_curves(out, before, index.labels)
     write_curves(out, {index.labels[weights_id]: data for weights_id, data in curves.items()})
+    return preloaded
+
+
+def _preload(config: RunConfig, checkpoint: "RunCheckpoint") -> "PreloadedEngine | None":
+    """Load the first engine while other processes build, if this process runs it on a GPU."""
+    from evalsuite.evaluation.inference.engines import resolve_device
+    from evalsuite.evaluation.inference.worker import PreloadedEngine
+    from evalsuite.models.inference.registry import engine_type
+
+    own_process = (
+        config.executor == "local" and not engine_type(config.engine, config.engine_args).opens_unloaded
+    )
+    device, _ = resolve_device(config.device, config.dtype)
+    if not own_process or config.trust_remote_code or not device.startswith("cuda"):
+        return None
+    limit = checkpoint.limit(config.max_length)
+    return PreloadedEngine(checkpoint.ref, replace(_engine_choice(config), max_length=limit.extension))
+
+
+def _engine_choice(config: RunConfig) -> "EngineChoice":
+    from evalsuite.evaluation.inference.worker import EngineChoice
+
+    return EngineChoice(
+        engine=config.engine,
+        engine_args=config.engine_args,
+        device=config.device,
+        dtype=config.dtype,
+        trust_remote_code=config.trust_remote_code,
+    )
 
 
 def _check_suite(config: RunConfig, out: Path) -> None:
@@ -216,11 +257,15 @@ def suite_name(suite: Path | str) -> str:
 
 
 def _infer(
-    config: RunConfig, out: Path, checkpoints: Sequence[str], executor: Executor, summary: Summary
+    config: RunConfig,
+    out: Path,
+    checkpoints: Sequence[str],
+    executor: Executor,
+    summary: Summary,
+    preloaded: "PreloadedEngine | None",
 ) -> None:
     from evalsuite.evaluation.inference.collect import infer
     from evalsuite.evaluation.inference.engines import select_checkpoints
-    from evalsuite.evaluation.inference.worker import EngineChoice
     from evalsuite.evaluation.registration import register_checkpoints
     from evalsuite.models.inference.registry import engine_type
 
@@ -233,24 +278,18 @@ def _infer(
         selected = select_checkpoints(index, paths, trust_remote_code=config.trust_remote_code)
     for checkpoint in selected:
         engine_type(config.engine, config.engine_args, index.limit(checkpoint).extension)
-    choice = EngineChoice(
-        engine=config.engine,
-        engine_args=config.engine_args,
-        device=config.device,
-        dtype=config.dtype,
-        trust_remote_code=config.trust_remote_code,
-    )
     with _tracker(config, out) as tracker:
         done = infer(
             out,
             index,
             selected,
-            choice,
+            _engine_choice(config),
             executor,
             protocols=config.protocols,
             batches=[names.split(",") for names in config.benchmarks],
             quiet=config.quiet,
             on_checkpoint=partial(_track_inference, tracker),
+            preloaded=preloaded,
         )
     summary.computed = {label: stats.computed for label, stats in done.items()}
     summary.failed = {label: (stats.failed, stats.reason) for label, stats in done.items() if stats.failed}

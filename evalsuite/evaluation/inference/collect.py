@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from evalsuite.evaluation.environment import read_environment, record_engine, update_environment
 from evalsuite.evaluation.inference.jobs import InferenceJob, split, whole_jobs
-from evalsuite.evaluation.inference.worker import EngineChoice, InferenceWorker
+from evalsuite.evaluation.inference.worker import EngineChoice, InferenceWorker, PreloadedEngine
 from evalsuite.evaluation.run_paths import CheckpointRef, Index, responses_folder
 from evalsuite.executors import Executor
 from evalsuite.foundation import ConfigError, progress
@@ -40,6 +41,7 @@ def infer(
     batches: Sequence[Sequence[str]] = (),
     quiet: bool = False,
     on_checkpoint: Callable[[str, InferenceStats], None] = lambda label, stats: None,
+    preloaded: PreloadedEngine | None = None,
 ) -> dict[str, InferenceStats]:
     """Run inference; a response is on disk before it is counted.
 
@@ -53,6 +55,7 @@ def infer(
         batches: run only these benchmarks, batch by batch; empty: all at once.
         quiet: no progress bar.
         on_checkpoint: called with its label and counts when the responses of a checkpoint are complete.
+        preloaded: engine of the first checkpoint, for an executor that runs jobs in this process.
 
     Returns:
         Label → counts of responses.
@@ -66,6 +69,7 @@ def infer(
     jobs = whole_jobs(run, index, cache, checkpoints, choice, protocols, batches)
     if not jobs:
         return {}
+    make_worker = InferenceWorker if preloaded is None else partial(InferenceWorker, preloaded)
     workers = executor.workers(jobs[0].gpus)
     if workers > 1:
         if ":" in choice.device:
@@ -78,7 +82,7 @@ def infer(
         collector = _Collector(run, cache, bar, protocols)
         waiting = Counter(job.checkpoint.label for job in jobs)
         try:
-            for number, result in executor.map(InferenceWorker, jobs, collector, run / "executor"):
+            for number, result in executor.map(make_worker, jobs, collector, run / "executor"):
                 label = jobs[number].checkpoint.label
                 collector.finish(jobs[number], result)
                 waiting[label] -= 1

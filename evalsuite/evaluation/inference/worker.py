@@ -1,8 +1,10 @@
 """Worker of the infer phase: computes responses with an engine; it never sees the run folder."""
 
 import platform
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -58,6 +60,31 @@ class EngineChoice:
         return engine
 
 
+class PreloadedEngine:
+    """An engine that a thread loads, for a checkpoint that is certain to be run soon."""
+
+    def __init__(self, checkpoint: CheckpointRef, choice: EngineChoice) -> None:
+        self._loading = checkpoint, choice
+        self._engine: Engine | None = None
+        self._thread = threading.Thread(target=self._load, name="preload", daemon=True)
+        self._thread.start()
+
+    def _load(self) -> None:
+        checkpoint, choice = self._loading
+        # What fails here fails again where it is needed, which reports it.
+        with suppress(Exception):
+            self._engine = choice.load(checkpoint)
+
+    def take(self, checkpoint: CheckpointRef, choice: EngineChoice) -> Engine | None:
+        """Return the engine, once; None if it is one for something else, or could not be loaded."""
+        self._thread.join()
+        engine, self._engine = self._engine, None
+        if engine is not None and (checkpoint, choice) != self._loading:
+            engine.close()
+            return None
+        return engine
+
+
 @dataclass(frozen=True, kw_only=True)
 class InferenceTask:
     """What a worker gets: a checkpoint, requests, and what is known of their responses."""
@@ -80,7 +107,8 @@ class InferenceWorker:
     cost), ``spent`` (seconds, and the kernels that ran).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, preloaded: PreloadedEngine | None = None) -> None:
+        self._preloaded = preloaded
         self._engine: Engine | None = None
         self._loaded: tuple[CheckpointRef, EngineChoice] | None = None
 
@@ -120,7 +148,10 @@ class InferenceWorker:
     def _open(self, task: InferenceTask) -> Engine:
         if self._engine is None or self._loaded != (task.checkpoint, task.choice):
             self.close()
-            self._engine = task.choice.load(task.checkpoint)
+            if self._preloaded is not None:
+                self._engine, self._preloaded = self._preloaded.take(task.checkpoint, task.choice), None
+            if self._engine is None:
+                self._engine = task.choice.load(task.checkpoint)
             self._loaded = task.checkpoint, task.choice
         if task.batch_limits is not None and isinstance(self._engine, MemoryBoundEngine):
             self._engine.restore_batch_limits(task.batch_limits, task.batch_limits_source)
