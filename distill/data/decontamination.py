@@ -1,158 +1,172 @@
-"""Decontamination: 13-gram overlap between the training documents of a recipe and the benchmarks of a suite.
+"""Decontamination: the training documents of a recipe that contain text of the benchmarks of a suite.
 
     python -m evalsuite.distill.data.decontamination RECIPE SUITE --data DIR --out DIR
 
-writes DIR/overlap.csv (benchmark documents found in the training text, per benchmark),
-DIR/overlap-training.csv (training documents that overlap with a benchmark, per source) and
-DIR/overlap-exclude.txt, a list for the `exclude` key of a source. Words are runs of letters and digits in
-lower case, as in arXiv 2005.14165, Appendix C. Strings of a row are matched separately, so that no n-gram
-spans a question and its answer. Training text is streamed; only the benchmark side is held in memory.
+compares every source, without its exclusion list, by 13-grams and by questions and answers, and writes
+overlap.csv (benchmark documents with n-grams in the training text, per benchmark), overlap-training.csv
+(training documents that overlap with a benchmark, per source), overlap-pairs.csv (both, per source and
+benchmark) and overlap-exclude.txt, a list for the `exclude` key of a source. With `--check` nothing is
+written: the sources are read as the recipe reads them, and a recipe that trains on text of an evaluated
+document is refused. Training text is streamed; only the benchmark side is held in memory.
 """
 
 import argparse
 import csv
-import hashlib
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from itertools import chain, islice
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalsuite.distill.data.config import DataSourceConfig
-from evalsuite.distill.data.examples import document_hash
+from evalsuite.distill.data.config import DataSourceConfig, TableSourceConfig
+from evalsuite.distill.data.examples import Example, document_hash
+from evalsuite.distill.data.ngrams import NgramIndex, OverlapCount
 from evalsuite.distill.data.preparation import read_examples
-from evalsuite.distill.recipe import load_recipe
-from evalsuite.foundation import progress, write_text
+from evalsuite.distill.data.question_overlap import QuestionIndex
+from evalsuite.distill.recipe import Recipe, load_recipe
+from evalsuite.foundation import ConfigError, DataError, progress, write_text
 from evalsuite.models import describe_checkpoint
 
-NGRAM_WORDS = 13
-"""Length of an n-gram in words."""
 BATCH_SIZE = 2048
 """Training documents that are read and matched together."""
-_WORD = re.compile(r"[^\W_]+")
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-
-Hashes = NDArray[np.uint64]
 
 
-@cache
-def _word_hash(word: str) -> int:
-    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big")
+@dataclass(frozen=True, slots=True)
+class SuiteRows:
+    """Benchmark → rows. `texts` are compared by n-grams and by questions, `generated` by questions alone:
+    their n-grams are those of their templates, which training questions share."""
+
+    texts: dict[str, list[Any]]
+    generated: dict[str, list[Any]] = field(default_factory=dict)
 
 
-def ngram_hashes(text: str, length: int = NGRAM_WORDS) -> Hashes:
-    """64-bit hashes of all n-grams of `length` words; empty if the text has fewer words."""
-    words = np.fromiter(map(_word_hash, _WORD.findall(text.lower())), dtype=np.uint64)
-    count = len(words) - length + 1
-    if count < 1:
-        return np.empty(0, dtype=np.uint64)
-    hashes = np.zeros(count, dtype=np.uint64)
-    for offset in range(length):
-        hashes = hashes * _FACTOR + words[offset : offset + count]
-    return hashes
+@dataclass(slots=True)
+class SourceOverlap:
+    """Training documents of one source that overlap with each benchmark. Arrays: [benchmarks].
 
-
-def strings(value: Any) -> Iterator[str]:
-    """All strings inside a row."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from chain.from_iterable(map(strings, value.values()))
-    elif isinstance(value, Iterable):
-        yield from chain.from_iterable(map(strings, value))
-
-
-@dataclass(frozen=True)
-class OverlapCount:
-    """Number of documents, of those with at least one n-gram, and of those that overlap."""
-
-    documents: int
-    long_enough: int
-    overlapping: int
-
-
-class NgramIndex:
-    """N-gram hashes of the documents of several benchmarks.
-
-    Args:
-        rows: benchmark → its rows; each row is a document.
+    `ngrams`: share 13 words; `questions`: contain a question; `pairs`: and its answer. `excluded`: number of
+    documents that overlap with any benchmark by either.
     """
 
-    def __init__(self, rows: Mapping[str, Sequence[Any]]) -> None:
-        self.names = list(rows)
-        self._sizes = [len(each) for each in rows.values()]
-        documents = [
-            np.unique(np.concatenate([ngram_hashes(text) for text in strings(row)] or [ngram_hashes("")]))
-            for row in chain.from_iterable(rows.values())
-        ]
-        joined = np.concatenate(documents) if documents else np.empty(0, dtype=np.uint64)
-        self._document = np.repeat(np.arange(len(documents)), [len(hashes) for hashes in documents])
-        self._hashes, self._inverse = np.unique(joined, return_inverse=True)
-        self._matched = np.zeros(len(self._hashes), dtype=bool)
-
-    def match(self, texts: Sequence[str]) -> NDArray[np.bool_]:
-        """Whether each training text overlaps with a benchmark document; `counts` accumulates matches."""
-        hashes_by_text = [ngram_hashes(text) for text in texts]
-        owner = np.repeat(np.arange(len(texts)), [len(hashes) for hashes in hashes_by_text])
-        hashes = np.concatenate(hashes_by_text)
-        overlapping = np.zeros(len(texts), dtype=bool)
-        if len(hashes) and len(self._hashes):
-            index = np.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
-            hit = self._hashes[index] == hashes
-            self._matched[index[hit]] = True
-            overlapping[owner[hit]] = True
-        return overlapping
-
-    def counts(self) -> dict[str, OverlapCount]:
-        """Benchmark → overlap of its documents with all texts passed to `match`."""
-        total = sum(self._sizes)
-        long_enough = np.bincount(self._document, minlength=total) > 0
-        overlapping = np.zeros(total, dtype=bool)
-        overlapping[self._document[self._matched[self._inverse]]] = True
-        ends = np.cumsum(self._sizes)
-        return {
-            name: OverlapCount(
-                size, int(long_enough[end - size : end].sum()), int(overlapping[end - size : end].sum())
-            )
-            for name, size, end in zip(self.names, self._sizes, ends, strict=True)
-        }
+    ngrams: NDArray[np.int64]
+    questions: NDArray[np.int64]
+    pairs: NDArray[np.int64]
+    documents: int = 0
+    excluded: int = 0
 
 
-def suite_rows(suite: str, data_dir: Path | str | None) -> dict[str, list[Any]]:
-    """Benchmark → rows of its documents; for generated benchmarks, the texts they are generated from."""
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Overlap of a recipe's sources with the benchmarks of a suite, and the documents to exclude."""
+
+    benchmarks: list[str]
+    sources: dict[str, SourceOverlap]
+    documents: dict[str, OverlapCount]
+    excluded: set[int]
+
+
+def suite_rows(suite: str, data_dir: Path | str | None) -> SuiteRows:
+    """The rows of a suite's documents; for generated benchmarks, also the texts they are generated from."""
     from evalsuite.tasks.sources.data import open_source
     from evalsuite.tasks.sources.documents import documents
     from evalsuite.tasks.suite import load_suite, resolve
 
     data, loaded = open_source(data_dir), load_suite(suite)
-    rows: dict[str, list[Any]] = {}
+    found = SuiteRows({})
     for entry, benchmark in resolve(loaded):
-        if benchmark.generated is None:
-            found = documents(benchmark, data_dir=data_dir, limit=entry.limit, seed=loaded.seed)
-            rows[benchmark.name] = [document.row for document in found]
-        elif benchmark.generated.inputs:
-            rows[benchmark.name] = [
-                row
-                for each in benchmark.generated.inputs
-                for row in data.rows(each.dataset, each.config, each.split)
+        made = benchmark.generated
+        if made is not None and made.inputs:
+            found.texts[benchmark.name] = [
+                row for each in made.inputs for row in data.rows(each.dataset, each.config, each.split)
             ]
-    return rows
+        elif made is None or not benchmark.contexts:
+            rows = documents(benchmark, data_dir=data_dir, limit=entry.limit, seed=loaded.seed)
+            target = found.texts if made is None else found.generated
+            target[benchmark.name] = [document.row for document in rows]
+    return found
 
 
-def text_batches(name: str, source: DataSourceConfig, tokenizer: Any) -> Iterator[list[str]]:
-    """The texts of a source in order, BATCH_SIZE at a time."""
-    texts = (example.text for example in read_examples(name, source, tokenizer))
-    while batch := list(islice(texts, BATCH_SIZE)):
+def measure(recipe: Recipe, rows: SuiteRows, *, as_trained: bool) -> Overlap:
+    """Compare every source of a recipe with the documents of a suite.
+
+    Args:
+        as_trained: apply the sources' own exclusion lists.
+
+    Raises:
+        ConfigError: the recipe names no checkpoint, whose tokenizer renders conversations.
+        DataError: a source cannot be read.
+    """
+    both = rows.texts | rows.generated
+    ngrams, questions = NgramIndex(rows.texts), QuestionIndex(both)
+    benchmarks = list(both)
+    tokenizer = describe_checkpoint(_checkpoint(recipe)).tokenizer
+    found = Overlap(benchmarks, {}, {}, set())
+    for name, source in recipe.data.items():
+        if not as_trained and isinstance(source, TableSourceConfig):
+            source = source.model_copy(update={"exclude": None})
+        counts = SourceOverlap(*(np.zeros(len(benchmarks), dtype=np.int64) for _ in range(3)))
+        for examples in progress(example_batches(name, source, tokenizer), what=name):
+            shared = ngrams.match([example.text for example in examples])
+            by_ngram = np.zeros((len(examples), len(benchmarks)), dtype=bool)
+            by_ngram[:, : shared.shape[1]] = shared
+            by_question, by_pair = questions.match(map(_prompt_and_completion, examples))
+            overlaps = (by_ngram | by_question).any(axis=1)
+            found.excluded.update(document_hash(examples[number].text) for number in np.flatnonzero(overlaps))
+            counts.ngrams += by_ngram.sum(axis=0)
+            counts.questions += by_question.sum(axis=0)
+            counts.pairs += by_pair.sum(axis=0)
+            counts.documents += len(examples)
+            counts.excluded += int(overlaps.sum())
+        found.sources[name] = counts
+    found.documents.update(ngrams.counts())
+    return found
+
+
+def check(recipe: Recipe, rows: SuiteRows) -> None:
+    """Refuse a recipe that trains on text of evaluated documents. Raises DataError that names source,
+    benchmark and way out; also raises as `measure` does."""
+    found = measure(recipe, rows, as_trained=True)
+    for name, counts in found.sources.items():
+        if counts.excluded:
+            worst = int(np.argmax(counts.ngrams + counts.questions))
+            raise DataError(
+                f"recipe '{recipe.name}': {counts.excluded:,} of {counts.documents:,} documents of source "
+                f"'{name}' contain text of evaluated documents, most of them of benchmark "
+                f"'{found.benchmarks[worst]}'; set data.{name}.exclude to the overlap-exclude.txt that "
+                "`python -m evalsuite.distill.data.decontamination` writes, or leave the source out"
+            )
+
+
+def example_batches(name: str, source: DataSourceConfig, tokenizer: Any) -> Iterator[list[Example]]:
+    """The examples of a source in order, BATCH_SIZE at a time."""
+    examples = read_examples(name, source, tokenizer)
+    while batch := list(islice(examples, BATCH_SIZE)):
         yield batch
 
 
+def _prompt_and_completion(example: Example) -> tuple[str, str]:
+    """Plain text, which has no prompt, is both."""
+    prompt = "".join(text for text, is_completion in example.segments if not is_completion)
+    completion = "".join(text for text, is_completion in example.segments if is_completion)
+    return prompt or completion, completion
+
+
+def _checkpoint(recipe: Recipe) -> str:
+    student = recipe.student
+    for path in (recipe.teacher, student.shape_from, *student.initial_checkpoints.values()):
+        if path is not None:
+            return path
+    raise ConfigError(
+        f"recipe '{recipe.name}': names no checkpoint whose tokenizer could render its conversations; "
+        "set 'teacher'"
+    )
+
+
 def main() -> None:
-    """Report the overlap between the training text of a recipe and a suite."""
+    """Report the overlap between the training text of a recipe and a suite, or refuse it."""
     parser = argparse.ArgumentParser(
         prog="python -m evalsuite.distill.data.decontamination", description=__doc__
     )
@@ -163,38 +177,63 @@ def main() -> None:
         "--data", help="frozen data of the benchmarks (default: EVALSUITE_DATA, else the hub)"
     )
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="overrides")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the three files")
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--out", type=Path, help="folder for the four files")
+    action.add_argument(
+        "--check", action="store_true", help="refuse a recipe that trains on evaluated documents"
+    )
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe, arguments.overrides)
-    index = NgramIndex(suite_rows(arguments.suite, arguments.data))
-    tokenizer = describe_checkpoint(recipe.teacher or recipe.student.shape_from or "").tokenizer
-    training: dict[str, OverlapCount] = {}
-    excluded: set[int] = set()
-    for name, source in recipe.data.items():
-        documents = overlapping = 0
-        for texts in progress(text_batches(name, source, tokenizer), what=name):
-            hit = index.match(texts)
-            excluded.update(
-                document_hash(text) for text, overlaps in zip(texts, hit, strict=True) if overlaps
-            )
-            documents, overlapping = documents + len(texts), overlapping + int(hit.sum())
-        training[name] = OverlapCount(documents, documents, overlapping)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    _write(arguments.out / "overlap.csv", "benchmark", index.counts())
-    _write(arguments.out / "overlap-training.csv", "source", training)
-    lines = "".join(f"{number:016x}\n" for number in sorted(excluded))
-    write_text(arguments.out / "overlap-exclude.txt", lines)
+    rows = suite_rows(arguments.suite, arguments.data)
+    if arguments.check:
+        check(recipe, rows)
+        print(f"recipe '{recipe.name}' trains on no text of the documents of suite '{arguments.suite}'")
+        return
+    write(measure(recipe, rows, as_trained=False), arguments.out)
     for path in sorted(arguments.out.glob("overlap*.csv")):
         print(path.read_text())
 
 
-def _write(path: Path, key: str, counts: Mapping[str, OverlapCount]) -> None:
+def write(found: Overlap, out: Path) -> None:
+    """Write the three tables, which contain no text, and the exclusion list."""
+    out.mkdir(parents=True, exist_ok=True)
+    header = ["documents", "long_enough", "overlapping", "share"]
+    by_benchmark = [[name, *_shares(count)] for name, count in found.documents.items()]
+    _write(out / "overlap.csv", ["benchmark", *header], by_benchmark)
+    by_source = [
+        [name, *_shares(OverlapCount(count.documents, count.documents, count.excluded))]
+        for name, count in found.sources.items()
+    ]
+    _write(out / "overlap-training.csv", ["source", *header], by_source)
+    pairs = [
+        [name, benchmark, count.documents, *counts]
+        for name, count in found.sources.items()
+        for benchmark, *counts in zip(
+            found.benchmarks, count.ngrams, count.questions, count.pairs, strict=True
+        )
+    ]
+    columns = [
+        "source",
+        "benchmark",
+        "documents",
+        "shared_ngram",
+        "same_question",
+        "same_question_and_answer",
+    ]
+    _write(out / "overlap-pairs.csv", columns, pairs)
+    write_text(out / "overlap-exclude.txt", "".join(f"{number:016x}\n" for number in sorted(found.excluded)))
+
+
+def _shares(count: OverlapCount) -> list[Any]:
+    share = count.overlapping / count.documents if count.documents else 0.0
+    return [*astuple(count), f"{share:.4f}"]
+
+
+def _write(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     with open(path, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([key, "documents", "long_enough", "overlapping", "share"])
-        for name, count in counts.items():
-            share = count.overlapping / count.documents if count.documents else 0.0
-            writer.writerow([name, count.documents, count.long_enough, count.overlapping, f"{share:.4f}"])
+        writer.writerow(header)
+        writer.writerows(rows)
 
 
 if __name__ == "__main__":

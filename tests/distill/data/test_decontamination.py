@@ -1,15 +1,20 @@
-"""N-gram overlap between training texts and benchmark documents."""
+"""Overlap between training texts and benchmark documents, by n-grams and by questions."""
 
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from evalsuite.distill.data import decontamination
-from evalsuite.distill.data.decontamination import NgramIndex, ngram_hashes, strings
+from evalsuite.distill.data.decontamination import SuiteRows, check, measure
 from evalsuite.distill.data.examples import document_hash
+from evalsuite.distill.data.ngrams import NgramIndex, ngram_hashes, strings
+from evalsuite.distill.data.question_overlap import QuestionIndex
+from evalsuite.distill.recipe import Recipe, load_recipe
+from evalsuite.foundation import ConfigError, DataError
 
 WORDS = [f"word{index}" for index in range(100)]
 
@@ -38,56 +43,135 @@ def test_counts_are_per_document():
     rows = {"first": [run(0, 20), run(40, 20), run(0, 5)], "second": [run(10, 20)], "none": [run(70, 14)]}
     index = NgramIndex(rows)
     texts = [f"before {run(5, 18)} after", "nothing at all", run(0, 12), "x"]
-    assert index.match(texts).tolist() == [True, False, False, False]
+    assert index.match(texts).tolist() == [
+        [True, True, False],
+        [False] * 3,
+        [False] * 3,
+        [False] * 3,
+    ]
     counts = index.counts()
     assert (counts["first"].documents, counts["first"].long_enough, counts["first"].overlapping) == (3, 2, 1)
     assert counts["second"].overlapping == 1
     assert counts["none"].overlapping == 0
 
 
-def test_the_command_writes_an_exclusion_list(
-    tmp_path: Path, teacher_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
-    texts = [
-        f"{run(0, 14)} number {index}" if index == 2 else f"text {index} of {run(index, 9)}"
-        for index in range(9)
-    ]
-    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    recipe = {
+QUESTIONS = {
+    "quiz": [
+        {"question": "Who built the old mill of Salford?", "answer": "Edith Crane", "passage": run(0, 30)}
+    ],
+    "verdicts": [{"question": "is the old mill older than the bridge", "label": 1}],
+    "sums": [{"prompt": "What is 12 + 7, as a number?", "answers": ["19"]}],
+}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "questions", "pairs"),
+    [
+        ("Text. Who built the OLD mill of Salford", "It was Edith Crane.", ["quiz"], ["quiz"]),
+        ("Who built the old mill of Salford?", "Tom Hale", ["quiz"], []),
+        ("Is the old mill older than the bridge? Say yes.", "yes", ["verdicts"], ["verdicts"]),
+        ("What is 12 + 7, as a number?", "19", ["sums"], ["sums"]),
+        ("What is 12 + 8, as a number?", "20", [], []),
+        ("Who built the old mill of Bolton?", "Edith Crane", [], []),
+    ],
+)
+def test_questions_are_found_without_ngrams(
+    prompt: str, completion: str, questions: list[str], pairs: list[str]
+) -> None:
+    found, same_answer = QuestionIndex(QUESTIONS).match([("nothing", "at all"), (prompt, completion)])
+    names = np.array(list(QUESTIONS))
+    assert not found[0].any()
+    assert names[found[1]].tolist() == questions
+    assert names[same_answer[1]].tolist() == pairs
+
+
+def recipe_of(tmp_path: Path, teacher: str | None, rows: list[dict[str, Any]], **source: Any) -> Recipe:
+    """A recipe whose only source holds `rows`."""
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    stage = {"tokens": 64, "seq_len": 8, "batch_size": 2, "lr": 0.001}
+    start = {"teacher": teacher} if teacher else {"architecture": ARCHITECTURE}
+    recipe = start | {
         "name": "r",
-        "teacher": str(teacher_folder),
-        "data": {"text": {"kind": "local", "files": [str(tmp_path / "text.jsonl")]}},
-        "stages": [
-            {
-                "name": "s",
-                "objective": "kd",
-                "data": "text",
-                "tokens": 64,
-                "seq_len": 8,
-                "batch_size": 2,
-                "lr": 0.001,
-            }
-        ],
+        "data": {"rows": {"kind": "local", "files": [str(tmp_path / "rows.jsonl")], **source}},
+        "stages": [{"name": "s", "objective": "sft", "data": "rows", **stage}],
     }
     (tmp_path / "r.yaml").write_text(json.dumps(recipe))
-    monkeypatch.setattr(
-        decontamination, "suite_rows", lambda suite, data: {"quiz": [{"q": run(1, 13)}, {"q": run(50, 13)}]}
-    )
+    return load_recipe(tmp_path / "r.yaml")
+
+
+ARCHITECTURE = {
+    "tokenizer": "pocket",
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 8,
+    "max_position_embeddings": 64,
+}
+TEXTS = [
+    f"{run(0, 14)} number {index}" if index == 2 else f"text {index} of {run(index, 9)}" for index in range(9)
+]
+QUIZ = SuiteRows({"quiz": [{"q": run(1, 13)}, {"q": run(50, 13)}]})
+
+
+def test_the_command_writes_counts_and_an_exclusion_list(
+    tmp_path: Path, teacher_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The list is complete although the source has one already.
+    recipe_of(tmp_path, str(teacher_folder), [{"text": text} for text in TEXTS], exclude="no-such-list")
+    monkeypatch.setattr(decontamination, "suite_rows", lambda suite, data: QUIZ)
     command = ["decontamination", str(tmp_path / "r.yaml"), "any", "--out", str(tmp_path / "out")]
     monkeypatch.setattr("sys.argv", command)
     decontamination.main()
-    assert (tmp_path / "out/overlap-exclude.txt").read_text() == f"{document_hash(texts[2]):016x}\n"
-    with open(tmp_path / "out/overlap.csv") as file:
-        assert list(csv.DictReader(file)) == [
-            {
-                "benchmark": "quiz",
-                "documents": "2",
-                "long_enough": "2",
-                "overlapping": "1",
-                "share": "0.5000",
-            }
-        ]
-    excluded = f"data.text.exclude={tmp_path / 'out/overlap-exclude.txt'}"
-    monkeypatch.setattr("sys.argv", [*command[:4], str(tmp_path / "after"), "--set", excluded])
-    decontamination.main()
-    assert "text,8,8,0,0.0000" in capsys.readouterr().out
+    assert (tmp_path / "out/overlap-exclude.txt").read_text() == f"{document_hash(TEXTS[2]):016x}\n"
+
+    def table(name: str) -> list[list[str]]:
+        with open(tmp_path / "out" / name) as file:
+            return list(csv.reader(file))[1:]
+
+    assert table("overlap.csv") == [["quiz", "2", "2", "1", "0.5000"]]
+    assert table("overlap-training.csv") == [["rows", "9", "9", "1", "0.1111"]]
+    assert table("overlap-pairs.csv") == [["rows", "quiz", "9", "1", "0", "0"]]
+
+
+def test_a_recipe_that_trains_on_an_evaluated_split_is_refused(tmp_path: Path, teacher_folder: Path) -> None:
+    evaluated = [{"question": f"Which of the {word} is the largest?", "answer": word} for word in WORDS[:20]]
+    rows = [{"prompt": row["question"], "completion": f" {row['answer']}"} for row in evaluated]
+    rows.append({"prompt": "Which is the smallest?", "completion": " none"})
+    columns = {"prompt": "prompt", "completion": "completion"}
+    recipe = recipe_of(tmp_path, str(teacher_folder), rows, **columns)
+    suite = SuiteRows({"quiz": evaluated})
+    with pytest.raises(
+        DataError,
+        match=r"'r': 20 of 21 documents of source 'rows'.*benchmark 'quiz'; set data\.rows\.exclude",
+    ):
+        check(recipe, suite)
+    found = measure(recipe, suite, as_trained=False)
+    assert found.sources["rows"].pairs.tolist() == [20]
+    decontamination.write(found, tmp_path / "out")
+    check(
+        recipe_of(
+            tmp_path, str(teacher_folder), rows, **columns, exclude=str(tmp_path / "out/overlap-exclude.txt")
+        ),
+        suite,
+    )
+
+
+def test_generated_rows_share_templates_but_not_questions(tmp_path: Path, teacher_folder: Path) -> None:
+    prompt = f"{run(0, 20)} and what is {{}} plus one?"
+    rows = [{"text": prompt.format(7)}]
+    check(
+        recipe_of(tmp_path, str(teacher_folder), rows),
+        SuiteRows({}, {"sums": [{"prompt": prompt.format(8)}]}),
+    )
+    with pytest.raises(DataError, match="1 of 1 documents"):
+        check(
+            recipe_of(tmp_path, str(teacher_folder), rows),
+            SuiteRows({}, {"sums": [{"prompt": prompt.format(7)}]}),
+        )
+
+
+def test_a_recipe_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="names no checkpoint whose tokenizer"):
+        measure(recipe_of(tmp_path, None, [{"text": "x"}]), QUIZ, as_trained=False)
