@@ -197,6 +197,7 @@ class FlatGrads:
             copies: parameter of the model → its master weight, which is one of this buffer's.
         """
         for copy, master in copies.items():
+            assert master.grad is not None
             self._hooks.append(copy.register_post_accumulate_grad_hook(partial(_move_grad, master.grad)))
 
     def close(self) -> None:

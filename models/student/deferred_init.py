@@ -102,7 +102,7 @@ class DeferredInit(TorchDispatchMode):
         state = torch.get_rng_state() if is_random else None
         deferred.operations.append(
             _Operation(
-                func, target.shape, target.stride(), target.storage_offset(), arguments, options, state
+                func, target.shape, target.stride(), int(target.storage_offset()), arguments, options, state
             )
         )
         if is_random and self._draw:
@@ -122,7 +122,9 @@ class DeferredInit(TorchDispatchMode):
         """Initialize a tensor that is read, as a few are: factors of products, and norms."""
         deferred = self._deferred.pop(tensor.untyped_storage()._cdata, None)
         if deferred is not None:
-            deferred.fill(torch.empty(0, dtype=deferred.dtype).set_(deferred.storage, 0, (deferred.numel,)))
+            deferred.fill(
+                torch.empty(0, dtype=deferred.dtype).set_(deferred.storage, 0, (deferred.numel,), (1,))
+            )
 
 
 class DrawnWeights:

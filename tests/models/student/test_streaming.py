@@ -1,5 +1,7 @@
 """Weights that are drawn, read and converted one at a time equal those of whole models, bit for bit."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,35 @@ def test_a_large_weight_is_written_only_when_it_is_read(monkeypatch: pytest.Monk
     assert not written
     assert drawn["model.layers.1.mlp.up_proj.weight"].std() == pytest.approx(0.02, rel=0.1)
     assert written == [48 * 32]
+
+
+def test_memory_is_that_of_one_layer(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all weights that were drawn or read, only those of the last layer's mixer are still alive."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    peaks: list[int] = []
+
+    def watched(function: Any) -> Any:
+        def call(*arguments: Any) -> torch.Tensor:
+            found: torch.Tensor = function(*arguments)
+            alive.append(weakref.ref(found))
+            peaks.append(sum(tensor.numel() for each in alive if (tensor := each()) is not None))
+            return found
+
+        return call
+
+    monkeypatch.setattr(DeferredInit, "value", watched(DeferredInit.value))
+    monkeypatch.setattr(StoredWeights, "rows", watched(StoredWeights.rows))
+    stored = StoredWeights(describe_checkpoint(str(teacher)))
+    mixers = ["gated_deltanet"] * CONFIG.num_hidden_layers
+    weights = NewStudentWeights(stored, mixers, options={}, init="qkvo", seed=0, kv_expansion="heads")
+    for name, parameter in weights.model.named_parameters():
+        weights.rows(name, 0, len(parameter))
+    gc.collect()
+    layer = sum(p.numel() for p in weights.model.model.layers[0].self_attn.parameters())
+    attention = sum(p.numel() for p in stored.model.model.layers[0].self_attn.parameters())
+    embeddings = CONFIG.vocab_size * CONFIG.hidden_size
+    assert 0 < max(peaks) <= embeddings + 2 * layer + attention
+    assert max(peaks) < sum(p.numel() for p in weights.model.parameters())
 
 
 def test_a_weight_that_is_read_is_written_first() -> None:
