@@ -4,9 +4,9 @@
 
 The folder of --requests is a run of the study's suite whose requests are built (`evalsuite run SUITE
 --build-only`) for the tokenizer of the teacher. Repeating the command resumes: finished runs are skipped,
-interrupted ones continue. Below --out lie `shards/NAME.tar.xz` (responses and loss curves, for `evalsuite run
---score-only --merge-shards`), `exposure/NAME.jsonl` (see `evalsuite.exposure`), `students/NAME`, and
-`runs.jsonl` with the time of every run.
+interrupted trainings continue. Below --out lie `shards/NAME.tar.xz` (responses and loss curves, for
+`evalsuite run --score-only --merge-shards`), `exposure/NAME.jsonl` (see `evalsuite.exposure`), `students/NAME`,
+and `runs.jsonl` with the time of every run.
 """
 
 import argparse
@@ -180,12 +180,10 @@ def _respond(name: str, checkpoint: str, setting: Setting) -> None:
     from evalsuite.evaluation.shards.validate import open_shard
     from evalsuite.exposure import write_exposure
 
+    # Always anew: what an earlier call left may be of other code, whose responses are not mixed with these.
     folder = setting.out / "responses" / name
-    if not folder.exists():
-        partial = folder.with_name(f".{name}")
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(setting.requests, partial)
-        partial.rename(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(setting.requests, folder)
     device = setting.device or "auto"
     evaluate(RunConfig(checkpoints=[checkpoint], out=folder, phases=("infer",), device=device, quiet=True))
     if name != TEACHER:

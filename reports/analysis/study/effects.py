@@ -144,8 +144,10 @@ class Drop:
     @property
     def finding(self) -> str:
         """Whether the finding of arXiv 2603.26556 (Table 1: 0.2 points against 20.8) holds, as a sentence."""
-        low, high = (100 * end for end in (self.gap.low, self.gap.high))
-        gap = f"the gap is {100 * self.gap.point:.1f} points ({low:.1f} to {high:.1f})"
+        point, low, high = (
+            f"{100 * x:.1f}".replace("-", "−") for x in (self.gap.point, self.gap.low, self.gap.high)
+        )
+        gap = f"the gap is {point} points ({low} to {high})"
         if self.gap.low > 0:
             return f"The paper's finding holds here: generation shows a larger drop; {gap}."
         if self.gap.high < 0:

@@ -104,7 +104,7 @@ _QUESTIONS: dict[str, Writer] = {
 
 
 def _single(rng: random.Random, split: Split, longest: int) -> list[Segment]:
-    """One question of any kind: what a teacher can be asked whose responses are compared with these."""
+    """One question of any kind, so that a teacher's response can take the place of the given one."""
     while True:
         text = rng.choice(tuple(_QUESTIONS.values()))(rng, split, longest)
         if len(text) > 1:

@@ -1,4 +1,4 @@
-"""Four needles of one kind in a haystack, one of which is asked for (MK-NIAH of RULER, arXiv 2404.06654)."""
+"""Four needles of one kind in a haystack, one of which is the answer (MK-NIAH of RULER, arXiv 2404.06654)."""
 
 import random
 from dataclasses import replace

@@ -1,0 +1,32 @@
+"""Command line of the page of a study."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from evalsuite.foundation import EvalsuiteError
+from evalsuite.reports.exports.gap_study.page import write_page
+from evalsuite.reports.exports.gap_study.reading import read_study
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page; returns 64 for input that cannot be read."""
+    parser = argparse.ArgumentParser(prog="python -m evalsuite.reports.exports.gap_study")
+    parser.add_argument("run", type=Path, help="run folder with scores")
+    parser.add_argument("--study", type=Path, required=True, help="output folder of evalsuite.study")
+    parser.add_argument(
+        "--benchmarks", nargs="+", help="admitted benchmarks (default: all with both protocols)"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the page")
+    given = parser.parse_args(arguments)
+    try:
+        print(write_page(read_study(given.run, given.study, given.benchmarks), given.out))
+    except EvalsuiteError as error:
+        print(f"gap_study: {error}", file=sys.stderr)
+        return 64
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Writes the page of a study."""
+
+import csv
+import io
+from pathlib import Path
+
+from evalsuite.foundation import write_text
+from evalsuite.reports.analysis.study.effects import Drop, best_pure, effects
+from evalsuite.reports.analysis.study.scores import BASE
+from evalsuite.reports.exports.gap_study.figure import draw
+from evalsuite.reports.exports.gap_study.reading import StudyData
+from evalsuite.reports.exports.gap_study.tables import (
+    Table,
+    collapsed_runs,
+    decomposition_table,
+    decompositions,
+    drops_table,
+    effects_table,
+    exposure_table,
+    exposures,
+    orders_table,
+    teacher_table,
+    with_interval,
+)
+
+
+def write_page(data: StudyData, out: Path) -> Path:
+    """Write ``README.md``, one CSV file per table and ``effects.svg``; return the page."""
+    found = effects(data.scores, data.axes)
+    parts = decompositions(data)
+    tables = {
+        table.name: table
+        for table in (
+            teacher_table(data),
+            drops_table(data),
+            effects_table(data, found),
+            orders_table(data),
+            decomposition_table(parts),
+            exposure_table(exposures(data)),
+        )
+    }
+    for table in tables.values():
+        write_text(out / f"{table.name}.csv", _csv(table))
+    write_text(out / "effects.svg", draw(found))
+    page = out / "README.md"
+    write_text(page, _page(data, tables))
+    return page
+
+
+def _csv(table: Table) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(table.columns)
+    writer.writerows(table.rows)
+    return buffer.getvalue()
+
+
+def _headline(best: Drop | None) -> str:
+    if best is None:
+        return "Too few runs are finished for an interval over runs."
+    return (
+        f"The best pure student is `{best.student}` (runs of the base: {best.runs}): its drop is "
+        f"{with_interval(best.loglikelihood)} points under log-likelihood and "
+        f"{with_interval(best.generation)} under generation, on the same documents. {best.finding}"
+    )
+
+
+def _page(data: StudyData, tables: dict[str, Table]) -> str:
+    scores = data.scores
+    done = [run for run in scores.runs if scores.has(run)]
+    sections = [
+        f"# {data.title}: what each protocol says of six choices",
+        _headline(best_pure(scores, data.hybrids)),
+        f"{len(done)} of {len(scores.runs)} runs, {len(scores.benchmarks):,} documents of "
+        f"{len(scores.names)} benchmarks that both protocols read. Points are hundredths of a macro average. "
+        "95 % intervals cover runs (variance pooled over arms) and documents.",
+        "## Teacher",
+        tables["teacher"].markdown(),
+        "## Drop and gap of the base",
+        tables["drops"].markdown(),
+        "## Effect of each choice",
+        "Mean score of the runs with the choice − mean score of the runs that they are compared with. "
+        "*Paper*: the difference of the nearest rows of arXiv 2603.26556, in points; the next column "
+        "compares the signs, *not decided* where the interval contains 0.",
+        "![Effects under both protocols](effects.svg)",
+        tables["effects"].markdown(),
+        "## Order of the choices",
+        "Kendall's τ-b between the orders of a student's choices (base included) under the two protocols; "
+        "the interval covers runs and documents.",
+        tables["orders"].markdown(),
+        "## Where the gap comes from",
+        "Points of the gap of the base, mean over runs. Each document that the teacher alone has right under "
+        "generation counts for the first cause that applies; the rows sum to the gap.",
+        tables["decomposition"].markdown(),
+        "## Exposure",
+        "Agreement with the tokens of the teacher's own responses: after the teacher's tokens "
+        "(teacher-forced), and in the student's own response (free-running). Their difference is what a "
+        "student loses because it reads its own continuation.",
+        tables["exposure"].markdown(),
+        "## Runs",
+        _runs(data),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _runs(data: StudyData) -> str:
+    scores = data.scores
+    lines = [f"- Time of all jobs, summed over processes that shared a GPU: {data.seconds / 60:.0f} minutes."]
+    names = ", ".join(f"`{run.name}`" for run in collapsed_runs(data)) or "none"
+    lines.append(f"- Collapsed (loops in more than half of the responses), kept in all tables: {names}.")
+    failed = [run for run in scores.missing if run.name in data.reasons]
+    lines += [f"- Missing: `{run.name}` ({data.reasons[run.name]})." for run in failed]
+    if left := [f"`{run.name}`" for run in scores.missing if run not in failed]:
+        lines.append(f"- Missing, not trained: {', '.join(left)}.")
+    base = {run.student for run in scores.runs if run.arm == BASE and scores.has(run)}
+    lines += [
+        f"- `{student}` has no finished base, so none of its effects is known."
+        for student in dict.fromkeys(run.student for run in scores.runs)
+        if student not in base
+    ]
+    return "\n".join(lines)

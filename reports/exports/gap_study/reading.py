@@ -1,0 +1,171 @@
+"""Reads a study: its design, the score rows of a run folder, prompts, exposure and times."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from evalsuite.foundation import DataError, read_json, read_jsonl
+from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.reports.analysis.study.decomposition import Responses
+from evalsuite.reports.analysis.study.scores import TEACHER, Axis, StudyRun, StudyScores
+from evalsuite.reports.records.reading import NO_CONTEXT, read_score_files
+from evalsuite.reports.records.run_folder import BenchmarkPlan, read_plan
+from evalsuite.reports.records.score_files import score_paths
+
+PROMPT_COLUMNS = ("prompt", "passage", "context", "support", "question", "text")
+"""Columns of a document that a prompt shows."""
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """What the page needs."""
+
+    title: str
+    axes: tuple[Axis, ...]
+    hybrids: tuple[str, ...]
+    scores: StudyScores
+    titles: Mapping[str, str]
+    """Benchmark → title."""
+    responses: Mapping[str, Responses]
+    """Run name or `TEACHER` → its responses on the documents of `scores`."""
+    prompts: tuple[str, ...]
+    exposure: Mapping[str, list[dict[str, Any]]]
+    """Run name → rows of the admitted benchmarks."""
+    seconds: float
+    """Time of all jobs, summed."""
+    reasons: Mapping[str, str]
+    """Run → why it failed last."""
+
+
+def read_study(run: Path, folder: Path, benchmarks: Sequence[str] | None = None) -> StudyData:
+    """Read a study.
+
+    Args:
+        run: run folder with the scores of the teacher and of the students, whose labels are the runs' names.
+        folder: output of `evalsuite.study`: ``study.json``, ``exposure/``, ``runs.jsonl``.
+        benchmarks: the admitted ones; default: all that have both protocols.
+
+    Raises:
+        DataError: no teacher in the run, an unknown benchmark, or no documents under both protocols.
+    """
+    design, plan = read_json(folder / "study.json"), read_plan(run)
+    planned = tuple(StudyRun(**each) for each in design["runs"])
+    teacher = next((each.label for each in plan.checkpoints if each.role == "teacher"), None)
+    if teacher is None:
+        raise DataError(f"{run}: has no teacher; build it with --teacher")
+    both = {each.name: each for each in plan.benchmarks if set(PROTOCOLS) <= {str(p) for p in each.protocols}}
+    names = tuple(both) if benchmarks is None else tuple(benchmarks)
+    if unknown := [name for name in names if name not in both]:
+        raise DataError(f"{run}: no benchmark {unknown[0]} with both protocols; it has {', '.join(both)}")
+    labels = {teacher: TEACHER} | {each.name: each.name for each in planned}
+    cells = {name: _cell(run, both[name], labels) for name in names}
+    keys = [(name, key) for name in names for key in cells[name].documents]
+    index = {name: place for place, name in enumerate(names)}
+    values = {
+        protocol: {
+            label: np.concatenate([cells[name].values[protocol][label] for name in names])
+            for label in labels.values()
+            if all(label in cells[name].values[p] for name in names for p in PROTOCOLS)
+        }
+        for protocol in PROTOCOLS
+    }
+    if TEACHER not in values["generation"]:
+        raise DataError(f"{run}: the teacher has no scores of some benchmark under both protocols")
+    scores = StudyScores(planned, np.array([index[name] for name, _ in keys]), names, values)
+    responses = {
+        label: Responses(
+            *(
+                np.concatenate([getattr(cells[name].responses[label], field) for name in names])
+                for field in ("outcome", "extracted")
+            )
+        )
+        for label in values["generation"]
+    }
+    jobs = list(read_jsonl(folder / "runs.jsonl"))
+    return StudyData(
+        title=str(design["recipe"]),
+        axes=tuple(
+            Axis(
+                name,
+                axis["base"],
+                tuple(axis["arms"]),
+                axis["compared_with"],
+                axis["students"] and tuple(axis["students"]),
+            )
+            for name, axis in design["axes"].items()
+        ),
+        hybrids=tuple(design["hybrids"]),
+        scores=scores,
+        titles={name: both[name].title for name in names},
+        responses=responses,
+        prompts=tuple(text for name in names for text in _prompts(run, name, cells[name].documents)),
+        exposure={run.name: _exposure(folder, run.name, names) for run in planned if scores.has(run)},
+        seconds=sum(row["seconds"] for row in jobs),
+        reasons={row["name"]: row["error"].strip().splitlines()[-1] for row in jobs if row["error"]},
+    )
+
+
+@dataclass(frozen=True)
+class _Cell:
+    documents: tuple[tuple[str, int], ...]
+    values: Mapping[str, Mapping[str, np.ndarray]]
+    responses: Mapping[str, Responses]
+
+
+def _cell(run: Path, benchmark: BenchmarkPlan, labels: Mapping[str, str]) -> _Cell:
+    """The scores of a benchmark on the documents that the teacher has under both protocols."""
+    frames = {protocol: _frame(run, benchmark, protocol, labels) for protocol in PROTOCOLS}
+    shared = [set(frame.loc[frame["run"] == TEACHER, "key"]) for frame in frames.values()]
+    documents = tuple(sorted(set.intersection(*shared)))
+    if not documents:
+        raise DataError(f"{run}: {benchmark.name} has no document of the teacher under both protocols")
+    values: dict[str, dict[str, np.ndarray]] = {}
+    responses = {}
+    for protocol, frame in frames.items():
+        values[protocol] = {}
+        for label, rows in frame.groupby("run", sort=False):
+            own = rows.drop_duplicates("key").set_index("key").reindex(list(documents))
+            if own["value"].isna().any():
+                continue
+            values[protocol][str(label)] = own["value"].to_numpy(dtype=float)
+            if protocol == "generation":
+                extracted = own["extracted"].fillna("").astype(str)
+                responses[str(label)] = Responses(own["outcome"].astype(str).to_numpy(), extracted.to_numpy())
+    return _Cell(documents, values, responses)
+
+
+def _frame(run: Path, benchmark: BenchmarkPlan, protocol: str, labels: Mapping[str, str]) -> pd.DataFrame:
+    """Columns run, key, value, outcome and, under generation, extracted."""
+    metric = benchmark.protocols[protocol].metric  # type: ignore[index]  # the keys are these very texts
+    frame, _ = read_score_files(
+        score_paths(run, benchmark.name, protocol), [metric], extracted=protocol == "generation"
+    )
+    found = pd.DataFrame(
+        {
+            "run": frame["checkpoint"].astype(str).map(labels),
+            "key": list(zip(frame["doc_id"], frame["context"], strict=True)),
+            "value": frame[f"value.{metric}"],
+            "outcome": frame["outcome"],
+        }
+    )
+    if protocol == "generation":
+        found["extracted"] = frame["extracted"]
+    return found[found["run"].notna()]
+
+
+def _prompts(run: Path, benchmark: str, documents: Sequence[tuple[str, int]]) -> list[str]:
+    rows = {}
+    for document in read_jsonl(run / "documents" / f"{benchmark}.jsonl"):
+        context = NO_CONTEXT if document["context"] is None else document["context"]
+        shown = [str(document["row"][name]) for name in PROMPT_COLUMNS if name in document["row"]]
+        rows[document["doc_id"], context] = "\n".join(shown)
+    return [rows[key] for key in documents]
+
+
+def _exposure(folder: Path, name: str, benchmarks: Sequence[str]) -> list[dict[str, Any]]:
+    path = folder / "exposure" / f"{name}.jsonl"
+    return [row for row in read_jsonl(path) if row["benchmark"] in benchmarks]

@@ -1,0 +1,180 @@
+"""Tables of a study's page; scores and effects in points (hundredths)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.reports.analysis.study.decomposition import (
+    CAUSES,
+    OFFSETS,
+    Agreement,
+    causes,
+    collapsed,
+    decompose,
+    exposure,
+)
+from evalsuite.reports.analysis.study.effects import Effect, drop, order_agreement, verdict
+from evalsuite.reports.analysis.study.paper_effects import printed_effect
+from evalsuite.reports.analysis.study.scores import BASE, TEACHER, StudyRun
+from evalsuite.reports.exports.gap_study.reading import StudyData
+from evalsuite.reports.statistics.intervals import Interval
+
+POSITIONS = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48)
+"""Positions of a response that the table of exposure shows."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for Markdown and CSV."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """Return the table; columns after the first are aligned right."""
+        lines = [self.columns, ("---", *("---:" for _ in self.columns[1:])), *self.rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def points(value: float, *, signed: bool = False) -> str:
+    """Return a fraction in points; a true minus sign."""
+    text = f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}"
+    return text.replace("-", "−")
+
+
+def with_interval(interval: Interval, *, signed: bool = True) -> str:
+    """Return a point and its 95 % interval."""
+    low, high = (points(end, signed=signed) for end in (interval.low, interval.high))
+    return f"{points(interval.point, signed=signed)} ({low} to {high})"
+
+
+def teacher_table(data: StudyData) -> Table:
+    """The teacher's score on every benchmark, and its share of responses that name an answer."""
+    rows = []
+    for index, name in enumerate(data.scores.names):
+        here = data.scores.benchmarks == index
+        levels = [points(data.scores.values[p][TEACHER][here].mean()) for p in PROTOCOLS]
+        named = np.array([bool(each) for each in data.responses[TEACHER].extracted[here]]).mean()
+        rows.append((data.titles[name], str(int(here.sum())), *levels, points(float(named))))
+    return Table(
+        "teacher", ("benchmark", "documents", "log-likelihood", "generation", "names an answer"), tuple(rows)
+    )
+
+
+def drops_table(data: StudyData) -> Table:
+    """Drop of every student's base under both protocols, and its gap."""
+    rows = []
+    for student in _students(data):
+        found = drop(data.scores, student)
+        if found is not None:
+            intervals = (found.loglikelihood, found.generation, found.gap)
+            rows.append((f"`{student}`", str(found.runs), *map(with_interval, intervals)))
+    columns = ("student", "runs", "drop, log-likelihood", "drop, generation", "gap")
+    return Table("drops", columns, tuple(rows))
+
+
+def effects_table(data: StudyData, found: Sequence[Effect]) -> Table:
+    """Every effect under both protocols, with the printed one."""
+    rows = []
+    bases = {axis.name: axis.base for axis in data.axes}
+    for effect in found:
+        cells = []
+        for protocol in PROTOCOLS:
+            interval, printed = effect.under(protocol), printed_effect(effect.arm, protocol)
+            given = (
+                ("–", "–")
+                if printed is None
+                else (f"{printed.value:+.1f}".replace("-", "−"), verdict(interval, printed.value))
+            )
+            cells += [with_interval(interval), *given]
+        student = "mean" if effect.student is None else f"`{effect.student}`"
+        rows.append((f"{effect.axis}: {effect.arm} for {bases[effect.axis]}", student, *cells))
+    columns = ("choice", "student", "log-likelihood", "paper", "", "generation", "paper", "")
+    return Table("effects", columns, tuple(rows))
+
+
+def orders_table(data: StudyData) -> Table:
+    """Kendall's τ of the choices' orders."""
+    rows = []
+    for student in _students(data):
+        found = order_agreement(data.scores, student)
+        if found is not None and found.tau is not None and found.low is not None and found.high is not None:
+            ends = f"{found.tau:.2f} ({found.low:.2f} to {found.high:.2f})".replace("-", "−")
+            rows.append((f"`{student}`", str(found.choices), ends))
+    return Table("orders", ("student", "choices", "Kendall's τ"), tuple(rows))
+
+
+def decompositions(data: StudyData) -> dict[str, dict[str, float]]:
+    """Student → part → points of the gap of its base, mean over runs; the parts sum to the gap."""
+    scores = data.scores
+    teacher = {p: scores.values[p][TEACHER] for p in PROTOCOLS}
+    found: dict[str, dict[str, float]] = {}
+    for student in _students(data):
+        runs = scores.of(student, BASE)
+        for run in runs:
+            own = data.responses[run.name]
+            cause = causes(own, data.responses[TEACHER], data.prompts, scores.benchmarks)
+            values = {p: scores.values[p][run.name] for p in PROTOCOLS}
+            for part in decompose(values, teacher, cause, scores.weights):
+                sums = found.setdefault(student, dict.fromkeys((*CAUSES, *OFFSETS), 0.0))
+                sums[part.name] += part.share / len(runs)
+    return found
+
+
+def decomposition_table(parts: Mapping[str, Mapping[str, float]]) -> Table:
+    """One row per part, one column per student; the last row is their sum, the gap."""
+    students = tuple(parts)
+    rows = [
+        (name, *(points(parts[student][name], signed=True) for student in students))
+        for name in (*CAUSES, *OFFSETS)
+    ]
+    rows.append(
+        ("**gap**", *(f"**{points(sum(parts[student].values()), signed=True)}**" for student in students))
+    )
+    return Table("decomposition", ("part", *(f"`{student}`" for student in students)), tuple(rows))
+
+
+def exposures(data: StudyData) -> dict[str, list[Agreement]]:
+    """Student → agreement by position over the runs of its base."""
+    return {
+        student: exposure([row for run in data.scores.of(student, BASE) for row in data.exposure[run.name]])
+        for student in _students(data)
+        if data.scores.of(student, BASE)
+    }
+
+
+def exposure_table(found: Mapping[str, Sequence[Agreement]]) -> Table:
+    """Teacher-forced and free-running agreement at some positions."""
+    rows = []
+    for student, agreements in found.items():
+        for each in agreements:
+            if each.position in POSITIONS:
+                cells = (points(each.forced), points(each.free), points(each.forced - each.free, signed=True))
+                logprob = f"{each.logprob:.3f}".replace("-", "−")
+                rows.append((f"`{student}`", str(each.position + 1), str(each.documents), *cells, logprob))
+    columns = (
+        "student",
+        "token",
+        "responses",
+        "teacher-forced",
+        "free-running",
+        "exposure",
+        "log-probability",
+    )
+    return Table("exposure", columns, tuple(rows))
+
+
+def collapsed_runs(data: StudyData) -> list[StudyRun]:
+    """Finished runs that loop in more than half of their responses."""
+    return [
+        run
+        for run in data.scores.runs
+        if data.scores.has(run) and collapsed(data.responses[run.name].outcome)
+    ]
+
+
+def _students(data: StudyData) -> list[str]:
+    return list(dict.fromkeys(run.student for run in data.scores.runs))

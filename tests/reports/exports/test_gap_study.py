@@ -1,0 +1,152 @@
+"""The page of a study: from a synthetic run folder with known scores to Markdown, CSV and the figure."""
+
+import csv
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from evalsuite.foundation import DataError
+from evalsuite.reports.exports.gap_study.__main__ import main
+from evalsuite.reports.exports.gap_study.page import write_page
+from evalsuite.reports.exports.gap_study.reading import read_study
+from evalsuite.reports.records.reading import read_run_scores
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
+
+BENCHMARKS = [
+    SyntheticBenchmark("options", "Options", "knowledge", documents=150),
+    SyntheticBenchmark("needles", "Needles", "recall", documents=60, contexts=(512, 1024)),
+]
+LEVELS = {
+    ("hybrid", "base"): (0.95, 0.85),
+    ("hybrid", "ce"): (0.95, 0.55),
+    ("hybrid", "uniform"): (0.80, 0.70),
+    ("kda", "base"): (0.90, 0.45),
+    ("kda", "ce"): (0.90, 0.20),
+}
+RUNS = [
+    {"name": f"{student}-{arm}-seed{seed}", "student": student, "arm": arm, "seed": seed}
+    for student, arm in LEVELS
+    for seed in range(2)
+]
+AXES = {
+    "objective": {"base": "KL", "arms": ["ce"], "compared_with": "base", "students": None},
+    "layers": {"base": "selected", "arms": ["uniform"], "compared_with": "base", "students": ["hybrid"]},
+}
+MISSING = "hybrid-uniform-seed1"
+
+
+def _checkpoint(label: str, levels: tuple[float, float], **options: object) -> SyntheticCheckpoint:
+    return SyntheticCheckpoint(label, lambda _, p, __: levels[p == "generation"], **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run folder and the output of a study, in which one run failed; tests only read them."""
+    tmp_path = tmp_path_factory.mktemp("study")
+    models = [_checkpoint("the teacher", (0.99, 0.99), role="teacher")]
+    for each in RUNS:
+        if each["name"] != MISSING:
+            endings = {"looped": 0.9} if each["name"] == "kda-ce-seed0" else {"truncated": 0.3}
+            levels = LEVELS[str(each["student"]), str(each["arm"])]
+            models.append(_checkpoint(str(each["name"]), levels, bad_endings=endings))
+    run, folder = make_run(tmp_path / "run", BENCHMARKS, models), tmp_path / "study"
+    for spec in BENCHMARKS:
+        frame = read_run_scores(run, spec.name, "generation").drop_duplicates("doc_id")
+        documents = [
+            {"doc_id": doc_id, "context": None if context < 0 else int(context), "row": {"prompt": "A B C D"}}
+            for doc_id, context in zip(frame["doc_id"], frame["context"], strict=True)
+        ]
+        (run / "documents").mkdir(exist_ok=True)
+        lines = "".join(json.dumps(each) + "\n" for each in documents)
+        (run / "documents" / f"{spec.name}.jsonl").write_text(lines)
+    (folder / "exposure").mkdir(parents=True)
+    design = {"recipe": "gap-study-x", "suite": "x", "axes": AXES, "hybrids": ["hybrid"], "runs": RUNS}
+    (folder / "study.json").write_text(json.dumps(design))
+    row = {
+        "benchmark": "options",
+        "doc_id": "d",
+        "context": None,
+        "forced": [True, True],
+        "free": [True, False],
+    }
+    for model in models[1:]:
+        path = folder / "exposure" / f"{model.label}.jsonl"
+        path.write_text(json.dumps({**row, "logprob": [-0.1, -0.4]}) + "\n")
+    jobs = [{"name": "kda-base-seed0", "seconds": 90.0, "time": 0, "error": ""}]
+    jobs.append({"name": MISSING, "seconds": 30.0, "time": 0, "error": "Traceback\nOutOfMemory: too large"})
+    (folder / "runs.jsonl").write_text("".join(json.dumps(job) + "\n" for job in jobs))
+    return run, folder
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _number(text: str) -> float:
+    return float(re.sub(r"[^\d.+−-]", "", text.partition(" (")[0]).replace("−", "-"))
+
+
+def test_the_page_states_drops_effects_and_causes(study: tuple[Path, Path], tmp_path: Path) -> None:
+    run, folder = study
+    out = tmp_path / "page"
+    assert main([str(run), "--study", str(folder), "--out", str(out)]) == 0
+    page = (out / "README.md").read_text()
+    assert "The best pure student is `kda` (runs of the base: 2)" in page
+    assert "The paper's finding holds here" in page
+    drops = {row["student"]: row for row in _rows(out / "drops.csv")}
+    assert _number(drops["`kda`"]["drop, log-likelihood"]) == pytest.approx(9, abs=6)
+    assert _number(drops["`kda`"]["drop, generation"]) == pytest.approx(54, abs=8)
+    effects = {(row["choice"], row["student"]): row for row in _rows(out / "effects.csv")}
+    assert set(effects) == {
+        ("objective: ce for KL", "`hybrid`"),
+        ("objective: ce for KL", "`kda`"),
+        ("objective: ce for KL", "mean"),
+        ("layers: uniform for selected", "`hybrid`"),
+    }
+    assert _number(effects["objective: ce for KL", "mean"]["generation"]) == pytest.approx(-27.5, abs=8)
+    assert abs(_number(effects["objective: ce for KL", "mean"]["log-likelihood"])) < 6
+    # Table 12: uniform 37.1, beam add 41.0.
+    assert effects["layers: uniform for selected", "`hybrid`"]["paper"] == "−3.8"
+    ElementTree.fromstring((out / "effects.svg").read_text())
+
+
+def test_the_parts_of_the_gap_add_up_on_the_page(study: tuple[Path, Path], tmp_path: Path) -> None:
+    write_page(read_study(*study), tmp_path / "page")
+    rows = _rows(tmp_path / "page" / "decomposition.csv")
+    drops = {row["student"]: row for row in _rows(tmp_path / "page" / "drops.csv")}
+    for student in ("`hybrid`", "`kda`"):
+        parts = [_number(row[student]) for row in rows[:-1]]
+        assert sum(parts) == pytest.approx(_number(rows[-1][student]), abs=0.06 * len(parts))
+        assert _number(rows[-1][student]) == pytest.approx(_number(drops[student]["gap"]), abs=0.051)
+        assert parts[1] > 0
+
+
+def test_missing_and_collapsed_runs_are_named(study: tuple[Path, Path], tmp_path: Path) -> None:
+    page = write_page(read_study(*study), tmp_path / "page").read_text()
+    assert "9 of 10 runs, 270 documents of 2 benchmarks" in page
+    assert f"Missing: `{MISSING}` (OutOfMemory: too large)." in page
+    assert "Collapsed (loops in more than half of the responses), kept in all tables: `kda-ce-seed0`." in page
+    assert "summed over processes that shared a GPU: 2 minutes" in page
+
+
+def test_benchmarks_that_are_not_admitted_are_left_out(study: tuple[Path, Path]) -> None:
+    data = read_study(*study, benchmarks=["needles"])
+    assert data.scores.names == ("needles",)
+    assert len(data.scores.benchmarks) == 120
+    assert data.exposure["kda-base-seed0"] == []
+    with pytest.raises(DataError, match="no benchmark needle with both protocols; it has options, needles"):
+        read_study(*study, benchmarks=["needle"])
+
+
+def test_a_run_without_a_teacher_is_refused(
+    study: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [replace(_checkpoint("kda-base-seed0", (0.9, 0.5)))]
+    run = make_run(tmp_path / "other", BENCHMARKS[:1], models)
+    assert main([str(run), "--study", str(study[1]), "--out", str(tmp_path / "page")]) == 64
+    assert "has no teacher; build it with --teacher" in capsys.readouterr().err
