@@ -34,6 +34,16 @@ CASES = [
         ),
     ),
     (
+        "P3/qasc_qa_with_combined_facts_1",
+        "If ice floats, then what floats?\n\nAnswer choices:\n- ice\n - iron",
+        "ice",
+        (
+            "sciq",
+            "Passage: ice floats\nQuestion: what floats?\nOptions:\n- ice\n- iron\nAnswer with one of the options.",
+            "ice",
+        ),
+    ),
+    (
         "flan-cot/qasc",
         "Q: What do fungi need?\nOptions:\n- (A) food\n- (B) light\n Let's think.",
         "Fungi eat. So the final answer is (A).",
@@ -72,7 +82,7 @@ def test_a_template_gives_a_question(
         (CASES[0][0], "Something else.", "Ann"),
         (CASES[0][0], CASES[0][1], "Tom"),
         (CASES[1][0], CASES[1][1], "rain"),
-        (CASES[3][0], CASES[3][1], "It is unclear."),
+        (CASES[4][0], CASES[4][1], "It is unclear."),
     ],
 )
 def test_what_is_not_usable_is_left_out(source: str, text: str, response: str) -> None:
@@ -142,8 +152,8 @@ def test_the_command_writes_conversations_of_every_kind(tmp_path: Path) -> None:
         for source, text, answer, _ in CASES
     ]
     files = {
-        "instruct/t0_p3_50k": rows[:2],
-        "instruct/flan_cot": rows[2:],
+        "instruct/t0_p3_50k": rows[:3],
+        "instruct/flan_cot": rows[3:],
         "corpora/novels": [{"text": NARRATIVE}],
         "corpora/standard_ebooks": [{"text": NARRATIVE}],
         "corpora/wiki_c4_sample": [{"text": PROSE}],
