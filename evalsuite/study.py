@@ -4,9 +4,12 @@
 
 The folder of --requests is a run of the study's suite whose requests are built (`evalsuite run SUITE
 --build-only`) for the tokenizer of the teacher. Repeating the command resumes: finished runs are skipped,
-interrupted trainings continue. Below --out lie `shards/NAME.tar.xz` (responses and loss curves, for
-`evalsuite run --score-only --merge-shards`), `exposure/NAME.jsonl` (see `evalsuite.exposure`), `students/NAME`,
-and `runs.jsonl` with the time of every run.
+interrupted trainings continue. Below --out lie
+
+    shards/NAME.tar.xz      responses and loss curves, for `evalsuite run --score-only --merge-shards`
+    exposure/NAME.jsonl     see `evalsuite.exposure`
+    students/NAME           checkpoints
+    study.json, runs.jsonl  the design, and the time of every run
 """
 
 import argparse
