@@ -39,7 +39,8 @@ CASES = [
         "ice",
         (
             "sciq",
-            "Passage: ice floats\nQuestion: what floats?\nOptions:\n- ice\n- iron\nAnswer with one of the options.",
+            "Passage: ice floats\nQuestion: what floats?\n"
+            "Options:\n- ice\n- iron\nAnswer with one of the options.",
             "ice",
         ),
     ),
@@ -129,7 +130,7 @@ def test_a_last_word_stands_earlier_in_its_passage() -> None:
     assert found
     for question in found:
         assert question.row["text"] == f"{question.plain} {question.answer}"
-        assert question.answer in question.plain.split()
+        assert question.answer in question.plain
 
 
 def test_questions_about_text_are_answered_by_it() -> None:
