@@ -5,8 +5,9 @@ are scaled by √(G/(G−1)), which makes their variance unbiased, and by √(df
 the tails of Student's t at every level; G is the number of clusters, or of documents where there are none.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -82,7 +83,7 @@ class Stratum:
 
     def rng(self, *purpose: str) -> np.random.Generator:
         """Generator that depends on the documents and the purpose alone."""
-        return np.random.default_rng(int(content_hash([self.key, *purpose]), 16))
+        return _rng(self.key, *purpose)
 
 
 def resample(stratum: Stratum, draws: int = DRAWS) -> np.ndarray:
@@ -94,17 +95,43 @@ def resample(stratum: Stratum, draws: int = DRAWS) -> np.ndarray:
     units = stratum.units
     if units < 2:
         raise ValueError("a bootstrap needs two documents of different clusters")
-    rng = stratum.rng("resample")
     totals, sizes = np.nan_to_num(stratum.totals), stratum.sizes
     means = np.empty((totals.shape[1], draws))
+    rng, degrees = stratum.rng("resample"), units - 1
+    chunks: Iterable[np.ndarray] = _drawn(rng, units, draws)
+    chi_square = None
+    if units * draws <= _CHUNK:
+        counts, chi_square = _drawn_at_once(stratum.key, units, draws)
+        chunks = [counts]
+    start = 0
+    for chunk in chunks:
+        counts, stop = chunk.astype(float), start + len(chunk)
+        means[:, start:stop] = ((counts @ totals) / (counts @ sizes)[:, None]).T
+        start = stop
+    if chi_square is None:
+        chi_square = rng.chisquare(degrees, draws)
+    factor = np.sqrt(units / degrees * degrees / chi_square)
+    centre = stratum.means[:, None]
+    return centre + (means - centre) * factor
+
+
+def _rng(key: str, *purpose: str) -> np.random.Generator:
+    return np.random.default_rng(int(content_hash([key, *purpose]), 16))
+
+
+def _drawn(rng: np.random.Generator, units: int, draws: int) -> Iterator[np.ndarray]:
+    """Yield how often each unit is in each of some resamples. [resamples, units]"""
     step = max(1, _CHUNK // units)
     for start in range(0, draws, step):
         size = min(step, draws - start)
         drawn = rng.integers(0, units, (size, units), dtype=np.int64)
         drawn += np.arange(size)[:, None] * units
-        counts = np.bincount(drawn.ravel(), minlength=size * units).reshape(size, units).astype(float)
-        means[:, start : start + size] = ((counts @ totals) / (counts @ sizes)[:, None]).T
-    degrees = units - 1
-    factor = np.sqrt(units / degrees * degrees / rng.chisquare(degrees, draws))
-    centre = stratum.means[:, None]
-    return centre + (means - centre) * factor
+        yield np.bincount(drawn.ravel(), minlength=size * units).reshape(size, units)
+
+
+@lru_cache(maxsize=16)
+def _drawn_at_once(key: str, units: int, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """All resamples of a small stratum and their χ²; a report resamples the same documents many times."""
+    rng = _rng(key, "resample")
+    (counts,) = _drawn(rng, units, draws)
+    return counts.astype(np.int32), rng.chisquare(units - 1, draws)

@@ -191,6 +191,15 @@ def test_bootstrap_has_the_closed_form_of_its_first_two_moments() -> None:
     assert np.cov(draws) == pytest.approx(np.cov(rows.T) / 300, rel=0.05, abs=4e-6)
 
 
+def test_resamples_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = stratum(np.arange(60.0).reshape(20, 3)), stratum(np.arange(20.0)[:, None] ** 2)
+    first = [resample(each, 500) for each in (one, other)]
+    assert np.array_equal(resample(one, 500), first[0])
+    monkeypatch.setattr("evalsuite.reports.statistics.bootstrap._CHUNK", 1500)
+    for each, expected in zip((one, other), first, strict=True):
+        assert resample(each, 500) == pytest.approx(expected, rel=1e-12)
+
+
 def test_clusters_are_resampled_together() -> None:
     """The variance is that of the ratio of cluster totals (Cochran 1977, equation 6.13)."""
     rng = np.random.default_rng(1)
