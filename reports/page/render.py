@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import jinja2
+from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 import evalsuite
@@ -78,10 +80,34 @@ def packed_plotly() -> str:
     return packed(PLOTLY.read_text(encoding="utf-8"))
 
 
+class _CompiledTemplates(jinja2.BytecodeCache):
+    """Compiled templates, by name and content, for all pages of this process."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], CodeType] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        bucket.code = self._known.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        if bucket.code is not None:
+            self._known[bucket.key, bucket.checksum] = bucket.code
+
+
+_COMPILED = _CompiledTemplates()
+
+
+def _source(name: str) -> tuple[str, str, None] | None:
+    """Text and path of a template: below our folder, or anywhere by its absolute path."""
+    path = TEMPLATES / name
+    return (path.read_text(encoding="utf-8"), str(path), None) if path.is_file() else None
+
+
 def new_environment() -> jinja2.Environment:
     """Jinja over the page's templates, with their filters."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FunctionLoader(_source),
+        bytecode_cache=_COMPILED,
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -104,8 +130,7 @@ def _environment(report: Report, facts: Mapping[str, Any]) -> jinja2.Environment
 
 def _body(environment: jinja2.Environment, section: Section, view: Any) -> Markup:
     """The HTML of a section, without its heading."""
-    template = environment.from_string(section.template.read_text(encoding="utf-8"))
-    return Markup(template.render(view=view))
+    return Markup(environment.get_template(str(section.template)).render(view=view))
 
 
 def packed(text: str) -> str:
