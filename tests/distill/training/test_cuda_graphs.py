@@ -38,7 +38,12 @@ def test_replayed_micro_batches_train_as_eager_ones(tokenizer, stage):
     for parameter in teacher.parameters():
         parameter.data = parameter.data.bfloat16()
     normalized = {"alignment_loss": {"normalize_by_teacher": True}}
-    for objective, options in (("attention_output", {}), ("attention_output", normalized), ("kd", {})):
+    for objective, options in (
+        ("attention_output", {}),
+        ("attention_output", normalized),
+        ("kd", {}),
+        ("kd", {"activation_checkpointing": "block"}),
+    ):
         chosen = Stage.model_validate(stage("s", objective, tokens=12800, **options))
         curves = []
         for cuda_graphs in (False, True):
