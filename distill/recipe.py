@@ -102,6 +102,8 @@ class Recipe(Strict):
     left out of the training (`subset: train`)."""
     divergence: DivergenceConfig | None = DivergenceConfig()
     """When training stops because a loss has diverged; null: only when one is not finite."""
+    log_grad_norms: bool = False
+    """Log the gradient norms of embedding, mixers, MLPs, norms and head, too."""
     track: str | None = None
     """Experiment tracker that the metrics are also logged to: `tensorboard` or `trackio`."""
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -197,6 +199,7 @@ NON_HASHED_FIELDS = (
     "checkpoint",
     "validation",
     "divergence",
+    "log_grad_norms",
     "track",
     "sharding",
     "num_workers",

@@ -68,6 +68,20 @@ def layer_groups(names: Iterable[str], *, layerwise: bool) -> dict[int, list[str
     return groups
 
 
+def components(names: Iterable[str]) -> dict[str, list[str]]:
+    """Parameters by the part of the model that they belong to.
+
+    Norms within mixers belong to these, and a head that is tied to the embedding belongs to that.
+    """
+    found: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        known = {"embed_tokens": "embedding", "lm_head": "head", "self_attn": "mixers", "mlp": "mlps"}
+        component = next((known[part] for part in parts if part in known), "norms")
+        found.setdefault(component, []).append(name)
+    return found
+
+
 def _is_trainable(name: str, trainable_set: str, softmax: set[int], is_embedding: bool) -> bool:
     if trainable_set == "all":
         return True

@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from evalsuite.distill.objectives.forward import set_activation_checkpointing
 from evalsuite.distill.objectives.step_losses import StudentWithLoss
@@ -27,6 +28,7 @@ from evalsuite.distill.training.optimizers import (
     state_tensors,
 )
 from evalsuite.distill.training.parameter_groups import (
+    components,
     is_mixer_parameter,
     layer_groups,
     set_trainable,
@@ -115,6 +117,20 @@ class StudentTrainState:
         assert self.flat_grads is not None
         process_group.all_reduce(self.flat_grads.buffer)
 
+    @torch.no_grad()
+    def component_norms(self, process_group: ProcessGroup) -> dict[str, Tensor]:
+        """Norms of the reduced gradients of the trained `components`; collective for sharded students."""
+        squares = {}
+        for component, names in components(self.optimizer_params).items():
+            grads = [grad for name in names if (grad := self.optimizer_params[name].grad) is not None]
+            local = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
+            norms = torch._foreach_norm(local) if local else [torch.zeros((), device=process_group.device)]
+            squares[component] = torch.stack(norms).square().sum()
+        total = torch.stack(list(squares.values()))
+        if self.sharded:
+            process_group.all_reduce(total)
+        return dict(zip(squares, total.sqrt().unbind(), strict=True))
+
     def optimizer_step(self, stage: Stage, step: int) -> tuple[Tensor, float]:
         """Clip and update; return the gradient norm before clipping and the schedule's factor."""
         assert self.flat_grads is not None
@@ -191,6 +207,7 @@ class TrainStep:
 
     Args:
         teacher: None in stages without one.
+        log_grad_norms: measure the gradient norms of the models' components.
         cuda_graphs: capture micro-batches of fixed shape on CUDA; False runs all of them eagerly.
     """
 
@@ -201,8 +218,10 @@ class TrainStep:
         stage: Stage,
         process_group: ProcessGroup,
         *,
+        log_grad_norms: bool = False,
         cuda_graphs: bool = True,
     ) -> None:
+        self._log_grad_norms = log_grad_norms
         self._train_states, self._stage, self._process_group = train_states, stage, process_group
         students = [train_state.student_with_loss for train_state in train_states]
         self._losses = stage.start(teacher, students, process_group.device)
@@ -230,12 +249,22 @@ class TrainStep:
         # All collectives come before the first update: if another process has ended, no student is changed.
         for train_state in self._train_states:
             train_state.reduce_grads(self._process_group)
+        by_component = self._component_norms() if self._log_grad_norms else {}
         norms = []
         factor = 1.0
         for train_state in self._train_states:
             norm, factor = train_state.optimizer_step(self._stage, step)
             norms.append(norm)
-        return StepOutput(losses, torch.stack(norms), factor)
+        return StepOutput(losses, torch.stack(norms), factor, by_component)
+
+    def _component_norms(self) -> dict[str, Tensor]:
+        """Column → norms [students]."""
+        found = [state.component_norms(self._process_group) for state in self._train_states]
+        zero = torch.zeros((), device=self._process_group.device)
+        names = dict.fromkeys(name for norms in found for name in norms)
+        return {
+            f"grad_norm_{name}": torch.stack([norms.get(name, zero) for norms in found]) for name in names
+        }
 
     def trial(self, batch: GlobalBatch) -> None:
         """Run forward and backward of the first micro-batch eagerly, for what they launch; the next step

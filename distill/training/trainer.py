@@ -229,7 +229,13 @@ class Trainer:
         remaining = islice(loader, stage.steps - progress.step)
         batches = prefetch(remaining, collective=process_group.world_size > 1)
         barrier, clock = process_group.barrier, TrainingClock(progress.seconds)
-        train_step = TrainStep(self.models.teacher, self.students, stage, process_group)
+        train_step = TrainStep(
+            self.models.teacher,
+            self.students,
+            stage,
+            process_group,
+            log_grad_norms=self.recipe.log_grad_norms,
+        )
         with self._metrics_logger(stage, number, clock) as metrics:
             TrainingLoop(
                 stage,

@@ -1,6 +1,7 @@
 """The loss curve in the folder of a finished student."""
 
 import shutil
+from math import hypot
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -8,6 +9,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from evalsuite.distill import distill
 from evalsuite.distill.training.callbacks.metrics import loss_curve
+from evalsuite.distill.training.parameter_groups import components
 from evalsuite.foundation import read_jsonl
 from evalsuite.models import weights_id
 
@@ -75,3 +77,36 @@ def test_checkpoints_at_token_intervals_and_tracked_metrics(teacher_folder, tmp_
         assert [event.step for event in found] == [row["tokens"] for row in rows]
         values = [make_ndarray(event.tensor_proto).item() for event in found]
         assert values == pytest.approx([row[name] for row in rows], rel=1e-6)
+
+
+def test_gradient_norms_of_components_make_up_the_whole(teacher_folder, tmp_path, small_recipe, stage):
+    """Their squares add up; a stage logs the components that it trains."""
+    students = {"mixers": ["linear_attention", "gla"]}
+    stages = [stage("mixer", "attention_output"), stage("kd", "kd")]
+    plain = small_recipe(teacher_folder, student=students, stages=stages)
+    logged = plain.model_copy(update={"log_grad_norms": True})
+    assert plain.hash == logged.hash
+    found = {}
+    for name, recipe in (("plain", plain), ("logged", logged)):
+        distill(recipe, tmp_path / name, quiet=True, device="cpu")
+        found[name] = list(read_jsonl(tmp_path / name / "metrics.jsonl"))
+    for row, expected in zip(found["logged"], found["plain"], strict=True):
+        assert row | expected | {"seconds": 0} == row | {"seconds": 0}
+        norms = {key.removeprefix("grad_norm_"): row[key] for key in row.keys() - expected.keys()}
+        trained = {"mixers"} if row["stage"] == "mixer" else {"embedding", "mixers", "mlps", "norms"}
+        assert norms.keys() == trained
+        assert min(norms.values()) > 0
+        assert hypot(*norms.values()) == pytest.approx(row["grad_norm"], rel=1e-5)
+
+
+def test_components_of_a_model_with_a_head_of_its_own():
+    names = {
+        "model.embed_tokens.weight": "embedding",
+        "model.layers.3.self_attn.o_norm.weight": "mixers",
+        "model.layers.3.mlp.up_proj.weight": "mlps",
+        "model.layers.3.input_layernorm.weight": "norms",
+        "model.norm.weight": "norms",
+        "lm_head.weight": "head",
+    }
+    found = components(names)
+    assert {name: component for component, members in found.items() for name in members} == names

@@ -30,7 +30,8 @@ def _worker(rank: int, world_size: int, port: int, work: Callable[[int], object]
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     work(rank)
-    torch.distributed.destroy_process_group()
+    if world_size > 1:
+        torch.distributed.destroy_process_group()
 
 
 def start(work: Callable[[int], object], world_size: int = 2) -> list[ForkProcess]:
