@@ -1,6 +1,7 @@
 """A resumed run is bit-identical whatever memory is free: it reuses the batch limits that it recorded."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,15 @@ from evalsuite.evaluation.environment import read_environment
 from evalsuite.foundation import DataError, read_jsonl, write_json
 from evalsuite.models.inference.torch import engine as torch_engine
 from evalsuite.models.inference.torch.batch_limits import BatchLimits
+
+SUITE = """
+name: s
+title: S
+limit: 12
+benchmarks:
+  - {benchmark: pocket_facts, protocols: [loglikelihood]}
+  - {benchmark: pocket_cloze, protocols: [loglikelihood]}
+"""
 
 
 @pytest.fixture
@@ -30,11 +40,7 @@ def free_tokens(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
     path = tmp_path / "s.yaml"
-    path.write_text(
-        "name: s\ntitle: S\nlimit: 12\nbenchmarks:\n"
-        "  - {benchmark: pocket_facts, protocols: [loglikelihood]}\n"
-        "  - {benchmark: pocket_cloze, protocols: [loglikelihood]}\n"
-    )
+    path.write_text(SUITE)
     return path
 
 
@@ -83,16 +89,21 @@ def test_limits_are_recorded_with_their_fingerprint(
         assert engine.get("batch_limits") == asdict(BatchLimits(512, 128, 1 << 23, 2 << 30, 32))
 
 
+@pytest.fixture(scope="module")
+def inferred(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run up to its responses."""
+    folder = tmp_path_factory.mktemp("inferred")
+    (folder / "s.yaml").write_text(SUITE)
+    settings: dict[str, Any] = {"phases": ("build", "infer"), "device": "cpu", "quiet": True}
+    evaluate(RunConfig(suite=folder / "s.yaml", checkpoints=[str(tiny)], out=folder / "run", **settings))
+    return folder / "run"
+
+
 @pytest.mark.parametrize("damage", [{"max_tokens": 0}, {"max_tokens": "64"}, {"tokens": 4}, None])
 def test_damaged_limits_are_refused(
-    damage: dict[str, Any] | None, tiny: Path, suite: Path, tmp_path: Path
+    damage: dict[str, Any] | None, tiny: Path, inferred: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    evaluate(
-        RunConfig(
-            suite=suite, checkpoints=[str(tiny)], out=run, phases=("build", "infer"), device="cpu", quiet=True
-        )
-    )
+    run = shutil.copytree(inferred, tmp_path / "run")
     facts = read_environment(run)
     (engine,) = facts["engines"].values()
     engine["batch_limits"] = [] if damage is None else engine.get("batch_limits", {}) | damage

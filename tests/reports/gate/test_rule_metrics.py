@@ -58,18 +58,22 @@ def guessing(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactor
     )
 
 
+@pytest.fixture(scope="module")
+def guessed(guessing: Path) -> Report:
+    return build_report([guessing])
+
+
 @pytest.mark.parametrize(
     "metric",
     ["recovery", "capped_recovery", "chance_normalized_recovery", "score", "drop", "agreement", "retained"],
 )
 @pytest.mark.parametrize("scope", ["all", "informative"])
-def test_a_scope_is_that_of_the_report(guessing: Path, metric: str, scope: str) -> None:
-    report = build_report([guessing])
+def test_a_scope_is_that_of_the_report(guessing: Path, guessed: Report, metric: str, scope: str) -> None:
     bound = {RULE_METRICS[metric].bound: 0.5}
     rule = {"metric": metric, "scope": scope, "protocol": "loglikelihood", **bound}
     (result,) = run_gate([guessing], policy(rule)).results
-    average = report.average(1, "loglikelihood", scope)
-    row = report.agreement_with_teacher(1, "loglikelihood", scope)
+    average = guessed.average(1, "loglikelihood", scope)
+    row = guessed.agreement_with_teacher(1, "loglikelihood", scope)
     assert average.benchmarks == (("facts",) if scope == "informative" else ("facts", "riddles"))
     expected = getattr(row if metric in ("agreement", "retained") else average, metric)
     point = expected.point * (100 if metric == "drop" else 1)
