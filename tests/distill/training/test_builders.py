@@ -1,5 +1,6 @@
 """What is checked while models are built, before training starts."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from evalsuite.distill.training.builders import build_models
 from evalsuite.foundation import ConfigError
+from evalsuite.foundation.dependencies import missing_dependency
 
 CPU = torch.device("cpu")
 
@@ -76,3 +78,14 @@ def test_stages_without_the_teacher_go_as_far_as_the_positional_scheme(
     message = r"stage 'long': seq_len = 256, student 'gated_deltanet': its positions end at 128: .*'dynamic'"
     with pytest.raises(ConfigError, match=message):
         build_models(recipe, CPU)
+
+
+def test_states_of_8_bits_name_their_extra(
+    teacher_folder: Path, small_recipe: Any, stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    recipe = small_recipe(teacher_folder, stages=[stage("kd", "kd", optimizer={"state_bits": 8})])
+    with pytest.raises(ModuleNotFoundError) as caught:
+        build_models(recipe, CPU)
+    refusal = missing_dependency(caught.value, "distill")
+    assert str(refusal) == "package 'torchao' is not installed: pip install 'evalsuite[lowbit]'"

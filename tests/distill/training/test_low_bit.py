@@ -1,11 +1,15 @@
 """Optimizer states of 8 bits: close to 32 bits, saved exactly, and independent of the number of processes."""
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from evalsuite.distill import distill
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.optimizers import (
     build_optimizers,
@@ -13,10 +17,14 @@ from evalsuite.distill.training.optimizers import (
     set_lr,
     state_tensors,
 )
-from evalsuite.foundation import ConfigError
+from evalsuite.distill.training.train_step import TrainStep
+from evalsuite.foundation import ConfigError, read_jsonl
 from evalsuite.foundation.strict import parse
+from tests.distill.training.two_processes import finish, needs_loopback, start
 
 pytest.importorskip("torchao", reason="extra lowbit")
+from evalsuite.distill.training.memory import low_bit
+
 SHAPES = {"matrix": (32, 256), "narrow": (512, 24), "gains": (4096,)}
 
 
@@ -31,7 +39,7 @@ def stage_with(stage: Any, bits: int) -> Stage:
     return Stage.model_validate(stage("kd", "kd", optimizer={"state_bits": bits}))
 
 
-def start(stage: Stage) -> tuple[dict[str, nn.Parameter], torch.optim.Optimizer]:
+def new(stage: Stage) -> tuple[dict[str, nn.Parameter], torch.optim.Optimizer]:
     generator = torch.Generator().manual_seed(0)
     parameters = {
         name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()
@@ -50,9 +58,9 @@ def run(parameters: dict[str, nn.Parameter], optimizer: Any, stage: Stage, steps
 
 
 def test_updates_are_close_to_those_of_32_bits(stage: Any) -> None:
-    found, expected, initial = {}, {}, start(stage_with(stage, 32))[0]
+    found, expected, initial = {}, {}, new(stage_with(stage, 32))[0]
     for bits, into in ((8, found), (32, expected)):
-        parameters, optimizer = start(stage_with(stage, bits))
+        parameters, optimizer = new(stage_with(stage, bits))
         run(parameters, optimizer, stage_with(stage, bits), range(8))
         into.update(parameters)
     for name in SHAPES:
@@ -63,7 +71,7 @@ def test_updates_are_close_to_those_of_32_bits(stage: Any) -> None:
 
 
 def test_a_state_takes_a_byte_a_value(stage: Any) -> None:
-    parameters, optimizer = start(stage_with(stage, 8))
+    parameters, optimizer = new(stage_with(stage, 8))
     run(parameters, optimizer, stage_with(stage, 8), range(1))
 
     def bytes_of(name: str) -> int:
@@ -76,7 +84,7 @@ def test_a_state_takes_a_byte_a_value(stage: Any) -> None:
 
 def test_a_saved_state_continues_bit_for_bit(stage: Any) -> None:
     chosen = stage_with(stage, 8)
-    parameters, optimizer = start(chosen)
+    parameters, optimizer = new(chosen)
     run(parameters, optimizer, chosen, range(3))
     saved: dict[str, dict[str, Tensor]] = {
         name: {key: value.clone() for key, value in state_tensors(optimizer, parameter).items()}
@@ -84,7 +92,7 @@ def test_a_saved_state_continues_bit_for_bit(stage: Any) -> None:
     }
     assert saved["matrix"]["exp_avg.codes"].dtype == torch.uint8
     assert saved["matrix"]["exp_avg.scale"].shape == (32, 1)
-    again, other = start(chosen)
+    again, other = new(chosen)
     for name, parameter in again.items():
         parameter.data.copy_(parameters[name].data)
         load_state_tensors(other, parameter, saved[name])
@@ -98,3 +106,49 @@ def test_muon_has_no_states_of_8_bits(stage: Any) -> None:
     wrong = stage("kd", "kd", optimizer={"kind": "muon", "state_bits": 8})
     with pytest.raises(ConfigError, match=r"'state_bits: 8' needs 'kind: adamw', not muon"):
         parse(wrong, Stage, "recipe")
+
+
+def interrupted(recipe: Any, out: Path, rank: int = 0) -> None:
+    """Train until the fourth step begins; the states of three steps are saved."""
+    steps, call = [], TrainStep.__call__
+
+    def stop(self: TrainStep, batch: Any, step: int) -> Any:
+        steps.append(step)
+        if len(steps) == 4:
+            raise RuntimeError("interrupted")
+        return call(self, batch, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainStep, "__call__", stop)
+        with pytest.raises(RuntimeError, match="interrupted"):
+            distill(recipe, out, quiet=True, device="cpu")
+
+
+def losses(out: Path) -> list[float]:
+    return [row["loss"] for row in read_jsonl(out / "metrics.jsonl")]
+
+
+@needs_loopback
+@pytest.mark.long
+def test_a_run_resumes_on_another_number_of_processes(
+    teacher_folder: Path, small_recipe: Any, stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit on one process; to rounding from two sharded ones, whose blocks are the same."""
+    monkeypatch.setattr(low_bit, "BLOCK", 16)
+    recipe = small_recipe(
+        teacher_folder,
+        stages=[stage("kd", "kd", optimizer={"state_bits": 8})],
+        sharding="full",
+        checkpoint={"state_interval_seconds": 0},
+    )
+    distill(recipe, tmp_path / "whole", quiet=True, device="cpu")
+    interrupted(recipe, tmp_path / "one")
+    distill(recipe, tmp_path / "one", quiet=True, device="cpu")
+    assert finish(start(partial(interrupted, recipe, tmp_path / "two"))) == [0, 0]
+    distill(recipe, tmp_path / "two", quiet=True, device="cpu")
+    expected = load_file(tmp_path / "whole" / "gated_deltanet" / "model.safetensors")
+    found = load_file(tmp_path / "one" / "gated_deltanet" / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert losses(tmp_path / "one") == losses(tmp_path / "whole")
+    assert len(losses(tmp_path / "two")) == 4
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
