@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -13,6 +14,7 @@ import pytest
 
 from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare, policy_from_options, run_gate
+from evalsuite.reports.comparison import Comparison
 from evalsuite.reports.records.run_folder import read_plan
 from tests.reports.page_samples import sample_rows
 from tests.reports.score_edits import all_rows, edit_rows
@@ -20,16 +22,22 @@ from tests.reports.score_edits import all_rows, edit_rows
 EVIL = "<img src=x onerror=alert(1)>`|*_&amp;"
 
 
-def test_output_files_are_consistent(small_run: Path, tmp_path: Path) -> None:
-    made = compare([small_run], tmp_path)
+@pytest.fixture(scope="module")
+def plain(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """What `compare` makes of the small run; tests only read it."""
+    return compare([small_run], tmp_path_factory.mktemp("plain"))
+
+
+def test_output_files_are_consistent(plain: Comparison) -> None:
+    made, folder = plain, plain.page.parent
     names = {"index.html", "leaderboard.csv", "scores.csv", "gap.csv", "report.md", "report.json"}
-    names |= {f"samples/{path.name}" for path in (tmp_path / "samples").iterdir()}
+    names |= {f"samples/{path.name}" for path in (folder / "samples").iterdir()}
     assert len(names) > 10
-    written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert written == names == {str(path.relative_to(tmp_path)) for path in made.files}
-    rows = list(csv.DictReader((tmp_path / "leaderboard.csv").open()))
+    written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert written == names == {str(path.relative_to(folder)) for path in made.files}
+    rows = list(csv.DictReader((folder / "leaderboard.csv").open()))
     row = next(r for r in rows if (r["label"], r["protocol"], r["scope"]) == ("weak", "generation", "all"))
-    report = json.loads((tmp_path / "report.json").read_text())
+    report = json.loads((folder / "report.json").read_text())
     average = next(
         a
         for a in report["averages"]
@@ -37,20 +45,20 @@ def test_output_files_are_consistent(small_run: Path, tmp_path: Path) -> None:
     )
     assert float(row["recovery"]) == pytest.approx(average["recovery"]["point"], rel=1e-11)
     percent = f"{100 * float(row['recovery']):.1f}"
-    assert percent in (tmp_path / "report.md").read_text()
-    assert percent in (tmp_path / "index.html").read_text()
+    assert percent in (folder / "report.md").read_text()
+    assert percent in (folder / "index.html").read_text()
     assert percent in made.text
-    gaps = list(csv.DictReader((tmp_path / "gap.csv").open()))
+    gaps = list(csv.DictReader((folder / "gap.csv").open()))
     average = next(g for g in gaps if (g["label"], g["benchmark"]) == ("weak", "all"))
     lost = float(average["drop_generation"]) - float(average["drop_loglikelihood"])
     assert float(average["gap"]) == pytest.approx(lost)
-    scores = list(csv.DictReader((tmp_path / "scores.csv").open()))
+    scores = list(csv.DictReader((folder / "scores.csv").open()))
     assert {r["context"] for r in scores if r["benchmark"] == "niah"} == {"512", "1024"}
-    assert (tmp_path / "index.html").stat().st_size < 1_500_000
+    assert (folder / "index.html").stat().st_size < 1_500_000
 
 
 def test_no_gap_table_without_a_benchmark_under_both_protocols(
-    small_run: Path, synthetic: SimpleNamespace, tmp_path: Path
+    plain: Comparison, synthetic: SimpleNamespace, tmp_path: Path
 ) -> None:
     benchmarks = [
         synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 50, protocols=("loglikelihood",))
@@ -59,7 +67,7 @@ def test_no_gap_table_without_a_benchmark_under_both_protocols(
         synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.8, "teacher"),
         synthetic.SyntheticCheckpoint("student", lambda *_: 0.7),
     ]
-    compare([small_run], tmp_path / "out")
+    shutil.copytree(plain.page.parent, tmp_path / "out")
     assert (tmp_path / "out" / "gap.csv").is_file()
     # The stale gap.csv of an earlier call is removed.
     made = compare([synthetic.make_run(tmp_path / "run", benchmarks, answerers)], tmp_path / "out")
@@ -84,9 +92,8 @@ def test_incomplete_students_are_marked(synthetic: SimpleNamespace, tmp_path: Pa
     assert lines.count(r"\* Incomplete: averaged over the benchmarks that have scores; no rank.") == 1
 
 
-def test_page_is_deterministic(small_run: Path, tmp_path: Path) -> None:
-    pages = [compare([small_run], tmp_path / name).page.read_bytes() for name in ("a", "b")]
-    assert pages[0] == pages[1]
+def test_page_is_deterministic(small_run: Path, plain: Comparison, tmp_path: Path) -> None:
+    assert compare([small_run], tmp_path).page.read_bytes() == plain.page.read_bytes()
 
 
 def test_torch_is_never_imported(small_run: Path, tmp_path: Path) -> None:
@@ -155,9 +162,8 @@ def test_formulas_in_labels_are_quoted_in_csv(synthetic: SimpleNamespace, tmp_pa
     assert "'=1+1" in (tmp_path / "out" / "leaderboard.csv").read_text()
 
 
-def test_samples_are_every_document_with_every_response(small_run: Path, tmp_path: Path) -> None:
-    compare([small_run], tmp_path)
-    rows = sample_rows(tmp_path)
+def test_samples_are_every_document_with_every_response(small_run: Path, plain: Comparison) -> None:
+    rows = sample_rows(plain.page.parent)
     cell = [row for row in rows if row["cell"] == "arc_easy.loglikelihood"]
     stored = all_rows(small_run, "arc_easy", "loglikelihood")
     assert len(cell) == 400 == len({row["doc_id"] for row in stored})
@@ -177,8 +183,8 @@ def test_samples_are_every_document_with_every_response(small_run: Path, tmp_pat
     assert all("question" not in row for row in rows)
 
 
-def test_samples_of_an_earlier_report_are_removed(small_run: Path, tmp_path: Path) -> None:
-    compare([small_run], tmp_path)
+def test_samples_of_an_earlier_report_are_removed(small_run: Path, plain: Comparison, tmp_path: Path) -> None:
+    shutil.copytree(plain.page.parent, tmp_path, dirs_exist_ok=True)
     (tmp_path / "samples" / "gone.generation.js").write_text("x")
     (tmp_path / "samples" / "mine.parquet").write_text("x")
     page = compare([small_run], tmp_path).page.read_text()
@@ -295,7 +301,9 @@ def test_optional_sections_appear_with_their_data(synthetic: SimpleNamespace, tm
     assert "selects 1 layers: 7; cost 100 s." in page
 
 
-def test_policy_adds_its_verdict_to_page_and_files(small_run: Path, tmp_path: Path) -> None:
+def test_policy_adds_its_verdict_to_page_and_files(
+    small_run: Path, plain: Comparison, tmp_path: Path
+) -> None:
     policy = policy_from_options(min_recovery=0.9, max_gap=5)
     made = compare([small_run], tmp_path / "out", policy=policy)
     alone = run_gate([small_run], policy, out=tmp_path / "gate")
@@ -313,7 +321,7 @@ def test_policy_adds_its_verdict_to_page_and_files(small_run: Path, tmp_path: Pa
     assert "## Gate: proven regression" in (tmp_path / "out" / "report.md").read_text()
     assert json.loads((tmp_path / "out" / "report.json").read_text())["gate"]["exit_code"] == 1
     assert "gate: proven regression" in made.text
-    assert 'id="gate"' not in compare([small_run], tmp_path / "plain").page.read_text()
+    assert 'id="gate"' not in plain.page.read_text()
 
 
 def test_redacted_page_has_no_absolute_paths(synthetic: SimpleNamespace, tmp_path: Path) -> None:
