@@ -126,7 +126,6 @@ class MasterWeights:
     def __init__(self, model: CausalLM, dtype: torch.dtype, names: Collection[str]) -> None:
         parameters = dict(model.named_parameters())
         self.params = {name: parameter for name, parameter in parameters.items() if name in names}
-        self._dtype = dtype
         self._model_params: dict[str, nn.Parameter] = {}
         if dtype != torch.float32:
             self._model_params = parameters
@@ -149,18 +148,6 @@ class MasterWeights:
             torch._foreach_copy_(
                 [self._model_params[name] for name in chosen], [self.params[name] for name in chosen]
             )
-
-    def set(self, name: str, tensor: Tensor) -> None:
-        """Replace the parameter `name` by `tensor` (fp32): its master weight, if any, and its copy."""
-        if name in self.params:
-            self.params[name].data = tensor
-        if self.has_model_copy:
-            self._model_params[name].data = tensor.to(self._dtype)
-
-    def free(self) -> None:
-        """Free the memory of master weights and model, until each is `set` again."""
-        for parameter in (*self.params.values(), *self._model_params.values()):
-            parameter.data = torch.empty(0, dtype=parameter.dtype)
 
 
 class FlatGrads:
