@@ -107,7 +107,8 @@ def measure(recipe: Recipe, rows: SuiteRows, *, as_trained: bool) -> Overlap:
     for name, source in recipe.data.items():
         if not as_trained and isinstance(source, TableSourceConfig):
             source = source.model_copy(update={"exclude": None})
-        counts = SourceOverlap(*(np.zeros(len(benchmarks), dtype=np.int64) for _ in range(3)))
+        empty = np.zeros((3, len(benchmarks)), dtype=np.int64)
+        counts = SourceOverlap(empty[0], empty[1], empty[2])
         for examples in progress(example_batches(name, source, tokenizer), what=name):
             shared = ngrams.match([example.text for example in examples])
             by_ngram = np.zeros((len(examples), len(benchmarks)), dtype=bool)

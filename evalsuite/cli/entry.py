@@ -15,6 +15,7 @@ from typing import Any, cast
 import evalsuite
 from evalsuite.cli import describe_interrupt, retired
 from evalsuite.cli.commands import (
+    admit,
     bench,
     compare,
     demo,
@@ -47,6 +48,7 @@ VERBS = (
     run,
     compare,
     gate,
+    admit,
     view,
     export,
     bench,

@@ -70,7 +70,7 @@ _PRONOUNS = {
 
 
 def last_words(text: str, origin: str, rng: random.Random) -> Iterator[TrainingQuestion]:
-    """Yield passages of a narrative in which the letters of the last word occur before, as in most of LAMBADA."""
+    """Yield passages of a narrative that have the letters of their last word before it, as in LAMBADA."""
     for sentences in _passages(text, _PASSAGE_WORDS, rng):
         passage = re.sub(r"\s+", " ", " ".join(sentences)).strip()
         match = re.search(r" ([A-Za-z]{3,})[.!?]+[\"”’']?$", passage)
