@@ -186,8 +186,10 @@ def stage_memory(
     if shards > 1:
         block = shape.mlp_params + shape.mixer_params
         models = students + bool(stage.needs_teacher)
-        # Gathered: what is outside of blocks, two blocks, and the fp32 gradients of one.
-        total += width * (models * shape.embedding_params + 2 * block) + 4 * block
+        # Gathered: what is outside of blocks, and two blocks. Reduced in fp32: the gradients of one of these.
+        total += width * (models * shape.embedding_params + 2 * block) + 4 * max(
+            shape.embedding_params, block
+        )
     return total + stage.activation_bytes(shape, width)
 
 

@@ -100,3 +100,23 @@ def test_models_are_sharded_from_three_billion_parameters(small_recipe, stage):
     student = full.student.model_copy(update={"calibration": {"method": "taylor", "data": "pocket"}})
     with pytest.raises(ConfigError, match=r"student.calibration needs unsharded models"):
         is_sharded(full.model_copy(update={"student": student}), 1000, world_size=2)
+
+
+@needs_loopback
+@pytest.mark.long
+def test_frozen_weights_are_sharded_in_bf16(teacher_folder, small_recipe, stage, tmp_path):
+    """Groups of frozen bf16 weights, and of frozen ones with fp32 masters, train as one process does."""
+    options = {"batch_size": 4, "tokens": 1024, "micro_batch_size": 1}
+    stages = [stage("align", "attention_output", **options), stage("kd", "kd", trainable="no_mlp", **options)]
+    recipe = small_recipe(teacher_folder, stages=stages, precision="bf16")
+    distill(recipe, tmp_path / "one", quiet=True, device="cpu")
+    full = recipe.model_copy(update={"sharding": "full"})
+    assert run_both(partial(train, full, tmp_path / "two")) == [0, 0]
+    assert curve(tmp_path / "two") == pytest.approx(curve(tmp_path / "one"), rel=2e-2)
+    name = "model.layers.0.mlp.up_proj.weight"
+    frozen = [
+        load_file(folder / "model.safetensors")[name]
+        for folder in (teacher_folder, *(tmp_path / each / "gated_deltanet" for each in ("one", "two")))
+    ]
+    assert torch.equal(frozen[1], frozen[0].bfloat16())
+    assert torch.equal(frozen[2], frozen[1])
