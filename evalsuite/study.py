@@ -286,7 +286,7 @@ def _hand_out(worker: _Worker, waiting: list[Job]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a study from the command line. Returns 0 if all runs are finished, 1 otherwise."""
-    parser = argparse.ArgumentParser(prog="python -m evalsuite.study", description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog="python -m evalsuite.study", description=__doc__.splitlines()[0])
     parser.add_argument("recipe", help="a recipe with a study block")
     parser.add_argument("--teacher", required=True, help="checkpoint of the teacher")
     parser.add_argument("--requests", type=Path, required=True, help="run folder with built requests")
@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, help="only the first N jobs of the study")
     parser.add_argument("--device", help="cpu, cuda or cuda:1")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="overrides")
-    parser.add_argument("--dry-run", action="store_true", help="print the jobs, and exit")
+    parser.add_argument("--dry-run", action="store_true", help="write the design, print the jobs, and exit")
     given = parser.parse_args(arguments)
     setting = Setting(
         recipe=given.recipe,
@@ -316,10 +316,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.dry_run:
         print("\n".join(f"{'done' if job.done.exists() else '    '} {job.name}" for job in jobs))
         return 0
-    for name, error, seconds in run_study(setting, jobs, workers=given.workers, seconds=given.seconds):
-        row = {"name": name, "seconds": round(seconds, 1), "time": round(time.time()), "error": error}
+    for name, failure, seconds in run_study(setting, jobs, workers=given.workers, seconds=given.seconds):
+        row = {"name": name, "seconds": round(seconds, 1), "time": round(time.time()), "error": failure}
         append_jsonl(setting.out / "runs.jsonl", [row])
-        print(f"{name}: {error or f'{seconds:.0f} s'}", flush=True)
+        print(f"{name}: {failure or f'{seconds:.0f} s'}", flush=True)
     left = [job.name for job in jobs if not job.done.exists()]
     print(f"{len(jobs) - len(left)} of {len(jobs)} jobs are finished; repeat the command to resume")
     return 1 if left else 0

@@ -65,7 +65,7 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str] | None = None)
     cells = {name: _cell(run, both[name], labels) for name in names}
     keys = [(name, key) for name in names for key in cells[name].documents]
     index = {name: place for place, name in enumerate(names)}
-    values = {
+    values: dict[str, dict[str, np.ndarray]] = {
         protocol: {
             label: np.concatenate([cells[name].values[protocol][label] for name in names])
             for label in labels.values()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports.analysis.study.decomposition import (
     CAUSES,
     OFFSETS,
@@ -92,8 +92,11 @@ def effects_table(data: StudyData, found: Sequence[Effect]) -> Table:
             cells += [with_interval(interval), *given]
         student = "mean" if effect.student is None else f"`{effect.student}`"
         rows.append((f"{effect.axis}: {effect.arm} for {bases[effect.axis]}", student, *cells))
-    columns = ("choice", "student", "log-likelihood", "paper", "", "generation", "paper", "")
-    return Table("effects", columns, tuple(rows))
+    columns = ["choice", "student"]
+    for protocol in PROTOCOLS:
+        title = PROTOCOL_TITLES[protocol]
+        columns += [title, f"paper, {title}", f"verdict, {title}"]
+    return Table("effects", tuple(columns), tuple(rows))
 
 
 def orders_table(data: StudyData) -> Table:
@@ -110,14 +113,14 @@ def orders_table(data: StudyData) -> Table:
 def decompositions(data: StudyData) -> dict[str, dict[str, float]]:
     """Student → part → points of the gap of its base, mean over runs; the parts sum to the gap."""
     scores = data.scores
-    teacher = {p: scores.values[p][TEACHER] for p in PROTOCOLS}
+    teacher: dict[str, np.ndarray] = {p: scores.values[p][TEACHER] for p in PROTOCOLS}
     found: dict[str, dict[str, float]] = {}
     for student in _students(data):
         runs = scores.of(student, BASE)
         for run in runs:
             own = data.responses[run.name]
             cause = causes(own, data.responses[TEACHER], data.prompts, scores.benchmarks)
-            values = {p: scores.values[p][run.name] for p in PROTOCOLS}
+            values: dict[str, np.ndarray] = {p: scores.values[p][run.name] for p in PROTOCOLS}
             for part in decompose(values, teacher, cause, scores.weights):
                 sums = found.setdefault(student, dict.fromkeys((*CAUSES, *OFFSETS), 0.0))
                 sums[part.name] += part.share / len(runs)

@@ -111,7 +111,7 @@ def test_the_page_states_drops_effects_and_causes(study: tuple[Path, Path], tmp_
     assert _number(effects["objective: ce for KL", "mean"]["generation"]) == pytest.approx(-27.5, abs=8)
     assert abs(_number(effects["objective: ce for KL", "mean"]["log-likelihood"])) < 6
     # Table 12: uniform 37.1, beam add 41.0.
-    assert effects["layers: uniform for selected", "`hybrid`"]["paper"] == "−3.8"
+    assert effects["layers: uniform for selected", "`hybrid`"]["paper, generation"] == "−3.8"
     ElementTree.fromstring((out / "effects.svg").read_text())
 
 
