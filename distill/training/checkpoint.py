@@ -120,7 +120,7 @@ class Checkpointer:
         """
         self.wait(alone=alone)
         tensors = {name: tensor.detach() for name, tensor in train_state.state_dict().items()}
-        staged = DefaultStager(StagingOptions(False, False, False, False)).stage(tensors)
+        staged: Any = DefaultStager(StagingOptions(False, False, False, False)).stage(tensors)
         state = {"schema": STATE_SCHEMA, **asdict(train_state.progress)}
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")

@@ -1,5 +1,6 @@
 """One-swap training: joint candidates, resumption, early stop and cost."""
 
+import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from evalsuite.distill.selection.one_swap.candidates import AlignedCandidates, D
 from evalsuite.distill.selection.one_swap.training import OneSwapTraining
 from evalsuite.distill.selection.options import Options, shorten_kd_stage
 from evalsuite.foundation import CheckpointError, RunFolderError, read_jsonl
+from tests.distill.training.saved_states import read_state
 from tests.parity.single_candidate import train_single_candidate
 
 
@@ -141,6 +143,25 @@ def test_rows_after_the_last_saved_state_are_dropped(context, tmp_path, monkeypa
     assert [s.step for s in result.history] == [1, 2, 3, 4]
     (progress_log,) = tmp_path.glob("kd-add-*/progress.jsonl")
     assert [row["step"] for row in list(read_jsonl(progress_log))[1:]] == [1, 2, 3, 4]
+
+
+def test_a_signal_saves_the_candidates_after_their_step(context, tmp_path, monkeypatch):
+    step, numbers = DistilledCandidates.step, []
+
+    def stepping(self, data, number):
+        numbers.append(number)
+        if numbers == [0, 1]:
+            signal.raise_signal(signal.SIGTERM)
+        return step(self, data, number)
+
+    monkeypatch.setattr(DistilledCandidates, "step", stepping)
+    with pytest.raises(KeyboardInterrupt):
+        selectors.stage2(new_context(context, tmp_path, early_stop=False), 1, direction="add")
+    (state,) = tmp_path.glob("kd-add-*/state")
+    assert read_state(state)[0].step == 2
+    result = selectors.stage2(new_context(context, tmp_path, early_stop=False), 1, direction="add")
+    assert numbers == [0, 1, 2, 3]
+    assert [snapshot.step for snapshot in result.history] == [1, 2, 3, 4]
 
 
 class Scripted:
