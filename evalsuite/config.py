@@ -92,8 +92,9 @@ class RunConfig:
     merge_shards: Sequence[Path | str] = field(default=(), metadata=_read_by("score", alone=True))
     """Shards or run folders of other machines, merged before scoring."""
     workers: int | Literal["auto"] | None = field(default=None, metadata=_read_by("build", "score"))
-    """Processes that build and score; ``auto`` takes one per processor if there is enough work. None is ``auto`` on the
-    command line and 1 in Python, where more need an ``if __name__ == "__main__":`` guard in the script."""
+    """Processes that build and score; ``auto`` takes one per processor if there is enough work. None is
+    ``auto`` on the command line and 1 in Python, where more need an ``if __name__ == "__main__":`` guard in
+    the script."""
     track: str | None = field(default=None, metadata=_read_by("score"))
     """Experiment tracker that the scores are also logged to: ``tensorboard`` or ``trackio``."""
     quiet: bool = False

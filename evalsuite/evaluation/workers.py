@@ -28,7 +28,7 @@ MIN_ROWS = 500
 MIN_ROWS_TO_IMPORT = 20_000
 """Rows from which they pay off if the harnesses have to be imported for them first."""
 MIN_ROWS_TO_PREPARE = 2_000
-"""Rows of a run from which the harnesses are imported in advance, beside the imports of this process."""
+"""Rows of a run from which the harnesses are imported in advance, while this process imports torch."""
 ROWS_OF_UNKNOWN = 1_000
 """Documents to expect of a benchmark that does not state how many it has."""
 _PRELOADED = ["evalsuite.evaluation.score", "evalsuite.protocols.preload"]
