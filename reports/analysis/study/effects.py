@@ -93,7 +93,7 @@ class OrderAgreement:
 
 
 def order_agreement(
-    scores: StudyScores, student: str, *, draws: int = 2000, seed: int = 0
+    scores: StudyScores, student: str, *, draws: int = 1000, seed: int = 0
 ) -> OrderAgreement | None:
     """Return how far both protocols put the choices of one student in the same order.
 

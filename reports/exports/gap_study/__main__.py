@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evalsuite.foundation import EvalsuiteError
+from evalsuite.reports.admission import admit
+from evalsuite.reports.analysis.measures.admission import load_rule
 from evalsuite.reports.exports.gap_study.page import write_page
 from evalsuite.reports.exports.gap_study.reading import read_study
 
@@ -15,13 +17,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m evalsuite.reports.exports.gap_study")
     parser.add_argument("run", type=Path, help="run folder with scores")
     parser.add_argument("--study", type=Path, required=True, help="output folder of evalsuite.study")
-    parser.add_argument(
-        "--benchmarks", nargs="+", help="admitted benchmarks (default: all with both protocols)"
-    )
+    parser.add_argument("--rule", type=Path, help="rule of admission (default: that of `evalsuite admit`)")
     parser.add_argument("--out", type=Path, required=True, help="folder of the page")
     given = parser.parse_args(arguments)
     try:
-        print(write_page(read_study(given.run, given.study, given.benchmarks), given.out))
+        decisions = admit(given.run, None, load_rule(given.rule))
+        names = [each.benchmark for each in decisions if each.is_admitted]
+        refused = {each.title: each.why for each in decisions if not each.is_admitted}
+        print(write_page(read_study(given.run, given.study, names), given.out, refused))
     except EvalsuiteError as error:
         print(f"gap_study: {error}", file=sys.stderr)
         return 64

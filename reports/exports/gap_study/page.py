@@ -2,7 +2,9 @@
 
 import csv
 import io
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from evalsuite.foundation import write_text
 from evalsuite.reports.analysis.study.effects import Drop, best_pure, effects
@@ -24,8 +26,12 @@ from evalsuite.reports.exports.gap_study.tables import (
 )
 
 
-def write_page(data: StudyData, out: Path) -> Path:
-    """Write ``README.md``, one CSV file per table and ``effects.svg``; return the page."""
+def write_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingProxyType({})) -> Path:
+    """Write ``README.md``, one CSV file per table and ``effects.svg``; return the page.
+
+    Args:
+        refused: title of a benchmark that is not admitted → why.
+    """
     found = effects(data.scores, data.axes)
     parts = decompositions(data)
     tables = {
@@ -43,7 +49,7 @@ def write_page(data: StudyData, out: Path) -> Path:
         write_text(out / f"{table.name}.csv", _csv(table))
     write_text(out / "effects.svg", draw(found))
     page = out / "README.md"
-    write_text(page, _page(data, tables))
+    write_text(page, _page(data, tables, refused))
     return page
 
 
@@ -65,7 +71,7 @@ def _headline(best: Drop | None) -> str:
     )
 
 
-def _page(data: StudyData, tables: dict[str, Table]) -> str:
+def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, str]) -> str:
     scores = data.scores
     done = [run for run in scores.runs if scores.has(run)]
     sections = [
@@ -76,6 +82,11 @@ def _page(data: StudyData, tables: dict[str, Table]) -> str:
         "95 % intervals cover runs (variance pooled over arms) and documents.",
         "## Teacher",
         tables["teacher"].markdown(),
+        *(
+            ["\n".join(f"- Not admitted: {title}: {why}." for title, why in refused.items())]
+            if refused
+            else []
+        ),
         "## Drop and gap of the base",
         tables["drops"].markdown(),
         "## Effect of each choice",

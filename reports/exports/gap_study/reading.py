@@ -41,16 +41,16 @@ class StudyData:
     """Run → why it failed last."""
 
 
-def read_study(run: Path, folder: Path, benchmarks: Sequence[str] | None = None) -> StudyData:
+def read_study(run: Path, folder: Path, benchmarks: Sequence[str]) -> StudyData:
     """Read a study.
 
     Args:
         run: run folder with the scores of the teacher and of the students, whose labels are the runs' names.
         folder: output of `evalsuite.study`: ``study.json``, ``exposure/``, ``runs.jsonl``.
-        benchmarks: the admitted ones; default: all that have both protocols.
+        benchmarks: the admitted ones.
 
     Raises:
-        DataError: no teacher in the run, an unknown benchmark, or no documents under both protocols.
+        DataError: no teacher, no benchmark or an unknown one, or no documents under both protocols.
     """
     design, plan = read_json(folder / "study.json"), read_plan(run)
     planned = tuple(StudyRun(**each) for each in design["runs"])
@@ -58,7 +58,11 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str] | None = None)
     if teacher is None:
         raise DataError(f"{run}: has no teacher; build it with --teacher")
     both = {each.name: each for each in plan.benchmarks if set(PROTOCOLS) <= {str(p) for p in each.protocols}}
-    names = tuple(both) if benchmarks is None else tuple(benchmarks)
+    names = tuple(benchmarks)
+    if not names:
+        raise DataError(
+            f"{run}: no benchmark is admitted, so there is nothing to compare (`evalsuite admit`)"
+        )
     if unknown := [name for name in names if name not in both]:
         raise DataError(f"{run}: no benchmark {unknown[0]} with both protocols; it has {', '.join(both)}")
     labels = {teacher: TEACHER} | {each.name: each.name for each in planned}

@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,6 +19,7 @@ BENCHMARKS = [
     SyntheticBenchmark("options", "Options", "knowledge", documents=150),
     SyntheticBenchmark("needles", "Needles", "recall", documents=60, contexts=(512, 1024)),
 ]
+NAMES = ["options", "needles"]
 LEVELS = {
     ("hybrid", "base"): (0.95, 0.85),
     ("hybrid", "ce"): (0.95, 0.55),
@@ -94,7 +94,9 @@ def _number(text: str) -> float:
 def test_the_page_states_drops_effects_and_causes(study: tuple[Path, Path], tmp_path: Path) -> None:
     run, folder = study
     out = tmp_path / "page"
-    assert main([str(run), "--study", str(folder), "--out", str(out)]) == 0
+    rule = tmp_path / "rule.yaml"
+    rule.write_text("min_documents: 120")
+    assert main([str(run), "--study", str(folder), "--out", str(out), "--rule", str(rule)]) == 0
     page = (out / "README.md").read_text()
     assert "The best pure student is `kda` (runs of the base: 2)" in page
     assert "The paper's finding holds here" in page
@@ -116,7 +118,7 @@ def test_the_page_states_drops_effects_and_causes(study: tuple[Path, Path], tmp_
 
 
 def test_the_parts_of_the_gap_add_up_on_the_page(study: tuple[Path, Path], tmp_path: Path) -> None:
-    write_page(read_study(*study), tmp_path / "page")
+    write_page(read_study(*study, NAMES), tmp_path / "page")
     rows = _rows(tmp_path / "page" / "decomposition.csv")
     drops = {row["student"]: row for row in _rows(tmp_path / "page" / "drops.csv")}
     for student in ("`hybrid`", "`kda`"):
@@ -127,7 +129,7 @@ def test_the_parts_of_the_gap_add_up_on_the_page(study: tuple[Path, Path], tmp_p
 
 
 def test_missing_and_collapsed_runs_are_named(study: tuple[Path, Path], tmp_path: Path) -> None:
-    page = write_page(read_study(*study), tmp_path / "page").read_text()
+    page = write_page(read_study(*study, NAMES), tmp_path / "page").read_text()
     assert "9 of 10 runs, 270 documents of 2 benchmarks" in page
     assert f"Missing: `{MISSING}` (OutOfMemory: too large)." in page
     assert "Collapsed (loops in more than half of the responses), kept in all tables: `kda-ce-seed0`." in page
@@ -135,18 +137,33 @@ def test_missing_and_collapsed_runs_are_named(study: tuple[Path, Path], tmp_path
 
 
 def test_benchmarks_that_are_not_admitted_are_left_out(study: tuple[Path, Path]) -> None:
-    data = read_study(*study, benchmarks=["needles"])
+    data = read_study(*study, ["needles"])
     assert data.scores.names == ("needles",)
     assert len(data.scores.benchmarks) == 120
     assert data.exposure["kda-base-seed0"] == []
     with pytest.raises(DataError, match="no benchmark needle with both protocols; it has options, needles"):
-        read_study(*study, benchmarks=["needle"])
+        read_study(*study, ["needle"])
+
+
+def test_the_rule_of_admission_decides_which_documents_count(
+    study: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, folder = study
+    rule = tmp_path / "rule.yaml"
+    rule.write_text("min_documents: 130")
+    options = [str(run), "--study", str(folder), "--out", str(tmp_path / "page")]
+    assert main([*options, "--rule", str(rule)]) == 0
+    page = (tmp_path / "page" / "README.md").read_text()
+    assert "150 documents of 1 benchmarks" in page
+    assert "- Not admitted: Needles: 120 documents have both protocols (at least 130 needed)." in page
+    assert main(options) == 64
+    assert "no benchmark is admitted" in capsys.readouterr().err
 
 
 def test_a_run_without_a_teacher_is_refused(
     study: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models = [replace(_checkpoint("kda-base-seed0", (0.9, 0.5)))]
+    models = [_checkpoint("kda-base-seed0", (0.9, 0.5))]
     run = make_run(tmp_path / "other", BENCHMARKS[:1], models)
     assert main([str(run), "--study", str(study[1]), "--out", str(tmp_path / "page")]) == 64
-    assert "has no teacher; build it with --teacher" in capsys.readouterr().err
+    assert "has 0 teachers" in capsys.readouterr().err
