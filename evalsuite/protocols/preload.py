@@ -1,6 +1,6 @@
 """Imports both harnesses when it is imported, for a process that workers are forked from.
 
-A harness that is not installed is left to the worker that needs it, which names it.
+What cannot be imported is left to the worker that needs it, which names it.
 """
 
 from contextlib import suppress
@@ -8,12 +8,16 @@ from importlib import import_module
 
 from evalsuite.protocols.isolation import quiet_harness
 
+MODULES = (
+    "lm_eval.api.task",
+    "lm_eval.tasks",
+    "evalsuite.protocols.evalscope_adapter",
+    "evalscope.metrics.math.parser",
+    "nltk",
+)
+
 with suppress(ImportError), quiet_harness():
-    for name in (
-        "lm_eval.api.task",
-        "lm_eval.tasks",
-        "evalsuite.protocols.evalscope_adapter",
-        "evalscope.metrics.math.parser",
-        "nltk",
-    ):
-        import_module(name)
+    for name in MODULES:
+        # An exception here would end the process before any worker could report it.
+        with suppress(Exception):
+            import_module(name)

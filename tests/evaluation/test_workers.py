@@ -103,3 +103,11 @@ def test_parallel_build_equals_serial(crew: Any, suite: Path, tmp_path: Path) ->
     for file in files:
         if file.name != "environment.json":
             assert (tmp_path / "two" / file).read_bytes() == (tmp_path / "one" / file).read_bytes()
+
+
+def test_modules_to_import_in_advance_exist() -> None:
+    from importlib.util import find_spec
+
+    from evalsuite.protocols.preload import MODULES
+
+    assert all(find_spec(name) for name in (*MODULES, *workers._PRELOADED))
