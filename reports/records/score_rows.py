@@ -209,11 +209,11 @@ def _one_fingerprint(
     frame: pd.DataFrame, source: BenchmarkProtocol, checkpoints: Sequence[CheckpointEntry], log: ReadLog
 ) -> pd.DataFrame:
     """Keep one fingerprint per checkpoint: the one with most score rows, then the latest."""
+    if not frame[["checkpoint", "fingerprint"]].drop_duplicates()["checkpoint"].duplicated().any():
+        return frame
     counts = frame.groupby(["checkpoint", "fingerprint"], as_index=False).agg(
         score_rows=("row", "size"), file=("file", "max")
     )
-    if not counts["checkpoint"].duplicated().any():
-        return frame
     counts = counts.sort_values(["score_rows", "file"], ascending=False)
     dropped = counts[counts["checkpoint"].duplicated()]
     for checkpoint, fingerprint, count in zip(
