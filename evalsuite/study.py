@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -228,13 +228,19 @@ class _Worker:
 
 
 def run_study(
-    setting: Setting, jobs: Sequence[Job], *, workers: int, seconds: float
+    setting: Setting,
+    jobs: Sequence[Job],
+    *,
+    workers: int,
+    seconds: float,
+    work: Callable[[Connection, Setting], None] = _work,
 ) -> Iterator[tuple[str, str, float]]:
     """Carry out jobs in several processes; yield (name, error or "", seconds) as they end.
 
     Args:
         workers: processes, which share the GPU.
         seconds: after which running jobs are stopped; the next call continues them.
+        work: what a process runs: replies to each job that it receives, until it receives None.
     """
     deadline = time.monotonic() + seconds
     context = get_context("spawn")
@@ -246,7 +252,7 @@ def run_study(
                 _hand_out(worker, waiting)
             while len(pool) < workers and any(job.is_ready() for job in waiting):
                 here, there = context.Pipe()
-                process = context.Process(target=_work, args=(there, setting))
+                process = context.Process(target=work, args=(there, setting))
                 process.start()
                 there.close()
                 pool.append(_Worker(process, here))
@@ -261,6 +267,7 @@ def run_study(
                 try:
                     yield worker.connection.recv()
                 except EOFError:
+                    worker.process.join(STOP_SECONDS)
                     code = worker.process.exitcode
                     yield worker.job.name, f"its process ended with code {code}", 0.0
                     pool.remove(worker)
