@@ -90,8 +90,8 @@ def decompose(
     lost = np.maximum(change, 0) * weights
     parts = [Part(name, float(lost[cause == index].sum())) for index, name in enumerate(CAUSES)]
     gained = float((np.maximum(-change, 0) * weights).sum())
-    ranked = float((teacher["loglikelihood"] - student["loglikelihood"]) @ weights)
-    return [*parts, Part(OFFSETS[0], -gained), Part(OFFSETS[1], -ranked)]
+    loglikelihood = float((teacher["loglikelihood"] - student["loglikelihood"]) @ weights)
+    return [*parts, Part(OFFSETS[0], -gained), Part(OFFSETS[1], -loglikelihood)]
 
 
 def collapsed(outcome: np.ndarray) -> bool:

@@ -107,7 +107,7 @@ def test_best_pure_student_and_the_finding(make_scores: Make) -> None:
     assert best.generation.low <= 0.45 <= best.generation.high
     assert best.gap.point == pytest.approx(best.generation.point - best.loglikelihood.point)
     assert "finding holds here" in best.finding
-    turned = {key: (generation, ranked) for key, (ranked, generation) in LEVELS.items()}
+    turned = {key: (levels[1], levels[0]) for key, levels in LEVELS.items()}
     opposite = best_pure(make_scores(turned), ["hybrid"])
     assert opposite is not None
     assert "does not hold here" in opposite.finding
