@@ -217,6 +217,8 @@ def rotate_and_store(
         KV_HEADS=kv_heads, KV_BLOCK=triton.next_power_of_2(kv_heads),
         WIDTH=width, HALF_BLOCK=triton.next_power_of_2(width // 2),
         V_WIDTH=v_width, V_BLOCK=triton.next_power_of_2(v_width), num_warps=4,
+        # Fused multiply-adds would skip the rounding of the products.
+        enable_fp_fusion=False,
     )  # fmt: skip
     return rotated
 

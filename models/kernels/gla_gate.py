@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evalsuite.models.kernels.candidates import block_configs
+from evalsuite.models.kernels.configs.candidates import block_configs
 
 
 @triton.jit

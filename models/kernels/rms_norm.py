@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evalsuite.models.kernels.candidates import FITTING_ROWS, row_configs
+from evalsuite.models.kernels.configs.candidates import FITTING_ROWS, row_configs
 
 PROGRAMS = 1024
 """Programs of the backward pass, each with a partial sum of the weight's gradient."""

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evalsuite.models.kernels.candidates import FITTING_ROWS, row_configs
+from evalsuite.models.kernels.configs.candidates import FITTING_ROWS, row_configs
 
 
 @triton.autotune(row_configs(), ["WIDTH", "HALF"], prune_configs_by=FITTING_ROWS)

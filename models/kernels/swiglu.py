@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.kernels.candidates import block_configs
+from evalsuite.models.kernels.configs.candidates import block_configs
 
 
 @triton.autotune(block_configs(), [])

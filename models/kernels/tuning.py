@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evalsuite.models.kernels.measured import MeasuredConfigs, device_file
+from evalsuite.models.kernels.configs.measured import MeasuredConfigs, device_file
 
 _log = logging.getLogger("evalsuite")
 

@@ -12,7 +12,7 @@ import pytest
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.kernels import tuning
-from evalsuite.models.kernels.measured import MeasuredConfigs, device_file
+from evalsuite.models.kernels.configs.measured import MeasuredConfigs, device_file
 
 
 class OutOfSharedMemoryError(Exception):

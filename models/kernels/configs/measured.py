@@ -16,7 +16,7 @@ from typing import Any
 from evalsuite.foundation import ConfigError, write_text
 
 SCHEMA = 1
-FOLDER = Path(__file__).parent / "configs"
+FOLDER = Path(__file__).parent
 """The measurements that are shipped, `<device>.json`."""
 COUNTS = ("B", "H", "HV", "NB", "T")
 """Arguments that count programs (batch, heads, tokens) and do not change the work of one."""

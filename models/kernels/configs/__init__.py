@@ -1,0 +1,1 @@
+"""Launch configurations of Triton kernels: candidates, and files of those that were measured."""
