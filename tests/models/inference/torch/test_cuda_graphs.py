@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.torch.cuda_graphs import round_up_length, round_up_num_seqs
 from evalsuite.models.inference.torch.engine import TorchEngine
-from evalsuite.models.recurrence import op
+from evalsuite.models.kernels.policy import KernelPolicy, kernel_policy
 
 
 @given(st.integers(1, 600), st.integers(0, 600))
@@ -31,32 +31,32 @@ def test_few_sizes() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("kind", ["llama", "gated_deltanet+softmax+gla", "sliding_window+gla+softmax"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("backend", ["torch", "auto"])
+@pytest.mark.parametrize("policy", ["torch", "auto"])
 def test_gpu_equals_cpu(
-    build: Callable[..., Any], kind: str, dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
+    build: Callable[..., Any], kind: str, dtype: torch.dtype, policy: KernelPolicy
 ) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     # With at most 60 tokens, fla uses its recurrent kernels, in full float32.
-    monkeypatch.setattr(op, "_backend", backend)
-    here, there = build(kind), build(kind)
-    there.model = there.model.to("cuda", dtype)
-    cpu, gpu = TorchEngine(here), TorchEngine(there)
-    draw = random.Random(0)
+    with kernel_policy(policy):
+        here, there = build(kind), build(kind)
+        there.model = there.model.to("cuda", dtype)
+        cpu, gpu = TorchEngine(here), TorchEngine(there)
+        draw = random.Random(0)
 
-    def ids(low: int, high: int) -> tuple[int, ...]:
-        return tuple(draw.randrange(4, 400) for _ in range(draw.randint(low, high)))
+        def ids(low: int, high: int) -> tuple[int, ...]:
+            return tuple(draw.randrange(4, 400) for _ in range(draw.randint(low, high)))
 
-    scored = [
-        ScoreRequest(ids(1, 60), tuple(ids(1, 9) for _ in range(draw.choice([1, 4])))) for _ in range(40)
-    ]
-    expected, found = dict(cpu.score(scored)), dict(gpu.score(scored))
-    tolerance = 2e-3 if dtype == torch.float32 else 1.5
-    for index in range(40):
-        assert found[index].logprobs == pytest.approx(expected[index].logprobs, abs=tolerance)
-    if dtype == torch.float32:
-        for sampling in (SamplingParams(40), SamplingParams(40, 1.0, 0.9, 20)):
-            requests = [GenerateRequest(ids(1, 60), sampling, seed) for seed in range(64)]
-            eager, captured = dict(cpu.generate(requests)), dict(gpu.generate(requests))
-            assert sum(eager[i] == captured[i] for i in range(64)) >= 62
-            again = dict(gpu.generate(requests))  # Replays the graphs of the first call.
-            assert sum(again[i] == captured[i] for i in range(64)) >= 62
+        scored = [
+            ScoreRequest(ids(1, 60), tuple(ids(1, 9) for _ in range(draw.choice([1, 4])))) for _ in range(40)
+        ]
+        expected, found = dict(cpu.score(scored)), dict(gpu.score(scored))
+        tolerance = 2e-3 if dtype == torch.float32 else 1.5
+        for index in range(40):
+            assert found[index].logprobs == pytest.approx(expected[index].logprobs, abs=tolerance)
+        if dtype == torch.float32:
+            for sampling in (SamplingParams(40), SamplingParams(40, 1.0, 0.9, 20)):
+                requests = [GenerateRequest(ids(1, 60), sampling, seed) for seed in range(64)]
+                eager, captured = dict(cpu.generate(requests)), dict(gpu.generate(requests))
+                assert sum(eager[i] == captured[i] for i in range(64)) >= 62
+                again = dict(gpu.generate(requests))  # Replays the graphs of the first call.
+                assert sum(again[i] == captured[i] for i in range(64)) >= 62
