@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
-from evalsuite.distill.training.fsdp import FSDPTrainState
+from evalsuite.distill.training.memory.fsdp import FSDPTrainState
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.foundation import ConfigError
 from evalsuite.models import MIXERS, build_student
