@@ -43,6 +43,18 @@ SMOLLM2_135M = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
+QWEN3_600M = {
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+"""Qwen3-0.6B's shape, as a Llama (without norms of queries and keys)."""
 TINY = {
     **SMOLLM2_135M,
     "vocab_size": 512,
@@ -51,18 +63,20 @@ TINY = {
     "num_hidden_layers": 2,
 }
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+SHAPES = {"smollm2-135m": SMOLLM2_135M, "qwen3-0.6b": QWEN3_600M, "tiny": TINY}
 SHARED_TEACHER_MIXERS = ("linear_attention", "retnet", "gla", "gated_deltanet")
 ALL_MIXERS = (*SHARED_TEACHER_MIXERS, "deltanet", "kda", "mlstm")
 SECTIONS = ("accuracy", "naive", "kd", "layerwise", "shared_teacher", "all_mixers", "losses", "profile")
 
 
-def measurements(bench: Bench, mixer: str, sections: Sequence[str]) -> Iterator[Callable[[], Timing]]:
+def measurements(
+    bench: Bench, mixer: str, sections: Sequence[str], naive_batch_size: int | None
+) -> Iterator[Callable[[], Timing]]:
     """The measurements of the given sections, as one function each."""
     batch_size = bench.batch_size
     if "naive" in sections:
-        yield lambda: bench.naive_step(mixer, autocast=True)
-        if bench.bf16:
-            yield lambda: bench.naive_step(mixer, autocast=False)
+        for autocast in (True, False) if bench.bf16 else (True,):
+            yield partial(bench.naive_step, mixer, autocast=autocast, batch_size=naive_batch_size)
     if "kd" in sections:
         sizes = {batch_size, max(1, batch_size // 2), max(1, batch_size // 4)}
         if bench.process_group.world_size > 1:
@@ -144,12 +158,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--eager", action="store_true", help="disable CUDA graphs")
     parser.add_argument("--sharded", action="store_true", help="under torchrun: shard students with FSDP2")
-    parser.add_argument("--tiny", action="store_true", help="a model small enough for a CPU")
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="smollm2-135m", help="tiny: small enough for a CPU"
+    )
+    parser.add_argument(
+        "--naive-batch-size",
+        type=int,
+        help="sequences of a naive step, if it fits fewer; default: --batch-size",
+    )
     parser.add_argument("--out", type=Path, help="folder for table.md and timings.json")
     options = parser.parse_args(arguments)
     process_group = ProcessGroup(options.device)
     bench = Bench(
-        TINY if options.tiny else SMOLLM2_135M,
+        SHAPES[options.shape],
         process_group,
         batch_size=options.batch_size,
         seq_len=options.seq_len,
@@ -179,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         multiple = 2 * process_group.world_size
         batch_size = options.batch_size - options.batch_size % multiple or multiple
         report("losses", [round(loss, 6) for loss in bench.losses(options.mixer, batch_size, options.steps)])
-    for measure in measurements(bench, options.mixer, options.only):
+    for measure in measurements(bench, options.mixer, options.only, options.naive_batch_size):
         started = time.monotonic()
         timings.append(measure())
         _free_memory(bench)

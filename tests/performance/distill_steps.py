@@ -96,7 +96,7 @@ class Bench:
             num_hidden_layers=config["num_hidden_layers"],
             num_attention_heads=config["num_attention_heads"],
             num_key_value_heads=config["num_key_value_heads"],
-            head_dim=config["hidden_size"] // config["num_attention_heads"],
+            head_dim=config.get("head_dim", config["hidden_size"] // config["num_attention_heads"]),
             intermediate_size=config["intermediate_size"],
             vocab_size=config["vocab_size"],
         )
@@ -191,12 +191,14 @@ class Bench:
             batch = self.global_batch(micro_batch_size, seed=step, batch_size=batch_size)
             yield float(train_step(batch, step)[0][0, 0])
 
-    def naive_step(self, mixer: str, *, autocast: bool) -> Timing:
+    def naive_step(self, mixer: str, *, autocast: bool, batch_size: int | None = None) -> Timing:
         """Time a naive step: full fp32 logits of both models, torch's own loss and AdamW.
 
         Args:
             autocast: fp32 weights under autocast; otherwise bf16 weights, which round small updates away.
+            batch_size: sequences of a step, which has no micro-batches; default: that of the other steps.
         """
+        batch_size = batch_size or self.batch_size
         teacher = self.teacher(self.dtype, fused=False)
         train_state = self.student(mixer, self.stage("kd"), torch.float32, fused=False)
         train_state.end_stage()
@@ -205,7 +207,7 @@ class Bench:
             for parameter in student.parameters():
                 parameter.data = parameter.data.bfloat16()
         optimizer = torch.optim.AdamW(student.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
-        input_ids, _ = self.tokens(0, self.batch_size)
+        input_ids, _ = self.tokens(0, batch_size)
 
         def autocast_context() -> AbstractContextManager[Any]:
             return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16 and autocast)
@@ -221,7 +223,7 @@ class Bench:
                 target.float().log_softmax(-1),
                 log_target=True,
                 reduction="sum",
-            ) / (self.batch_size * self.seq_len)
+            ) / (batch_size * self.seq_len)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
             optimizer.step()
@@ -231,14 +233,23 @@ class Bench:
         return self._time(
             f"naive kd {mixer} ({precision})",
             1,
-            self.batch_size,
+            batch_size,
             self.stage("kd").flops_per_token(self.shape, 0, 1),
             step,
+            batch_size=batch_size,
         )
 
     def _time(
-        self, name: str, students: int, micro_batch_size: int, flops: float, step: Callable[[int], Tensor]
+        self,
+        name: str,
+        students: int,
+        micro_batch_size: int,
+        flops: float,
+        step: Callable[[int], Tensor],
+        *,
+        batch_size: int | None = None,
     ) -> Timing:
+        batch_size = batch_size or self.batch_size
         cuda = self.device.type == "cuda"
         gc.collect()
         if cuda:
@@ -256,11 +267,11 @@ class Bench:
         self.process_group.barrier()
         seconds = time.perf_counter() - started
         world_size = self.process_group.world_size
-        rate = self.steps * self.batch_size * world_size * self.seq_len / seconds
+        rate = self.steps * batch_size * world_size * self.seq_len / seconds
         return Timing(
             name=name,
             students=students,
-            batch_size=self.batch_size * world_size,
+            batch_size=batch_size * world_size,
             micro_batch_size=micro_batch_size,
             seq_len=self.seq_len,
             gpus=world_size,

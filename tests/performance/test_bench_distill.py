@@ -10,7 +10,7 @@ from tests.performance.distill_profile import kind_of
 
 @pytest.mark.long
 def test_all_steps_are_timed_and_compute_the_same_loss(tmp_path, capsys):
-    options = ["--tiny", "--batch-size", "4", "--seq-len", "32", "--steps", "1", "--device", "cpu"]
+    options = ["--shape", "tiny", "--batch-size", "4", "--seq-len", "32", "--steps", "1", "--device", "cpu"]
     assert bench_distill.main([*options, "--out", str(tmp_path)]) == 0
     results = json.loads((tmp_path / "timings.json").read_text())
     timings = results["timings"]
