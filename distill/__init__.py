@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from evalsuite.distill.recipe import Recipe, known_recipes, load_recipe, write_recipe
 
 if TYPE_CHECKING:
-    from evalsuite.distill.training.memory.estimate import Estimate, dry_run
     from evalsuite.distill.training.callbacks.interface import TrainingError
+    from evalsuite.distill.training.memory.estimate import Estimate, dry_run
     from evalsuite.distill.training.trainer import distill
 
 __all__ = [

@@ -69,7 +69,8 @@ class _SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> Any:
-        return _backward(*ctx.saved_tensors, d_out.contiguous(), None)
+        gate, x = ctx.saved_tensors
+        return _backward(gate, x, d_out.contiguous(), None)
 
 
 class _SwiGLULinear(torch.autograd.Function):

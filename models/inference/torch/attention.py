@@ -235,7 +235,8 @@ def _is_fusible(module: Any, devices: tuple[str, ...] = ("cuda",)) -> bool:
     span = (
         module.span if isinstance(module, Mixer) else AttentionSpan(getattr(module, "sliding_window", None))
     )
-    plain = span.window is None and module.head_dim <= 256 and module.head_dim % 2 == 0
+    everything = span is not None and span.window is None
+    plain = everything and module.head_dim <= 256 and module.head_dim % 2 == 0
     half = weight.dtype in (torch.bfloat16, torch.float16)
     return plain and half and weight.device.type in devices and use_triton(weight)
 
