@@ -10,7 +10,7 @@ KINDS = {
     "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "cublas", "splitkreduce"),
     "attention": ("flash", "fmha", "attention", "sdpa"),
     "loss over the vocabulary": ("_row_loss",),
-    "short convolution": ("conv1d", "_convolution"),
+    "short convolution": ("conv1d", "_convolution", "_short_conv"),
     "norms and gates": ("norm", "swiglu", "sigmoidglu", "swish"),
     "recurrence": ("chunk", "delta", "gla", "kda", "wy", "cumsum", "solve", "recompute", "fwd_kernel_h"),
     "optimizer": ("multi_tensor", "adam", "fused_adam"),

@@ -35,6 +35,7 @@ def test_all_steps_are_timed_and_compute_the_same_loss(tmp_path, capsys):
         ("chunk_gated_delta_rule_fwd_kernel_h_blockdim64", "recurrence"),
         ("causal_conv1d_fwd_kernel", "short convolution"),
         ("_convolution_backward", "short convolution"),
+        ("_short_conv_backward_kernel", "short convolution"),
         ("_row_loss", "loss over the vocabulary"),
         ("flash_fwd_kernel", "attention"),
         ("void at::native::elementwise_kernel<…>", "other"),
