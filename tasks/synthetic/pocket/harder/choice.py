@@ -9,22 +9,25 @@ NAMES = ("1", "2", "3", "4")
 """Digits, since each of them is one token; letters are not."""
 
 
-def draw(rng: random.Random, *, people: int = PEOPLE, questions: int = 1) -> list[Question]:
+def draw(
+    rng: random.Random, *, people: int = PEOPLE, questions: int = 1, options: int = len(NAMES)
+) -> list[Question]:
     """Draw a passage with questions about different events; the wrong responses are the other names."""
     passage = draw_passage(rng, people)
     found = []
     for event in rng.sample(passage.events, questions):
-        options = [event.thing, *others(rng, passage, event)]
-        rng.shuffle(options)
-        listed = "\n".join(f"{name}. {option}" for name, option in zip(NAMES, options, strict=True))
-        answer = NAMES[options.index(event.thing)]
+        names = NAMES[:options]
+        things = [event.thing, *others(rng, passage, event)[: options - 1]]
+        rng.shuffle(things)
+        listed = "\n".join(f"{name}. {thing}" for name, thing in zip(names, things, strict=True))
+        answer = names[things.index(event.thing)]
         found.append(
             Question(
                 prompt=f"{passage.text}\n{ask(event)}\n{listed}\nAnswer:",
                 answer=answer,
                 response=answer,
                 rule="exact",
-                wrong=tuple(name for name in NAMES if name != answer),
+                wrong=tuple(name for name in names if name != answer),
             )
         )
     return found

@@ -49,7 +49,7 @@ def others(rng: random.Random, passage: Passage, event: Event) -> list[str]:
     """Return three other objects: of the same person, at the same place, and any other."""
     near = [each.thing for each in passage.events if (each.name == event.name) != (each.spot == event.spot)]
     far = [each.thing for each in passage.events if each.thing != event.thing and each.thing not in near]
-    return [*near, *rng.sample(far, 3)][:3]
+    return [*near, *rng.sample(far, min(3, len(far)))][:3]
 
 
 def ask(event: Event) -> str:

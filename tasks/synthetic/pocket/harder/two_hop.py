@@ -26,7 +26,8 @@ def draw(rng: random.Random, *, people: int = PEOPLE, questions: int = 1) -> lis
     """Draw a passage about people and their towns, with questions about different people.
 
     The response states both facts. Of its wrong variants one has the right town and the value of another, the
-    others begin with the wrong town. Facts of the passage need not be those of the world.
+    others, if there are more than two people, begin with the wrong town. Facts of the passage need not be
+    those of the world.
     """
     names = rng.sample(lexicon.NAMES, people)
     towns = rng.sample(lexicon.TOWNS, people)
@@ -40,7 +41,7 @@ def draw(rng: random.Random, *, people: int = PEOPLE, questions: int = 1) -> lis
     rng.shuffle(told)
     found = []
     for place in rng.sample(range(people), questions):
-        others = rng.sample([each for each in range(people) if each != place], 3)
+        others = rng.sample([each for each in range(people) if each != place], min(3, people - 1))
         variants = [(place, others[0]), *((each, each) for each in others[1:])]
         found.append(
             Question(
