@@ -98,7 +98,7 @@ def test_a_dry_run_measures_nothing(
         (["pocket", "--random", "--like", "Qwen3-0.6B"], "give checkpoints, or --random --like SHAPE"),
         (["--random"], "give checkpoints, or --random --like SHAPE"),
         (["pocket", "--mixer", "gla"], "--mixer gla: only with --random"),
-        (["--random", "--like", "Qwen3-0.7B"], "Qwen3-0.6B"),
+        (["--random", "--like", "Qwen3-0.7B"], "did you mean 'Qwen3"),
         (["--random", "--like", "Qwen3-0.6B", "--engine", "vllm"], "which --random does not write"),
         (["--from", "absent"], "--from RUN … takes --out DIR"),
     ],

@@ -1,5 +1,5 @@
 """Fixtures shared with the tests of the evaluation: stand-in engines, the pocket tokenizer, a tiny model."""
 
-from tests.evaluation.conftest import crew, tiny, tokenizer
+from tests.evaluation.conftest import crew, make_llama, tiny, tokenizer
 
-__all__ = ["crew", "tiny", "tokenizer"]
+__all__ = ["crew", "make_llama", "tiny", "tokenizer"]

@@ -1,12 +1,14 @@
 """Weight decay and Muon reach the matrices of every mixer and nothing else."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
-from evalsuite.distill.training.memory.fsdp import FSDPTrainState
+from evalsuite.distill.training.memory.fsdp import shard
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.foundation import ConfigError
 from evalsuite.models import MIXERS, build_student
@@ -49,11 +51,8 @@ def groups_of(student: PreTrainedModel, kind: str) -> dict[str, tuple[str, float
 
 def test_sharding_refuses_mixers_that_read_other_layers(make_teacher: Callable[..., PreTrainedModel]) -> None:
     student = build_student(make_teacher(), "hgrn2", options={"hgrn2": {"preset": "native"}})
-    stage = KnowledgeDistillation(
-        name="s", objective="kd", data="d", tokens=100, seq_len=10, batch_size=1, lr=1e-3
-    )
     with pytest.raises(ConfigError, match="hgrn2 with learned_lower_bounds = True cannot be sharded"):
-        FSDPTrainState("s", student).begin_stage(stage)
+        shard(SimpleNamespace(model=student), torch.device("cpu"), torch.float32, ())
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
