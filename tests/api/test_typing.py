@@ -117,7 +117,7 @@ def test_a_users_module_is_checked(installed: Path, tmp_path: Path) -> None:
         assert message in found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_a_plugin_is_checked(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "evalsuite_example").symlink_to(PLUGIN)

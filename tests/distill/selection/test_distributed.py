@@ -15,7 +15,7 @@ def run(selector: str, recipe, options, folder, rank: int) -> None:
 
 
 @needs_loopback
-@pytest.mark.parametrize("selector", ["ga_s2", "beam_add"])
+@pytest.mark.parametrize("selector", [pytest.param("ga_s2", marks=pytest.mark.long), "beam_add"])
 def test_two_processes_give_the_scores_of_one(context, recipe, options, tmp_path, selector):
     """Beam search without a given all-linear student, which both processes must distil together first."""
     all_linear = str(context.all_linear_path) if selector == "ga_s2" else None

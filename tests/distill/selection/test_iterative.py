@@ -27,7 +27,7 @@ def test_later_rounds_include_decided_layers(context, direction, layers):
     assert set(candidates.scores()[direction]) == {1}
 
 
-@pytest.mark.parametrize(("direction", "k"), [("add", 2), ("remove", 1)])
+@pytest.mark.parametrize(("direction", "k"), [("add", 2), pytest.param("remove", 1, marks=pytest.mark.long)])
 def test_stage_2_rounds_train_the_undecided_layers(context, tmp_path, direction, k):
     context = new_context(context, tmp_path, early_stop=False, iterative=True)
     result = selectors.stage2(context, k, direction=direction)

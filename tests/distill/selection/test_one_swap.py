@@ -87,7 +87,7 @@ def aligned_from(context: SelectionContext, stage, student):
     return AlignedCandidates(stand_in, stage, [])
 
 
-@pytest.mark.parametrize("selector", ["stage1", "stage2"])
+@pytest.mark.parametrize("selector", [pytest.param("stage1", marks=pytest.mark.long), "stage2"])
 def test_interrupted_training_resumes_exactly(context, tmp_path, monkeypatch, selector):
     """Interrupted between two snapshots: resuming from the previous state gives bit-identical scores."""
     function = getattr(selectors, selector)
@@ -286,7 +286,7 @@ def test_damaged_state_is_reported(context, tmp_path, monkeypatch):
         selectors.stage2(new_context(context, tmp_path), 1, direction="add")
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_averaged_ranks_share_one_alignment(context, tmp_path, number):
     context = new_context(context, tmp_path, early_stop=False)
     result = selectors.averaged(context, 2, stage=number)

@@ -40,6 +40,7 @@ def test_softmax_student_equals_smollm2(teacher: Checkpoint) -> None:
     assert top == " Paris"
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_gated_deltanet_student_of_smollm2_round_trips(teacher: Checkpoint, tmp_path: Path) -> None:
     student = build_student(teacher.model, "gated_deltanet")

@@ -196,7 +196,14 @@ def draw_all(page: Any) -> None:
         figure.locator(".main-svg").first.wait_for()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1440, "dark"), (2560, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (360, "light"),
+        pytest.param(1440, "dark", marks=pytest.mark.long),
+        pytest.param(2560, "light", marks=pytest.mark.long),
+    ],
+)
 def test_no_label_is_cut_and_nothing_is_wider_than_the_window(
     browser: Any, rich_page: Path, width: int, scheme: str
 ) -> None:
