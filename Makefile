@@ -106,6 +106,8 @@ bench-kernels: $(STAMP)
 
 # The page of a study from stored responses: make gap-study TEACHER=./teacher SUITE=pocket-10m STUDY=./study PAGE=./page
 gap-study: $(STAMP)
+	@: $(foreach name,TEACHER SUITE STUDY PAGE,$(if $($(name)),,$(error gap-study: $(name) is missing; make gap-study \
+		TEACHER=./teacher SUITE=pocket-10m STUDY=./study PAGE=./page)))
 	$(BIN)/python -m evalsuite run $(SUITE) --teacher $(TEACHER) --build-only --out $(STUDY)/run
 	$(BIN)/python -m evalsuite run --out $(STUDY)/run --score-only --merge-shards $(STUDY)/shards/*.tar.xz
 	$(BIN)/python -m evalsuite.reports.exports.gap_study $(STUDY)/run --study $(STUDY) --out $(PAGE)

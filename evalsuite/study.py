@@ -12,7 +12,6 @@ interrupted trainings continue. Below --out lie
     study.json, runs.jsonl  the design, and the time of every run
 """
 
-import argparse
 import json
 import shutil
 import signal
@@ -28,6 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from evalsuite.cli.parser import Parser
 from evalsuite.distill import load_recipe
 from evalsuite.distill.study import BASE, Study, StudyRun, study_runs
 from evalsuite.foundation import ConfigError, EvalsuiteError, append_jsonl, write_json
@@ -293,7 +293,7 @@ def _hand_out(worker: _Worker, waiting: list[Job]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a study from the command line. Returns 0 if all runs are finished, 1 otherwise."""
-    parser = argparse.ArgumentParser(prog="python -m evalsuite.study", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m evalsuite.study", description=__doc__.splitlines()[0])
     parser.add_argument("recipe", help="a recipe with a study block")
     parser.add_argument("--teacher", required=True, help="checkpoint of the teacher")
     parser.add_argument("--requests", type=Path, required=True, help="run folder with built requests")
