@@ -1,7 +1,7 @@
 """Supported versions of vLLM. Imports nothing, because the engine's subprocess reads it too."""
 
-TESTED = ("0.26", "0.32")
-"""Minor versions that pass the parity test: 0.26.0, whose CUDA builds are for torch 2.11, and 0.32.0."""
+TESTED = ("0.26", "0.29", "0.32")
+"""Minor versions that pass the parity test: 0.26.0, whose CUDA builds are for torch 2.11, 0.29.0 and 0.32.0."""
 INSTALL = "vllm>=0.32,<0.33"
 
 
@@ -15,7 +15,7 @@ def version_problem(version: str) -> str:
         problem = "too old"
     elif _minor(version) > newest:
         problem = "newer than the tested versions"
-    supported = " and ".join(f"{tested}.*" for tested in TESTED)
+    supported = ", ".join(f"{tested}.*" for tested in TESTED)
     return f"vLLM {version} is {problem}: students were tested with {supported}; pip install '{INSTALL}'"
 
 
