@@ -95,8 +95,8 @@ class ModelShape:
     def layer_activation_bytes(self, width: int) -> int:
         """Bytes of one layer's activations per token; `width`: bytes of an activation.
 
-        About 12 vectors of the heads, 4 of the residual stream and 2 of the MLP (measured for 32,768 tokens in
-        bf16: 28.6 GB in total for SmolLM2-135M; 79.9 GB for Qwen3-0.6B, whose heads are twice as wide as the
-        residual stream).
+        About 12 vectors of the heads, 4 of the residual stream and 2 of the MLP (measured for 32,768 tokens
+        in bf16: 28.6 GB in total for SmolLM2-135M; 79.9 GB for Qwen3-0.6B, whose heads are twice as wide as
+        the residual stream).
         """
         return width * (12 * self.inner_size + 4 * self.hidden_size + 2 * self.intermediate_size)

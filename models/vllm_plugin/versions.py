@@ -1,7 +1,7 @@
 """Supported versions of vLLM. Imports nothing, because the engine's subprocess reads it too."""
 
 TESTED = ("0.26", "0.29", "0.32")
-"""Minor versions that pass the parity test: 0.26.0, whose CUDA builds are for torch 2.11, 0.29.0 and 0.32.0."""
+"""Minor versions that pass the parity test; the CUDA builds of 0.26.0 are for torch 2.11."""
 INSTALL = "vllm>=0.32,<0.33"
 
 
