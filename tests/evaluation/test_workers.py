@@ -50,6 +50,7 @@ def test_workers_share_tasks_and_pass_their_errors_on() -> None:
 
 def test_size_follows_from_processors_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "num_processors", lambda: 16)
+    monkeypatch.setattr(workers, "_prepared", False)
     assert WorkerPool(3).size(1) == 3
     assert WorkerPool(None).size(MIN_ROWS_TO_IMPORT - 1) == 1
     assert WorkerPool(None).size(MIN_ROWS_TO_IMPORT) == workers.MAX_WORKERS
