@@ -23,7 +23,7 @@ class LayerLosses:
     """`StepLosses` of a layerwise stage.
 
     A loss is a sum of distances over a divisor: the number of loss tokens of the global batch or, with
-    `normalizes_by_teacher`, the sum of the teacher's norms over the global batch. That sum is known only
+    a `target_norm`, the sum of the teacher's norms over the global batch. That sum is known only
     after the last micro-batch of the last process. Until then, this process divides by the norms of its first
     micro-batch, which keeps gradients in range; `reduce` returns the factors that correct them.
 
@@ -56,8 +56,8 @@ class LayerLosses:
         def compare(layer: int, activations: LayerActivations) -> None:
             target = stage.target(activations, batch)
             divisor: Any = num_loss_tokens
-            if stage.normalizes_by_teacher:
-                divisor = self._add_norm(layer, stage.norm(target))
+            if stage.target_norm is not None:
+                divisor = self._add_norm(layer, stage.target_norm(target))
             streams.join(activations, target, divisor)
             for number, student in enumerate(self._students):
                 if layer not in self._replaced[number]:
@@ -81,7 +81,7 @@ class LayerLosses:
 
     def reduce(self, all_reduce: Callable[[Tensor], None]) -> tuple[Tensor, Tensor | None]:
         """See `StepLosses.reduce`: losses [students, 1] are means over the replaced layers."""
-        if not self._stage.normalizes_by_teacher:
+        if self._stage.target_norm is None:
             return self._mean(self._losses), None
         norms = self._norms.clone()
         all_reduce(norms)

@@ -1,7 +1,8 @@
 """Layerwise objectives: every student layer is trained on the teacher's own activations."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
@@ -34,9 +35,10 @@ class LayerwiseStage(Stage):
     default_trainable: ClassVar[str] = "mixer"
 
     @property
-    def normalizes_by_teacher(self) -> bool:
-        """Whether distances are divided by the norms of the targets instead of the number of tokens."""
-        return False
+    def target_norm(self) -> "Callable[[Tensor], Tensor] | None":
+        """The distance from a target of a layer that outputs 0, summed over the loss tokens, if distances are
+        divided by it; None: by the number of tokens."""
+        return None
 
     @abstractmethod
     def target(self, activations: "LayerActivations", batch: "MicroBatch") -> "Tensor":
@@ -47,10 +49,6 @@ class LayerwiseStage(Stage):
         self, layer: "nn.Module", activations: "LayerActivations", target: "Tensor", batch: "MicroBatch"
     ) -> "Tensor":
         """Distance of a student's layer from the target, summed over the loss tokens; differentiable."""
-
-    def norm(self, target: "Tensor") -> "Tensor":
-        """Distance from the target of a layer that outputs 0, summed over the loss tokens."""
-        raise NotImplementedError(f"{type(self).__name__} does not normalize by the teacher")
 
     @abstractmethod
     def layer_flops(self, shape: ModelShape) -> float:
@@ -109,9 +107,13 @@ class HiddenDistanceStage(LayerwiseStage):
     alignment_loss: HiddenDistanceConfig = HiddenDistanceConfig()
 
     @property
-    def normalizes_by_teacher(self) -> bool:
-        """See `LayerwiseStage.normalizes_by_teacher`."""
-        return self.alignment_loss.normalize_by_teacher
+    def target_norm(self) -> "Callable[[Tensor], Tensor] | None":
+        """Sum of the (squared) L2 norms, if it is to normalize."""
+        if not self.alignment_loss.normalize_by_teacher:
+            return None
+        from evalsuite.distill.objectives.hidden_states import l2_norm
+
+        return partial(l2_norm, squared=self.squared)
 
     @property
     def squared(self) -> bool:
@@ -145,12 +147,6 @@ class HiddenDistanceStage(LayerwiseStage):
         else:
             output = run_mixer(layer, activations.input, activations, batch)
         return l2_distance(batch.select(output), target, squared=self.squared)
-
-    def norm(self, target: "Tensor") -> "Tensor":
-        """Sum of the (squared) L2 norms."""
-        from evalsuite.distill.objectives.hidden_states import l2_norm
-
-        return l2_norm(target, squared=self.squared)
 
     def layer_flops(self, shape: ModelShape) -> float:
         """See `LayerwiseStage.layer_flops`."""

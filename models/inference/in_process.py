@@ -1,6 +1,6 @@
 """What engines share that run a loaded checkpoint in this process: validation, batches that fit, identity."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -39,7 +39,7 @@ class RunningBatch(Protocol):
         """One response per request; waits for the device."""
 
 
-class InProcessEngine(EngineType, ABC):
+class InProcessEngine(EngineType):
     """Runs requests on a loaded checkpoint, in batches that are halved where memory is short.
 
     An engine sets `limits` and `vocab_size`, and computes batches: `_score_batches`, `_start` and

@@ -4,6 +4,7 @@
 class MyEngine(EngineType): ...
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -47,7 +48,7 @@ class EngineSettings:
         }
 
 
-class EngineType:
+class EngineType(ABC):
     """What evaluation and command line ask of a kind of engine; its instances are `Engine`s."""
 
     name: ClassVar[str]
@@ -66,6 +67,7 @@ class EngineType:
     fingerprint."""
 
     @classmethod
+    @abstractmethod
     def open(cls, path: str, settings: EngineSettings) -> Engine:
         """Make the engine of a checkpoint.
 
@@ -78,7 +80,6 @@ class EngineType:
             ConfigError: a checkpoint or an argument that this engine does not support.
             MissingDependencyError: a package that this engine needs is not installed.
         """
-        raise NotImplementedError
 
     @classmethod
     def gpus(cls, arguments: Mapping[str, Any]) -> int:
@@ -111,9 +112,9 @@ class EngineType:
     """What the records of a run say about it, such as why it runs in place of the engine that was chosen."""
 
     @property
+    @abstractmethod
     def label(self) -> str:
         """Name of its checkpoint in reports."""
-        raise NotImplementedError
 
     def benchmark(self) -> "Benchmark":
         """What measures the checkpoint's speed and memory in this engine, for `evalsuite bench`.

@@ -1,6 +1,7 @@
 """Document generators by name, behind one signature."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from evalsuite.foundation import ConfigError, DataError, nearest
@@ -8,52 +9,65 @@ from evalsuite.tasks.benchmark import Benchmark
 
 Row = dict[str, Any]
 CountTokens = Callable[[str], int]
-Generator = Callable[[str, int, int, int | None, CountTokens | None, Sequence[list[Row]]], list[Row]]
 
 
-def _pocket(
-    task: str,
-    seed: int,
-    count: int,
-    context: int | None,
-    count_tokens: CountTokens | None,
-    inputs: Sequence[list[Row]],
-) -> list[Row]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowRequest:
+    """Which rows a generator is to draw."""
+
+    task: str
+    """A task of the generator."""
+    seed: int
+    count: int
+    """Rows from the first on."""
+    context: int | None
+    """Prompt length in tokens, for tasks that have one."""
+    count_tokens: CountTokens | None
+    """Number of tokens of a text; None without a tokenizer."""
+    inputs: Sequence[list[Row]]
+    """Rows of each input split."""
+
+
+def _pocket(request: RowRequest) -> list[Row]:
     from evalsuite.tasks.synthetic.pocket import rows
 
-    return rows(task, seed=seed, count=count, context=context, count_tokens=count_tokens)
+    return rows(
+        request.task,
+        seed=request.seed,
+        count=request.count,
+        context=request.context,
+        count_tokens=request.count_tokens,
+    )
 
 
-def _ruler(
-    task: str,
-    seed: int,
-    count: int,
-    context: int | None,
-    count_tokens: CountTokens | None,
-    inputs: Sequence[list[Row]],
-) -> list[Row]:
+def _ruler(request: RowRequest) -> list[Row]:
     from evalsuite.tasks.synthetic.ruler import rows
 
+    task, context, count_tokens = request.task, request.context, request.count_tokens
     if context is None or count_tokens is None:
         raise ConfigError(f"{task}: needs a checkpoint, whose tokenizer measures the length of its prompts")
-    return rows(task, seed=seed, count=count, context=context, count_tokens=count_tokens, inputs=inputs)
+    return rows(
+        task,
+        seed=request.seed,
+        count=request.count,
+        context=context,
+        count_tokens=count_tokens,
+        inputs=request.inputs,
+    )
 
 
-def _english(
-    task: str,
-    seed: int,
-    count: int,
-    context: int | None,
-    count_tokens: CountTokens | None,
-    inputs: Sequence[list[Row]],
-) -> list[Row]:
+def _english(request: RowRequest) -> list[Row]:
     from evalsuite.tasks.synthetic.english import rows
 
-    return rows(task, seed=seed, count=count)
+    return rows(request.task, seed=request.seed, count=request.count)
 
 
-GENERATORS: dict[str, Generator] = {"pocket": _pocket, "ruler": _ruler, "english": _english}
-"""Name → generator: (task, seed, count, context, count_tokens, rows of each input split) → rows."""
+GENERATORS: dict[str, Callable[[RowRequest], list[Row]]] = {
+    "pocket": _pocket,
+    "ruler": _ruler,
+    "english": _english,
+}
+"""Name → generator."""
 RETIRED = {"sized": "ruler"}
 """Retired generator → current name."""
 
@@ -92,7 +106,16 @@ def generate(
         needed = f"one such as {benchmark.contexts[0]}" if benchmark.contexts else "none"
         raise ConfigError(f"{benchmark.name}: context = {context}; it takes {needed}")
     inputs = read_inputs()
-    rows = GENERATORS[name](generated.task, seed, count, context, count_tokens, inputs)
+    rows = GENERATORS[name](
+        RowRequest(
+            task=generated.task,
+            seed=seed,
+            count=count,
+            context=context,
+            count_tokens=count_tokens,
+            inputs=inputs,
+        )
+    )
     if not rows or (len(rows) != count and not inputs):
         raise DataError(f"{benchmark.name}: {name} generated {len(rows)} of {count} documents")
     return rows

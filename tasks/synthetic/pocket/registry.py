@@ -1,8 +1,8 @@
 """The tasks of the pocket world, one per benchmark."""
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from evalsuite.tasks.synthetic.pocket import arithmetic, cloze, instructions, niah, recall
@@ -39,8 +39,23 @@ class PocketTask:
     """None if the questions are enumerated instead of drawn (facts)."""
 
 
-def _without_context(draw: Callable[[random.Random], Question]) -> Draw:
-    return lambda rng, context, count: draw(rng)
+def _drawn(
+    name: str, category: str, max_new_tokens: int, draw: Callable[[random.Random], Question]
+) -> PocketTask:
+    """A task under both protocols, whose prompts have no given length."""
+    return PocketTask(
+        name=name,
+        category=category,
+        max_new_tokens=max_new_tokens,
+        draw=lambda rng, context, count: draw(rng),
+    )
+
+
+def _first(
+    draw: Callable[[random.Random], Sequence[Question]],
+) -> Callable[[random.Random], Question]:
+    """The first of the questions that a draw returns; the training text has all."""
+    return lambda rng: draw(rng)[0]
 
 
 def _within_context(
@@ -72,27 +87,11 @@ def _needle(task: niah.NeedleTask) -> Draw:
 
 _ALL = (
     PocketTask(name="facts", category="knowledge", max_new_tokens=8),
-    PocketTask(
-        name="arithmetic", category="reasoning", max_new_tokens=48, draw=_without_context(arithmetic.draw)
-    ),
-    PocketTask(
-        name="cloze",
-        category="language_modeling",
-        max_new_tokens=8,
-        draw=_without_context(lambda rng: cloze.draw(rng)[0]),
-    ),
-    PocketTask(
-        name="recall",
-        category="recall",
-        max_new_tokens=8,
-        draw=_without_context(lambda rng: recall.draw(rng)[0]),
-    ),
-    PocketTask(
-        name="instructions",
-        category="instruction_following",
-        protocols=("generation",),
-        max_new_tokens=40,
-        draw=_without_context(instructions.draw),
+    _drawn("arithmetic", "reasoning", 48, arithmetic.draw),
+    _drawn("cloze", "language_modeling", 8, _first(cloze.draw)),
+    _drawn("recall", "recall", 8, _first(recall.draw)),
+    replace(
+        _drawn("instructions", "instruction_following", 40, instructions.draw), protocols=("generation",)
     ),
     *(
         PocketTask(
@@ -107,34 +106,12 @@ _ALL = (
 )
 
 _HARDER = (
-    PocketTask(
-        name="two_hop",
-        category="reasoning",
-        max_new_tokens=28,
-        draw=_without_context(lambda rng: two_hop.draw(rng)[0]),
-    ),
-    PocketTask(
-        name="three_steps", category="reasoning", max_new_tokens=64, draw=_without_context(three_steps.draw)
-    ),
-    PocketTask(
-        name="constraints",
-        category="instruction_following",
-        max_new_tokens=24,
-        draw=_without_context(constraints.draw),
-    ),
-    PocketTask(
-        name="passage",
-        category="recall",
-        max_new_tokens=8,
-        draw=_without_context(lambda rng: passage.draw(rng)[0]),
-    ),
-    PocketTask(
-        name="choice",
-        category="recall",
-        max_new_tokens=8,
-        draw=_without_context(lambda rng: choice.draw(rng)[0]),
-    ),
-    PocketTask(name="recite", category="recall", max_new_tokens=40, draw=_without_context(recite.draw)),
+    _drawn("two_hop", "reasoning", 28, _first(two_hop.draw)),
+    _drawn("three_steps", "reasoning", 64, three_steps.draw),
+    _drawn("constraints", "instruction_following", 24, constraints.draw),
+    _drawn("passage", "recall", 8, _first(passage.draw)),
+    _drawn("choice", "recall", 8, _first(choice.draw)),
+    _drawn("recite", "recall", 40, recite.draw),
     PocketTask(
         name="needles",
         category="recall",

@@ -36,6 +36,10 @@ class Constant(EngineType):
     def open(cls, path: str, settings: EngineSettings) -> Engine:
         return cls(path, settings)
 
+    @property
+    def label(self) -> str:
+        return self.weights_id
+
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreResponse]]:
         for number, request in enumerate(requests):
             counts = tuple(map(len, request.continuations))
