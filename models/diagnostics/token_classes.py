@@ -72,21 +72,43 @@ def classify(
     """
     if ngram < 2:
         raise ConfigError(f"ngram = {ngram}: must be at least 2, or every repeated token would be copied")
-    found = np.empty(len(tokens), dtype=np.uint8)
-    ids = [int(token) for token in tokens]
-    seen: set[int] = set()
-    grams: set[tuple[int, ...]] = set()
-    for place, token in enumerate(ids):
-        gram = tuple(ids[place - ngram + 1 : place + 1]) if place >= ngram - 1 else None
-        if gram is not None and gram in grams:
-            found[place] = COPIED
-        elif token in seen:
-            found[place] = REPEATED
-        else:
-            found[place] = FREQUENT if frequent[token] else RARE
-        seen.add(token)
-        if gram is not None:
-            grams.add(gram)
+    found = np.where(frequent[tokens], FREQUENT, RARE).astype(np.uint8)
+    found[previous_places(tokens, 1) >= 0] = REPEATED
+    found[previous_places(tokens, ngram) >= 0] = COPIED
+    return found
+
+
+def previous_places(tokens: NDArray[np.integer], ngram: int) -> NDArray[np.int64]:
+    """Return for every token where the n-gram that it completes stood last.
+
+    N-grams are numbered by sorting, exactly: those of m tokens first, then those of up to 2m as pairs of such
+    numbers, in O(n log n) for n tokens.
+
+    Args:
+        tokens: [length], ids of one text from its beginning.
+        ngram: tokens of an n-gram, at least 1.
+
+    Returns:
+        int64 [length]: the greatest earlier place whose n-gram is the same; −1 if there is none, or if fewer
+        than `ngram` tokens end there.
+
+    Raises:
+        ConfigError: `ngram` is below 1.
+    """
+    if ngram < 1:
+        raise ConfigError(f"ngram = {ngram}: must be at least 1")
+    found = np.full(len(tokens), -1, dtype=np.int64)
+    if len(tokens) < ngram:
+        return found
+    numbers = np.unique(tokens, return_inverse=True)[1].reshape(-1)
+    width = 1
+    while width < ngram:
+        step = min(width, ngram - width)
+        pairs = numbers[:-step].astype(np.int64) * len(tokens) + numbers[step:]
+        numbers, width = np.unique(pairs, return_inverse=True)[1].reshape(-1), width + step
+    order = np.argsort(numbers, kind="stable")
+    same = numbers[order[1:]] == numbers[order[:-1]]
+    found[order[1:][same] + ngram - 1] = order[:-1][same] + ngram - 1
     return found
 
 
@@ -122,4 +144,5 @@ __all__ = [
     "classify",
     "frequent_tokens",
     "position_buckets",
+    "previous_places",
 ]

@@ -9,6 +9,7 @@ from evalsuite.models.diagnostics.token_classes import (
     classify,
     frequent_tokens,
     position_buckets,
+    previous_places,
 )
 
 
@@ -39,6 +40,26 @@ def test_short_texts_and_numpy_dtypes() -> None:
     known = np.ones(10, dtype=bool)
     assert classify(np.array([], dtype=np.uint16), known).tolist() == []
     assert classify(np.array([3], dtype=np.uint16), known).tolist() == [CLASSES.index("frequent")]
+
+
+@pytest.mark.parametrize("ngram", [1, 2, 3, 4, 5, 7])
+def test_previous_places_are_those_of_a_search(ngram: int) -> None:
+    generator = np.random.default_rng(ngram)
+    for length in (0, 1, ngram, 200):
+        tokens = generator.integers(0, 4, length).astype(np.uint16)
+        grams = [tuple(tokens[max(0, end - ngram + 1) : end + 1].tolist()) for end in range(length)]
+        expected = [
+            max((place for place in range(ngram - 1, end) if grams[place] == grams[end]), default=-1)
+            if end >= ngram - 1
+            else -1
+            for end in range(length)
+        ]
+        assert previous_places(tokens, ngram).tolist() == expected
+
+
+def test_ngrams_of_no_token_are_refused() -> None:
+    with pytest.raises(ConfigError, match="ngram = 0"):
+        previous_places(np.array([1]), 0)
 
 
 def test_unigrams_are_refused() -> None:
