@@ -203,7 +203,9 @@ def _preload(config: RunConfig, checkpoint: "RunCheckpoint") -> "PreloadedEngine
     from evalsuite.models.inference.registry import engine_type
 
     own_process = (
-        config.executor == "local" and not engine_type(config.engine, config.engine_args).opens_unloaded
+        config.executor == "local"
+        and config.executor_args.get("num_workers", 1) == 1
+        and not engine_type(config.engine, config.engine_args).opens_unloaded
     )
     device, _ = resolve_device(config.device, config.dtype)
     if not own_process or config.trust_remote_code or not device.startswith("cuda"):

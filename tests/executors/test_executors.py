@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 from counting import CountJob, CountWorker, Messages
 
-from evalsuite.executors import Executor, open_executor
+from evalsuite.executors import Executor, LocalExecutor, open_executor
 from evalsuite.foundation import ConfigError, DataError, EvalsuiteError
 
 PARALLEL: dict[str, tuple[str, dict[str, Any]]] = {
     "ray": ("ray", {"num_workers": 2, "retries": 1}),
     "slurm": ("slurm", {"num_workers": 2, "cluster": "local", "gpus": 0, "retries": 1}),
+    "local": ("local", {"num_workers": 2, "retries": 1}),
 }
 
 
-@pytest.fixture(params=[pytest.param("ray", marks=pytest.mark.long), "slurm"])
+@pytest.fixture(params=[pytest.param("ray", marks=pytest.mark.long), "slurm", "local"])
 def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     """An executor with two workers in other processes."""
-    package = pytest.importorskip({"slurm": "submitit"}.get(request.param, request.param))
+    package = pytest.importorskip({"slurm": "submitit", "local": "multiprocessing"}.get(request.param, "ray"))
     name, arguments = PARALLEL[request.param]
     yield open_executor(name, arguments)
     if name == "ray":
@@ -90,7 +91,8 @@ def test_what_a_killed_process_left_is_taken_up(tmp_path: Path) -> None:
         ("ray", {"adress": "auto"}, "did you mean 'address'"),
         ("ray", {"num_workers": 0}, "'num_workers' = 0"),
         ("slurm", {"cluster": "pbs"}, "'cluster' = 'pbs'"),
-        ("local", {"num_workers": 2}, "takes no argument 'num_workers'"),
+        ("local", {"num_worker": 2}, "did you mean 'num_workers'"),
+        ("local", {"num_workers": 0}, "'num_workers' = 0"),
     ],
 )
 def test_bad_arguments_are_refused(name: str, arguments: dict[str, Any], match: str) -> None:
@@ -107,6 +109,18 @@ def test_a_cluster_without_gpus_is_refused() -> None:
             executor.workers(2)
     finally:
         ray.shutdown()
+
+
+def test_each_local_worker_gets_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-ab,5,7")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    executor = LocalExecutor(num_workers=2)
+    assert executor._devices(None) == ["3", "GPU-ab"]
+    assert executor._devices(2) == ["3,GPU-ab", "5,7"]
+    assert executor._devices(0) == ["", ""]
+    with pytest.raises(ConfigError, match="num_workers = 2 with 4 GPU each, and this process sees 4"):
+        executor.workers(4)
+    assert LocalExecutor().workers(4) == 1
 
 
 def test_no_slurm_and_no_cluster_are_said(tmp_path: Path) -> None:
