@@ -123,6 +123,11 @@ class Stage(StrictUnion):
         return False
 
     @property
+    def leaks_state(self) -> bool:
+        """Whether recurrent states run on from sequence to sequence, which reproduces a defect."""
+        return False
+
+    @property
     def trainable_set(self) -> str:
         """Name of the set of trainable parameters."""
         return self.trainable or self.default_trainable

@@ -31,6 +31,9 @@ class EndToEndStage(Stage):
     activation_checkpointing: Literal["none", "block"] = "none"
     """block: store the input of each block only; its other activations are computed again in the backward
     pass. Losses and gradients do not change."""
+    recurrent_state: Literal["isolated", "leaks"] = "isolated"
+    """leaks reproduces a defect of published code (Gated DeltaNet of arXiv 2504.14366): recurrent states run
+    on through all sequences of a micro-batch; convolutions, positions and softmax layers do not."""
 
     @property
     @abstractmethod
@@ -45,6 +48,11 @@ class EndToEndStage(Stage):
     def recomputes_blocks(self) -> bool:
         """See `Stage.recomputes_blocks`."""
         return self.activation_checkpointing == "block"
+
+    @property
+    def leaks_state(self) -> bool:
+        """See `Stage.leaks_state`."""
+        return self.recurrent_state == "leaks"
 
     def lr_of(self, *, in_mixer: bool) -> float:
         """Peak learning rate of a parameter inside or outside the mixers."""

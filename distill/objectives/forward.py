@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from evalsuite.distill.types import CausalLM, MicroBatch
+from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.student.model import attention_of
 
 _log = logging.getLogger(__name__)
@@ -70,6 +71,13 @@ def set_activation_checkpointing(model: CausalLM, *, enabled: bool) -> None:
             layer.forward = layer.forward.forward
         if enabled:
             layer.forward = CheckpointedForward(layer.forward, is_random)
+
+
+def set_state_leak(model: CausalLM, *, enabled: bool) -> None:
+    """Let the states of recurrent layers run on from sequence to sequence, or isolate sequences."""
+    for layer in model.model.layers:
+        if isinstance(layer.self_attn, RecurrentMixer):
+            layer.self_attn.leaks_state = enabled
 
 
 def teacher_hidden_states(teacher: CausalLM, batch: MicroBatch) -> Tensor:

@@ -47,8 +47,26 @@ def build_optimizers(
     return optimizers
 
 
+class RoundingAdamW(torch.optim.AdamW):
+    """AdamW on weights and states that are rounded to bf16 after every step, as if stored so.
+
+    It reproduces a defect of published code; see `OptimizerConfig.master_weights`.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update, then round. PyTorch computes a step on bf16 parameters in fp32, too."""
+        loss = super().step(closure)
+        for parameter, state in self.state.items():
+            for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"]):
+                tensor.copy_(tensor.bfloat16())
+        return loss
+
+
 def _adamw(groups: Any, config: OptimizerConfig, *, fused: bool) -> torch.optim.Optimizer:
     betas = (config.beta1, config.beta2)
+    if config.master_weights == "bf16":
+        return RoundingAdamW(groups, betas=betas, eps=config.eps, fused=fused)
     if config.state_bits == 32:
         return torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=fused)
     from evalsuite.distill.training.memory.low_bit import RowwiseAdamW8bit

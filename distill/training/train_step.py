@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from evalsuite.distill.objectives.forward import set_activation_checkpointing
+from evalsuite.distill.objectives.forward import set_activation_checkpointing, set_state_leak
 from evalsuite.distill.objectives.step_losses import StudentWithLoss
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -80,6 +80,7 @@ class StudentTrainState:
         self.end_stage()
         self.parameters = set_trainable(self.model, stage.trainable_set)
         set_activation_checkpointing(self.model, enabled=stage.recomputes_blocks)
+        set_state_leak(self.model, enabled=stage.leaks_state)
         softmax = softmax_layer_indices(self.model)
         masters = self.optimizer_params = {name: self.master_weights.params[name] for name in self.parameters}
         self.optimizers = build_optimizers(

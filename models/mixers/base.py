@@ -30,10 +30,15 @@ from evalsuite.models.mixers.layers import (
     swiglu,
 )
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs, mask_padding, validate_state
+from evalsuite.models.mixers.recurrence_inputs import (
+    RecurrenceInputs,
+    apply_recurrence,
+    mask_padding,
+    validate_state,
+)
 from evalsuite.models.mixers.teacher_weights import copy_projections
 from evalsuite.models.mixers.window_branch import WindowBranch
-from evalsuite.models.recurrence import recurrence, recurrence_matrix
+from evalsuite.models.recurrence import recurrence_matrix
 
 MixerState = dict[str, Tensor]
 """State of one recurrent layer by name: "recurrent" [B, H, K, V] in float32, and "convolution"
@@ -63,6 +68,8 @@ class RecurrentMixer(Mixer, nn.Module):
     """True if the values carry a column of ones, whose output is Σ_j A_tj."""
     uses_delta_rule: bool = False
     """True if `compute_gates` sets β, so that each write first removes what the state holds for its key."""
+    leaks_state: bool = False
+    """Set in stages with `recurrent_state: leaks`, which reproduce a defect; see `apply_recurrence`."""
 
     def __init__(self, attention_shape: AttentionShape, options: MixerOptions, layer_idx: int) -> None:
         super().__init__()
@@ -317,16 +324,8 @@ class RecurrentMixer(Mixer, nn.Module):
         inputs, new_state = self.prepare_inputs(
             hidden_states, position_embeddings, state, token_mask, cu_seqlens
         )
-        o, last = recurrence(
-            inputs.q,
-            inputs.k,
-            inputs.v,
-            log_decay=inputs.log_decay,
-            beta=inputs.beta,
-            scale=self.scale,
-            initial_state=None if state is None else state["recurrent"],
-            cu_seqlens=cu_seqlens,
-        )
+        initial = None if state is None else state["recurrent"]
+        o, last = apply_recurrence(inputs, self.scale, initial, cu_seqlens, leaks=self.leaks_state)
         mixed = self.apply_normalizer(o, inputs)
         if self.options.window:
             mixed, window_state = self.window_branch.mix(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.recurrence import recurrence
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,55 @@ def mask_padding(inputs: RecurrenceInputs, token_mask: Tensor) -> RecurrenceInpu
         k=inputs.k * real[..., None],
         log_decay=log_decay,
         beta=None if inputs.beta is None else inputs.beta * real,
+    )
+
+
+def apply_recurrence(
+    inputs: RecurrenceInputs,
+    scale: float,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    *,
+    leaks: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Run the recurrence. Returns o [B, T, H, V] and the final states.
+
+    Args:
+        leaks: reproduce a defect of published code (Gated DeltaNet of arXiv 2504.14366, whose recurrence
+            reads the bounds of sequences anew from the caller, where they are missing): the state runs on
+            through all sequences of the batch, while convolutions respect their bounds. Training only, so
+            that there is neither a cached state nor padding.
+    """
+    shape = inputs.v.shape
+    if leaks:
+        assert initial_state is None
+        inputs, cu_seqlens = _as_one_row(inputs), None
+    o, last = recurrence(
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        log_decay=inputs.log_decay,
+        beta=inputs.beta,
+        scale=scale,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+    )
+    return o.view(shape) if leaks else o, last
+
+
+def _as_one_row(inputs: RecurrenceInputs) -> RecurrenceInputs:
+    """[B, T, …] → [1, B · T, …]; a decay that is fixed per head stays."""
+
+    def joined(part: Tensor) -> Tensor:
+        return part.flatten(0, 1).unsqueeze(0)
+
+    decay, beta = inputs.log_decay, inputs.beta
+    return RecurrenceInputs(
+        joined(inputs.q),
+        joined(inputs.k),
+        joined(inputs.v),
+        decay if decay is None or decay.dim() == 1 else joined(decay),
+        None if beta is None else joined(beta),
     )
 
 

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
-from evalsuite.distill.objectives.forward import set_activation_checkpointing
+from evalsuite.distill.objectives.forward import set_activation_checkpointing, set_state_leak
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.optimizers import build_optimizers, set_lr
@@ -151,6 +151,7 @@ class FSDPTrainState(StudentTrainState):
         self.end_stage()
         self.parameters = self.optimizer_params = set_trainable(self.model, stage.trainable_set)
         set_activation_checkpointing(self.model, enabled=stage.recomputes_blocks)
+        set_state_leak(self.model, enabled=stage.leaks_state)
         softmax = softmax_layer_indices(self.model)
         self.optimizers = build_optimizers(
             self.parameters,

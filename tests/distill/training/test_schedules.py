@@ -1,5 +1,7 @@
 import pytest
+import torch
 from pydantic import ValidationError
+from transformers import get_wsd_schedule
 
 from evalsuite.distill.config import ScheduleConfig
 from evalsuite.distill.training.optimizers import lr_factor
@@ -11,6 +13,7 @@ SCHEDULES = [
     ScheduleConfig(kind="linear", warmup_ratio=0.05),
     ScheduleConfig(kind="cosine", warmup_ratio=0.05, min_lr_ratio=0.1),
     ScheduleConfig(kind="constant", warmup_ratio=0.1),
+    ScheduleConfig(kind="wsd", warmup_ratio=0.2, decay_ratio=0.1, stable="80_percent"),
 ]
 
 
@@ -44,6 +47,27 @@ def test_wsd_has_three_phases():
 
 
 def test_ratios_that_add_up_to_more_than_one_are_refused():
-    """Published code has 20 % warmup, 80 % stable and 10 % decay, which never decays."""
     with pytest.raises(ValidationError, match="more than 1"):
         ScheduleConfig(warmup_ratio=0.3, decay_ratio=0.8)
+
+
+def test_the_published_schedule_never_decays():
+    """20 % warmup, 80 % stable and 10 % decay in transformers, of which the last 10 % are past the end."""
+    schedule = ScheduleConfig(warmup_ratio=0.2, decay_ratio=0.1, stable="80_percent", min_lr_ratio=1e-4)
+    published = get_wsd_schedule(
+        torch.optim.SGD([torch.zeros(1)], lr=1.0),
+        num_warmup_steps=20,
+        num_stable_steps=80,
+        num_decay_steps=10,
+        min_lr_ratio=1e-4,
+    )
+    (factor,) = published.lr_lambdas
+    assert [lr_factor(schedule, step, 100) for step in range(20, 100)] == [1.0] * 80
+    assert [factor(step) for step in range(20, 100)] == [1.0] * 80
+    assert lr_factor(schedule.model_copy(update={"stable": "remaining"}), 99, 100) == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize("values", [{"warmup_ratio": 0.1}, {"kind": "linear", "warmup_ratio": 0.2}])
+def test_the_published_schedule_is_refused_where_it_would_decay(values):
+    with pytest.raises(ValidationError, match="needs 'kind: wsd' and a warmup_ratio"):
+        ScheduleConfig(stable="80_percent", **values)

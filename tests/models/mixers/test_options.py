@@ -171,6 +171,23 @@ def test_mlstm_without_input_gate_or_normalizer() -> None:
     close(layer.apply_normalizer(with_ones, full), values / total.abs().clamp_min(1))
 
 
+def test_mlstm_gates_start_coupled_or_as_in_the_published_code() -> None:
+    """The published code sets the input gate's bias to log 2 and then −log 2, and the forget gate's never."""
+    attention = Attention(8)
+    for options, forget, write in (
+        ({}, 0.88, (1 - 0.88) / 0.88),
+        ({"gate_bias_init": "overwritten"}, 0.5, 0.5),
+        ({"gate_bias_init": "overwritten", "preset": "native"}, 0.5, 0.5),
+    ):
+        mixer = make_mixer("mlstm", attention, options, layer=0, norm_eps=1e-6, window=None)
+        assert isinstance(mixer, RecurrentMixer)
+        mixer.reset_parameters()
+        x = torch.randn(1, 3, mixer.attention_shape.hidden_size)
+        forget_bias, write_bias = mixer.f_proj(x)[0, 0, 0], mixer.i_proj(x)[0, 0, 0]
+        assert forget_bias.sigmoid().item() == pytest.approx(forget, abs=2e-3)
+        assert write_bias.exp().item() == pytest.approx(write, abs=2e-3)
+
+
 @pytest.mark.parametrize("name", ["gla", "gated_deltanet", "kda", "mamba2", "hgrn2", "metala", "mlstm"])
 def test_the_retention_range_is_an_option(name: str) -> None:
     options = {"min_decay": 0.5, "max_decay": 0.9, "short_conv": 0}
