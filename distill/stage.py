@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 
 from evalsuite.distill.config import OptimizerConfig, ScheduleConfig, Tokens
 from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.token_weights import TokenWeights
 from evalsuite.foundation.registry import Registry
 from evalsuite.foundation.strict import StrictUnion
 
@@ -87,6 +88,8 @@ class Stage(StrictUnion):
     """concat: one token stream cut into sequences; documents: whole documents, isolated from each other."""
     loss_mask: Literal["full", "completion"] = "full"
     """Tokens in the loss: all of them, or completions (assistant turns) only."""
+    token_weights: TokenWeights | None = None
+    """Weights of loss tokens that repeat earlier text, in the losses of every objective; default: all 1."""
 
     @abstractmethod
     def flops_per_token(self, shape: ModelShape, num_softmax: int, students: int) -> float:

@@ -1,7 +1,7 @@
 """What data, objectives and training exchange: models and batches."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import torch
@@ -48,7 +48,8 @@ class MicroBatch:
 
     `loss_indices` int64 [N]: positions of the loss tokens in the flattened batch; None if all tokens are.
     With packed documents, `position_ids` [B, T] restart at each document and `cu_seqlens` int32 are the
-    document boundaries in the flattened batch; otherwise both are None.
+    document boundaries in the flattened batch; otherwise both are None. `loss_weights` float32 [B, T]:
+    weights of the labels, of mean 1 over the loss tokens of the step (see `token_weights`); None: all 1.
     """
 
     input_ids: Tensor
@@ -56,6 +57,7 @@ class MicroBatch:
     loss_indices: Tensor | None = None
     position_ids: Tensor | None = None
     cu_seqlens: Tensor | None = None
+    loss_weights: Tensor | None = None
 
     @property
     def is_dense(self) -> bool:
@@ -67,6 +69,17 @@ class MicroBatch:
         flat = values.flatten(0, 1)
         return flat if self.loss_indices is None else flat[self.loss_indices]
 
+    def weigh(self, vectors: Tensor, *, squared: bool) -> Tensor:
+        """[B, T, D] → [N, D]: the loss tokens, scaled so that their (squared) distances have these weights.
+
+        w ‖s − t‖² = ‖√w s − √w t‖², and w ‖s − t‖ = ‖w s − w t‖.
+        """
+        selected = self.select(vectors)
+        if self.loss_weights is None:
+            return selected
+        weights = self.select(self.loss_weights)
+        return selected * (weights.sqrt() if squared else weights).to(selected.dtype)[:, None]
+
     def to(self, device: torch.device) -> "MicroBatch":
         """The batch on `device`."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
@@ -75,8 +88,18 @@ class MicroBatch:
         """The batch in page-locked memory, for asynchronous copies to a GPU."""
         return self._map(lambda tensor: tensor.pin_memory())
 
+    def clone(self) -> "MicroBatch":
+        """A copy of the batch in memory of its own."""
+        return self._map(lambda tensor: tensor.clone())
+
+    def copy_(self, batch: "MicroBatch") -> None:
+        """Copy another batch with the same shapes into this one's memory."""
+        for field in fields(self):
+            if (into := getattr(self, field.name)) is not None:
+                into.copy_(getattr(batch, field.name))
+
     def _map(self, function: Callable[[Tensor], Tensor]) -> "MicroBatch":
-        tensors = (self.input_ids, self.labels, self.loss_indices, self.position_ids, self.cu_seqlens)
+        tensors = (getattr(self, field.name) for field in fields(self))
         return MicroBatch(*(None if tensor is None else function(tensor) for tensor in tensors))  # type: ignore[arg-type]
 
 

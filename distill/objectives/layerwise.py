@@ -133,7 +133,8 @@ class HiddenDistanceStage(LayerwiseStage):
 
     def target(self, activations: "LayerActivations", batch: "MicroBatch") -> "Tensor":
         """The teacher's hidden states [N, D]."""
-        return batch.select(activations.block_output if self.compares_blocks else activations.output)
+        states = activations.block_output if self.compares_blocks else activations.output
+        return batch.weigh(states, squared=self.squared)
 
     def distance(
         self, layer: "nn.Module", activations: "LayerActivations", target: "Tensor", batch: "MicroBatch"
@@ -146,7 +147,7 @@ class HiddenDistanceStage(LayerwiseStage):
             output = run_block(layer, activations, batch, own_input_norm=self.trainable_set == "block")
         else:
             output = run_mixer(layer, activations.input, activations, batch)
-        return l2_distance(batch.select(output), target, squared=self.squared)
+        return l2_distance(batch.weigh(output, squared=self.squared), target, squared=self.squared)
 
     def layer_flops(self, shape: ModelShape) -> float:
         """See `LayerwiseStage.layer_flops`."""
@@ -202,6 +203,7 @@ class MatrixMixing(LayerwiseStage):
     ) -> "Tensor":
         """Distance of the matrices, as often as the batch has tokens.
 
+        The row of a query is multiplied by the square root of its token's weight, if tokens have weights.
         The means over heads are compared if the student has another number of heads, for which the paper
         states no rule.
         """
@@ -211,6 +213,9 @@ class MatrixMixing(LayerwiseStage):
         matrix, _ = mixer.attention_matrix(activations.input, activations.position_embeddings)  # type: ignore[operator]
         if matrix.shape[1] != target.shape[1]:
             matrix, target = matrix.mean(1, keepdim=True), target.mean(1, keepdim=True)
+        if batch.loss_weights is not None:
+            rows = batch.loss_weights.sqrt()[:, None, :, None].to(matrix.dtype)
+            matrix, target = matrix * rows, target * rows
         mean = matrix_mixing(matrix, target, norm=self.alignment_loss.matrix_norm)
         return mean * batch.input_ids.numel()
 

@@ -23,8 +23,8 @@ from evalsuite.distill.types import CausalLM, MicroBatch
 class LossTokens:
     """The N loss tokens of a micro-batch, before the language-model head.
 
-    hidden, teacher_hidden: last hidden states [N, D]. labels: the next tokens [N]. weights: [N], 1 / (loss
-    tokens of the step). The teacher's are None if it does not run.
+    hidden, teacher_hidden: last hidden states [N, D]. labels: the next tokens [N]. weights: [N], those of
+    the tokens over the number of loss tokens of the step. The teacher's are None if it does not run.
     """
 
     hidden: Tensor
@@ -68,7 +68,7 @@ class OutputLosses:
         self._losses.zero_()
 
     def backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
-        """See `StepLosses.backward`; each loss token has the weight 1 / num_loss_tokens."""
+        """See `StepLosses.backward`; a loss token has its weight over `num_loss_tokens`."""
         teacher_hidden = teacher_head = None
         streams = SideStreams(1, batch.input_ids.device)
         if self._teacher is not None:
@@ -76,7 +76,10 @@ class OutputLosses:
                 teacher_hidden = batch.select(teacher_hidden_states(self._teacher, batch))
                 teacher_head = lm_head(self._teacher)
         labels = batch.select(batch.labels)
-        weights = torch.full(labels.shape, 1 / num_loss_tokens, device=labels.device)
+        if batch.loss_weights is None:
+            weights = torch.full(labels.shape, 1 / num_loss_tokens, device=labels.device)
+        else:
+            weights = batch.select(batch.loss_weights) / num_loss_tokens
 
         def loss(student: CausalLM) -> Sequence[Tensor]:
             hidden = batch.select(student_hidden_states(student, batch))

@@ -50,7 +50,12 @@ def held_out_batches(
     micro = min(count, micro)
     count = -(-count // micro) * micro
     reading = stage.model_copy(
-        update={"batch_size": count, "micro_batch_size": micro, "tokens": count * stage.seq_len}
+        update={
+            "batch_size": count,
+            "micro_batch_size": micro,
+            "tokens": count * stage.seq_len,
+            "token_weights": None,
+        }
     )
     step = next(StageDataLoader(_with_subset(recipe, "held_out"), reading, tokenizer))
     if step.num_loss_tokens == 0:

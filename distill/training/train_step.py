@@ -275,7 +275,7 @@ class TrainStep:
 
     def _run(self, batch: MicroBatch, num_loss_tokens: int) -> None:
         """Run one micro-batch: eagerly, or by capturing and replaying a CUDA graph."""
-        key = (*batch.input_ids.shape, num_loss_tokens)
+        key = (*batch.input_ids.shape, num_loss_tokens, batch.loss_weights is not None)
         if not self._cuda_graphs or not batch.is_dense:
             self._losses.backward(batch, num_loss_tokens)
             return
@@ -283,8 +283,7 @@ class TrainStep:
             self._capture(key, batch, num_loss_tokens)
         if key in self._captured:
             graph, static = self._captured[key]
-            static.input_ids.copy_(batch.input_ids)
-            static.labels.copy_(batch.labels)
+            static.copy_(batch)
             graph.replay()
             return
         self._num_eager[key] = self._num_eager.get(key, 0) + 1
@@ -292,7 +291,7 @@ class TrainStep:
 
     def _capture(self, key: tuple[int, ...], batch: MicroBatch, num_loss_tokens: int) -> None:
         """Capture a micro-batch as a CUDA graph, without running it."""
-        static = MicroBatch(batch.input_ids.clone(), batch.labels.clone())
+        static = batch.clone()
         graph = torch.cuda.CUDAGraph()
         try:
             # The prefetch thread pins memory during capture, which other error modes reject.
