@@ -16,7 +16,7 @@ ALLOWED = {
     "distill": {"foundation", "distill", "models", "tasks"},
 }
 FOLDERS = {
-    "evalsuite": {"cli", "evaluation", "executors", "protocols", "foundation"},
+    "evalsuite": {"cli", "evaluation", "executors", "protocols", "foundation", "study"},
     "tasks": {"benchmarks", "suites", "sources", "synthetic"},
     "models": {
         "benchmark",

@@ -3,12 +3,23 @@
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.
+    """Run the command line and return its exit code."""
+
+    def dispatch() -> int:
+        from evalsuite.cli.entry import main as dispatch
+
+        return dispatch(argv)
+
+    return interruptible("evalsuite", dispatch)
+
+
+def interruptible(name: str, call: Callable[[], int]) -> int:
+    """Return what `call` returns, or the exit code of an interruption.
 
     SIGTERM interrupts like Ctrl-C, with exit code 143 instead of 130: files are complete and the
     command may be repeated. Both print one line, also while the modules of the command load.
@@ -16,12 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous = signal.signal(signal.SIGTERM, _interrupt) if in_main_thread else None
     try:
-        from evalsuite.cli.entry import main as dispatch
-
-        return dispatch(argv)
+        return call()
     except KeyboardInterrupt as interrupt:
         word, code = describe_interrupt(interrupt)
-        print(f"evalsuite: {word}", file=sys.stderr)
+        print(f"{name}: {word}", file=sys.stderr)
         return code
     finally:
         if in_main_thread:

@@ -1,19 +1,10 @@
-"""Dispatch of commands, and their exit codes.
+"""Dispatch of commands."""
 
-0 is success (or a gate that passes); 1, 2 and 3 are the gate's other verdicts and nothing else; every error
-of any command is 64 or more.
-"""
-
-import errno
-import os
 import sys
-import traceback
 from collections.abc import Sequence
-from contextlib import redirect_stdout
-from typing import Any, cast
 
 import evalsuite
-from evalsuite.cli import describe_interrupt, retired
+from evalsuite.cli import retired
 from evalsuite.cli.commands import (
     admit,
     bench,
@@ -31,14 +22,8 @@ from evalsuite.cli.commands import (
     show,
     view,
 )
+from evalsuite.cli.exit_codes import guarded
 from evalsuite.cli.parser import Parser
-from evalsuite.foundation import EvalsuiteError, RunFolderError
-from evalsuite.foundation.dependencies import missing_dependency
-from evalsuite.foundation.terminal import PrintableStream, printable
-
-CRASHED = 70
-INPUT_OUTPUT = 74
-"""A broken pipe, or a file that the system cannot read or write."""
 
 VERBS = (
     demo,
@@ -83,40 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if refusal is not None:
         parser.error(refusal)
     arguments = parser.parse_args(argv)
-    try:
-        with redirect_stdout(cast(Any, PrintableStream(sys.stdout))):
-            return int(arguments.call(arguments))
-    except EvalsuiteError as error:
-        _print_error(arguments.verb, error)
-        return error.exit_code
-    except ModuleNotFoundError as error:
-        missing = missing_dependency(error, arguments.verb)
-        if missing is None:
-            traceback.print_exc()
-            return CRASHED
-        _print_error(arguments.verb, missing)
-        return missing.exit_code
-    except KeyboardInterrupt as interrupt:
-        word, code = describe_interrupt(interrupt)
-        how = "; repeat the command to resume" if arguments.verb in RESUMABLE else ""
-        _print_error(arguments.verb, word + how)
-        return code
-    except BrokenPipeError:
-        # The reader is gone (`| head`); stdout is redirected so that the interpreter does not complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return INPUT_OUTPUT
-    except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-        if is_full or error.filename is not None:
-            _print_error(arguments.verb, f"{error.filename or 'output'}: {error.strerror}")
-            return RunFolderError.exit_code if is_full else INPUT_OUTPUT
-        traceback.print_exc()
-        return CRASHED
-    except Exception:
-        # Python's exit code for an unhandled exception is 1, which would read as a proven regression.
-        traceback.print_exc()
-        return CRASHED
-
-
-def _print_error(verb: str, error: object) -> None:
-    print(printable(f"evalsuite {verb}: {error}"), file=sys.stderr)
+    return guarded(
+        f"evalsuite {arguments.verb}",
+        lambda: arguments.call(arguments),
+        resumable=arguments.verb in RESUMABLE,
+    )

@@ -5,11 +5,17 @@ import signal
 import time
 from multiprocessing.connection import Connection
 
-from evalsuite.study import Setting
+from evalsuite.study.jobs import Setting
+from evalsuite.study.processes import HELD, VISIBLE
 
 
 def work(connection: Connection, setting: Setting) -> None:
-    """Reply as `evalsuite.study` does; `die` ends the process, `sleep` waits for SIGTERM, `fail` fails."""
+    """Reply as `evalsuite.study` does, by the kind of job.
+
+    `die` ends the process, `sleep` waits for SIGTERM, `fail` fails, `meet` waits for another `meet` in
+    another process and writes the GPU, `held` belongs to another driver the first time, `lost` until that
+    driver has finished it.
+    """
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -26,6 +32,15 @@ def work(connection: Connection, setting: Setting) -> None:
             except KeyboardInterrupt:
                 (setting.out / "stopped").touch()
                 return
-        if kind != "fail":
+        error = "a reason" if kind == "fail" else ""
+        if kind == "meet":
+            (setting.out / f"arrived-{job.name}").write_text(os.environ[VISIBLE])
+            deadline = time.monotonic() + 60
+            while len(list(setting.out.glob("arrived-meet-*"))) < 2 and time.monotonic() < deadline:
+                time.sleep(0.05)
+        if kind in ("held", "lost") and not (tried := setting.out / f"tried-{job.name}").exists():
+            tried.touch()
+            error = HELD
+        if not error or kind == "lost":
             job.done.touch()
-        connection.send((job.name, "a reason" if kind == "fail" else "", 0.5))
+        connection.send((job.name, error, 0.5))

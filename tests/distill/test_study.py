@@ -8,7 +8,7 @@ from evalsuite.distill import load_recipe
 from evalsuite.distill.study import BASE, Study, StudyRun, study_runs
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
-from evalsuite.study import SELECTION, TEACHER, Setting, run_overrides, study_design, study_jobs
+from evalsuite.study.jobs import SELECTION, TEACHER, Setting, run_overrides, study_design, study_jobs
 
 DESIGN = {
     "suite": "pocket-10m",

@@ -1,9 +1,17 @@
-"""The processes of a study: dependencies, failures, lost processes, and the end of a call's time."""
+"""The processes of a study: dependencies, failures, GPUs, other drivers, and the end of a call's time."""
 
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from evalsuite.study import Job, Setting, run_study
+import pytest
+
+from evalsuite.foundation import ConfigError, RunFolderError, files
+from evalsuite.foundation.files import locked
+from evalsuite.study import processes
+from evalsuite.study.__main__ import main
+from evalsuite.study.jobs import Job, Setting
+from evalsuite.study.processes import HELD, VISIBLE, carry_out, run_study, visible_gpus
 from tests.distill.study_worker import work
 
 
@@ -44,3 +52,71 @@ def test_when_the_time_is_over_running_jobs_are_stopped(tmp_path: Path) -> None:
     assert time.monotonic() - started < 50
     assert (tmp_path / "stopped").exists() == (tmp_path / "asleep").exists()
     assert not (tmp_path / "later").exists()
+
+
+def test_each_process_sees_one_gpu_and_a_lost_one_is_replaced_on_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two `meet` jobs wait for each other, so the second runs in the process that replaces the lost one."""
+    monkeypatch.setenv(VISIBLE, "GPU-5e,MIG-1f")
+    jobs = [_job(tmp_path, name) for name in ("die-one", "meet-two", "meet-three")]
+    gpus = visible_gpus()
+    found = list(run_study(_setting(tmp_path), jobs, workers=2, seconds=60, gpus=gpus, work=work))
+    assert [error for _, error, _ in found] == ["its process ended with code 3", "", ""]
+    assert (tmp_path / "arrived-meet-two").read_text() == "MIG-1f"
+    assert (tmp_path / "arrived-meet-three").read_text() == "GPU-5e"
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus"),
+    [("1,3", ("1", "3")), (" MIG-a , GPU-b", ("MIG-a", "GPU-b")), ("2,-1,3", ("2",)), ("", ()), ("-1", ())],
+)
+def test_visible_gpus_are_entries_of_the_variable(
+    given: str, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VISIBLE, given)
+    assert visible_gpus() == gpus
+
+
+def test_jobs_of_another_driver_are_tried_again_unless_it_finishes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "HELD_SECONDS", 0.3)
+    jobs = [_job(tmp_path, "held-one"), _job(tmp_path, "lost-two"), _job(tmp_path, "late", "held-one")]
+    found = run_study(_setting(tmp_path), jobs, workers=1, seconds=60, work=work)
+    assert list(found) == [("held-one", "", 0.5), ("late", "", 0.5)]
+
+
+def _lock(setting: Setting, job: Job) -> AbstractContextManager[None]:
+    return locked(setting.out / "locks" / job.name, wait=False)
+
+
+def test_a_job_runs_under_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting, job, ran = _setting(tmp_path), _job(tmp_path, "one"), []
+
+    def run_job(job: Job, setting: Setting) -> None:
+        with pytest.raises(RunFolderError), _lock(setting, job):
+            pytest.fail("the lock is free while the job runs")
+        ran.append(job.name)
+        if len(ran) == 1:
+            raise ConfigError("a reason")
+        job.done.touch()
+
+    monkeypatch.setattr(processes, "run_job", run_job)
+    monkeypatch.setattr(files, "GRACE", 0.0)
+    with _lock(setting, job):
+        assert carry_out(job, setting) == HELD
+    assert ran == []
+    assert [carry_out(job, setting) for _ in range(3)] == ["a reason", "", HELD]
+    assert ran == ["one", "one"]
+
+
+def test_errors_of_the_command_are_no_verdict_of_the_gate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--teacher", "t", "--requests", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main(["gap-study-smolm2", *given]) == ConfigError.exit_code
+    assert main(["generator", *given]) == ConfigError.exit_code
+    lines = capsys.readouterr().err.splitlines()
+    assert "did you mean 'gap-study-smollm2'" in lines[0]
+    assert lines[1] == "evalsuite.study: recipe generator has no 'study' block"

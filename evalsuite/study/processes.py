@@ -1,0 +1,211 @@
+"""Processes of a study: each runs jobs on one GPU; several drivers may share one output folder."""
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import FrameType
+
+from evalsuite.foundation import EvalsuiteError, RunFolderError
+from evalsuite.foundation.files import locked
+from evalsuite.study.jobs import Job, Setting, run_job
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+HELD = "another driver of this study has it"
+"""Reply of a worker to a job that is running, or finished meanwhile, under another driver."""
+STOP_SECONDS = 30.0
+"""Time that workers have to save their states when the time of a call is over."""
+LONGEST_WAIT = 60.0
+"""Seconds after which the time of a call is looked at again; `wait` takes no infinity."""
+HELD_SECONDS = 5.0
+"""Seconds after which a job of another driver is tried again, since that driver may have failed."""
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """Return the GPUs that this process may use, as entries of CUDA_VISIBLE_DEVICES (MIGs included)."""
+    if (given := os.environ.get(VISIBLE)) is None:
+        import torch
+
+        return tuple(str(index) for index in range(torch.cuda.device_count()))
+    found = []
+    for entry in (each.strip() for each in given.split(",")):
+        # CUDA ignores what follows an invalid entry.
+        if entry in ("", "-1"):
+            break
+        found.append(entry)
+    return tuple(found)
+
+
+@contextmanager
+def _environment(name: str, value: str | None) -> Iterator[None]:
+    """Set a variable for the processes that start meanwhile; None leaves it alone."""
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ.pop(name)
+            if before is not None:
+                os.environ[name] = before
+
+
+def carry_out(job: Job, setting: Setting) -> str:
+    """Run a job under its lock; return "" or why it failed.
+
+    Returns:
+        `HELD` if another driver's process is running it, or has finished it.
+    """
+    try:
+        with locked(setting.out / "locks" / job.name, wait=False):
+            if job.done.exists():
+                return HELD
+            try:
+                run_job(job, setting)
+            except EvalsuiteError as error:
+                return str(error)
+            except Exception:
+                return traceback.format_exc()
+            return ""
+    except RunFolderError:
+        return HELD
+
+
+def work(connection: Connection, setting: Setting) -> None:
+    """Run the jobs that arrive, in a process of its own; reply (name, error or "", seconds)."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(number)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        while (job := connection.recv()) is not None:
+            started = time.monotonic()
+            error = carry_out(job, setting)
+            connection.send((job.name, error, time.monotonic() - started))
+    except (KeyboardInterrupt, EOFError):
+        pass
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+    gpu: str | None
+    job: Job | None = None
+
+
+@dataclass
+class _Queue:
+    """Jobs that are to be handed out, in their order; those of other drivers after a while."""
+
+    waiting: list[Job]
+    held: dict[str, float] = field(default_factory=dict)
+    """Job → when it is tried again."""
+
+    def next(self) -> Job | None:
+        """Return the first job that can start; jobs that are finished are dropped."""
+        self.waiting = [job for job in self.waiting if not job.done.exists()]
+        now = time.monotonic()
+        return next((j for j in self.waiting if j.is_ready() and self.held.get(j.name, now) <= now), None)
+
+    def put_back(self, job: Job, jobs: Sequence[Job]) -> None:
+        """Return a job of another driver to its place."""
+        self.held[job.name] = time.monotonic() + HELD_SECONDS
+        self.waiting = sorted([*self.waiting, job], key=jobs.index)
+
+    @property
+    def others(self) -> bool:
+        """Whether another driver has jobs that are not finished."""
+        return any(job.name in self.held for job in self.waiting)
+
+
+def run_study(
+    setting: Setting,
+    jobs: Sequence[Job],
+    *,
+    workers: int,
+    seconds: float,
+    gpus: Sequence[str] = (),
+    work: Callable[[Connection, Setting], None] = work,
+) -> Iterator[tuple[str, str, float]]:
+    """Carry out jobs in several processes; yield (name, error or "", seconds) as they end.
+
+    Args:
+        workers: processes, each on the GPU with the fewest of them.
+        seconds: after which running jobs are stopped; the next call continues them.
+        gpus: entries of CUDA_VISIBLE_DEVICES, one of which a process sees; without any it sees what this
+            process sees.
+        work: what a process runs: replies to each job that it receives, until it receives None.
+    """
+    deadline = time.monotonic() + seconds
+    queue = _Queue(list(jobs))
+    pool: list[_Worker] = []
+    try:
+        while (left := deadline - time.monotonic()) > 0:
+            _hand_out(queue, pool, lambda: _start(pool, setting, gpus, work), workers)
+            busy = {each.connection: each for each in pool if each.job is not None}
+            if not busy and not queue.others:
+                return
+            ready = wait(list(busy), min(left, HELD_SECONDS if queue.others else LONGEST_WAIT))
+            for worker in (busy[each] for each in busy if each in ready):
+                job, worker.job = worker.job, None
+                assert job is not None
+                try:
+                    reply = worker.connection.recv()
+                except EOFError:
+                    worker.process.join(STOP_SECONDS)
+                    reply = job.name, f"its process ended with code {worker.process.exitcode}", 0.0
+                    pool.remove(worker)
+                if reply[1] == HELD:
+                    queue.put_back(job, jobs)
+                else:
+                    yield reply
+    finally:
+        for worker in pool:
+            if worker.job is None:
+                worker.connection.send(None)
+            else:
+                worker.process.terminate()
+        for worker in pool:
+            worker.process.join(STOP_SECONDS)
+            worker.process.kill()
+
+
+def _hand_out(queue: _Queue, pool: list[_Worker], start: Callable[[], _Worker], workers: int) -> None:
+    """Give jobs to idle workers, and to new ones while there are fewer than `workers`."""
+    while (job := queue.next()) is not None:
+        worker = next((each for each in pool if each.job is None), None)
+        if worker is None and len(pool) == workers:
+            return
+        worker = worker or start()
+        queue.waiting.remove(job)
+        worker.job = job
+        worker.connection.send(job)
+
+
+def _start(
+    pool: list[_Worker],
+    setting: Setting,
+    gpus: Sequence[str],
+    work: Callable[[Connection, Setting], None],
+) -> _Worker:
+    """Add a worker to the pool, on the GPU with the fewest workers."""
+    gpu = min(gpus, key=[each.gpu for each in pool].count, default=None)
+    context = get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=work, args=(there, setting))
+    # Before the process imports torch, which reads the variable once.
+    with _environment(VISIBLE, gpu):
+        process.start()
+    there.close()
+    pool.append(_Worker(process, here, gpu))
+    return pool[-1]
