@@ -30,6 +30,8 @@ class Axis(Strict):
     """The arm that the others are compared with, where it is not the base."""
     students: list[str] | None = None
     """Students that have this choice; default: all."""
+    published_for: list[str] | None = None
+    """Students whose published code has the arms, where these reproduce a defect; default: all of them."""
 
 
 class LayerSelection(Strict):
@@ -72,7 +74,9 @@ class Study(Strict):
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds {self.seeds}: each of them once")
         lists: dict[str, Collection[str]] = {"base_only": self.base_only}
-        lists |= {f"axes.{name}.students": axis.students or () for name, axis in self.axes.items()}
+        for name, axis in self.axes.items():
+            lists[f"axes.{name}.students"] = axis.students or ()
+            lists[f"axes.{name}.published_for"] = axis.published_for or ()
         if self.selection is not None:
             lists["selection.students"] = self.selection.students
             lists["selection.all_linear"] = [self.selection.all_linear]

@@ -1,0 +1,58 @@
+"""The study of defects: every arm switches on one defect and changes nothing else."""
+
+from typing import Any
+
+import pytest
+
+from evalsuite.distill import load_recipe
+from evalsuite.distill.study import study_runs
+from evalsuite.foundation import ConfigError
+
+NAME = "defects-pocket-10m"
+BATCHMEAN = {f"stages.{stage}.loss.kl_reduction": "batchmean" for stage in (2, 3)}
+ARMS: dict[str, dict[str, Any]] = {
+    "kl-times-length": BATCHMEAN,
+    "wrong-heads": {"student.kv_expansion": "head_size_32"},
+    "repeated-rows": {"student.kv_expansion": "rows"},
+    "leaking-state": {f"stages.{stage}.recurrent_state": "leaks" for stage in (2, 3)},
+    "bf16-weights": {f"stages.{stage}.optimizer.master_weights": "bf16" for stage in range(4)},
+    "no-decay": {f"stages.{stage}.schedule.stable": "80_percent" for stage in (1, 2, 3)},
+    "overwritten-bias": {"student.options": {"mlstm": {"gate_bias_init": "overwritten"}}},
+}
+
+
+def leaves(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key → value of everything in a recipe, with mixer options as one value."""
+    if prefix != "student.options." and isinstance(value, (dict, list)) and value:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        return {
+            key: leaf for name, inner in pairs for key, leaf in leaves(inner, f"{prefix}{name}.").items()
+        }
+    return {prefix[:-1]: value}
+
+
+def settings(*variants: str) -> dict[str, Any]:
+    return leaves(load_recipe(f"{NAME}:{','.join(variants)}").model_dump(mode="json", exclude={"variants"}))
+
+
+def test_three_seeds_of_seven_defects_in_three_mixers():
+    study = load_recipe(NAME).study
+    assert {arm for axis in study.axes.values() for arm in axis.arms} == set(ARMS)
+    runs = study_runs(study)
+    assert len(runs) == 3 * (3 + 6 * 3 + 1)
+    assert [run.seed for run in runs[9:]] == [0] * 19 + [1] * 19 + [2] * 19
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_an_arm_switches_on_its_defect_alone(arm):
+    base, changed = settings("mlstm"), settings("mlstm", arm)
+    assert {key: value for key, value in changed.items() if base.get(key) != value} == ARMS[arm]
+
+
+def test_the_published_code_has_a_defect_in_students_of_the_study(tmp_path):
+    source = "distill/recipes/defects-pocket-10m.yaml"
+    with open(source, encoding="utf-8") as file:
+        text = file.read().replace("published_for: [gated_deltanet, kda]", "published_for: [kad]")
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"published_for: unknown student 'kad'; did you mean 'kda'"):
+        load_recipe(tmp_path / "recipe.yaml")
