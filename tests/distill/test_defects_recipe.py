@@ -25,9 +25,7 @@ def leaves(value: Any, prefix: str = "") -> dict[str, Any]:
     """Dotted key → value of everything in a recipe, with mixer options as one value."""
     if prefix != "student.options." and isinstance(value, (dict, list)) and value:
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        return {
-            key: leaf for name, inner in pairs for key, leaf in leaves(inner, f"{prefix}{name}.").items()
-        }
+        return {key: leaf for name, inner in pairs for key, leaf in leaves(inner, f"{prefix}{name}.").items()}
     return {prefix[:-1]: value}
 
 
