@@ -117,7 +117,7 @@ def batched(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     found: list[list[int]] = []
     for place in order:
         longest = lengths[found[-1][0]] if found else 0
-        if found and _padded(longest) * (len(found[-1]) + 1) <= tokens:
+        if found and padded(longest) * (len(found[-1]) + 1) <= tokens:
             found[-1].append(place)
         else:
             found.append([place])
@@ -156,8 +156,8 @@ def compare_models(
         ConfigError: vocabularies differ, or a model's logits are not head(decoder(x)).
         DataError: a group or token id is out of range, or a model's log-probabilities are not finite.
     """
-    head = _Head(teacher)
-    heads = {name: _Head(student) for name, student in students.items()}
+    head = SplitModel(teacher)
+    heads = {name: SplitModel(student) for name, student in students.items()}
     for name, other in heads.items():
         if other.vocabulary != head.vocabulary:
             raise ConfigError(
@@ -190,7 +190,7 @@ def compare_models(
             yield from _rows(name, batch, total.cpu().numpy(), groups)
 
 
-class _Head:
+class SplitModel:
     """The two halves of a causal language model: decoder, and head in float32."""
 
     def __init__(self, model: Any) -> None:
@@ -224,14 +224,15 @@ class _Head:
         return self._transform(linear(hidden.float(), self._weight, self._bias))
 
 
-def _padded(length: int) -> int:
+def padded(length: int) -> int:
+    """Tokens of a row with so many, with padding."""
     return -(-length // MULTIPLE) * MULTIPLE
 
 
 def _collate(batch: Sequence[Passage], groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens [B, T]; and per compared token its row of the flattened hidden states, its id and its cell."""
     # The last token is predicted and never read.
-    width = _padded(max(len(passage.tokens) for passage in batch) - 1)
+    width = padded(max(len(passage.tokens) for passage in batch) - 1)
     tokens = np.zeros((len(batch), width), dtype=np.int64)
     rows, targets, cells = [], [], []
     for number, passage in enumerate(batch):
@@ -267,4 +268,13 @@ def _rows(
         )
 
 
-__all__ = ["MEASURES", "DocumentDistance", "Passage", "batched", "compare_logits", "compare_models"]
+__all__ = [
+    "MEASURES",
+    "DocumentDistance",
+    "Passage",
+    "SplitModel",
+    "batched",
+    "compare_logits",
+    "compare_models",
+    "padded",
+]

@@ -1,0 +1,259 @@
+"""How well students look back: distances on held-out text by token class, and spans that come back.
+
+    python -m evalsuite.distill.recall RECIPE kda=students/kda far=students/variants/far/kda --out recall
+
+Students are compared with the recipe's teacher on the held-out part of its natural text: sources that repeat
+chunks are left out. One file per student is written below --out, `summary.csv` has all of them, and
+`looks.jsonl` gets one line per measurement, so that every look at the data is known. No benchmark is read.
+
+- KL(teacher ‖ student) and top-1 agreement, for sequences of 512, 2,048 and 4,096 tokens of the same text;
+- the same by token class (`evalsuite.models.diagnostics.token_classes`): `copied` tokens by the distance from
+  the earlier n-gram, `repeated`, and `new` ones;
+- recall: of the tokens of a span that comes back, and that the teacher predicts, the share that the
+  student predicts (`evalsuite.models.diagnostics.repeated_spans`), by the gap.
+
+`--choose BASE` prints the student that `choose` picks from all files below --out.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalsuite.foundation import ConfigError, append_jsonl, write_json
+
+if TYPE_CHECKING:
+    from evalsuite.distill import Recipe
+    from evalsuite.models.diagnostics.repeated_spans import RepeatedSpan
+
+LENGTHS = (512, 2048, 4096)
+"""Tokens of the sequences; the longest is a multiple of the others."""
+DISTANCES = (64, 256, 1024, 4096)
+"""Inclusive upper ends of the distances of copied tokens."""
+GAPS = (256, 1024, 3072)
+"""Gaps of the spans that come back."""
+CLASSES = ("new", "repeated", *(f"copied-{distance}" for distance in DISTANCES))
+TOLERANCE = 1.03
+"""Factor on the base's KL at 512 tokens that a chosen student may have."""
+
+
+def held_out_rows(recipe: "Recipe", tokenizer: Any, tokens: int) -> NDArray[np.int64]:
+    """Held-out natural text of the recipe's last stage: ids [rows, LENGTHS[-1]], at least `tokens`.
+
+    Raises:
+        ConfigError: a source was trained on in full, or all sources repeat chunks.
+    """
+    import torch
+
+    from evalsuite.distill.training.held_out import held_out_batches
+
+    stage = recipe.stages[-1]
+    natural = {
+        name: share for name, share in stage.mixture.items() if recipe.data[name].repeat_chunk_tokens is None
+    }
+    if not natural:
+        raise ConfigError(f"stage '{stage.name}': every source repeats chunks; add one of natural text")
+    for name in natural:
+        if not recipe.data[name].leaves_held_out:
+            raise ConfigError(
+                f"data.{name}: has no held-out documents; set data.{name}.subset: train, so that no stage "
+                "trains on them"
+            )
+    reading = stage.model_copy(
+        update={"data": natural, "seq_len": LENGTHS[-1], "packing": "concat", "loss_mask": "full"}
+    )
+    count = -(-tokens // LENGTHS[-1])
+    batches = held_out_batches(recipe, reading, tokenizer, count, torch.device("cpu"))
+    return np.concatenate([batch.input_ids.numpy() for batch in batches])[:count]
+
+
+def classes_of(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places in `CLASSES` of the tokens of one sequence [length]."""
+    from evalsuite.models.diagnostics.token_classes import NGRAM, previous_places
+
+    found = np.where(previous_places(tokens, 1) >= 0, CLASSES.index("repeated"), CLASSES.index("new"))
+    earlier = previous_places(tokens, NGRAM)
+    distance = np.arange(len(tokens)) - earlier
+    copied = np.searchsorted(DISTANCES, distance) + CLASSES.index("repeated") + 1
+    return np.where(earlier >= 0, copied, found)
+
+
+def text_rows(teacher: Any, student: Any, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Distances per token by length and class; KL is None for a class without tokens."""
+    from evalsuite.models.diagnostics.distance import Passage, compare_models
+
+    columns = ("kl", "agreement", "teacher_nll", "student_nll")
+    found = []
+    for length in LENGTHS:
+        passages = [
+            Passage(str(number), row, 1, classes_of(row)[1:])
+            for number, row in enumerate(rows.reshape(-1, length))
+        ]
+        sums = np.zeros((len(CLASSES), 1 + len(columns)))
+        for each in compare_models(teacher, {"": student}, passages, groups=len(CLASSES)):
+            sums[each.group] += each.tokens, each.kl, each.agreement, each.teacher_nll, each.student_nll
+        for name, (tokens, *measured) in zip(("all", *CLASSES), [sums.sum(0), *sums], strict=True):
+            means = [float(value / tokens) if tokens else None for value in measured]
+            counted = {"length": length, "class": name, "tokens": int(tokens)}
+            found.append(counted | dict(zip(columns, means, strict=True)))
+    return found
+
+
+def span_rows(
+    teacher: Any, student: Any, spans: Mapping[int, "Sequence[RepeatedSpan]"]
+) -> list[dict[str, Any]]:
+    """Recall by gap: share of predicted tokens, of both models and of those the teacher predicts."""
+    from evalsuite.models.diagnostics.repeated_spans import span_scores
+
+    found = []
+    for gap, members in spans.items():
+        theirs, ours = span_scores(teacher, members), span_scores(student, members)
+        known = int(theirs.right.sum())
+        found.append(
+            {
+                "gap": gap,
+                "spans": len(members),
+                "tokens": len(theirs.right),
+                "teacher_right": float(theirs.right.mean()),
+                "student_right": float(ours.right.mean()),
+                "recall": float(ours.right[theirs.right].mean()) if known else None,
+                "teacher_gain": float(theirs.gain.mean()),
+                "student_gain": float(ours.gain.mean()),
+            }
+        )
+    return found
+
+
+def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """One row of the table: KL and agreement by length, KL of copied tokens by distance, recall by gap."""
+    by_class = {(row["length"], row["class"]): row for row in measured["text"]}
+    recalls = [row["recall"] for row in measured["spans"]]
+    return {
+        "student": measured["student"],
+        "kl_512": by_class[512, "all"]["kl"],
+        "agreement_512": by_class[512, "all"]["agreement"],
+        **{f"kl_{length}": by_class[length, "all"]["kl"] for length in LENGTHS[1:]},
+        **{f"kl_{name}": by_class[LENGTHS[-1], name]["kl"] for name in CLASSES},
+        **{f"recall_{row['gap']}": row["recall"] for row in measured["spans"]},
+        "recall": None if None in recalls else float(np.mean(recalls)),
+    }
+
+
+def choose(rows: Sequence[Mapping[str, Any]], base: str, candidates: Sequence[str] = ()) -> str:
+    """Return the student with the best mean recall whose KL at 512 tokens is at most 1.03 times the base's.
+
+    Args:
+        rows: as `summary` returns them.
+        base: the student that KL is compared with; it may be chosen.
+        candidates: the students to choose from; default: all.
+
+    Raises:
+        ConfigError: `base` was not measured.
+    """
+    known = {row["student"]: row for row in rows}
+    if base not in known:
+        raise ConfigError(f"--choose {base}: was not measured; there are {', '.join(sorted(known))}")
+    limit = TOLERANCE * known[base]["kl_512"]
+    allowed = [
+        row
+        for name, row in known.items()
+        if name == base
+        or ((not candidates or name in candidates) and row["kl_512"] <= limit and row["recall"] is not None)
+    ]
+    return str(max(allowed, key=lambda row: (row["recall"] or 0.0, -row["kl_512"]))["student"])
+
+
+def measure(
+    recipe: "Recipe", students: Mapping[str, str], out: Path, *, tokens: int, spans: int, device: str
+) -> None:
+    """Measure students and write their files; see the module."""
+    from evalsuite.distill.data.preparation import eos_token_id
+    from evalsuite.models import load_checkpoint
+    from evalsuite.models.diagnostics.repeated_spans import repeated_spans
+
+    if recipe.teacher is None:
+        raise ConfigError(f"recipe '{recipe.name}' has no teacher; set one with --set teacher=…")
+    teacher = load_checkpoint(recipe.teacher, dtype="float32", device=device)
+    rows = held_out_rows(recipe, teacher.tokenizer, tokens)
+    made = {
+        gap: repeated_spans(rows.reshape(-1), gap, spans, end=eos_token_id(teacher.tokenizer)) for gap in GAPS
+    }
+    for name, folder in students.items():
+        dtype = "bfloat16" if device.startswith("cuda") else "float32"
+        student = load_checkpoint(folder, dtype=dtype, device=device)
+        measured = {
+            "student": name,
+            "weights_id": student.weights_id,
+            "text": text_rows(teacher.model, student.model, rows),
+            "spans": span_rows(teacher.model, student.model, made),
+        }
+        write_json(out / f"{name}.json", measured)
+        look = {"time": round(time.time()), "recipe": recipe.name, "student": name, "tokens": rows.size}
+        append_jsonl(out / "looks.jsonl", [{**look, "spans": spans, "weights_id": student.weights_id}])
+
+
+def summaries(out: Path) -> list[dict[str, Any]]:
+    """Rows of all students below `out`, by name."""
+    return [summary(json.loads(path.read_text())) for path in sorted(out.glob("*.json"))]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, write the table, or choose."""
+    parser = argparse.ArgumentParser(
+        prog="python -m evalsuite.distill.recall",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", help="a name from `evalsuite show recipes`, or a YAML file")
+    parser.add_argument("students", nargs="*", metavar="NAME=FOLDER")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="value of $EVALSUITE_DATA in the recipe")
+    parser.add_argument("--tokens", type=int, default=131_072, help="held-out tokens (default: 131072)")
+    parser.add_argument("--spans", type=int, default=256, help="spans per gap (default: 256)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1 (default: cpu)")
+    parser.add_argument("--choose", metavar="BASE", help="print the student that the rule picks")
+    parser.add_argument("--among", nargs="+", default=[], metavar="NAME", help="students to choose from")
+    given = parser.parse_args(arguments)
+    if given.data is not None:
+        os.environ["EVALSUITE_DATA"] = str(given.data)
+    students = {}
+    for text in given.students:
+        name, equals, folder = text.partition("=")
+        if not equals or not name or name in students:
+            raise ConfigError(f"{text}: expected NAME=FOLDER, with another name for every student")
+        students[name] = folder
+    from evalsuite.distill import load_recipe
+
+    given.out.mkdir(parents=True, exist_ok=True)
+    if students:
+        recipe = load_recipe(given.recipe, given.overrides)
+        measure(recipe, students, given.out, tokens=given.tokens, spans=given.spans, device=given.device)
+    rows = summaries(given.out)
+    if not rows:
+        raise ConfigError(f"{given.out}: no student was measured; name one as NAME=FOLDER")
+    if given.choose is not None:
+        print(choose(rows, given.choose, given.among))
+        return
+    table = _table(rows)
+    (given.out / "summary.csv").write_text(table)
+    print(table, end="")
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = [list(rows[0]), *([_text(value) for value in row.values()] for row in rows)]
+    return "".join(",".join(line) + "\n" for line in lines)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:.5f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()
