@@ -35,6 +35,8 @@ class Axis:
     arms: tuple[str, ...]
     compared_with: str = BASE
     students: tuple[str, ...] | None = None
+    published_for: tuple[str, ...] | None = None
+    """Students whose published code has the arms; None: all of them, or arms that are no defects."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,11 @@ from pathlib import Path
 from evalsuite.foundation import EvalsuiteError
 from evalsuite.reports.admission import admit
 from evalsuite.reports.analysis.measures.admission import load_rule
+from evalsuite.reports.exports.gap_study.orders_page import write_orders_page
 from evalsuite.reports.exports.gap_study.page import write_page
 from evalsuite.reports.exports.gap_study.reading import read_study
+
+PAGES = {"effects": write_page, "orders": write_orders_page}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,13 +21,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="run folder with scores")
     parser.add_argument("--study", type=Path, required=True, help="output folder of evalsuite.study")
     parser.add_argument("--rule", type=Path, help="rule of admission (default: that of `evalsuite admit`)")
+    parser.add_argument(
+        "--page",
+        choices=sorted(PAGES),
+        default="effects",
+        help="effects of choices next to the paper's (default), or the order of students with each defect",
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the page")
     given = parser.parse_args(arguments)
     try:
         decisions = admit(given.run, None, load_rule(given.rule))
         names = [each.benchmark for each in decisions if each.is_admitted]
         refused = {each.title: each.why for each in decisions if not each.is_admitted}
-        print(write_page(read_study(given.run, given.study, names), given.out, refused))
+        print(PAGES[given.page](read_study(given.run, given.study, names), given.out, refused))
     except EvalsuiteError as error:
         print(f"gap_study: {error}", file=sys.stderr)
         return 64

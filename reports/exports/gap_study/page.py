@@ -46,19 +46,20 @@ def write_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingP
         )
     }
     for table in tables.values():
-        write_text(out / f"{table.name}.csv", _csv(table))
+        write_csv(table, out)
     write_text(out / "effects.svg", draw(found))
     page = out / "README.md"
     write_text(page, _page(data, tables, refused))
     return page
 
 
-def _csv(table: Table) -> str:
+def write_csv(table: Table, out: Path) -> None:
+    """Write a table as CSV into the folder of its page."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(table.columns)
     writer.writerows(table.rows)
-    return buffer.getvalue()
+    write_text(out / f"{table.name}.csv", buffer.getvalue())
 
 
 def _headline(best: Drop | None) -> str:
@@ -109,12 +110,13 @@ def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, st
         "student loses because it reads its own continuation.",
         tables["exposure"].markdown(),
         "## Runs",
-        _runs(data),
+        runs_section(data),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _runs(data: StudyData) -> str:
+def runs_section(data: StudyData) -> str:
+    """Return the list of what was trained, collapsed, failed or is missing."""
     scores = data.scores
     lines = [f"- Time of all jobs, summed over processes that shared a GPU: {data.seconds / 60:.0f} minutes."]
     names = ", ".join(f"`{run.name}`" for run in collapsed_runs(data)) or "none"

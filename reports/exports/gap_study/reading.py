@@ -99,6 +99,7 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str]) -> StudyData:
                 tuple(axis["arms"]),
                 axis["compared_with"],
                 axis["students"] and tuple(axis["students"]),
+                axis.get("published_for") and tuple(axis["published_for"]),
             )
             for name, axis in design["axes"].items()
         ),

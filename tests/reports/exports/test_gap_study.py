@@ -136,6 +136,35 @@ def test_missing_and_collapsed_runs_are_named(study: tuple[Path, Path], tmp_path
     assert "summed over processes that shared a GPU: 2 minutes" in page
 
 
+def test_the_page_of_orders_says_what_an_arm_reverses(study: tuple[Path, Path], tmp_path: Path) -> None:
+    """`uniform` leaves the hybrid below kda under log-likelihood; `ce` keeps it ahead under generation."""
+    run, folder = study
+    design = json.loads((folder / "study.json").read_text())
+    design["axes"]["objective"]["published_for"] = ["kda"]
+    (tmp_path / "study.json").write_text(json.dumps(design))
+    for name in ("exposure", "runs.jsonl"):
+        (tmp_path / name).symlink_to(folder / name)
+    out = tmp_path / "page"
+    rule = tmp_path / "rule.yaml"
+    rule.write_text("min_documents: 120")
+    arguments = [str(run), "--study", str(tmp_path), "--out", str(out), "--rule", str(rule)]
+    assert main([*arguments, "--page", "orders"]) == 0
+    rows = {(r["defect"], r["present"], r["protocol"]): r for r in _rows(out / "orders.csv")}
+    reversed_row = rows["uniform", "in every mixer", "log-likelihood"]
+    assert (reversed_row["pair"], reversed_row["order"]) == ("`hybrid` − `kda`", "reversed")
+    assert _number(reversed_row["with"]) == pytest.approx(-10, abs=6)
+    for present, shift in (("in every mixer", -5), ("where published", 25)):
+        row = rows["ce", present, "generation"]
+        assert row["order"] == "kept"
+        assert _number(row["shift"]) == pytest.approx(shift, abs=8)
+    page = (out / "README.md").read_text()
+    assert "the order of mixers is reversed by uniform (in every mixer: `kda` ahead of `hybrid`)" in page
+    assert "generation: the order of mixers is reversed by no defect" in page
+    has_it = {(r["defect"], r["mixer"]): r["published code has it"] for r in _rows(out / "defects.csv")}
+    assert (has_it["ce", "`kda`"], has_it["ce", "`hybrid`"], has_it["ce", "mean"]) == ("yes", "no", "–")
+    assert f"Missing: `{MISSING}` (OutOfMemory: too large)." in page
+
+
 def test_benchmarks_that_are_not_admitted_are_left_out(study: tuple[Path, Path]) -> None:
     data = read_study(*study, ["needles"])
     assert data.scores.names == ("needles",)
