@@ -10,6 +10,6 @@ sees one GPU; CUDA_VISIBLE_DEVICES names those to use. Below --out lie
     shards/NAME.tar.xz      responses and loss curves, for `evalsuite run --score-only --merge-shards`
     exposure/NAME.jsonl     see `evalsuite.exposure`
     students/NAME           checkpoints
-    study.json, runs.jsonl  the design, and the time of every run
+    study.json, runs.jsonl  the design; end, duration and GPU of every run
     locks/NAME              held by the process that has the job
 """

@@ -51,12 +51,10 @@ def _run(given: Namespace) -> int:
         print("\n".join(f"{'done' if job.done.exists() else '    '} {job.name}" for job in jobs))
         return 0
     gpus = () if given.device else visible_gpus()
-    for name, failure, seconds in run_study(
-        setting, jobs, workers=given.workers, seconds=given.seconds, gpus=gpus
-    ):
-        row = {"name": name, "seconds": round(seconds, 1), "time": round(time.time()), "error": failure}
+    for each in run_study(setting, jobs, workers=given.workers, seconds=given.seconds, gpus=gpus):
+        row = each._asdict() | {"seconds": round(each.seconds, 1), "time": round(time.time())}
         append_jsonl(setting.out / "runs.jsonl", [row])
-        print(f"{name}: {failure or f'{seconds:.0f} s'}", flush=True)
+        print(f"{each.name}: {each.error or f'{each.seconds:.0f} s'}", flush=True)
     left = [job.name for job in jobs if not job.done.exists()]
     print(f"{len(jobs) - len(left)} of {len(jobs)} jobs are finished; repeat the command to resume")
     return 1 if left else 0

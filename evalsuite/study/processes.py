@@ -11,6 +11,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
+from typing import NamedTuple
 
 from evalsuite.foundation import EvalsuiteError, RunFolderError
 from evalsuite.foundation.files import locked
@@ -95,6 +96,15 @@ def work(connection: Connection, setting: Setting) -> None:
         pass
 
 
+class Outcome(NamedTuple):
+    """How a job ended; `error` is empty if it is finished, `gpu` the entry of CUDA_VISIBLE_DEVICES."""
+
+    name: str
+    error: str
+    seconds: float
+    gpu: str | None
+
+
 @dataclass
 class _Worker:
     process: BaseProcess
@@ -136,8 +146,8 @@ def run_study(
     seconds: float,
     gpus: Sequence[str] = (),
     work: Callable[[Connection, Setting], None] = work,
-) -> Iterator[tuple[str, str, float]]:
-    """Carry out jobs in several processes; yield (name, error or "", seconds) as they end.
+) -> Iterator[Outcome]:
+    """Carry out jobs in several processes; yield how they end.
 
     Args:
         workers: processes, each on the GPU with the fewest of them.
@@ -160,15 +170,16 @@ def run_study(
                 job, worker.job = worker.job, None
                 assert job is not None
                 try:
-                    reply = worker.connection.recv()
+                    outcome = Outcome(*worker.connection.recv(), worker.gpu)
                 except EOFError:
                     worker.process.join(STOP_SECONDS)
-                    reply = job.name, f"its process ended with code {worker.process.exitcode}", 0.0
+                    code = worker.process.exitcode
+                    outcome = Outcome(job.name, f"its process ended with code {code}", 0.0, worker.gpu)
                     pool.remove(worker)
-                if reply[1] == HELD:
+                if outcome.error == HELD:
                     queue.put_back(job, jobs)
                 else:
-                    yield reply
+                    yield outcome
     finally:
         for worker in pool:
             if worker.job is None:

@@ -27,15 +27,15 @@ def test_jobs_wait_for_what_they_need_and_finished_ones_are_skipped(tmp_path: Pa
     (tmp_path / "finished").touch()
     jobs = [_job(tmp_path, "late", "early"), _job(tmp_path, "finished"), _job(tmp_path, "early")]
     found = run_study(_setting(tmp_path), jobs, workers=2, seconds=60, work=work)
-    assert list(found) == [("early", "", 0.5), ("late", "", 0.5)]
+    assert list(found) == [("early", "", 0.5, None), ("late", "", 0.5, None)]
 
 
 def test_a_failed_job_and_a_lost_process_stop_no_other(tmp_path: Path) -> None:
     jobs = [_job(tmp_path, name) for name in ("fail-one", "die-two", "three", "four")]
     jobs.append(_job(tmp_path, "never", "fail-one"))
     found = {
-        name: error
-        for name, error, _ in run_study(_setting(tmp_path), jobs, workers=1, seconds=60, work=work)
+        each.name: each.error
+        for each in run_study(_setting(tmp_path), jobs, workers=1, seconds=60, work=work)
     }
     assert found == {
         "fail-one": "a reason",
@@ -62,7 +62,8 @@ def test_each_process_sees_one_gpu_and_a_lost_one_is_replaced_on_its_gpu(
     jobs = [_job(tmp_path, name) for name in ("die-one", "meet-two", "meet-three")]
     gpus = visible_gpus()
     found = list(run_study(_setting(tmp_path), jobs, workers=2, seconds=60, gpus=gpus, work=work))
-    assert [error for _, error, _ in found] == ["its process ended with code 3", "", ""]
+    assert found[0] == ("die-one", "its process ended with code 3", 0.0, "GPU-5e")
+    assert sorted(found[1:]) == [("meet-three", "", 0.5, "GPU-5e"), ("meet-two", "", 0.5, "MIG-1f")]
     assert (tmp_path / "arrived-meet-two").read_text() == "MIG-1f"
     assert (tmp_path / "arrived-meet-three").read_text() == "GPU-5e"
 
@@ -84,7 +85,7 @@ def test_jobs_of_another_driver_are_tried_again_unless_it_finishes_them(
     monkeypatch.setattr(processes, "HELD_SECONDS", 0.3)
     jobs = [_job(tmp_path, "held-one"), _job(tmp_path, "lost-two"), _job(tmp_path, "late", "held-one")]
     found = run_study(_setting(tmp_path), jobs, workers=1, seconds=60, work=work)
-    assert list(found) == [("held-one", "", 0.5), ("late", "", 0.5)]
+    assert list(found) == [("held-one", "", 0.5, None), ("late", "", 0.5, None)]
 
 
 def _lock(setting: Setting, job: Job) -> AbstractContextManager[None]:

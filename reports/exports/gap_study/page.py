@@ -118,7 +118,7 @@ def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, st
 def runs_section(data: StudyData) -> str:
     """Return the list of what was trained, collapsed, failed or is missing."""
     scores = data.scores
-    lines = [f"- Time of all jobs, summed over processes that shared a GPU: {data.seconds / 60:.0f} minutes."]
+    lines = [f"- GPU time of all jobs that ended: {data.gpu_seconds / 60:.0f} minutes."]
     names = ", ".join(f"`{run.name}`" for run in collapsed_runs(data)) or "none"
     lines.append(f"- Collapsed (loops in more than half of the responses), kept in all tables: {names}.")
     failed = [run for run in scores.missing if run.name in data.reasons]

@@ -35,8 +35,8 @@ class StudyData:
     prompts: tuple[str, ...]
     exposure: Mapping[str, list[dict[str, Any]]]
     """Run name → rows of the admitted benchmarks."""
-    seconds: float
-    """Time of all jobs, summed."""
+    gpu_seconds: float
+    """Time in which a GPU had a job of the study, summed over GPUs."""
     reasons: Mapping[str, str]
     """Run → why it failed last."""
 
@@ -109,9 +109,24 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str]) -> StudyData:
         responses=responses,
         prompts=tuple(text for name in names for text in _prompts(run, name, cells[name].documents)),
         exposure={run.name: _exposure(folder, run.name, names) for run in planned if scores.has(run)},
-        seconds=sum(row["seconds"] for row in jobs),
+        gpu_seconds=gpu_seconds(jobs),
         reasons={row["name"]: row["error"].strip().splitlines()[-1] for row in jobs if row["error"]},
     )
+
+
+def gpu_seconds(jobs: Sequence[Mapping[str, Any]]) -> float:
+    """Return the time in which a GPU had a job, summed over GPUs; jobs at once on one GPU count once.
+
+    Args:
+        jobs: rows of ``runs.jsonl``, each with `gpu`, `time` (its end) and `seconds`.
+    """
+    total = 0.0
+    for gpu in {job["gpu"] for job in jobs}:
+        until = 0.0
+        for start, end in sorted((j["time"] - j["seconds"], j["time"]) for j in jobs if j["gpu"] == gpu):
+            total += max(0.0, end - max(start, until))
+            until = max(until, end)
+    return total
 
 
 @dataclass(frozen=True)

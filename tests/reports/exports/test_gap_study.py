@@ -76,8 +76,18 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for model in models[1:]:
         path = folder / "exposure" / f"{model.label}.jsonl"
         path.write_text(json.dumps({**row, "logprob": [-0.1, -0.4]}) + "\n")
-    jobs = [{"name": "kda-base-seed0", "seconds": 90.0, "time": 0, "error": ""}]
-    jobs.append({"name": MISSING, "seconds": 30.0, "time": 0, "error": "Traceback\nOutOfMemory: too large"})
+    # Two jobs at once on a GPU, which is busy for 150 s, and a later one of 30 s on another.
+    jobs = [
+        {"name": "kda-base-seed0", "seconds": 90.0, "time": 1000, "error": "", "gpu": "0"},
+        {"name": "kda-base-seed1", "seconds": 100.0, "time": 1060, "error": "", "gpu": "0"},
+        {
+            "name": MISSING,
+            "seconds": 30.0,
+            "time": 1050,
+            "error": "Traceback\nOutOfMemory: too large",
+            "gpu": "1",
+        },
+    ]
     (folder / "runs.jsonl").write_text("".join(json.dumps(job) + "\n" for job in jobs))
     return run, folder
 
@@ -133,7 +143,7 @@ def test_missing_and_collapsed_runs_are_named(study: tuple[Path, Path], tmp_path
     assert "9 of 10 runs, 270 documents of 2 benchmarks" in page
     assert f"Missing: `{MISSING}` (OutOfMemory: too large)." in page
     assert "Collapsed (loops in more than half of the responses), kept in all tables: `kda-ce-seed0`." in page
-    assert "summed over processes that shared a GPU: 2 minutes" in page
+    assert "GPU time of all jobs that ended: 3 minutes" in page
 
 
 def test_the_page_of_orders_says_what_an_arm_reverses(study: tuple[Path, Path], tmp_path: Path) -> None:
