@@ -1,11 +1,12 @@
-"""Figure of a study (SVG): every effect under both protocols, with 95 % intervals."""
+"""Figures of a study (SVG): drops and effects under both protocols, with 95 % intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
-from evalsuite.reports.analysis.study.effects import Effect
+from evalsuite.reports.analysis.study.effects import Drop, Effect
+from evalsuite.reports.statistics.intervals import Interval
 
 WIDTH, LEFT, RIGHT, ROW, TOP = 820, 300, 30, 34, 56
 STYLE = """
@@ -16,15 +17,36 @@ line.loglikelihood, line.generation { stroke-width: 2 } .tick { fill: #666; text
 """.strip()
 
 
+Row = tuple[str, Mapping[str, Interval]]
+"""Name, and protocol → interval (fractions of 1)."""
+
+
+def draw_drops(drops: Sequence[Drop]) -> str:
+    """Return the SVG document of what students lose, in points: one row per student."""
+    return _draw(
+        [
+            (each.student, {"loglikelihood": each.loglikelihood, "generation": each.generation})
+            for each in drops
+        ]
+    )
+
+
 def draw(effects: Sequence[Effect]) -> str:
-    """Return the SVG document: one row per effect, in points."""
-    ends = [
-        100 * end for each in effects for p in PROTOCOLS for end in (each.under(p).low, each.under(p).high)
-    ]
+    """Return the SVG document of effects, in points: one row per effect."""
+    return _draw(
+        [
+            (f"{each.axis}: {each.arm}, {each.student or 'mean'}", {p: each.under(p) for p in PROTOCOLS})
+            for each in effects
+        ]
+    )
+
+
+def _draw(rows: Sequence[Row]) -> str:
+    ends = [100 * end for _, each in rows for p in PROTOCOLS for end in (each[p].low, each[p].high)]
     low, high = min([*ends, -1.0]), max([*ends, 1.0])
     step = next(each for each in (0.5, 1, 2, 5, 10, 20, 50, 100) if (high - low) / each <= 9)
     first, last = int(low // step), int(-(-high // step))
-    height = TOP + ROW * len(effects) + 40
+    height = TOP + ROW * len(rows) + 40
 
     def x(value: float) -> float:
         return LEFT + (value - first * step) / ((last - first) * step) * (WIDTH - LEFT - RIGHT)
@@ -49,12 +71,11 @@ def draw(effects: Sequence[Effect]) -> str:
         parts.append(
             Markup('<text class="tick" x="{:.1f}" y="{}">{}</text>').format(x(value), height - 16, label)
         )
-    for row, effect in enumerate(effects):
+    for row, (name, intervals) in enumerate(rows):
         y = TOP + ROW * row
-        name = f"{effect.axis}: {effect.arm}, {effect.student or 'mean'}"
         parts.append(Markup('<text class="name" x="{}" y="{}">{}</text>').format(LEFT - 14, y + 12, name))
         for place, protocol in enumerate(PROTOCOLS):
-            interval, at = effect.under(protocol).scaled(100), y + 3 + 10 * place
+            interval, at = intervals[protocol].scaled(100), y + 3 + 10 * place
             parts.append(
                 Markup(
                     '<line class="{0}" x1="{1:.1f}" x2="{2:.1f}" y1="{3}" y2="{3}"/>'

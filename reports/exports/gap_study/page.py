@@ -9,10 +9,11 @@ from types import MappingProxyType
 from evalsuite.foundation import write_text
 from evalsuite.reports.analysis.study.effects import Drop, best_pure, effects
 from evalsuite.reports.analysis.study.scores import BASE
-from evalsuite.reports.exports.gap_study.figure import draw
+from evalsuite.reports.exports.gap_study.figure import draw, draw_drops
 from evalsuite.reports.exports.gap_study.reading import StudyData
 from evalsuite.reports.exports.gap_study.tables import (
     Table,
+    base_drops,
     collapsed_runs,
     decomposition_table,
     decompositions,
@@ -27,7 +28,7 @@ from evalsuite.reports.exports.gap_study.tables import (
 
 
 def write_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingProxyType({})) -> Path:
-    """Write ``README.md``, one CSV file per table and ``effects.svg``; return the page.
+    """Write ``README.md``, one CSV file per table, ``drops.svg`` and ``effects.svg``; return the page.
 
     Args:
         refused: title of a benchmark that is not admitted → why.
@@ -47,6 +48,7 @@ def write_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingP
     }
     for table in tables.values():
         write_csv(table, out)
+    write_text(out / "drops.svg", draw_drops(base_drops(data)))
     write_text(out / "effects.svg", draw(found))
     page = out / "README.md"
     write_text(page, _page(data, tables, refused))
@@ -89,6 +91,7 @@ def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, st
             else []
         ),
         "## Drop and gap of the base",
+        "![Drop under both protocols, in points](drops.svg)",
         tables["drops"].markdown(),
         "## Effect of each choice",
         "Mean score of the runs with the choice − mean score of the runs that they are compared with. "

@@ -15,7 +15,7 @@ from evalsuite.reports.analysis.study.decomposition import (
     decompose,
     exposure,
 )
-from evalsuite.reports.analysis.study.effects import Effect, drop, order_agreement, verdict
+from evalsuite.reports.analysis.study.effects import Drop, Effect, drop, order_agreement, verdict
 from evalsuite.reports.analysis.study.paper_effects import printed_effect
 from evalsuite.reports.analysis.study.scores import BASE, TEACHER, StudyRun
 from evalsuite.reports.exports.gap_study.reading import StudyData
@@ -64,14 +64,18 @@ def teacher_table(data: StudyData) -> Table:
     )
 
 
+def base_drops(data: StudyData) -> list[Drop]:
+    """Drop of the base of every student that has one."""
+    found = (drop(data.scores, student) for student in _students(data))
+    return [each for each in found if each is not None]
+
+
 def drops_table(data: StudyData) -> Table:
     """Drop of every student's base under both protocols, and its gap."""
     rows = []
-    for student in _students(data):
-        found = drop(data.scores, student)
-        if found is not None:
-            intervals = (found.loglikelihood, found.generation, found.gap)
-            rows.append((f"`{student}`", str(found.runs), *map(with_interval, intervals)))
+    for found in base_drops(data):
+        intervals = (found.loglikelihood, found.generation, found.gap)
+        rows.append((f"`{found.student}`", str(found.runs), *map(with_interval, intervals)))
     columns = ("student", "runs", "drop, log-likelihood", "drop, generation", "gap")
     return Table("drops", columns, tuple(rows))
 

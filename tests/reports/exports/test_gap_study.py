@@ -97,6 +97,11 @@ def _rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def _names(path: Path) -> list[str]:
+    texts = ElementTree.fromstring(path.read_text()).iterfind("{*}text[@class='name']")
+    return [str(each.text) for each in texts]
+
+
 def _number(text: str) -> float:
     return float(re.sub(r"[^\d.+−-]", "", text.partition(" (")[0]).replace("−", "-"))
 
@@ -124,7 +129,13 @@ def test_the_page_states_drops_effects_and_causes(study: tuple[Path, Path], tmp_
     assert abs(_number(effects["objective: ce for KL", "mean"]["log-likelihood"])) < 6
     # Table 12: uniform 37.1, beam add 41.0.
     assert effects["layers: uniform for selected", "`hybrid`"]["paper, generation"] == "−3.8"
-    ElementTree.fromstring((out / "effects.svg").read_text())
+    assert _names(out / "effects.svg") == [
+        "objective: ce, hybrid",
+        "objective: ce, kda",
+        "objective: ce, mean",
+        "layers: uniform, hybrid",
+    ]
+    assert _names(out / "drops.svg") == ["hybrid", "kda"]
 
 
 def test_the_parts_of_the_gap_add_up_on_the_page(study: tuple[Path, Path], tmp_path: Path) -> None:
