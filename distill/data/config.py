@@ -124,6 +124,9 @@ class TableSourceConfig(DataSourceConfig):
     """All documents, the 99 % for training, or the held-out 1 %, split by a hash of the text."""
     sample_fraction: float = Field(default=1.0, gt=0, le=1)
     """Fraction of the documents that is read, chosen by a hash of the text."""
+    sample_start: float = Field(default=0.0, ge=0, lt=1)
+    """Where that fraction begins, so that sources of the same files can have disjoint parts, such as 0 and
+    0.3 for two fractions of 0.3."""
     exclude: str | None = None
     """File with document hashes to skip, as written by `python -m evalsuite.distill.data.decontamination`."""
 
@@ -159,13 +162,19 @@ class TableSourceConfig(DataSourceConfig):
         if self.subset != "all":
             found.append("without the held-out 1 %" if self.subset == "train" else "the held-out 1 %")
         if self.sample_fraction < 1:
-            found.append(f"{100 * self.sample_fraction:g} % of the documents")
+            start = f", from {100 * self.sample_start:g} % on" if self.sample_start else ""
+            found.append(f"{100 * self.sample_fraction:g} % of the documents{start}")
         if self.exclude:
             found.append("without documents that overlap with benchmarks")
         return ", ".join(found)
 
     @model_validator(mode="after")
     def _columns_fit(self) -> Self:
+        if self.sample_start + self.sample_fraction > 1 + 1e-9:
+            raise ValueError(
+                f"'sample_start' ({self.sample_start}) and 'sample_fraction' ({self.sample_fraction}) add up "
+                "to more than 1"
+            )
         if self.chat_template_kwargs and self.messages is None:
             raise ValueError("'chat_template_kwargs' needs 'messages', which the template renders")
         if (self.prompt is None) != (self.completion is None):

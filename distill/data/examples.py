@@ -86,7 +86,8 @@ def passes_filters(text: str, source: TableSourceConfig) -> bool:
     if source.subset != "all" and (number % HELD_OUT_MODULUS == 0) != (source.subset == "held_out"):
         return False
     # Independent of the bits that decide the subset, so that the fraction holds within each subset.
-    if number // HELD_OUT_MODULUS % 10_000 >= round(source.sample_fraction * 10_000):
+    start, end = source.sample_start, source.sample_start + source.sample_fraction
+    if not round(start * 10_000) <= number // HELD_OUT_MODULUS % 10_000 < round(end * 10_000):
         return False
     return source.exclude is None or number not in load_exclusion_list(source.exclude)
 

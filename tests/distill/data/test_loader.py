@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from pydantic import ValidationError
 
 from evalsuite.distill.data.config import LocalSourceConfig
 from evalsuite.distill.data.examples import document_hash
@@ -225,6 +226,18 @@ def test_larger_fractions_contain_smaller_ones_in_both_subsets(tokenizer, tmp_pa
     held_out = read_source(tokenizer, files=[str(path)], sample_fraction=0.5, subset="held_out")
     assert held_out < half
     assert held_out < read_source(tokenizer, files=[str(path)], subset="held_out")
+
+
+def test_fractions_that_begin_where_others_end_are_disjoint_and_complete(tokenizer, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": f"document {index}"}) + "\n" for index in range(1000)))
+    parts = [
+        read_source(tokenizer, files=[str(path)], sample_start=start, sample_fraction=share)
+        for start, share in ((0.0, 0.3), (0.3, 0.3), (0.6, 0.4))
+    ]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 1000
+    with pytest.raises(ValidationError, match="add up to more than 1"):
+        read_source(tokenizer, files=[str(path)], sample_start=0.8, sample_fraction=0.3)
 
 
 def test_excluded_documents_are_skipped(tokenizer, tmp_path):
