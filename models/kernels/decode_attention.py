@@ -5,7 +5,7 @@ head. Each program therefore handles the query heads of one key head over a part
 joins the parts. Rows have their own lengths: no mask is read, and keys behind a row's end cost nothing.
 
 Before it, one kernel rotates the row's query and key and stores key and value: some thirteen operations of a
-step, on a few kilobytes each, take longer to start than to run.
+step, on a few kilobytes each, take longer to start than to run. It also serves rows of several tokens.
 """
 
 import torch
@@ -151,32 +151,35 @@ def _rotated(x, cos, sin, head, half, inside, x_head, width: tl.constexpr):  # t
 @triton.jit
 def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     q, k, v, cos, sin, positions, rotated, keys, values,
-    q_row, q_head, k_row, k_head, v_row, v_head, angle_row,
+    tokens_per_row, q_token, q_head, k_token, k_head, v_token, v_head, angle_row, angle_token,
     keys_row, keys_head, keys_key, values_row, values_head, values_key,
     HEADS: tl.constexpr, Q_BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, KV_BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, HALF_BLOCK: tl.constexpr, V_WIDTH: tl.constexpr, V_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    position = tl.load(positions + row)
+    token = tl.program_id(0).to(tl.int64)
+    row = token // tokens_per_row
+    position = tl.load(positions + token)
     half, head, kv_head = tl.arange(0, HALF_BLOCK), tl.arange(0, Q_BLOCK), tl.arange(0, KV_BLOCK)
-    cos += row * angle_row
-    sin += row * angle_row
+    angle = row * angle_row + token % tokens_per_row * angle_token
+    cos += angle
+    sin += angle
 
     inside = (head[:, None] < HEADS) & (half[None, :] < WIDTH // 2)
-    low, high = _rotated(q + row * q_row, cos, sin, head, half, inside, q_head, WIDTH)
-    place = (row * HEADS + head[:, None]) * WIDTH + half[None, :]
+    low, high = _rotated(q + token * q_token, cos, sin, head, half, inside, q_head, WIDTH)
+    place = (token * HEADS + head[:, None]) * WIDTH + half[None, :]
     tl.store(rotated + place, low, mask=inside)
     tl.store(rotated + place + WIDTH // 2, high, mask=inside)
 
     inside = (kv_head[:, None] < KV_HEADS) & (half[None, :] < WIDTH // 2)
-    low, high = _rotated(k + row * k_row, cos, sin, kv_head, half, inside, k_head, WIDTH)
+    low, high = _rotated(k + token * k_token, cos, sin, kv_head, half, inside, k_head, WIDTH)
     place = row * keys_row + kv_head.to(tl.int64)[:, None] * keys_head + position * keys_key + half[None, :]
     tl.store(keys + place, low, mask=inside)
     tl.store(keys + place + WIDTH // 2, high, mask=inside)
 
     channel = tl.arange(0, V_BLOCK)
     inside = (kv_head[:, None] < KV_HEADS) & (channel[None, :] < V_WIDTH)
-    value = tl.load(v + row * v_row + kv_head[:, None] * v_head + channel[None, :], mask=inside, other=0.0)
+    v += token * v_token
+    value = tl.load(v + kv_head[:, None] * v_head + channel[None, :], mask=inside, other=0.0)
     place = row * values_row + kv_head.to(tl.int64)[:, None] * values_head + position * values_key
     tl.store(values + place + channel[None, :], value, mask=inside)
 
@@ -191,33 +194,34 @@ def rotate_and_store(
     values: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Rotary position embedding of one token per row, whose key and value are stored among those before it.
+    """Rotary position embedding of R rows of T tokens, whose keys and values are stored in a cache.
 
     Rounds as transformers' `apply_rotary_pos_emb` does, to the bit.
 
     Args:
-        query: [R, H, D], with any strides but a contiguous last axis, as all others.
-        key, value: [R, Hkv, D].
-        cos, sin: [R or 1, 1, D] in the same dtype, in Llama's half-split layout.
+        query: [R · T, H, D], with any strides but a contiguous last axis, as all others.
+        key, value: [R · T, Hkv, D].
+        cos, sin: [R or 1, T, D] in the same dtype, in Llama's half-split layout.
         keys, values: [R, Hkv, L, D]; written in place.
-        positions: int64 [R], index of the row's own key.
+        positions: int64 [R · T], index in the cache of the token's own key.
 
     Returns:
-        The rotated queries [R, H, D].
+        The rotated queries [R · T, H, D].
     """
-    rows, heads, width = query.shape
+    count, heads, width = query.shape
     kv_heads, v_width = value.shape[1:]
-    rotated = torch.empty(rows, heads, width, dtype=query.dtype, device=query.device)
+    rotated = torch.empty(count, heads, width, dtype=query.dtype, device=query.device)
     cos, sin = cos.contiguous(), sin.contiguous()
-    _rotate_and_store_kernel[(rows,)](
+    _rotate_and_store_kernel[(count,)](
         query, key, value, cos, sin, positions, rotated, keys, values,
-        *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], cos.stride(0) if len(cos) > 1 else 0,
-        *keys.stride()[:3], *values.stride()[:3],
+        count // len(keys), *query.stride()[:2], *key.stride()[:2], *value.stride()[:2],
+        cos.stride(0) if len(cos) > 1 else 0, width, *keys.stride()[:3], *values.stride()[:3],
         HEADS=heads, Q_BLOCK=triton.next_power_of_2(heads),
         KV_HEADS=kv_heads, KV_BLOCK=triton.next_power_of_2(kv_heads),
         WIDTH=width, HALF_BLOCK=triton.next_power_of_2(width // 2),
         V_WIDTH=v_width, V_BLOCK=triton.next_power_of_2(v_width), num_warps=4,
-        # Fused multiply-adds would skip the rounding of the products.
+        # LLVM narrows a product and a sum that are rounded to 16 bits, and would fuse the two without
+        # rounding the product: a quarter of the results was off by a unit in the last place.
         enable_fp_fusion=False,
     )  # fmt: skip
     return rotated

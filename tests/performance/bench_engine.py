@@ -228,7 +228,7 @@ def compare(
     hflm_share: float = 1.0,
     runs: int = 3,
     profiled: bool = False,
-    fused_decode: bool = True,
+    fused_attention: bool = True,
 ) -> Timing:
     """Time both engines on one workload, each after a warm-up on `warm` (see `_timed`).
 
@@ -238,7 +238,7 @@ def compare(
         hflm_share: part of the documents that HFLM runs.
         runs: of each side, at most; fewer if they take more than ten seconds.
         profiled: also profile our side.
-        fused_decode: use the kernels of `FusedDecode` where they apply.
+        fused_attention: use the kernels of `FusedAttention` where they apply.
 
     Raises:
         MissingDependencyError: lm-eval is not installed.
@@ -248,7 +248,7 @@ def compare(
     except ImportError as error:
         raise MissingDependencyError(f"lm-eval is not installed: {error}") from error
     engine = TorchEngine(checkpoint, max_length=2048)
-    engine.runner.fused_decode.active = fused_decode
+    engine.runner.fused_attention.active = fused_attention
     lm = HFLM(
         pretrained=checkpoint.model,
         tokenizer=checkpoint.tokenizer,
@@ -353,7 +353,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="number of documents, 1 = full")
     parser.add_argument("--hflm-share", type=float, default=1.0, help="part of the documents that HFLM runs")
     parser.add_argument("--runs", type=int, default=3, help="runs of each side")
-    parser.add_argument("--plain-decode", action="store_true", help="decode without fused softmax layers")
+    parser.add_argument(
+        "--plain-attention", action="store_true", help="softmax layers in separate operations"
+    )
     parser.add_argument("--profile", action="store_true", help="attribute our time to phases and kernels")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default=None, help="default bfloat16 on a GPU, float32 on a CPU")
@@ -378,7 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     hflm_share=options.hflm_share,
                     runs=options.runs,
                     profiled=options.profile,
-                    fused_decode=not options.plain_decode,
+                    fused_attention=not options.plain_attention,
                 )
             )
             print(table(timings[-1:]), flush=True)

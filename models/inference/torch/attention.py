@@ -52,6 +52,8 @@ class AttentionMasks:
         """Layout of un-padded queries, if the pass is un-padded; keys and values are always padded."""
         self.decode_positions: Tensor | None = None
         """Positions [R] of a decode step, in which a row's keys are those of all positions up to its own."""
+        self.cache_places: Tensor | None = None
+        """Index [R · T] in the cache of each new token's key, if layers store keys themselves."""
 
     @property
     def built(self) -> bool:
@@ -199,8 +201,8 @@ class AttentionOverride:
                 config._attn_implementation = name
 
 
-class FusedDecode:
-    """Lets softmax layers of a decode step rotate, store and attend in three kernels, not about fifteen.
+class FusedAttention:
+    """Lets softmax layers rotate and store in one kernel, instead of about fourteen.
 
     Layers qualify if their class is one whose code is known, if they have no window, in half precision on a
     GPU, and if the kernel gives what transformers' own functions give on a sample. All others are left alone.
@@ -212,12 +214,17 @@ class FusedDecode:
         self.active = True
         """Set to False to run the layers' own code, for comparison."""
 
+    @property
+    def applies(self) -> bool:
+        """Whether there are such layers, and they may use the kernel."""
+        return self.active and bool(self._fused)
+
     @contextmanager
     def enabled(self, masks: AttentionMasks) -> Iterator[None]:
-        """Use the kernels within this context if it is that of a decode step; the model is restored."""
-        fused = self._fused if self.active and masks.decode_positions is not None else []
+        """Use the kernel within this context if its tokens have places in a cache; restores the model."""
+        fused = self._fused if self.active and masks.cache_places is not None else []
         for module in fused:
-            module.__dict__["forward"] = partial(_decode_forward, module)
+            module.__dict__["forward"] = partial(_fused_forward, module)
         try:
             yield
         finally:
@@ -243,48 +250,60 @@ def _is_fusible(module: Any, devices: tuple[str, ...] = ("cuda",)) -> bool:
 
 @torch.inference_mode()
 def _rotates_alike(module: Any) -> bool:
-    """Whether the kernel rotates and stores a random token as transformers' operations do, to the bit."""
+    """Whether the kernel rotates and stores random tokens as transformers' operations do, to the bit."""
     weight, width = module.q_proj.weight, module.head_dim
     heads, kv_heads = (len(each.weight) // width for each in (module.q_proj, module.k_proj))
     draw = torch.Generator().manual_seed(0)
-    query, key, value, cos, sin = (
-        torch.randn(3, count, width, generator=draw).to(weight) for count in (heads, kv_heads, kv_heads, 1, 1)
-    )
-    keys, values = (torch.zeros(3, kv_heads, 8, width).to(weight) for _ in range(2))
-    positions = torch.tensor([0, 7, 3], device=weight.device)
-    try:
-        from evalsuite.models.kernels.decode_attention import rotate_and_store
+    # A decode step, and rows of several tokens, which are compiled apart.
+    for tokens in (1, 2):
+        query, key, value, cos, sin = (
+            torch.randn(3, tokens, count, width, generator=draw).to(weight)
+            for count in (heads, kv_heads, kv_heads, 1, 1)
+        )
+        cos, sin = cos[:, :, 0], sin[:, :, 0]
+        keys, values = (torch.zeros(3, kv_heads, 8, width).to(weight) for _ in range(2))
+        places = torch.tensor([[0, 1], [6, 7], [3, 4]], device=weight.device)[:, :tokens]
+        flat = (each.flatten(0, 1) for each in (query, key, value))
+        try:
+            from evalsuite.models.kernels.decode_attention import rotate_and_store
 
-        found = rotate_and_store(query, key, value, cos, sin, keys, values, positions)
-    except Exception as error:  # What a compiler raises can be anything.
-        _log.warning("decoding with separate operations instead of one kernel: %s", str(error).split("\n")[0])
-        return False
-    rows = torch.arange(3, device=weight.device)
-    rotated, stored = apply_rotary_pos_emb(query[:, :, None], key[:, :, None], cos, sin)
-    pairs = ((found, rotated[:, :, 0]), (keys[rows, :, positions], stored[:, :, 0]))
-    alike = all(torch.equal(*pair) for pair in (*pairs, (values[rows, :, positions], value)))
-    if not alike:
-        _log.warning("decoding with separate operations: the kernel that joins them rounds differently")
-    return alike
+            found = rotate_and_store(*flat, cos, sin, keys, values, places.flatten())
+        except Exception as error:  # What a compiler raises can be anything.
+            _log.warning("attention in separate operations, not one kernel: %s", str(error).split("\n")[0])
+            return False
+        rotated, stored = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), cos, sin)
+        rows = torch.arange(3, device=weight.device)[:, None]
+        pairs = (
+            (found.unflatten(0, (3, tokens)), rotated.transpose(1, 2)),
+            (keys[rows, :, places], stored.transpose(1, 2)),
+            (values[rows, :, places], value),
+        )
+        if not all(torch.equal(*pair) for pair in pairs):
+            off = max(float((a - b).abs().max()) for a, b in pairs)
+            _log.warning("attention in separate operations: the kernel that joins them is off by %.2g", off)
+            return False
+    return True
 
 
-def _decode_forward(
+def _fused_forward(
     module: Any,
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     past_key_values: Any = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Forward pass of a fusible layer for one token per row, hidden states [R, 1, width]."""
-    from evalsuite.models.kernels.decode_attention import decode_attention, rotate_and_store
+    """Forward pass of a fusible layer, hidden states [R, T, width]."""
+    from evalsuite.models.kernels.decode_attention import rotate_and_store
 
-    positions = _masks.get().decode_positions
-    assert positions is not None
+    places = _masks.get().cache_places
+    assert places is not None
+    rows, tokens = hidden_states.shape[:2]
     projected = (module.q_proj(hidden_states), module.k_proj(hidden_states), module.v_proj(hidden_states))
-    query, key, value = (x.unflatten(-1, (-1, module.head_dim))[:, 0] for x in projected)
+    query, key, value = (x.flatten(0, 1).unflatten(-1, (-1, module.head_dim)) for x in projected)
     if hasattr(module, "q_norm"):
         query, key = module.q_norm(query), module.k_norm(key)
-    keys, values = past_key_values.stored(module.layer_idx)
-    query = rotate_and_store(query, key, value, *position_embeddings, keys, values, positions)
-    out = decode_attention(query[:, :, None], keys, values, positions, module.scaling)
+    keys, values = past_key_values.room(module.layer_idx, key, value, rows)
+    query = rotate_and_store(query, key, value, *position_embeddings, keys, values, places)
+    query = query.unflatten(0, (rows, tokens)).transpose(1, 2)
+    out, _none = attention_forward(module, query, keys, values, None, module.scaling)
     return module.o_proj(out.flatten(2)), None

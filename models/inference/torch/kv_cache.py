@@ -101,6 +101,16 @@ class BranchingCache:
         """Append keys and values [R, Hkv, T, D] (un-padded [1, Hkv, N, D]) to the parents'; return all."""
         return self.layers[layer_idx].append(keys, values)
 
+    def room(self, layer_idx: int, key: Tensor, value: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [R, Hkv, L, D] with the parents' in front and room for new ones behind.
+
+        Args:
+            layer_idx: the layer.
+            key, value: the new ones [R · T, Hkv, D], for their shapes and dtypes.
+            rows: R.
+        """
+        return self.layers[layer_idx].room(key, value, rows)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of cached keys per row before this pass, padding included."""
         return self._parent_length
@@ -133,6 +143,20 @@ class _BranchingLayer:
         if self.keep:
             self.after.keys, self.after.values = keys, values
         return keys, values
+
+    def room(self, key: Tensor, value: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        before = (None, None) if self.before is None else (self.before.keys, self.before.values)
+        keys, values = (self._extended(*each, rows) for each in zip(before, (key, value), strict=True))
+        if self.keep:
+            self.after.keys, self.after.values = keys, values
+        return keys, values
+
+    def _extended(self, before: Tensor | None, new: Tensor, rows: int) -> Tensor:
+        known = 0 if before is None else before.shape[2]
+        extended = new.new_empty(rows, new.shape[1], known + len(new) // rows, new.shape[2])
+        if before is not None:
+            extended[:, :, :known] = self._select(before)
+        return extended
 
     def read(self) -> dict[str, Tensor] | None:
         if self.before is None or not self.before.recurrent:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from evalsuite.models.inference.proof import UnsupportedModelError, largest_deviation
-from evalsuite.models.inference.torch.attention import AttentionMasks, AttentionOverride, FusedDecode
+from evalsuite.models.inference.torch.attention import AttentionMasks, AttentionOverride, FusedAttention
 from evalsuite.models.inference.torch.fused_norms import FusedNorms
 from evalsuite.models.inference.torch.kv_cache import BranchingCache, KVCache, pad_right, to_device
 from evalsuite.models.inference.torch.unpadding import make_unpadded_layout
@@ -40,7 +40,7 @@ class ModelRunner:
         self._widths = int(config.hidden_size), int(getattr(config, "intermediate_size", 0) or 0)
         self._attention = AttentionOverride(model)
         self._norms = FusedNorms(self.decoder)
-        self.fused_decode = FusedDecode(self.decoder)
+        self.fused_attention = FusedAttention(self.decoder)
         self._takes_token_mask = "token_mask" in inspect.signature(self.decoder.forward).parameters
         # On a GPU the number of kernels matters more than padding; a recurrence needs padded rows.
         self.unpads = self.device.type == "cpu" and not self._takes_token_mask
@@ -111,6 +111,9 @@ class ModelRunner:
             masks = AttentionMasks(positions, keys, valid, self.dtype)
         layout = make_unpadded_layout([len(row) for row in rows], self.device) if self.unpads else None
         cache = BranchingCache(self.num_layers, parent, selected, keep, layout)
+        if self.fused_attention.applies and layout is None:
+            known = 0 if parent is None else parent.valid.shape[1]
+            masks.cache_places = (steps + known).repeat(len(rows))
         if layout is not None:
             masks.layout, token_mask = layout, None
             tokens, positions = layout.unpad(tokens), layout.unpad(positions)
@@ -130,7 +133,7 @@ class ModelRunner:
     ) -> Tensor:
         """Run the decoder on tokens [R, T] at positions [R, T]; return hidden states [R, T, width]."""
         extra = {"token_mask": token_mask} if self._takes_token_mask and token_mask is not None else {}
-        with self._attention.use_masks(masks), self._norms.enabled(), self.fused_decode.enabled(masks):
+        with self._attention.use_masks(masks), self._norms.enabled(), self.fused_attention.enabled(masks):
             hidden: Tensor = self.decoder(
                 input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True, **extra
             ).last_hidden_state

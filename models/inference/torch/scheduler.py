@@ -72,7 +72,7 @@ class DecodeBatch:
         position = self.position[:num_seqs]
         columns, all_valid = self.cache.columns[None, :length], self.cache.all_valid[None, :length]
         masks = AttentionMasks(position[:, None], columns, all_valid, self.runner.dtype)
-        masks.decode_positions = position
+        masks.decode_positions = masks.cache_places = position
         view = self.cache.view(num_seqs, length, position)
         hidden = self.runner.forward(self.token[:num_seqs, None], position[:, None], view, masks)
         self.needs_masks = masks.built

@@ -83,9 +83,9 @@ class StaticCacheView:
         assert layer.values is not None
         layer.keys[self._slot_indices, :, self._positions] = keys[:, :, 0]
         layer.values[self._slot_indices, :, self._positions] = values[:, :, 0]
-        return self.stored(layer_idx)
+        return self.room(layer_idx)
 
-    def stored(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+    def room(self, layer_idx: int, *_: Any) -> tuple[Tensor, Tensor]:
         """Keys and values [R, Hkv, L, D] of a layer up to `length`, as views into the slots."""
         layer = self.layers[layer_idx].state
         assert layer.keys is not None

@@ -60,43 +60,46 @@ def test_rows_attend_to_their_own_keys(
 
 
 @pytest.mark.parametrize(
-    ("rows", "heads", "kv_heads", "width"), [(5, 9, 3, 64), (2, 4, 4, 24), (3, 6, 1, 128)]
+    ("rows", "tokens", "heads", "kv_heads", "width"),
+    [(5, 1, 9, 3, 64), (2, 1, 4, 4, 24), (3, 1, 6, 1, 128), (3, 7, 9, 3, 64), (1, 4, 2, 1, 16)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("same_angle", [True, False])
 def test_rotates_and_stores_as_separate_operations_do(
-    rows: int, heads: int, kv_heads: int, width: int, dtype: torch.dtype, same_angle: bool
+    rows: int, tokens: int, heads: int, kv_heads: int, width: int, dtype: torch.dtype, same_angle: bool
 ) -> None:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     from evalsuite.models.kernels.decode_attention import rotate_and_store
 
     torch.manual_seed(0)
-    joined = torch.randn(rows, 1, (heads + 2 * kv_heads) * width, device=DEVICE).to(dtype)
+    joined = torch.randn(rows, tokens, (heads + 2 * kv_heads) * width, device=DEVICE).to(dtype)
     query, key, value = (
-        part.unflatten(-1, (-1, width))[:, 0]
+        part.unflatten(-1, (-1, width))
         for part in joined.split([heads * width, kv_heads * width, kv_heads * width], -1)
     )
-    cos, sin = torch.randn(2, 1 if same_angle else rows, 1, width, device=DEVICE).to(dtype)
+    cos, sin = torch.randn(2, 1 if same_angle else rows, tokens, width, device=DEVICE).to(dtype)
     stored = torch.zeros(2, rows + 1, kv_heads, 40, width, device=DEVICE, dtype=dtype)
     expected = stored.clone()
-    positions = torch.randperm(37, device=DEVICE)[:rows]
-    found = rotate_and_store(query, key, value, cos, sin, *stored[:, :rows, :, :37], positions)
-    rotated, new_key = apply_rotary_pos_emb(query[:, :, None], key[:, :, None], cos, sin)
-    place = torch.arange(rows, device=DEVICE)
-    expected[0][place, :, positions] = new_key[:, :, 0]
-    expected[1][place, :, positions] = value
-    # The interpreter truncates to bfloat16, and a GPU rounds float32 once for a product and a sum.
-    inexact = {torch.bfloat16: 2**-6} if INTERPRETED else {torch.float32: 1e-6}
-    tolerance = inexact.get(dtype, 0.0)
-    torch.testing.assert_close(found, rotated[:, :, 0], rtol=tolerance, atol=2 * tolerance)
+    places = torch.stack([torch.randperm(37, device=DEVICE)[:tokens] for _ in range(rows)])
+    flat = (part.flatten(0, 1) for part in (query, key, value))
+    found = rotate_and_store(*flat, cos, sin, *stored[:, :rows, :, :37], places.flatten())
+    rotated, new_key = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), cos, sin)
+    row = torch.arange(rows, device=DEVICE)[:, None]
+    expected[0][row, :, places] = new_key.transpose(1, 2)
+    expected[1][row, :, places] = value
+    # The interpreter truncates to bfloat16.
+    tolerance = 2**-6 if INTERPRETED and dtype == torch.bfloat16 else 0.0
+    found = found.unflatten(0, (rows, tokens))
+    # On failure both show how many differ, and by how much.
+    torch.testing.assert_close(found, rotated.transpose(1, 2), rtol=tolerance, atol=2 * tolerance)
     torch.testing.assert_close(stored, expected, rtol=tolerance, atol=2 * tolerance)
 
 
 @pytest.mark.parametrize(
     ("family", "mixers"), [("llama", None), ("qwen3", None), ("llama", ["gla", "softmax"])]
 )
-def test_fused_layers_decode_as_their_own_code_does(
+def test_fused_layers_compute_what_their_own_code_does(
     make_teacher: Callable[..., Any], family: str, mixers: list[str] | None
 ) -> None:
     from evalsuite.models import build_student
@@ -113,15 +116,18 @@ def test_fused_layers_decode_as_their_own_code_does(
     runner = ModelRunner(model)
     if INTERPRETED:
         found = [module for module in model.modules() if isinstance(module, attention._FUSIBLE)]
-        runner.fused_decode._fused = found
-    assert runner.fused_decode._fused
+        runner.fused_attention._fused = found
+    assert runner.fused_attention._fused
     texts = [[5, 6, 7, 8, 9], [11], [20, 21, 22]]
     logits: dict[bool, list[Tensor]] = {True: [], False: []}
     with torch.inference_mode():
         for active in logits:
-            runner.fused_decode.active = active
-            _, cache = runner.prefill(texts, keep=True)
+            runner.fused_attention.active = active
+            hidden, cache = runner.prefill(texts, keep=True)
             assert cache is not None
+            # Branches continue rows in another order, with other lengths.
+            more, _ = runner.prefill([[4, 7], [9, 8, 3], [6]], parent=cache, parent_rows=[2, 0, 1])
+            logits[active] += [hidden[0], hidden[1, :1], hidden[2, :3], more[0, :2], more[1], more[2, :1]]
             sampling = SamplingMetadata.allocate(
                 3, [GenerateRequest((5,), SamplingParams(4))], torch.device(DEVICE)
             )
@@ -135,7 +141,7 @@ def test_fused_layers_decode_as_their_own_code_does(
     for fused, plain in zip(*logits.values(), strict=True):
         error = (fused.double() - plain.double()).norm() / plain.double().norm()
         assert error < (1e-5 if INTERPRETED else 2e-2)
-    assert all("forward" not in module.__dict__ for module in runner.fused_decode._fused)
+    assert all("forward" not in module.__dict__ for module in runner.fused_attention._fused)
 
 
 def test_parts_cover_all_keys() -> None:
