@@ -22,10 +22,9 @@ HELD = "another driver of this study has it"
 """Reply of a worker to a job that is running, or finished meanwhile, under another driver."""
 STOP_SECONDS = 30.0
 """Time that workers have to save their states when the time of a call is over."""
-LONGEST_WAIT = 60.0
-"""Seconds after which the time of a call is looked at again; `wait` takes no infinity."""
-HELD_SECONDS = 5.0
-"""Seconds after which a job of another driver is tried again, since that driver may have failed."""
+LOOK_SECONDS = 5.0
+"""Seconds after which idle processes look again: what a job needs may exist before the job that makes it
+ends, and another driver may have failed."""
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -129,7 +128,7 @@ class _Queue:
 
     def put_back(self, job: Job, jobs: Sequence[Job]) -> None:
         """Return a job of another driver to its place."""
-        self.held[job.name] = time.monotonic() + HELD_SECONDS
+        self.held[job.name] = time.monotonic() + LOOK_SECONDS
         self.waiting = sorted([*self.waiting, job], key=jobs.index)
 
     @property
@@ -165,7 +164,7 @@ def run_study(
             busy = {each.connection: each for each in pool if each.job is not None}
             if not busy and not queue.others:
                 return
-            ready = wait(list(busy), min(left, HELD_SECONDS if queue.others else LONGEST_WAIT))
+            ready = wait(list(busy), min(left, LOOK_SECONDS))
             for worker in (busy[each] for each in busy if each in ready):
                 job, worker.job = worker.job, None
                 assert job is not None

@@ -14,7 +14,7 @@ def work(connection: Connection, setting: Setting) -> None:
 
     `die` ends the process, `sleep` waits for SIGTERM, `fail` fails, `meet` waits for another `meet` in
     another process and writes the GPU, `held` belongs to another driver the first time, `lost` until that
-    driver has finished it.
+    driver has finished it; `early` ends when `late` has, which needs its file.
     """
 
     def stop(number: int, frame: object) -> None:
@@ -38,6 +38,12 @@ def work(connection: Connection, setting: Setting) -> None:
             deadline = time.monotonic() + 60
             while len(list(setting.out.glob("arrived-meet-*"))) < 2 and time.monotonic() < deadline:
                 time.sleep(0.05)
+        if kind == "early":
+            job.done.touch()
+            deadline = time.monotonic() + 60
+            while not (setting.out / "late").exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            error = "" if (setting.out / "late").exists() else "no job started meanwhile"
         if kind in ("held", "lost") and not (tried := setting.out / f"tried-{job.name}").exists():
             tried.touch()
             error = HELD

@@ -23,11 +23,14 @@ def _job(out: Path, name: str, *needs: str) -> Job:
     return Job(name, None, tuple(out / each for each in needs), out / name)
 
 
-def test_jobs_wait_for_what_they_need_and_finished_ones_are_skipped(tmp_path: Path) -> None:
+def test_jobs_start_as_soon_as_what_they_need_exists_and_finished_ones_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.2)
     (tmp_path / "finished").touch()
     jobs = [_job(tmp_path, "late", "early"), _job(tmp_path, "finished"), _job(tmp_path, "early")]
     found = run_study(_setting(tmp_path), jobs, workers=2, seconds=60, work=work)
-    assert list(found) == [("early", "", 0.5, None), ("late", "", 0.5, None)]
+    assert sorted(found) == [("early", "", 0.5, None), ("late", "", 0.5, None)]
 
 
 def test_a_failed_job_and_a_lost_process_stop_no_other(tmp_path: Path) -> None:
@@ -82,7 +85,7 @@ def test_visible_gpus_are_entries_of_the_variable(
 def test_jobs_of_another_driver_are_tried_again_unless_it_finishes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "HELD_SECONDS", 0.3)
+    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.3)
     jobs = [_job(tmp_path, "held-one"), _job(tmp_path, "lost-two"), _job(tmp_path, "late", "held-one")]
     found = run_study(_setting(tmp_path), jobs, workers=1, seconds=60, work=work)
     assert list(found) == [("held-one", "", 0.5, None), ("late", "", 0.5, None)]
