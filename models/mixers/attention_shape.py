@@ -141,8 +141,10 @@ class HeadLayout:
                 "heads; set teacher_qk_norm: false"
             )
         if widths[0] != shape.head_dim:
+            # Heads of the teacher's channels and more rotate the teacher's.
+            is_wider = head_dim == shape.head_dim and widths[0] > head_dim
             for used, what, remedy in (
-                (options.rotary and shape.rotary, "rotary embedding", "rotary: false"),
+                (options.rotary and shape.rotary and not is_wider, "rotary embedding", "rotary: false"),
                 (bool(options.window), "width of queries and keys", "window: 0"),
                 (
                     shape.qk_norm is not None and options.teacher_qk_norm,

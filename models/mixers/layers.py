@@ -115,6 +115,11 @@ def l2norm(x: Tensor) -> Tensor:
     if x.is_cuda and not torch.is_grad_enabled():
         # fla's kernel autotunes per number of tokens, which differs in every batch of an inference engine.
         width = x.shape[-1]
+        if width <= 256 and use_triton(x):
+            from evalsuite.models.kernels import mixer_inference
+
+            if mixer_inference.applies(x):
+                return mixer_inference.head_norm(x, None, 1e-6 / width, width**-0.5)
         return functional.rms_norm(x, (width,), eps=1e-6 / width) * width**-0.5
     if x.shape[1] > 1 and use_triton(x):
         from fla.modules.norm.l2norm import l2norm as fla_l2norm
@@ -125,7 +130,12 @@ def l2norm(x: Tensor) -> Tensor:
 
 
 def apply_rotary_pos_emb(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding in Llama's half-split layout; x [B, T, H, D], cos and sin [B, T, D]."""
+    """Rotary position embedding in Llama's half-split layout; x [B, T, H, D], cos and sin [B, T, D].
+
+    Channels of x beyond those of cos are not rotated.
+    """
+    if x.shape[-1] > (width := cos.shape[-1]):
+        return torch.cat([apply_rotary_pos_emb(x[..., :width], cos, sin), x[..., width:]], -1)
     if x.requires_grad and use_triton(x):
         from evalsuite.models.kernels.rotary import rotary
 

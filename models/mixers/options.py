@@ -21,9 +21,10 @@ class MixerOptions:
     num_qk_heads: int = 0
     """Heads of queries and keys, each shared by several heads of values as in Mamba-2; 0 for one per head."""
     expand_k: float = 1.0
-    """Width of a head's queries and keys, as a multiple of the teacher's."""
+    """Width of a head's queries and keys, as a multiple of the teacher's. The teacher's channels come first;
+    the others start at random and are not rotated."""
     expand_v: float = 1.0
-    """Width of a head's values, as a multiple of the teacher's."""
+    """Width of a head's values, as a multiple of the teacher's, which come first."""
     expand_kv: bool = True
     """Give each query head its own key and value head (copies of full heads of the teacher's groups)."""
     teacher_qk_norm: bool = True

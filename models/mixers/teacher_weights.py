@@ -51,13 +51,14 @@ def copy_projections(mixer: Any, attention: nn.Module, init: str, kv_expansion: 
                 value = normalize_key_proj_as_gate(source, name)
             if letter in "kv" and mixer.options.expand_kv and mixer.attention_shape.num_kv_groups > 1:
                 value = repeat_kv_weights(value, mixer.attention_shape, kv_expansion)
-            if value.shape != place.shape:
+            fitting = value if value.shape == place.shape else widen_heads(mixer, letter, value, place)
+            if fitting is None:
                 raise ConfigError(
                     f"layer {mixer.layer_idx}: the teacher's {letter}_proj.{name} is {tuple(value.shape)}, "
                     f"that of {mixer.name} {tuple(place.shape)}; choose an init that does not copy it "
                     f"({', '.join(INITS)}), or the teacher's widths (expand_k, expand_v, num_qk_heads)"
                 )
-            place.copy_(value)
+            place.copy_(fitting)
     for letter in "qk":
         if letter in letters and hasattr(mixer, f"{letter}_norm"):
             gain = norm_gain(getattr(attention, f"{letter}_norm"))
@@ -65,6 +66,31 @@ def copy_projections(mixer: Any, attention: nn.Module, init: str, kv_expansion: 
                 # Copies of heads leave the mean square over all heads as it is.
                 gain = repeat_kv_weights(gain, mixer.attention_shape, kv_expansion)
             getattr(mixer, f"{letter}_norm").weight.copy_(gain)
+
+
+def widen_heads(mixer: Any, letter: str, value: Tensor, place: Tensor) -> Tensor | None:
+    """The teacher's heads as the first channels of wider ones (`expand_k`, `expand_v` above 1).
+
+    Further channels of queries, keys and values stay as drawn. Those of the output projection are zero, so
+    that further values do not change the output at first.
+
+    Args:
+        value: weight or bias of the teacher's projection, with the mixer's number of heads.
+        place: the mixer's own, as drawn.
+
+    Returns:
+        The wider one; None if the mixer's heads are not the teacher's with further channels.
+    """
+    width, dim = mixer.head_v_dim if letter in "vo" else mixer.head_k_dim, int(letter == "o")
+    head_dim = mixer.attention_shape.head_dim
+    heads = value.shape[dim] // head_dim
+    if mixer.head_dim != head_dim or width <= head_dim or place.shape[dim] != heads * width:
+        return None
+    wide = torch.zeros_like(place) if letter == "o" else place.clone()
+    wide.unflatten(dim, (heads, width)).narrow(dim + 1, 0, head_dim).copy_(
+        value.unflatten(dim, (heads, head_dim))
+    )
+    return wide
 
 
 def norm_gain(norm: Any) -> Tensor:
