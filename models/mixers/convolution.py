@@ -56,6 +56,12 @@ def apply_short_convolutions(
         [B or N, ΣCᵢ, kernel_size − 1].
     """
     kernel_size = convolutions[0].kernel_size
+    full = cu_seqlens is None and (state is None or token_mask is None)
+    if full and kernel_size > 1 and not torch.is_grad_enabled() and use_triton(parts[0]):
+        from evalsuite.models.kernels import mixer_inference
+
+        if mixer_inference.applies(parts[0]):
+            return _convolve_without_gradients(convolutions, parts, state, token_mask)
     # A row's state may belong in the middle of the row (after pads): only the torch path handles that.
     unpadded = token_mask is None and cu_seqlens is None
     per_part = (state is None or unpadded) and parts[0].shape[1] >= kernel_size > 1
@@ -68,6 +74,34 @@ def apply_short_convolutions(
     num_activated = sum(convolution.channels for convolution in convolutions if convolution.activation)
     y, last = convolve(x, weight.to(x.dtype), num_activated, state, token_mask, cu_seqlens)
     return y.split([part.shape[-1] for part in parts], -1), last
+
+
+def _convolve_without_gradients(
+    convolutions: Sequence[ShortConvolution],
+    parts: Sequence[Tensor],
+    state: Tensor | None,
+    token_mask: Tensor | None,
+) -> tuple[Sequence[Tensor], Tensor]:
+    """`apply_short_convolutions` in one kernel per part, the states included."""
+    from evalsuite.models.kernels.mixer_inference import short_conv_step
+
+    widths = [convolution.channels for convolution in convolutions]
+    after = parts[0].new_empty(len(parts[0]), sum(widths), convolutions[0].kernel_size - 1)
+    befores = [None] * len(parts) if state is None else state.split(widths, 1)
+    outputs = [
+        short_conv_step(
+            part,
+            convolution.weight.squeeze(1).to(part.dtype),
+            token_mask,
+            before,
+            new,
+            silu=convolution.activation is not None,
+        )
+        for convolution, part, before, new in zip(
+            convolutions, parts, befores, after.split(widths, 1), strict=True
+        )
+    ]
+    return outputs, after
 
 
 def _convolve_parts(

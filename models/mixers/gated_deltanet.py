@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
+from evalsuite.models.kernels.policy import use_triton
 from evalsuite.models.kernels.reference import upcast_fp32
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
@@ -59,8 +60,16 @@ class GatedDeltaNet(RecurrentMixer):
         init_constant_(self.a_proj, inverse_softplus(-initial_decay(self.num_heads, self.options).log()))
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
-        log_decay = -upcast_fp32(self.A_log).exp() * functional.softplus(upcast_fp32(self.a_proj(x)))
-        beta = delta_beta(self.b_proj(x), self.options.negative_eigenvalues)
+        a, b = self.a_proj(x), self.b_proj(x)
+        if not torch.is_grad_enabled() and use_triton(x):
+            from evalsuite.models.kernels import mixer_inference
+
+            if self.options.delta_rule and mixer_inference.applies(x):
+                most = 2.0 if self.options.negative_eigenvalues else 1.0
+                log_decay, beta = mixer_inference.delta_gates(a, b, self.A_log, most)
+                return replace(inputs, log_decay=log_decay.view(a.shape), beta=beta.view(b.shape))
+        log_decay = -upcast_fp32(self.A_log).exp() * functional.softplus(upcast_fp32(a))
+        beta = delta_beta(b, self.options.negative_eigenvalues)
         if not self.options.delta_rule:
             return replace(inputs, k=inputs.k * beta.to(inputs.k.dtype).unsqueeze(-1), log_decay=log_decay)
         return replace(inputs, log_decay=log_decay, beta=beta)

@@ -11,6 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from evalsuite.models.recurrence import use_triton
+
+NARROW = 256
+"""Width up to which a norm is one of heads."""
 _ULP = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 
 
@@ -57,4 +61,10 @@ def fused_forward(
 
 
 def _rms_norm(hidden_states: Tensor, *, weight: Tensor, eps: float) -> Tensor:
+    # Torch's kernel takes one block of threads per row, which heads are too narrow for.
+    if len(weight) <= NARROW and use_triton(hidden_states):
+        from evalsuite.models.kernels import mixer_inference
+
+        if mixer_inference.applies(hidden_states):
+            return mixer_inference.head_norm(hidden_states, weight, eps)
     return rms_norm(hidden_states, weight.shape, weight, eps)

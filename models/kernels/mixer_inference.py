@@ -1,0 +1,242 @@
+"""Recurrent layers without gradients: norms of heads, short convolutions and the gates of the delta rule.
+
+A small model on a large GPU is bound by the number of kernels and by the host that starts them. Each of these
+takes the place of three to twelve operations of torch or fla. None is autotuned, since every batch of
+an inference engine has another shape.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+from evalsuite.models.kernels.policy import use_triton, warn_once
+
+ELEMENTS = 2048
+"""Elements of one program of a norm."""
+TOKENS = 32
+"""Tokens of one program of a convolution."""
+GATES = 1024
+"""Gates of one program."""
+
+
+@triton.jit
+def _head_norm_kernel(  # type: ignore[no-untyped-def]
+    x, weight, out, rows, eps, gain,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    index = row[:, None] * WIDTH + column[None, :]
+    mask = (row[:, None] < rows) & (column[None, :] < WIDTH)
+    value = tl.load(x + index, mask=mask, other=0.0).to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(value * value, 1) / WIDTH + eps)
+    # Rounded before the gain, as in transformers.
+    normed = (value * scale[:, None]).to(out.dtype.element_ty).to(tl.float32)
+    if HAS_WEIGHT:
+        normed *= tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+    else:
+        normed *= gain
+    tl.store(out + index, normed.to(out.dtype.element_ty), mask=mask)
+
+
+def head_norm(x: Tensor, weight: Tensor | None, eps: float, gain: float = 1.0) -> Tensor:
+    """RMSNorm over a narrow last axis, x / √(mean x² + eps) · weight.
+
+    Args:
+        x: [..., D], of a head.
+        weight: [D]; None: `gain` instead.
+        eps: added to the mean square.
+        gain: factor if there is no weight.
+    """
+    x = x.contiguous()
+    width = x.shape[-1]
+    block = triton.next_power_of_2(width)
+    count, rows = x.numel() // width, max(1, ELEMENTS // block)
+    out = torch.empty_like(x)
+    _head_norm_kernel[(triton.cdiv(count, rows),)](
+        x, x if weight is None else weight, out, count, eps, gain,
+        WIDTH=width, BLOCK=block, ROWS=rows, HAS_WEIGHT=weight is not None, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _short_conv_kernel(  # type: ignore[no-untyped-def]
+    x, weight, mask, state, out, after, length, tiles,
+    state_row, state_channel, state_tap, after_row, after_channel,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
+    HAS_STATE: tl.constexpr, HAS_MASK: tl.constexpr, SILU: tl.constexpr, MASK_BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, tile = tl.program_id(0).to(tl.int64) // tiles, tl.program_id(0) % tiles
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    known = channel < CHANNELS
+    time = tile * TILE + tl.arange(0, TILE)
+    x += row * length * CHANNELS
+    mask += row * length
+    state += row * state_row
+    total = tl.zeros([TILE, BLOCK], tl.float32)
+    for lag in tl.static_range(TAPS):
+        at = time - lag
+        inside = (at >= 0) & (at < length)
+        if HAS_MASK:
+            inside = inside & (tl.load(mask + at, mask=inside, other=0) != 0)
+        here = inside[:, None] & known[None, :]
+        value = tl.load(x + at[:, None] * CHANNELS + channel[None, :], mask=here, other=0.0).to(tl.float32)
+        if HAS_STATE:
+            past = (at[:, None] < 0) & known[None, :]
+            where = channel[None, :] * state_channel + (TAPS - 1 + at[:, None]) * state_tap
+            value += tl.load(state + where, mask=past, other=0.0).to(tl.float32)
+        w = tl.load(weight + channel * TAPS + (TAPS - 1 - lag), mask=known, other=0.0).to(tl.float32)
+        total += value * w[None, :]
+    if SILU:
+        total *= tl.sigmoid(total)
+    place = (row * length + time)[:, None] * CHANNELS + channel[None, :]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=(time < length)[:, None] & known[None, :])
+    if tile == 0:
+        end = length
+        if HAS_MASK:
+            # Place after the last real token; 0 for a row without any.
+            last = tl.zeros([MASK_BLOCK], tl.int32)
+            for first in range(0, length, MASK_BLOCK):
+                token = first + tl.arange(0, MASK_BLOCK)
+                real = tl.load(mask + token, mask=token < length, other=0) != 0
+                last = tl.maximum(last, tl.where(real, token + 1, 0))
+            end = tl.max(last, 0)
+        for tap in tl.static_range(TAPS - 1):
+            source = end - (TAPS - 1) + tap + tl.zeros([BLOCK], tl.int32)
+            exists = known & (source >= 0)
+            if HAS_MASK:
+                exists = exists & (tl.load(mask + source, mask=exists, other=0) != 0)
+            kept = tl.load(x + source * CHANNELS + channel, mask=exists, other=0.0)
+            if HAS_STATE:
+                carried = channel * state_channel + (TAPS - 1 + source) * state_tap
+                kept += tl.load(state + carried, mask=known & (source < 0), other=0.0).to(kept.dtype)
+            tl.store(after + row * after_row + channel * after_channel + tap, kept, mask=known)
+
+
+def short_conv_step(
+    x: Tensor, weight: Tensor, token_mask: Tensor | None, state: Tensor | None, after: Tensor, *, silu: bool
+) -> Tensor:
+    """Causal depthwise convolution of rows that may continue others, and what the next tokens need of them.
+
+    Args:
+        x: [B, T, C].
+        weight: [C, kernel_size]; its last column applies to the current token.
+        token_mask: bool [B, T], real tokens, contiguous in each row; None: all. Not together with a state.
+        state: the kernel_size − 1 inputs before x, [B, C, kernel_size − 1], with any strides; None: zeros.
+        after: the same after x; written, with a contiguous last axis.
+        silu: apply SiLU.
+
+    Returns:
+        [B, T, C].
+    """
+    x, weight = x.contiguous(), weight.contiguous()
+    rows, length, channels = x.shape
+    tile = min(TOKENS, triton.next_power_of_2(length))
+    tiles, block = triton.cdiv(length, tile), 64
+    mask = x if token_mask is None else token_mask.contiguous().view(torch.uint8)
+    before = x if state is None else state
+    out = torch.empty_like(x)
+    _short_conv_kernel[(rows * tiles, triton.cdiv(channels, block))](
+        x, weight, mask, before, out, after, length, tiles, *before.stride(), *after.stride()[:2],
+        CHANNELS=channels, BLOCK=block, TAPS=weight.shape[1], TILE=tile,
+        HAS_STATE=state is not None, HAS_MASK=token_mask is not None, SILU=silu, MASK_BLOCK=256,
+        num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _delta_gates_kernel(  # type: ignore[no-untyped-def]
+    a, b, rate, log_decay, beta, count, a_row, b_row, most, HEADS: tl.constexpr, BLOCK: tl.constexpr
+):
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < count
+    row, head = index // HEADS, index % HEADS
+    logit = tl.load(a + row * a_row + head, mask=mask, other=0.0).to(tl.float32)
+    # softplus(x) = max(x, 0) + log(1 + e^−|x|); the quotient undoes the rounding of the logarithm's argument.
+    small = tl.exp(-tl.abs(logit))
+    one = 1 + small
+    log1p = tl.where(one == 1, small, tl.log(one) * (small / tl.where(one == 1, 1.0, one - 1)))
+    softplus = tl.maximum(logit, 0.0) + log1p
+    speed = tl.exp(tl.load(rate + head, mask=mask, other=0.0).to(tl.float32))
+    tl.store(log_decay + index, -speed * softplus, mask=mask)
+    strength = tl.sigmoid(tl.load(b + row * b_row + head, mask=mask, other=0.0).to(tl.float32))
+    tl.store(beta + index, most * strength, mask=mask)
+
+
+def delta_gates(a: Tensor, b: Tensor, rate: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    """Gates of Gated DeltaNet: log α = −exp(rate) · softplus(a) and β = most · sigmoid(b).
+
+    Args:
+        a, b: logits [B, T, H], whose rows may lie apart.
+        rate: [H].
+        most: the largest β.
+
+    Returns:
+        Two tensors [B, T, H] in float32.
+    """
+    heads = a.shape[-1]
+    a, b = (each.flatten(0, 1) for each in (a, b))
+    a, b = (each if each.stride(-1) == 1 else each.contiguous() for each in (a, b))
+    count = a.numel()
+    log_decay, beta = torch.empty(2, *a.shape, dtype=torch.float32, device=a.device)
+    _delta_gates_kernel[(triton.cdiv(count, GATES),)](
+        a, b, rate, log_decay, beta, count, a.stride(0), b.stride(0), most, HEADS=heads, BLOCK=GATES
+    )
+    return log_decay, beta
+
+
+def applies(x: Tensor) -> bool:
+    """Whether these kernels compute operations on `x`: without gradients, where they prove right."""
+    return not torch.is_grad_enabled() and use_triton(x) and _proven(x.device, x.dtype)
+
+
+@functools.cache
+def _proven(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels compile, and give what torch does on a sample; says why not."""
+    try:
+        with torch.inference_mode():
+            off = max(_deviations(device, dtype))
+    except Exception as error:  # What a compiler raises can be anything.
+        warn_once(f"kernels: recurrent layers use separate operations: {str(error).splitlines()[0]}")
+        return False
+    close = off < (1e-4 if dtype == torch.float32 else 2e-2)
+    if not close:
+        warn_once(f"kernels: recurrent layers use separate operations: fused ones are off by {off:.2g}")
+    return close
+
+
+def _deviations(device: torch.device, dtype: torch.dtype) -> list[float]:
+    """Largest relative difference from torch in float32, of each kernel in each of its forms."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 80, generator=draw).to(device, dtype)
+    weight, before = x[0, 0], torch.randn(2, 80, 3, generator=draw).to(device, dtype)
+    taps = torch.randn(80, 4, generator=draw).to(device, dtype)
+    norm = functional.rms_norm(x.float(), (80,), eps=1e-6)
+    pairs = [(head_norm(x, weight, 1e-6), norm * weight.float()), (head_norm(x, None, 1e-6, 0.5), norm * 0.5)]
+    mask = torch.tensor([[True, True, True], [True, False, False]], device=device)
+    for inputs, real, state in (
+        (x, None, before),
+        (x[:, :1], None, before),
+        (x, mask, None),
+        (x, None, None),
+    ):
+        after = torch.empty_like(before)
+        y = short_conv_step(inputs, taps, real, state, after, silu=True)
+        clean = inputs if real is None else inputs * real[..., None]
+        start = torch.zeros_like(before) if state is None else state
+        history = torch.cat([start.transpose(1, 2), clean], 1).float()
+        windows = history.unfold(1, 4, 1)
+        ends = [3 + len(inputs[0])] * 2 if real is None else [6, 4]
+        kept = torch.stack([row[end - 3 : end].T for row, end in zip(history, ends, strict=True)])
+        pairs += [(y, functional.silu((windows * taps.float()).sum(-1))), (after, kept)]
+    a, b, rate = x[..., :9], x[..., 9:18], weight[:9]
+    decay = -rate.float().exp() * functional.softplus(a.float())
+    found = delta_gates(a, b, rate, 2.0)
+    pairs += [(found[0].view_as(a), decay), (found[1].view_as(b), 2 * b.float().sigmoid())]
+    return [float((mine.float() - theirs).norm() / theirs.norm()) for mine, theirs in pairs]

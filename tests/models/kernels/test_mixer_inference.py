@@ -1,0 +1,154 @@
+"""Kernels of recurrent layers without gradients compute what the operations do that they replace.
+
+Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpreter.py).
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from evalsuite.models.mixers.convolution import convolve
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "weighted"),
+    [
+        (16, torch.float32, False),
+        (64, torch.float16, True),
+        (80, torch.float16, False),
+        (256, torch.float32, True),
+    ],
+)
+def test_norms_of_heads(width: int, dtype: torch.dtype, weighted: bool) -> None:
+    from evalsuite.models.kernels.mixer_inference import head_norm
+
+    torch.manual_seed(0)
+    # More rows than one program computes, and not a multiple of them.
+    x = (torch.randn(3, 7, 5, width, device=DEVICE) * 3).to(dtype)
+    weight = torch.randn(width, device=DEVICE).to(dtype) if weighted else None
+    exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-6)
+    exact = exact * (0.125 if weight is None else weight.double())
+    found = head_norm(x, weight, 1e-6, 0.125)
+    tolerance = 2**-9 if dtype == torch.float16 else 1e-5
+    torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("length", "taps", "silu"), [(1, 4, True), (2, 4, False), (37, 2, True), (70, 4, True)]
+)
+@pytest.mark.parametrize("case", ["start", "continued", "right pads", "left pads"])
+def test_convolutions_and_their_states(length: int, taps: int, silu: bool, case: str) -> None:
+    from evalsuite.models.kernels.mixer_inference import short_conv_step
+
+    torch.manual_seed(0)
+    rows, channels = 4, 80
+    x = torch.randn(rows, length, channels, device=DEVICE)
+    weight = torch.randn(channels, taps, device=DEVICE)
+    # A part of the state of several convolutions.
+    states = torch.randn(2, rows, channels + 20, taps - 1, device=DEVICE)
+    state = states[0, :, 10:-10] if case == "continued" else None
+    token_mask = None
+    if "pads" in case:
+        real = torch.tensor([length, length // 2, 1, 0], device=DEVICE)[:, None]
+        token_mask = torch.arange(length, device=DEVICE) < real
+        token_mask = token_mask.flip(1) if case == "left pads" else token_mask
+    after = states[1, :, 10:-10]
+    y = short_conv_step(x, weight, token_mask, state, after, silu=silu)
+    clean = x if token_mask is None else x * token_mask[..., None]
+    expected, last = convolve(clean, weight, channels if silu else 0, state, token_mask, None)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(after, last)
+
+
+@pytest.mark.parametrize("most", [1.0, 2.0])
+def test_gates_of_the_delta_rule(most: float) -> None:
+    from evalsuite.models.kernels.mixer_inference import delta_gates
+
+    torch.manual_seed(0)
+    # Rows lie apart, as those of a projection that was padded.
+    a, b = torch.randn(2, 3, 50, 16, device=DEVICE)[..., :9] * 20
+    rate = torch.randn(9, device=DEVICE)
+    log_decay, beta = delta_gates(a, b, rate, most)
+    expected = -rate.double().exp() * functional.softplus(a.double(), threshold=1000)
+    torch.testing.assert_close(log_decay.view_as(a).double(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(beta.view_as(b), most * b.sigmoid(), rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_kernels_prove_themselves(dtype: torch.dtype) -> None:
+    from evalsuite.models.kernels import mixer_inference
+
+    found = max(mixer_inference._deviations(torch.device(DEVICE), dtype))
+    # The interpreter truncates to bfloat16.
+    assert found < {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}[dtype], found
+    assert mixer_inference._proven(torch.device(DEVICE), dtype)
+
+
+@pytest.mark.parametrize("name", ["head_norm", "short_conv_step", "delta_gates"])
+@pytest.mark.parametrize("words", ["off by", "does not compile"])
+def test_a_kernel_that_fails_is_not_used(
+    name: str, words: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from evalsuite.models.kernels import mixer_inference
+
+    right = getattr(mixer_inference, name)
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        if words == "does not compile":
+            raise RuntimeError(words)
+        found = right(*arguments, **options)
+        return tuple(each + 1 for each in found) if isinstance(found, tuple) else found + 1
+
+    mixer_inference._proven.cache_clear()
+    monkeypatch.setattr("evalsuite.models.kernels.policy._messages", set())
+    monkeypatch.setattr(mixer_inference, name, wrong)
+    assert not mixer_inference._proven(torch.device(DEVICE), torch.float32)
+    assert words in caplog.text
+    mixer_inference._proven.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "mixers", [["gated_deltanet"], ["gated_deltanet", "softmax"], ["gla", "deltanet"]], ids="+".join
+)
+def test_students_compute_what_they_do_without(
+    mixers: list[str], make_teacher: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evalsuite.models import build_student
+    from evalsuite.models.inference.torch.model_runner import ModelRunner
+    from evalsuite.models.kernels import mixer_inference
+
+    if INTERPRETED:
+        for module in ("convolution", "gated_deltanet"):
+            monkeypatch.setattr(f"evalsuite.models.mixers.{module}.use_triton", lambda x: True)
+    layers = [mixers[i % len(mixers)] for i in range(2)]
+    dtype = torch.float32 if INTERPRETED else torch.bfloat16
+    student = build_student(make_teacher("llama"), layers).eval().to(DEVICE, dtype)
+    texts = [[5, 6, 7, 8, 9], [11], [20, 21, 22]]
+    found: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    used: list[bool] = []
+    for fused, logits in found.items():
+        monkeypatch.setattr(mixer_inference, "applies", lambda x, fused=fused: used.append(fused) or fused)
+        runner = ModelRunner(student)
+        with torch.inference_mode():
+            hidden, cache = runner.prefill(texts, keep=True)
+            assert cache is not None
+            logits += [hidden[0], hidden[1, :1], hidden[2, :3]]
+            for branch in ([[4, 7], [9, 8], [6, 5]], [[3], [2], [1]]):
+                hidden, _ = runner.prefill(branch, parent=cache, parent_rows=[2, 0, 1])
+                logits += list(hidden)
+    assert set(used) == {True, False}
+    for mine, plain in zip(*found.values(), strict=True):
+        error = (mine.double() - plain.double()).norm() / plain.double().norm()
+        assert error < (1e-4 if INTERPRETED else 3e-2), error
