@@ -28,7 +28,13 @@ if TYPE_CHECKING:
     from evalsuite.models.benchmark.subject import Benchmark
     from evalsuite.models.runtime_estimate import TokenTimes
 
-SOURCE = (*in_process.SOURCE, "inference/torch", "kernels/decode_attention.py")
+SOURCE = (
+    *in_process.SOURCE,
+    "inference/torch",
+    "kernels/decode_attention.py",
+    "kernels/mixer_inference.py",
+    "kernels/swiglu.py",
+)
 """Our code that computes the responses of every model; the fingerprint covers it."""
 
 _log = logging.getLogger("evalsuite")

@@ -1,10 +1,14 @@
-"""RMS norms are fused only where torch's kernel is equivalent."""
+"""RMS norms and MLPs are fused only where a kernel is equivalent."""
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from evalsuite.models.inference.torch.fused_norms import FusedNorms, fused_forward
+from evalsuite.models.inference.torch.fused_norms import FusedNorms, fused_forward, fused_mlp
 from evalsuite.models.mixers.layers import RMSNorm
 
 DEVICES = ("cpu", "cuda")
@@ -37,3 +41,25 @@ def test_the_model_is_restored() -> None:
         assert norm(torch.ones(1, 8)).max() == 7
     assert "forward" not in norm[0].__dict__
     assert norm(torch.ones(1, 8)).max() < 2
+
+
+def test_mlps_on_a_cpu_and_other_activations_are_left_alone(make_teacher: Callable[..., Any]) -> None:
+    mlp = make_teacher("llama").bfloat16().model.layers[0].mlp
+    assert fused_mlp(mlp) is None
+    assert fused_mlp(torch.nn.Linear(8, 8)) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mlps_are_fused(family: str, dtype: torch.dtype, make_teacher: Callable[..., Any]) -> None:
+    mlp = make_teacher(family).cuda().to(dtype).model.layers[0].mlp
+    forward = fused_mlp(mlp)
+    assert forward is not None
+    x = torch.randn(3, 50, mlp.config.hidden_size, device="cuda", dtype=dtype)
+    with torch.inference_mode():
+        mine, exact = forward(x), mlp.float()(x.float())
+    assert (mine.float() - exact).norm() / exact.norm() < 1e-2
+    mlp.config.hidden_act = "gelu"
+    assert fused_mlp(mlp.to(dtype)) is None
