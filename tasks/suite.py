@@ -59,6 +59,9 @@ class Entry(TaskConfig):
     """Added to the suite's, and overrides them."""
     reasoning: Literal["strip", "keep"] | None = None
     """Overrides the suite's."""
+    not_leading: str = ""
+    """Why the benchmark counts in no average that ranks, such as answers in the training data. It is then
+    reported as not informative, with this reason."""
 
 
 class Suite(TaskConfig):
@@ -226,6 +229,7 @@ def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, 
         metrics=metrics,
         sampling=entry.sampling,
         prompt=entry.prompt,
+        not_leading=entry.not_leading,
     )
     how = benchmark.generation
     if how is not None:

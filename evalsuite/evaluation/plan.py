@@ -103,10 +103,10 @@ class ResolvedSuite:
 
 
 def _entry_config(entry: Entry) -> dict[str, Any]:
-    """Return an entry as JSON, without optional keys that are empty."""
+    """Return an entry as JSON, without optional keys that are empty and what the report alone reads."""
     optional = ("limits", "prompt", "chat_template_kwargs", "reasoning")
     empty = {name for name in optional if not getattr(entry, name)}
-    return entry.model_dump(mode="json", exclude=empty)
+    return entry.model_dump(mode="json", exclude={*empty, "not_leading"})
 
 
 def resolve_suite(
@@ -304,6 +304,7 @@ def _benchmark_plan(
         group=benchmark.group,
         cluster_column=benchmark.cluster_column,
         dataset=hub_dataset(benchmark),
+        not_leading=entry.not_leading,
         protocols=protocols,
     )
 

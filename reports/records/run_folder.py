@@ -95,6 +95,8 @@ class BenchmarkPlan(Strict):
     names its cluster. None: documents are independent."""
     dataset: HubDataset | None = None
     """Where its documents come from; None: generated, of several datasets, or not stated."""
+    not_leading: str = ""
+    """Why it counts in no average that ranks; empty if it does."""
     protocols: dict[Protocol, ProtocolPlan] = Field(min_length=1)
 
     @field_validator("chance")

@@ -2,7 +2,8 @@
 
 A benchmark is informative under a protocol if the teacher's lead over chance is positive by its 95 % interval
 and, under generation, if the teacher names an answer in at least 90 % of its responses. Elsewhere a recovery
-compares guesses, or how often a letter is named.
+compares guesses, or how often a letter is named. A suite can declare that a benchmark is not, such as one
+whose answers are in the training data.
 """
 
 from collections.abc import Sequence
@@ -84,6 +85,7 @@ def _row(pool: Pool, teacher: int, name: str, cells: tuple[int, ...]) -> Informa
             f"the teacher names an answer in only {100 * named:.0f} % of its responses "
             f"(at least {100 * MIN_NAMED:.0f} % needed)"
         )
+    why = members[0].benchmark.not_leading or why
     return InformativeRow(
         teacher=teacher,
         benchmark=name,

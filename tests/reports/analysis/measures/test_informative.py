@@ -1,5 +1,6 @@
 """Informative benchmarks and recovery, capped recovery, and the letters that generated answers name."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 from evalsuite.reports import compare
+from evalsuite.reports.exports.csv_tables import scores_csv
 from evalsuite.reports.formatting import headline
+from evalsuite.reports.records.run_folder import read_plan, write_plan
 from evalsuite.reports.report import Report, build_report
 from tests.reports.score_edits import Row, edit_rows
 
@@ -70,6 +73,26 @@ def test_reasons_name_chance_and_missing_answers(mixed: Report) -> None:
     assert silent.lead.interval.low > 0
     warning = next(w for w in mixed.warnings if "under generation leaves out" in w)
     assert "CHANCE, UNKNOWN, SILENT" in warning
+
+
+def test_a_suite_declares_what_does_not_lead(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = run_of(
+        synthetic, tmp_path / "run", [("good", 0.25), ("seen", 0.25)], lambda *_: 0.7, lambda *_: 0.5
+    )
+    plan = read_plan(run)
+    reason = "its answers are in the training data"
+    told = tuple(
+        each.model_copy(update={"not_leading": reason if each.name == "seen" else ""})
+        for each in plan.benchmarks
+    )
+    write_plan(run, plan.model_copy(update={"benchmarks": told}))
+    report = build_report([run])
+    assert {row.why for row in report.informative if row.benchmark == "seen"} == {reason}
+    assert report.informative_benchmarks(0, "loglikelihood") == ("good",)
+    assert report.average(1, "loglikelihood", "informative").benchmarks == ("good",)
+    assert report.average(1, "loglikelihood").benchmarks == ("good", "seen")
+    rows = csv.DictReader(scores_csv(report).splitlines())
+    assert {row["not_informative_why"] for row in rows if row["benchmark"] == "seen"} == {reason}
 
 
 def test_informative_average_is_that_of_its_benchmarks(mixed: Report) -> None:
