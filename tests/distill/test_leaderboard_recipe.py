@@ -1,0 +1,91 @@
+"""The recipe of the second leaderboard: its students, its disjoint data and its token curve."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from evalsuite.distill import Recipe, load_recipe
+from evalsuite.distill.training.optimizers import lr_factor
+from evalsuite.models.mixers import MIXERS
+from evalsuite.tasks.suite import load_suite, resolve
+
+NAME = "smollm2-135m-instruct-2"
+
+
+def distinct_text(recipe: Recipe) -> float:
+    """Tokens of text: a source that writes every chunk twice has half of them."""
+    return sum(
+        stage.steps
+        * stage.tokens_per_step
+        * share
+        / (1 if recipe.data[name].repeat_chunk_tokens is None else 2)
+        for stage in recipe.stages
+        for name, share in stage.mixture.items()
+    )
+
+
+def test_every_mixer_is_a_student_of_one_recipe():
+    own = {name for name in MIXERS if MIXERS.origin(name) == "evalsuite"}
+    assert set(load_recipe(NAME).student.mixers) == own - {"softmax"}
+    assert len(load_recipe(NAME).student.mixers) == 13
+
+
+@pytest.mark.parametrize(("variant", "millions"), [("tokens-8m", 8), ("", 30), ("tokens-90m", 90)])
+def test_the_token_curve_has_complete_schedules_of_distinct_text(variant: str, millions: int):
+    recipe = load_recipe(f"{NAME}:{variant}")
+    assert distinct_text(recipe) / 1e6 == pytest.approx(millions, rel=0.01)
+    align, kd = recipe.stages
+    assert align.tokens / recipe.tokens == pytest.approx(1 / 3, abs=0.002)
+    for stage in (align, kd):
+        assert lr_factor(stage.schedule, stage.steps - 1, stage.steps) == 0
+        assert lr_factor(stage.schedule, stage.steps // 4, stage.steps) > 0.7
+
+
+def test_sources_of_the_same_files_are_disjoint():
+    data = load_recipe(NAME).data
+    parts = {name: (data[name].sample_start, data[name].sample_fraction) for name in data}
+    assert parts == {
+        "novels": (0.0, 0.8),
+        "prose": (0.0, 0.8),
+        "echo": (0.8, 0.1),
+        "spans": (0.9, 0.1),
+        "instruct": (0.0, 1.0),
+    }
+    assert [name for name in data if data[name].repeat_chunk_tokens] == ["echo", "spans"]
+    assert all(source.subset == "train" and source.exclude for source in data.values())
+    assert not set(data["novels"].files) & set(data["prose"].files)
+
+
+def test_hybrids_and_windows_differ_in_their_layers_only():
+    base = load_recipe(NAME, ["student.mixers=[kda]"])
+    for variant in base.variants:
+        if not variant.startswith(("hybrid", "window")):
+            continue
+        recipe = load_recipe(f"{NAME}:{variant}")
+        assert recipe.student.mixers == ["kda"]
+        assert (recipe.stages, recipe.data) == (base.stages, base.data)
+        assert len(recipe.student.softmax_layers) == (int(variant[7]) if variant.startswith("hybrid") else 0)
+    windows = load_recipe(f"{NAME}:window-layers").student
+    assert windows.layers["sliding_window"] == load_recipe(f"{NAME}:hybrid-8").student.softmax_layers
+    for options in (
+        windows.options["sliding_window"],
+        {
+            key.removeprefix("window_"): value
+            for key, value in load_recipe(f"{NAME}:window-branch").student.options["kda"].items()
+        },
+    ):
+        assert (options["window"], options["sinks"]) == (256, 4)
+
+
+def test_the_suite_has_all_of_ruler_and_longbench_and_bear_does_not_lead():
+    entries = {benchmark.name: (entry, benchmark) for entry, benchmark in resolve(load_suite(NAME))}
+    ruler = [name for name in entries if name.startswith(("niah_", "ruler_"))]
+    assert len(ruler) == 13
+    assert all(entries[name][0].contexts == (512, 1024, 2048, 4096, 8192) for name in ruler)
+    assert sum(_needles(ruler, entries)) == 600
+    assert sum(name.startswith("longbench_") for name in entries) == 21
+    assert [name for name, (entry, _) in entries.items() if entry.not_leading] == ["bear"]
+
+
+def _needles(names: Iterable[str], entries: dict) -> list[int]:
+    return [entries[name][0].limit for name in names if name.startswith("niah_single")]
