@@ -263,11 +263,11 @@ def _rotates_alike(module: Any) -> bool:
         cos, sin = cos[:, :, 0], sin[:, :, 0]
         keys, values = (torch.zeros(3, kv_heads, 8, width).to(weight) for _ in range(2))
         places = torch.tensor([[0, 1], [6, 7], [3, 4]], device=weight.device)[:, :tokens]
-        flat = (each.flatten(0, 1) for each in (query, key, value))
+        q, k, v = (each.flatten(0, 1) for each in (query, key, value))
         try:
             from evalsuite.models.kernels.decode_attention import rotate_and_store
 
-            found = rotate_and_store(*flat, cos, sin, keys, values, places.flatten())
+            found = rotate_and_store(q, k, v, cos, sin, keys, values, places.flatten())
         except Exception as error:  # What a compiler raises can be anything.
             _log.warning("attention in separate operations, not one kernel: %s", str(error).split("\n")[0])
             return False
