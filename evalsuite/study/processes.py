@@ -169,7 +169,8 @@ def run_study(
                 job, worker.job = worker.job, None
                 assert job is not None
                 try:
-                    outcome = Outcome(*worker.connection.recv(), worker.gpu)
+                    name, error, took = worker.connection.recv()
+                    outcome = Outcome(name, error, took, worker.gpu)
                 except EOFError:
                     worker.process.join(STOP_SECONDS)
                     code = worker.process.exitcode
