@@ -1,6 +1,7 @@
 """Scaling: how recovery grows with training tokens and with the size of the teacher.
 
-A family is a training run whose checkpoints have three or more token counts, or a recipe and mixer with
+A family is a training run whose checkpoints have three or more token counts, runs of a recipe and of its
+variants `RECIPE.tokens-…` whose complete schedules have three or more budgets, or a recipe and mixer with
 students of teachers of three or more sizes. Its *slope* is the least-squares slope of recovery on log₂ of the
 quantity: recovery per doubling. It has reached a *plateau* at the smallest value from which no later gain
 between neighbouring points is proven. Two families of one teacher *cross* where their fitted lines do, inside
@@ -16,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
-from evalsuite.reports.analysis.lineage import lineage_of
+from evalsuite.reports.analysis.lineage import Lineage, lineage_of
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE, Pool, Scope
 from evalsuite.reports.statistics.contrasts import Contrast, is_positive, ratio_interval
 from evalsuite.reports.statistics.intervals import Interval
@@ -128,15 +129,28 @@ def recovery_contrast(data: BootstrapSample, student: int, teacher: int) -> Cont
     return found.shifted(point)
 
 
+def token_families(lineage: Lineage) -> list[tuple[object, ...]]:
+    """Return the families by training tokens that a student belongs to: its own run, whose checkpoints grow,
+    and the finished runs of its recipe with other budgets."""
+    if not lineage.tokens:
+        return []
+    found: list[tuple[object, ...]] = [
+        ("run", lineage.recipe, lineage.recipe_hash, lineage.mixers, lineage.seed)
+    ]
+    base, _, variant = (lineage.recipe or "").partition(".")
+    if lineage.complete and base and (not variant or variant.startswith("tokens-")):
+        found.append(("budgets", base, lineage.mixers, lineage.seed))
+    return found
+
+
 def _families(pool: Pool, informative: Mapping[int, Sequence[str]]) -> list[_Family]:
     groups: dict[tuple[object, ...], list[tuple[float, int]]] = {}
     for i, checkpoint in enumerate(pool.tensor.checkpoints):
         if checkpoint.teacher is None:
             continue
         lineage = lineage_of(checkpoint.plan)
-        if lineage.tokens:
-            run = (lineage.recipe, lineage.recipe_hash, lineage.mixers, lineage.seed)
-            groups.setdefault(("tokens", checkpoint.teacher, *run), []).append((lineage.tokens, i))
+        for run in token_families(lineage):
+            groups.setdefault(("tokens", checkpoint.teacher, *run), []).append((lineage.tokens or 0, i))
         size = pool.tensor.checkpoints[checkpoint.teacher].plan.parameters
         if size and lineage.complete and lineage.mixers:
             family = (lineage.recipe, lineage.describe_mixers())

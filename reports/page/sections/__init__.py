@@ -3,6 +3,7 @@
 from evalsuite.reports.page.section import SECTIONS, Section
 from evalsuite.reports.page.sections import (
     ablations,
+    closeness,
     cost,
     distance,
     layers,
@@ -20,6 +21,7 @@ from evalsuite.reports.page.sections import (
 
 MODULES = (
     ablations,
+    closeness,
     cost,
     distance,
     layers,

@@ -8,9 +8,9 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.findings import order_sentences
 from evalsuite.reports.analysis.paper_comparison import PaperRow
 from evalsuite.reports.page.axes import Axis, nice_axis
+from evalsuite.reports.page.paper_tables import PaperTable, paper_tables
 from evalsuite.reports.page.row_charts import axis_mark, interval_mark
 from evalsuite.reports.page.section import section
-from evalsuite.reports.page.sections.paper_tables import PaperTable, paper_tables
 from evalsuite.reports.report import Report
 
 

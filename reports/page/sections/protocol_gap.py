@@ -12,10 +12,10 @@ from evalsuite.reports.analysis.rows import Agreement, GapRow
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.page.axes import Axis, nice_axis
 from evalsuite.reports.page.figures import Figure, Table
+from evalsuite.reports.page.paper_tables import paper_gap_sentence
 from evalsuite.reports.page.plots import Slope, slopes
 from evalsuite.reports.page.row_charts import Dumbbell, Share, axis_mark, dumbbells, stack
 from evalsuite.reports.page.section import section
-from evalsuite.reports.page.sections.paper_tables import paper_gap_sentence
 from evalsuite.reports.report import Report
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
+from evalsuite.reports.analysis.measures.scaling import token_families
 from evalsuite.reports.page.axes import exact_axis, log_axis
 from evalsuite.reports.page.figures import Figure, Table
 from evalsuite.reports.page.plots import Axis, Curve, Point, curves
@@ -24,9 +25,7 @@ def scaling_views(report: Report) -> list[Figure]:
 def _token_scaling(report: Report, protocol: str) -> list[Figure]:
     families: dict[Hashable, list[int]] = {}
     for student in comparable_students(report, protocol):
-        lineage = lineage_of(report.checkpoints[student].plan)
-        if lineage.tokens:
-            run = (lineage.recipe, lineage.recipe_hash, lineage.mixers, lineage.seed)
+        for run in token_families(lineage_of(report.checkpoints[student].plan)):
             families.setdefault((report.checkpoints[student].teacher, *run), []).append(student)
     return recovery_charts(
         report,
@@ -34,7 +33,10 @@ def _token_scaling(report: Report, protocol: str) -> list[Figure]:
         families,
         lambda student: lineage_of(report.checkpoints[student].plan).tokens or 0,
         title="Recovery by training tokens",
-        caption="Checkpoints of one training run; whiskers are 95 % intervals over documents.",
+        caption=(
+            "Checkpoints of one training run, or runs of one recipe with complete schedules; whiskers are "
+            "95 % intervals over documents."
+        ),
         x_title="training tokens",
         x_label=lambda x: formatting.tokens(round(x)),
     )

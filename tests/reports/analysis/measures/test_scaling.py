@@ -101,3 +101,32 @@ def test_families_by_size_have_a_teacher_each(synthetic: SimpleNamespace, tmp_pa
     assert row.quantity == "size"
     assert row.values == pytest.approx([1e8, 2e8, 4e8])
     assert row.slope.low < 0.125 < row.slope.high
+
+
+def test_runs_with_complete_schedules_of_other_budgets_are_a_family(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    """Three runs of a recipe and its token variants; a variant of another kind has no part in it."""
+    scores = {"r.tokens-1m": (1, 0.4), "r": (2, 0.5), "r.tokens-4m": (4, 0.6), "r.native": (2, 0.2)}
+    students = [
+        synthetic.SyntheticCheckpoint(
+            recipe,
+            lambda *_, score=score: score,
+            lineage={
+                "recipe": {"name": recipe, "hash": recipe},
+                "seed": 0,
+                "mixers": ["kda"] * 2,
+                "total_tokens": millions * 10**6,
+            },
+        )
+        for recipe, (millions, score) in scores.items()
+    ]
+    run = synthetic.make_run(
+        tmp_path / "run",
+        [synthetic.SyntheticBenchmark("a", "A", "knowledge", 2000, protocols=("loglikelihood",))],
+        [synthetic.SyntheticCheckpoint("t", lambda *_: 0.8, "teacher"), *students],
+    )
+    (row,) = build_report([run]).scaling
+    assert row.values == (1e6, 2e6, 4e6)
+    assert [round(each, 1) for each in row.recoveries] == pytest.approx([0.5, 0.6, 0.8], abs=0.1)
+    assert row.slope.low < 0.125 < row.slope.high

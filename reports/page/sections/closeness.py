@@ -1,0 +1,186 @@
+"""How close each mixer is to the teacher by four measures, and what changes of the recipe do to them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from evalsuite.reports import formatting
+from evalsuite.reports.analysis.lineage import MIXER_TITLES, lineage_of
+from evalsuite.reports.analysis.measures.closeness import ClosenessOrder, closeness_order, difference
+from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
+from evalsuite.reports.page.figures import Table
+from evalsuite.reports.page.section import section
+from evalsuite.reports.report import Report
+from evalsuite.reports.statistics.intervals import Interval
+
+PROTOCOL = "loglikelihood"
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One measure of closeness."""
+
+    title: str
+    value: Callable[[Report, int], Interval | None]
+    higher_is_closer: bool = True
+    scale: float = 100.0
+    digits: int = 1
+
+    def text(self, interval: Interval | None, *, signed: bool = False) -> str:
+        """The point and its interval."""
+        if interval is None:
+            return formatting.NOTHING
+        number = formatting.signed if signed else formatting.plain
+        span = formatting.span(interval, self.scale, self.digits)
+        return f"{number(self.scale * interval.point, self.digits)} ({span})"
+
+
+def _agreement(report: Report, student: int) -> Interval | None:
+    row = _scoped(lambda scope: report.agreement_with_teacher(student, PROTOCOL, scope))
+    return None if row is None else row.recipe_agreement.interval or row.agreement.interval
+
+
+def _retained(report: Report, student: int) -> Interval | None:
+    row = _scoped(lambda scope: report.agreement_with_teacher(student, PROTOCOL, scope))
+    return None if row is None else row.recipe_retained.interval or row.retained.interval
+
+
+def _capped(report: Report, student: int) -> Interval | None:
+    row = _scoped(lambda scope: report.average(student, PROTOCOL, scope))
+    return None if row is None or row.missing else row.capped_recovery.interval
+
+
+def _distance(report: Report, student: int) -> Interval | None:
+    row = report.distance(student)
+    return None if row is None or row.is_retrained else row.kl
+
+
+def _scoped(rows: Callable[[str], Row | None]) -> Row | None:
+    """The row over the informative benchmarks, or over all where none is."""
+    found = rows(INFORMATIVE)
+    return rows(ALL) if found is None else found
+
+
+MEASURES = (
+    Measure("agreement %", _agreement),
+    Measure("retained %", _retained),
+    Measure("KL at the answers, nats", _distance, higher_is_closer=False, scale=1.0, digits=3),
+    Measure("capped recovery %", _capped),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosenessView:
+    """The section, for one teacher."""
+
+    title: str
+    sentences: tuple[str, ...]
+    mixers: Table
+    changes: Table | None
+
+
+@section("closeness", "Which mixer is closest", order=26, nav="Closest")
+def closeness_view(report: Report) -> list[ClosenessView] | None:
+    """One table of mixers per teacher, and one of changes; None with fewer than two mixers of a recipe."""
+    return [view for teacher in report.teachers if (view := _view(report, teacher)) is not None] or None
+
+
+def _view(report: Report, teacher: int) -> ClosenessView | None:
+    mixers = _mixers(report, teacher)
+    values = {measure.title: _values(report, mixers, measure) for measure in MEASURES}
+    if len(mixers) < 2 or not any(values.values()):
+        return None
+    paper = {
+        row.checkpoint: row.paper_recovery
+        for row in report.paper_comparison
+        if row.paper_recovery is not None and row.checkpoint in mixers
+    }
+    orders = {
+        measure.title: closeness_order(
+            values[measure.title], paper, higher_is_closer=measure.higher_is_closer
+        )
+        for measure in MEASURES
+        if values[measure.title]
+    }
+    leading = next(iter(orders.values())).students
+    listed = [*leading, *(each for each in mixers if each not in leading)]
+    rows = tuple(
+        (_mixer(report, each), *(_cell(measure, orders, values, each) for measure in MEASURES))
+        for each in listed
+    )
+    return ClosenessView(
+        report.checkpoints[teacher].label,
+        tuple(_sentence(report, title, order) for title, order in orders.items()),
+        Table(("mixer", *(measure.title for measure in MEASURES)), rows),
+        _changes(report, teacher),
+    )
+
+
+def _mixers(report: Report, teacher: int) -> list[int]:
+    """The lowest seed of every pure, finished student of the recipe with most mixers."""
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for student in report.students(teacher):
+        lineage = lineage_of(report.checkpoints[student].plan)
+        if lineage.recipe is None or lineage.main_mixer is None or lineage.is_hybrid or not lineage.complete:
+            continue
+        own = found.setdefault(lineage.recipe, {})
+        entry = (lineage.seed or 0, student)
+        own[lineage.main_mixer] = min(entry, own.get(lineage.main_mixer, entry))
+    if not found:
+        return []
+    return [student for _, student in max(found.values(), key=len).values()]
+
+
+def _values(report: Report, students: Sequence[int], measure: Measure) -> dict[int, Interval]:
+    pairs = ((each, measure.value(report, each)) for each in students)
+    return {student: value for student, value in pairs if value is not None}
+
+
+def _mixer(report: Report, student: int) -> str:
+    mixer = lineage_of(report.checkpoints[student].plan).main_mixer or ""
+    return MIXER_TITLES.get(mixer, mixer)
+
+
+def _cell(
+    measure: Measure,
+    orders: Mapping[str, ClosenessOrder],
+    values: Mapping[str, Mapping[int, Interval]],
+    student: int,
+) -> str:
+    value = values[measure.title].get(student)
+    if value is None:
+        return formatting.NOTHING
+    return f"{measure.text(value)}, {orders[measure.title].students.index(student) + 1}."
+
+
+def _sentence(report: Report, title: str, order: ClosenessOrder) -> str:
+    first, *ties = (_mixer(report, each) for each in order.closest)
+    name = title.removesuffix(" %").partition(",")[0]
+    text = f"By {name}, {first} is closest"
+    text += f", not told apart from {', '.join(ties)}" if ties else ""
+    if order.tau is None:
+        return f"{text}."
+    tau = formatting.plain(order.tau.point, 2)
+    return (
+        f"{text}; Kendall τ with the paper's order is {tau} ({formatting.span(order.tau, 1, 2)}) over "
+        f"{order.common} mixers."
+    )
+
+
+def _changes(report: Report, teacher: int) -> Table | None:
+    """Every variant of a recipe − the student that differs only in it."""
+    rows = []
+    for ablation in report.ablations:
+        for member in ablation.members:
+            partner = member.partner
+            if partner is None or report.checkpoints[member.checkpoint].teacher != teacher:
+                continue
+            cells = []
+            for measure in MEASURES:
+                mine, other = (measure.value(report, each) for each in (member.checkpoint, partner))
+                change = None if mine is None or other is None else difference(mine, other)
+                cells.append(measure.text(change, signed=True))
+            rows.append((f"{member.name}, {_mixer(report, member.checkpoint)}", *cells))
+    columns = ("change", *(measure.title.replace(" %", ", points") for measure in MEASURES))
+    return Table(columns, tuple(rows)) if rows else None

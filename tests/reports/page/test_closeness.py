@@ -1,0 +1,97 @@
+"""The section on closeness: mixers of one recipe by four measures, and changes of the recipe."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from evalsuite.reports.page.sections.closeness import closeness_view
+from evalsuite.reports.report import Report, build_report
+
+LEVELS = {
+    ("r", "gated_deltanet", 0): 0.70,
+    ("r", "kda", 0): 0.69,
+    ("r", "gla", 0): 0.60,
+    ("r", "hedgehog", 0): 0.50,
+    ("r", "gated_deltanet", 1): 0.71,
+    ("r.native", "gla", 0): 0.50,
+    ("r.hybrid-4", "gla+softmax", 0): 0.72,
+    ("other", "retnet", 0): 0.75,
+}
+
+
+@pytest.fixture(scope="module")
+def report(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Four mixers of one recipe, a second run, two variants, and a mixer of another recipe."""
+    students = [
+        synthetic.SyntheticCheckpoint(
+            f"{recipe}-{mixer}-{seed}",
+            lambda *_, level=level: level,
+            lineage={
+                "recipe": {"name": recipe, "hash": f"{recipe} {seed}"},
+                "seed": seed,
+                "mixers": ["gla"] * 3 + ["softmax"] if "+" in mixer else [mixer] * 4,
+                "total_tokens": 1_000_000,
+            },
+        )
+        for (recipe, mixer, seed), level in LEVELS.items()
+    ]
+    run = synthetic.make_run(
+        tmp_path_factory.mktemp("closeness") / "run",
+        [
+            synthetic.SyntheticBenchmark(name, name, "knowledge", 700, protocols=("loglikelihood",))
+            for name in ("arc_easy", "hellaswag")
+        ],
+        [synthetic.SyntheticCheckpoint("t", lambda *_: 0.75, "teacher"), *students],
+    )
+    return build_report([run])
+
+
+def test_mixers_of_the_recipe_with_most_of_them_are_ordered(report: Report) -> None:
+    (view,) = closeness_view(report)
+    assert view.mixers.columns[0] == "mixer"
+    assert {row[0] for row in view.mixers.rows} == {"Gated DeltaNet", "KDA", "GLA", "Hedgehog"}
+    assert [row[0] for row in view.mixers.rows][2:] == ["GLA", "Hedgehog"]
+    by_mixer = {row[0]: dict(zip(view.mixers.columns, row, strict=True)) for row in view.mixers.rows}
+    label = {report.checkpoints[i].label: i for i in report.students()}
+    gla = label["r-gla-0"]
+    agreement = report.agreement_with_teacher(gla, "loglikelihood", "informative").recipe_agreement
+    assert by_mixer["GLA"]["agreement %"].startswith(f"{100 * agreement.point:.1f} (")
+    assert by_mixer["GLA"]["agreement %"].endswith(", 3.")
+    capped = report.average(gla, "loglikelihood", "informative").capped_recovery
+    assert by_mixer["GLA"]["capped recovery %"].startswith(f"{100 * capped.point:.1f} (")
+    assert by_mixer["GLA"]["KL at the answers, nats"] == "–"
+    sentences = {each.partition(",")[0]: each for each in view.sentences}
+    assert len(sentences) == 3
+    assert "Kendall τ with the paper's order" in sentences["By agreement"]
+    assert "over 3 mixers" in sentences["By agreement"]
+    assert "not told apart from" in sentences["By capped recovery"]
+
+
+def test_changes_are_differences_from_the_student_that_differs_in_nothing_else(report: Report) -> None:
+    (view,) = closeness_view(report)
+    rows = {row[0]: dict(zip(view.changes.columns, row, strict=True)) for row in view.changes.rows}
+    assert set(rows) == {"native, GLA", "hybrid-4, GLA"}
+    label = {report.checkpoints[i].label: i for i in report.students()}
+
+    def agreement(name: str) -> float:
+        row = report.agreement_with_teacher(label[name], "loglikelihood", "informative")
+        return 100 * row.recipe_agreement.point
+
+    change = agreement("r.hybrid-4-gla+softmax-0") - agreement("r-gla-0")
+    assert change > 0
+    assert rows["hybrid-4, GLA"]["agreement, points"].startswith(f"+{change:.1f} (")
+    assert rows["native, GLA"]["capped recovery, points"].startswith("−")
+
+
+def test_one_mixer_has_no_order(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    lineage = {"recipe": {"name": "r"}, "seed": 0, "mixers": ["kda"], "total_tokens": 1}
+    run = synthetic.make_run(
+        tmp_path / "run",
+        [synthetic.SyntheticBenchmark("a", "A", "knowledge", 50, protocols=("loglikelihood",))],
+        [
+            synthetic.SyntheticCheckpoint("t", lambda *_: 0.75, "teacher"),
+            synthetic.SyntheticCheckpoint("s", lambda *_: 0.7, lineage=lineage),
+        ],
+    )
+    assert closeness_view(build_report([run])) is None
