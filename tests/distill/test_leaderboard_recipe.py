@@ -34,11 +34,21 @@ def test_every_mixer_is_a_student_of_one_recipe():
 def test_the_token_curve_has_complete_schedules_of_distinct_text(variant: str, millions: int):
     recipe = load_recipe(f"{NAME}:{variant}")
     assert distinct_text(recipe) / 1e6 == pytest.approx(millions, rel=0.01)
-    align, kd = recipe.stages
-    assert align.tokens / recipe.tokens == pytest.approx(1 / 3, abs=0.002)
-    for stage in (align, kd):
-        assert lr_factor(stage.schedule, stage.steps - 1, stage.steps) == 0
+    shares = [stage.tokens / recipe.tokens for stage in recipe.stages]
+    assert shares == pytest.approx([0.333, 0.446, 0.221], abs=0.004)
+    align, kd, late = recipe.stages
+    for stage, end in ((align, 0), (kd, 1), (late, 0)):
+        assert lr_factor(stage.schedule, stage.steps - 1, stage.steps) == end
         assert lr_factor(stage.schedule, stage.steps // 4, stage.steps) > 0.7
+
+
+def test_stages_are_those_that_were_tuned():
+    own, tuned = (load_recipe(name).stages for name in (NAME, "recall-tuning-smollm2"))
+    settings = ("name", "objective", "lr", "schedule", "optimizer", "trainable")
+    for first, second in zip(own, tuned, strict=True):
+        assert {key: getattr(first, key) for key in settings} == {
+            key: getattr(second, key) for key in settings
+        }
 
 
 def test_sources_of_the_same_files_are_disjoint():
