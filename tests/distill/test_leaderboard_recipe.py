@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from evalsuite.distill import Recipe, load_recipe
+from evalsuite.distill.recipe import RECIPES
 from evalsuite.distill.training.optimizers import lr_factor
 from evalsuite.models.mixers import MIXERS
 from evalsuite.tasks.suite import load_suite, resolve
@@ -64,6 +65,15 @@ def test_sources_of_the_same_files_are_disjoint():
     assert [name for name in data if data[name].repeat_chunk_tokens] == ["echo", "spans"]
     assert all(source.subset == "train" and source.exclude for source in data.values())
     assert not set(data["novels"].files) & set(data["prose"].files)
+
+
+def test_exclusions_of_the_recipes_that_were_compared_are_all_taken_over():
+    def listed(name: str) -> set[str]:
+        return set((RECIPES / f"{name}.exclude.txt").read_text().split())
+
+    own = listed(NAME)
+    assert {source.exclude for source in load_recipe(NAME).data.values()} == {f"{NAME}.exclude.txt"}
+    assert own == listed("smollm2-135m-instruct") | listed("recall-tuning-smollm2") | listed("generator")
 
 
 def test_hybrids_and_windows_differ_in_their_layers_only():
