@@ -199,11 +199,11 @@ def rotate_and_store(
     Rounds as transformers' `apply_rotary_pos_emb` does, to the bit.
 
     Args:
-        query: [R · T, H, D], with any strides but a contiguous last axis, as all others.
+        query: [R · T, H, D], with any strides but a contiguous last axis, as key, value, keys and values.
         key, value: [R · T, Hkv, D].
         cos, sin: [R or 1, T, D] in the same dtype, in Llama's half-split layout.
         keys, values: [R, Hkv, L, D]; written in place.
-        positions: int64 [R · T], index in the cache of the token's own key.
+        positions: int64 [R · T], index in the cache of the token's own key, with any stride.
 
     Returns:
         The rotated queries [R · T, H, D].
@@ -211,7 +211,7 @@ def rotate_and_store(
     count, heads, width = query.shape
     kv_heads, v_width = value.shape[1:]
     rotated = torch.empty(count, heads, width, dtype=query.dtype, device=query.device)
-    cos, sin = cos.contiguous(), sin.contiguous()
+    cos, sin, positions = cos.contiguous(), sin.contiguous(), positions.contiguous()
     _rotate_and_store_kernel[(count,)](
         query, key, value, cos, sin, positions, rotated, keys, values,
         count // len(keys), *query.stride()[:2], *key.stride()[:2], *value.stride()[:2],
