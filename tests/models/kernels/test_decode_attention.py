@@ -129,7 +129,8 @@ def test_fused_layers_compute_what_their_own_code_does(
     model = make_teacher(family)
     if mixers is not None:
         model = build_student(model, mixers).eval()
-    model = model.to(DEVICE, torch.float32 if INTERPRETED else torch.bfloat16)
+    # In bfloat16 these models are up to 4 % from their exact result, in float16 less than 1 %.
+    model = model.to(DEVICE, torch.float32 if INTERPRETED else torch.float16)
     runner = ModelRunner(model)
     if INTERPRETED:
         found = [module for module in model.modules() if isinstance(module, attention._FUSIBLE)]
@@ -157,7 +158,7 @@ def test_fused_layers_compute_what_their_own_code_does(
                 batch.position.add_(1)
     for fused, plain in zip(*logits.values(), strict=True):
         error = (fused.double() - plain.double()).norm() / plain.double().norm()
-        assert error < (1e-5 if INTERPRETED else 2e-2)
+        assert error < (1e-5 if INTERPRETED else 1e-2), error
     assert all("forward" not in module.__dict__ for module in runner.fused_attention._fused)
 
 

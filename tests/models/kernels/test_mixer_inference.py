@@ -136,7 +136,8 @@ def test_students_compute_what_they_do_without(
     from evalsuite.models.kernels import mixer_inference
 
     layers = [mixers[i % len(mixers)] for i in range(2)]
-    dtype = torch.float32 if INTERPRETED else torch.bfloat16
+    # In bfloat16, correct computations of these layers differ by up to 7 %, in float16 by less than 1 %.
+    dtype = torch.float32 if INTERPRETED else torch.float16
     student = build_student(make_teacher("llama"), layers).eval().to(DEVICE, dtype)
     texts = [[5, 6, 7, 8, 9], [11], [20, 21, 22]]
     found: dict[bool, list[torch.Tensor]] = {True: [], False: []}
@@ -159,4 +160,4 @@ def test_students_compute_what_they_do_without(
     assert True in used
     for mine, plain in zip(*found.values(), strict=True):
         error = (mine.double() - plain.double()).norm() / plain.double().norm()
-        assert error < (1e-4 if INTERPRETED else 3e-2), error
+        assert error < (1e-4 if INTERPRETED else 1e-2), error
