@@ -1,6 +1,6 @@
 """Effects of training choices under both protocols, their order, and the drop of the best pure student."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,8 +12,8 @@ from evalsuite.reports.statistics.agreement import rank_agreement
 from evalsuite.reports.statistics.intervals import Interval
 
 Verdict = Literal["agrees", "opposite", "not decided"]
-GAP = {"loglikelihood": 1.0, "generation": -1.0}
-"""Weights of a student's scores in its gap: drop under generation − drop under log-likelihood."""
+POINTS = dict.fromkeys(PROTOCOLS, 1.0)
+"""Units of drops in fractions of 1, see `drop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def order_agreement(
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Teacher − student on the same documents, as fractions of 1."""
+    """Teacher − student on the same documents, in fractions of 1 or other units (see `drop`)."""
 
     student: str
     runs: int
@@ -155,8 +155,22 @@ class Drop:
         return f"The paper's finding is not decided here: {gap}."
 
 
-def drop(scores: StudyScores, student: str, arm: str = BASE) -> Drop | None:
+def teacher_leads(scores: StudyScores) -> dict[str, float]:
+    """Return the teacher's lead over chance under each protocol, as units of drops.
+
+    A drop in these units is the lost share of what there was to lose: 1 at chance, whose level differs
+    between the protocols. Leads count as known: intervals of such drops leave their error out.
+    """
+    return {protocol: scores.teacher_lead(protocol) for protocol in PROTOCOLS}
+
+
+def drop(
+    scores: StudyScores, student: str, arm: str = BASE, *, units: Mapping[str, float] = POINTS
+) -> Drop | None:
     """Return the drop of a student's runs under both protocols, and the gap between them.
+
+    Args:
+        units: protocol → what its drop is divided by.
 
     Returns:
         None without a finished run, or without two runs of any arm.
@@ -164,9 +178,10 @@ def drop(scores: StudyScores, student: str, arm: str = BASE) -> Drop | None:
     runs = scores.of(student, arm)
     if not runs:
         return None
-    lost = {p: scores.values[p][TEACHER] - scores.mean(p, runs) for p in PROTOCOLS}
-    made = {p: scores.interval(lost[p], {p: 1.0}, 1 / len(runs)) for p in PROTOCOLS}
-    gap = scores.interval(lost["generation"] - lost["loglikelihood"], GAP, 1 / len(runs))
+    lost = {p: (scores.values[p][TEACHER] - scores.mean(p, runs)) / units[p] for p in PROTOCOLS}
+    made = {p: scores.interval(lost[p], {p: 1 / units[p]}, 1 / len(runs)) for p in PROTOCOLS}
+    weights = {"loglikelihood": 1 / units["loglikelihood"], "generation": -1 / units["generation"]}
+    gap = scores.interval(lost["generation"] - lost["loglikelihood"], weights, 1 / len(runs))
     if gap is None or any(each is None for each in made.values()):
         return None
     return Drop(student, len(runs), **made, gap=gap)  # type: ignore[arg-type]

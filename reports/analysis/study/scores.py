@@ -49,12 +49,14 @@ class StudyScores:
         names: the admitted benchmarks.
         values: protocol → run name (or `TEACHER`) → scores from 0 to 1; a run without scores is missing.
             [documents]
+        chance: protocol → the chance level of each document, from 0 to 1. [documents]
     """
 
     runs: tuple[StudyRun, ...]
     benchmarks: np.ndarray
     names: tuple[str, ...]
     values: Mapping[str, Mapping[str, np.ndarray]]
+    chance: Mapping[str, np.ndarray]
 
     def __post_init__(self) -> None:
         if set(np.unique(self.benchmarks)) != set(range(len(self.names))):
@@ -65,6 +67,10 @@ class StudyScores:
         """Weight of each document in the macro average. [documents]"""
         counts = np.bincount(self.benchmarks, minlength=len(self.names))
         return np.asarray(1.0 / (len(self.names) * counts[self.benchmarks]))
+
+    def teacher_lead(self, protocol: str) -> float:
+        """Return the teacher's lead over chance: a macro average, as a fraction of 1."""
+        return float(self.weights @ (self.values[protocol][TEACHER] - self.chance[protocol]))
 
     def has(self, run: StudyRun) -> bool:
         """Return whether a run has scores under both protocols."""

@@ -11,7 +11,13 @@ from evalsuite.reports.analysis.study.orders import PairOrder, pair_orders
 from evalsuite.reports.exports.gap_study.figure import draw
 from evalsuite.reports.exports.gap_study.page import runs_section, write_csv
 from evalsuite.reports.exports.gap_study.reading import StudyData
-from evalsuite.reports.exports.gap_study.tables import Table, drops_table, teacher_table, with_interval
+from evalsuite.reports.exports.gap_study.tables import (
+    Table,
+    drops_table,
+    runs_table,
+    teacher_table,
+    with_interval,
+)
 
 READINGS = {"all": "in every mixer", "published": "where published"}
 
@@ -26,7 +32,13 @@ def write_orders_page(data: StudyData, out: Path, refused: Mapping[str, str] = M
     pairs = [pair for protocol in PROTOCOLS for pair in pair_orders(data.scores, data.axes, protocol)]
     tables = {
         table.name: table
-        for table in (teacher_table(data), drops_table(data), defects_table(data, found), pairs_table(pairs))
+        for table in (
+            teacher_table(data),
+            drops_table(data),
+            defects_table(data, found),
+            pairs_table(pairs),
+            runs_table(data),
+        )
     }
     for table in tables.values():
         write_csv(table, out)

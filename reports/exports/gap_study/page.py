@@ -7,7 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from evalsuite.foundation import write_text
-from evalsuite.reports.analysis.study.effects import Drop, best_pure, effects
+from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
+from evalsuite.reports.analysis.study.effects import best_pure, drop, effects, teacher_leads
 from evalsuite.reports.analysis.study.scores import BASE
 from evalsuite.reports.exports.gap_study.figure import draw, draw_drops
 from evalsuite.reports.exports.gap_study.reading import StudyData
@@ -21,7 +22,10 @@ from evalsuite.reports.exports.gap_study.tables import (
     effects_table,
     exposure_table,
     exposures,
+    lost_leads_table,
     orders_table,
+    points,
+    runs_table,
     teacher_table,
     with_interval,
 )
@@ -40,16 +44,19 @@ def write_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingP
         for table in (
             teacher_table(data),
             drops_table(data),
+            lost_leads_table(data),
             effects_table(data, found),
             orders_table(data),
             decomposition_table(parts),
             exposure_table(exposures(data)),
+            runs_table(data),
         )
     }
     for table in tables.values():
         write_csv(table, out)
     write_text(out / "drops.svg", draw_drops(base_drops(data)))
-    write_text(out / "effects.svg", draw(found))
+    if found:
+        write_text(out / "effects.svg", draw(found))
     page = out / "README.md"
     write_text(page, _page(data, tables, refused))
     return page
@@ -64,14 +71,28 @@ def write_csv(table: Table, out: Path) -> None:
     write_text(out / f"{table.name}.csv", buffer.getvalue())
 
 
-def _headline(best: Drop | None) -> str:
-    if best is None:
+def _headline(data: StudyData) -> str:
+    best = best_pure(data.scores, data.hybrids)
+    lost = best and drop(data.scores, best.student, units=teacher_leads(data.scores))
+    if best is None or lost is None:
         return "Too few runs are finished for an interval over runs."
     return (
         f"The best pure student is `{best.student}` (runs of the base: {best.runs}): its drop is "
         f"{with_interval(best.loglikelihood)} points under log-likelihood and "
-        f"{with_interval(best.generation)} under generation, on the same documents. {best.finding}"
+        f"{with_interval(best.generation)} under generation, on the same documents. {best.finding} Of the "
+        f"teacher's lead over chance it has lost {points(lost.loglikelihood.point)} % under log-likelihood "
+        f"and {points(lost.generation.point)} % under generation, a difference of {with_interval(lost.gap)} "
+        "points."
     )
+
+
+def _shown(table: Table) -> str:
+    return table.markdown() if table.rows else "None is known: too few runs are finished."
+
+
+def _leads(data: StudyData) -> str:
+    leads = teacher_leads(data.scores)
+    return " and ".join(f"{points(leads[p])} points under {PROTOCOL_TITLES[p]}" for p in PROTOCOLS)
 
 
 def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, str]) -> str:
@@ -79,7 +100,7 @@ def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, st
     done = [run for run in scores.runs if scores.has(run)]
     sections = [
         f"# {data.title}: what each protocol says of six choices",
-        _headline(best_pure(scores, data.hybrids)),
+        _headline(data),
         f"{len(done)} of {len(scores.runs)} runs, {len(scores.benchmarks):,} documents of "
         f"{len(scores.names)} benchmarks that both protocols read. Points are hundredths of a macro average. "
         "95 % intervals cover runs (variance pooled over arms) and documents.",
@@ -93,16 +114,19 @@ def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, st
         "## Drop and gap of the base",
         "![Drop under both protocols, in points](drops.svg)",
         tables["drops"].markdown(),
+        "Chance is higher under log-likelihood, so that there is less to lose. The same drops in percent of "
+        f"the teacher's lead over chance ({_leads(data)}), of which a student at chance has lost 100:",
+        tables["lost_leads"].markdown(),
         "## Effect of each choice",
         "Mean score of the runs with the choice − mean score of the runs that they are compared with. "
         "*Paper*: the difference of the nearest rows of arXiv 2603.26556, in points; the next column "
         "compares the signs, *not decided* where the interval contains 0.",
-        "![Effects under both protocols](effects.svg)",
-        tables["effects"].markdown(),
+        *(["![Effects under both protocols](effects.svg)"] if tables["effects"].rows else []),
+        _shown(tables["effects"]),
         "## Order of the choices",
         "Kendall's τ-b between the orders of a student's choices (base included) under the two protocols; "
         "the interval covers runs and documents.",
-        tables["orders"].markdown(),
+        _shown(tables["orders"]),
         "## Where the gap comes from",
         "Points of the gap of the base, mean over runs. Each document that the teacher alone has right under "
         "generation counts for the first cause that applies; the rows sum to the gap.",
@@ -121,7 +145,10 @@ def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, st
 def runs_section(data: StudyData) -> str:
     """Return the list of what was trained, collapsed, failed or is missing."""
     scores = data.scores
-    lines = [f"- GPU time of all jobs that ended: {data.gpu_seconds / 60:.0f} minutes."]
+    lines = [
+        "- Scores of every run: [`runs.csv`](runs.csv).",
+        f"- GPU time of all jobs that ended: {data.gpu_seconds / 60:.0f} minutes.",
+    ]
     names = ", ".join(f"`{run.name}`" for run in collapsed_runs(data)) or "none"
     lines.append(f"- Collapsed (loops in more than half of the responses), kept in all tables: {names}.")
     failed = [run for run in scores.missing if run.name in data.reasons]

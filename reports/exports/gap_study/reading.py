@@ -79,7 +79,8 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str]) -> StudyData:
     }
     if TEACHER not in values["generation"]:
         raise DataError(f"{run}: the teacher has no scores of some benchmark under both protocols")
-    scores = StudyScores(planned, np.array([index[name] for name, _ in keys]), names, values)
+    chance = {p: np.concatenate([cells[name].chance[p] for name in names]) for p in PROTOCOLS}
+    scores = StudyScores(planned, np.array([index[name] for name, _ in keys]), names, values, chance)
     responses = {
         label: Responses(
             *(
@@ -133,6 +134,7 @@ def gpu_seconds(jobs: Sequence[Mapping[str, Any]]) -> float:
 class _Cell:
     documents: tuple[tuple[str, int], ...]
     values: Mapping[str, Mapping[str, np.ndarray]]
+    chance: Mapping[str, np.ndarray]
     responses: Mapping[str, Responses]
 
 
@@ -144,7 +146,7 @@ def _cell(run: Path, benchmark: BenchmarkPlan, labels: Mapping[str, str]) -> _Ce
     if not documents:
         raise DataError(f"{run}: {benchmark.name} has no document of the teacher under both protocols")
     values: dict[str, dict[str, np.ndarray]] = {}
-    responses = {}
+    chance, responses = {}, {}
     for protocol, frame in frames.items():
         values[protocol] = {}
         for label, rows in frame.groupby("run", sort=False):
@@ -152,10 +154,14 @@ def _cell(run: Path, benchmark: BenchmarkPlan, labels: Mapping[str, str]) -> _Ce
             if own["value"].isna().any():
                 continue
             values[protocol][str(label)] = own["value"].to_numpy(dtype=float)
+            if label == TEACHER:
+                if own["chance"].isna().any():
+                    raise DataError(f"{run}: {benchmark.name} has no chance level under {protocol}")
+                chance[protocol] = own["chance"].to_numpy(dtype=float)
             if protocol == "generation":
                 extracted = own["extracted"].fillna("").astype(str)
                 responses[str(label)] = Responses(own["outcome"].astype(str).to_numpy(), extracted.to_numpy())
-    return _Cell(documents, values, responses)
+    return _Cell(documents, values, chance, responses)
 
 
 def _frame(run: Path, benchmark: BenchmarkPlan, protocol: str, labels: Mapping[str, str]) -> pd.DataFrame:
@@ -169,6 +175,7 @@ def _frame(run: Path, benchmark: BenchmarkPlan, protocol: str, labels: Mapping[s
             "run": frame["checkpoint"].astype(str).map(labels),
             "key": list(zip(frame["doc_id"], frame["context"], strict=True)),
             "value": frame[f"value.{metric}"],
+            "chance": frame["chance"],
             "outcome": frame["outcome"],
         }
     )

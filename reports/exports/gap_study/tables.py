@@ -15,7 +15,14 @@ from evalsuite.reports.analysis.study.decomposition import (
     decompose,
     exposure,
 )
-from evalsuite.reports.analysis.study.effects import Drop, Effect, drop, order_agreement, verdict
+from evalsuite.reports.analysis.study.effects import (
+    Drop,
+    Effect,
+    drop,
+    order_agreement,
+    teacher_leads,
+    verdict,
+)
 from evalsuite.reports.analysis.study.paper_effects import printed_effect
 from evalsuite.reports.analysis.study.scores import BASE, TEACHER, StudyRun
 from evalsuite.reports.exports.gap_study.reading import StudyData
@@ -64,6 +71,19 @@ def teacher_table(data: StudyData) -> Table:
     )
 
 
+def runs_table(data: StudyData) -> Table:
+    """Score of the teacher and of every finished run on every benchmark, in points."""
+    scores = data.scores
+    names = (TEACHER, *(run.name for run in scores.runs if scores.has(run)))
+    rows = []
+    for name in names:
+        for index, benchmark in enumerate(scores.names):
+            here = scores.benchmarks == index
+            levels = (f"{100 * scores.values[p][name][here].mean():.2f}" for p in PROTOCOLS)
+            rows.append((name, benchmark, str(int(here.sum())), *levels))
+    return Table("runs", ("run", "benchmark", "documents", *PROTOCOLS), tuple(rows))
+
+
 def base_drops(data: StudyData) -> list[Drop]:
     """Drop of the base of every student that has one."""
     found = (drop(data.scores, student) for student in _students(data))
@@ -78,6 +98,18 @@ def drops_table(data: StudyData) -> Table:
         rows.append((f"`{found.student}`", str(found.runs), *map(with_interval, intervals)))
     columns = ("student", "runs", "drop, log-likelihood", "drop, generation", "gap")
     return Table("drops", columns, tuple(rows))
+
+
+def lost_leads_table(data: StudyData) -> Table:
+    """The same drops in percent of the teacher's lead over chance."""
+    leads = teacher_leads(data.scores)
+    rows = []
+    for student in _students(data):
+        if (found := drop(data.scores, student, units=leads)) is not None:
+            intervals = (found.loglikelihood, found.generation, found.gap)
+            rows.append((f"`{student}`", *map(with_interval, intervals)))
+    columns = ("student", "lost, log-likelihood", "lost, generation", "difference")
+    return Table("lost_leads", columns, tuple(rows))
 
 
 def effects_table(data: StudyData, found: Sequence[Effect]) -> Table:

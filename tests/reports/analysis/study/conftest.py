@@ -45,6 +45,7 @@ def make_scores() -> Make:
             for run in runs:
                 level = levels[run.student, run.arm][place] + spread * generator.standard_normal()
                 values[protocol][run.name] = (generator.random(2 * documents) < level).astype(float)
-        return StudyScores(runs, benchmarks, ("one", "two"), values)
+        chance = {"loglikelihood": np.full(2 * documents, 0.25), "generation": np.zeros(2 * documents)}
+        return StudyScores(runs, benchmarks, ("one", "two"), values, chance)
 
     return make

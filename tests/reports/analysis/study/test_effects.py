@@ -8,6 +8,7 @@ from evalsuite.reports.analysis.study.effects import (
     drop,
     effects,
     order_agreement,
+    teacher_leads,
     verdict,
 )
 from evalsuite.reports.analysis.study.paper_effects import CONTRASTS, printed_effect
@@ -61,7 +62,7 @@ def test_missing_runs_are_named_and_leave_holes(make_scores: Make) -> None:
         for protocol, runs in whole.values.items()
     }
     del values["generation"]["kda-ce-1"]
-    scores = StudyScores(whole.runs, whole.benchmarks, whole.names, values)
+    scores = StudyScores(whole.runs, whole.benchmarks, whole.names, values, whole.chance)
     assert [run.name for run in scores.missing] == [
         "hybrid-uniform-0",
         "hybrid-uniform-1",
@@ -116,6 +117,24 @@ def test_best_pure_student_and_the_finding(make_scores: Make) -> None:
     assert "is not decided here" in even.finding
 
 
+def test_a_student_at_chance_has_lost_the_whole_lead_under_each_protocol(make_scores: Make) -> None:
+    scores = make_scores({("kda", BASE): (0.25, 0.0), ("gdn", BASE): (0.625, 0.5)}, documents=4000)
+    leads = teacher_leads(scores)
+    assert leads == pytest.approx({"loglikelihood": 0.75, "generation": 1.0})
+    lost, half = (drop(scores, student, units=leads) for student in ("kda", "gdn"))
+    assert lost is not None
+    assert half is not None
+    assert lost.generation.point == pytest.approx(1)
+    assert lost.loglikelihood.low <= 1 <= lost.loglikelihood.high
+    # In points the gap is 25 by the level of chance alone.
+    assert lost.gap.low <= 0 <= lost.gap.high
+    in_points = drop(scores, "kda")
+    assert in_points is not None
+    assert in_points.gap.low > 0.2
+    assert half.loglikelihood.point == pytest.approx(0.5, abs=0.02)
+    assert half.gap.low <= 0 <= half.gap.high
+
+
 def test_without_repeated_runs_there_is_no_interval(make_scores: Make) -> None:
     scores = make_scores(seeds=1)
     assert drop(scores, "kda") is None
@@ -126,7 +145,11 @@ def test_benchmarks_weigh_equally_whatever_their_documents() -> None:
     run = StudyRun("r", "kda", BASE, 0)
     values = {"r": np.array([1.0, 0.0, 0.0, 0.0]), TEACHER: np.ones(4)}
     scores = StudyScores(
-        (run,), np.array([0, 1, 1, 1]), ("one", "two"), {"loglikelihood": values, "generation": values}
+        (run,),
+        np.array([0, 1, 1, 1]),
+        ("one", "two"),
+        {"loglikelihood": values, "generation": values},
+        {"loglikelihood": np.full(4, 0.25), "generation": np.zeros(4)},
     )
     assert scores.weights @ values["r"] == pytest.approx(0.5)
 

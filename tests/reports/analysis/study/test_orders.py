@@ -67,7 +67,7 @@ def test_ties_are_not_decided_and_missing_runs_leave_holes(make_scores: Make) ->
         protocol: {name: rows for name, rows in runs.items() if not name.startswith("gdn-rows")}
         for protocol, runs in whole.values.items()
     }
-    holes = StudyScores(whole.runs, whole.benchmarks, whole.names, values)
+    holes = StudyScores(whole.runs, whole.benchmarks, whole.names, values, whole.chance)
     assert pair_orders(holes, (ROWS,), "generation") == []
 
 
