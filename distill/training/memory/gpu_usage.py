@@ -18,6 +18,9 @@ from evalsuite.distill.training.placement import is_sharded
 PEAK_FLOPS = {"NVIDIA H200": 790e12, "NVIDIA H100 80GB HBM3": 790e12}
 """Dense bf16 FLOP/s of a matrix product, measured on random data, by the name of the device."""
 
+MIN_SECONDS = 0.1
+"""Shortest time over which a throughput is measured; values of two steps may be read together."""
+
 
 @dataclass
 class GpuUsage:
@@ -35,18 +38,20 @@ class GpuUsage:
     _last: tuple[int, float] | None = field(default=None, init=False)
 
     def measure(self, tokens: int, now: float | None = None) -> dict[str, float]:
-        """Columns of `metrics.jsonl`: `tokens_per_second` and `mfu` since the last call, and `memory_gb`, the
-        peak of the process.
+        """Columns of `metrics.jsonl`: `tokens_per_second` and `mfu` since the last ones, and `memory_gb`, the
+        peak of the process. Within `MIN_SECONDS` of the last ones, the peak alone.
 
         Args:
             tokens: tokens trained on in the whole run.
             now: seconds of a clock; default: now.
         """
         now = time.monotonic() if now is None else now
-        previous, self._last = self._last, (tokens, now)
         found = {}
-        if previous is not None and now > previous[1]:
-            rate = (tokens - previous[0]) / (now - previous[1])
+        if self._last is None:
+            self._last = tokens, now
+        elif now - self._last[1] >= MIN_SECONDS:
+            rate = (tokens - self._last[0]) / (now - self._last[1])
+            self._last = tokens, now
             found["tokens_per_second"] = float(f"{rate:.5g}")
             if self.peak_flops is not None:
                 mfu = rate * self.flops_per_token / self.world_size / self.peak_flops

@@ -41,7 +41,6 @@ def test_throughput_is_that_since_the_last_call(monkeypatch: pytest.MonkeyPatch)
     assert "mfu" not in unknown.measure(10, now=1.0)
 
 
-@pytest.mark.xfail(reason="divides by the time between two readings", strict=True)
 def test_values_that_are_read_together_have_no_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step's values are read at once after those of the step before, if the host is the bound."""
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
