@@ -1,11 +1,12 @@
 """The interface of executors, and their registry."""
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any, Protocol
 
-from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation import ConfigError, EvalsuiteError, nearest
 from evalsuite.foundation.registry import Registry
 
 
@@ -50,6 +51,14 @@ class Worker(Protocol):
 
     def close(self) -> None:
         """Release what it holds; it runs no job afterwards."""
+
+
+def portable_error(error: BaseException, executor: str) -> Exception:
+    """Return what a worker's process reports of an error: its class may not exist in the other process."""
+    if isinstance(error, EvalsuiteError):
+        return error
+    text = "".join(traceback.format_exception(error))
+    return RuntimeError(f"a worker of executor {executor} failed:\n{text}")
 
 
 class Executor(Protocol):

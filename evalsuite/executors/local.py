@@ -3,8 +3,6 @@
 import logging
 import os
 import signal
-import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -13,13 +11,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from evalsuite.executors.base import EXECUTORS, Channel, Job, Worker
+from evalsuite.executors.base import EXECUTORS, Channel, Job, Worker, portable_error
+from evalsuite.executors.gpus import VISIBLE, visible_gpus
 from evalsuite.executors.queue import JobQueue
-from evalsuite.foundation import ConfigError, EvalsuiteError
+from evalsuite.foundation import ConfigError
 
 _log = logging.getLogger("evalsuite")
 
-DEVICES_ENV = "CUDA_VISIBLE_DEVICES"
 END_SECONDS = 30.0
 """Time in which a process that has no job left releases what it holds."""
 
@@ -70,24 +68,15 @@ class LocalExecutor:
                 yield index, worker.run(job.prepare(), channel)
 
     def _devices(self, gpus: int | None) -> list[str]:
-        """`DEVICES_ENV` of each worker; empty without GPUs."""
+        """`VISIBLE` of each worker; empty without GPUs."""
         names = visible_gpus() if gpus != 0 else []
         needed = int(bool(names)) if gpus is None else gpus
         if needed * self.num_workers > len(names):
             raise ConfigError(
                 f"executor local: num_workers = {self.num_workers} with {needed} GPU each, and this process "
-                f"sees {len(names)}; lower num_workers ({DEVICES_ENV} chooses the GPUs)"
+                f"sees {len(names)}; lower num_workers ({VISIBLE} chooses the GPUs)"
             )
         return [",".join(names[needed * each : needed * (each + 1)]) for each in range(self.num_workers)]
-
-
-def visible_gpus() -> list[str]:
-    """Names, as in `DEVICES_ENV`, of the GPUs that this process may use."""
-    import torch
-
-    count = torch.cuda.device_count()
-    named = os.environ.get(DEVICES_ENV)
-    return [each.strip() for each in named.split(",")][:count] if named else [str(i) for i in range(count)]
 
 
 class _Pipe:
@@ -107,7 +96,7 @@ def _serve(pipe: Connection, make_worker: Callable[[], Worker], devices: str, th
     """In a worker's process: run the jobs that arrive until there is none, or the other side has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # CUDA reads it when it is used first, which is in the worker.
-    os.environ[DEVICES_ENV] = devices
+    os.environ[VISIBLE] = devices
     if not devices and "OMP_NUM_THREADS" not in os.environ:
         import torch
 
@@ -119,12 +108,8 @@ def _serve(pipe: Connection, make_worker: Callable[[], Worker], devices: str, th
                     pipe.send(("result", worker.run(prepared, _Pipe(pipe))))
         except (EOFError, ConnectionError):
             raise
-        except EvalsuiteError as error:
-            pipe.send(("error", error))
         except Exception as error:
-            # Its class may not exist in the other process.
-            text = "".join(traceback.format_exception(error))
-            pipe.send(("error", RuntimeError(f"a worker of executor local failed:\n{text}")))
+            pipe.send(("error", portable_error(error, "local")))
 
 
 @dataclass(eq=False)
@@ -148,10 +133,9 @@ class _Pool:
         devices: Sequence[str],
     ) -> None:
         self._make_worker, self._jobs, self._channel = make_worker, jobs, channel
-        self._retries, self._devices = retries, devices
+        self._devices = devices
         self._threads = max(1, len(os.sched_getaffinity(0)) // len(devices))
-        self._queue = JobQueue(jobs)
-        self._lost: Counter[int] = Counter()
+        self._queue = JobQueue(jobs, retries)
         self._running: dict[Connection, _Member] = {}
         self._ended: list[Any] = []
 
@@ -217,12 +201,5 @@ class _Pool:
         """Take back the job of a process that has died, and start another one."""
         del self._running[pipe]
         member.process.join()
-        self._lost[member.job] += 1
-        if self._lost[member.job] > self._retries:
-            raise EvalsuiteError(
-                f"{self._jobs[member.job]}: {self._lost[member.job]} workers were lost while they ran it, "
-                f"the last one with exit code {member.process.exitcode}; responses that arrived are kept, "
-                "repeat the command to resume"
-            )
-        self._queue.put_back(member.job)
+        self._queue.put_back(member.job, f"with exit code {member.process.exitcode}")
         self._start(member.devices)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from evalsuite.executors.base import Job
+from evalsuite.foundation import EvalsuiteError
 
 
 class JobQueue:
@@ -11,10 +12,12 @@ class JobQueue:
 
     Args:
         jobs: all of them; the queue gives their indices.
+        retries: workers that a job may lose.
     """
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._jobs = jobs
+    def __init__(self, jobs: Sequence[Job], retries: int = 0) -> None:
+        self._jobs, self._retries = jobs, retries
+        self._lost: Counter[int] = Counter()
         self._waiting: dict[str, list[int]] = {}
         self._holders: Counter[str] = Counter()
         for index in sorted(range(len(jobs)), key=lambda each: jobs[each].cost):
@@ -40,8 +43,21 @@ class JobQueue:
             self._holders[group] += 1
         return self._waiting[group].pop()
 
-    def put_back(self, index: int) -> None:
-        """Return the job of a worker that was lost."""
+    def put_back(self, index: int, reason: str) -> None:
+        """Return the job of a worker that was lost.
+
+        Args:
+            reason: how the worker was lost.
+
+        Raises:
+            EvalsuiteError: it has lost more than `retries` workers.
+        """
+        self._lost[index] += 1
+        if self._lost[index] > self._retries:
+            raise EvalsuiteError(
+                f"{self._jobs[index]}: {self._lost[index]} workers were lost while they ran it, the last one "
+                f"{reason}; responses that arrived are kept, repeat the command to resume"
+            )
         group = self._jobs[index].group
         self._holders[group] -= 1
         waiting = self._waiting[group]

@@ -3,17 +3,15 @@
 import os
 import queue
 import threading
-import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalsuite.executors.base import EXECUTORS, Channel, Job, Worker
+from evalsuite.executors.base import EXECUTORS, Channel, Job, Worker, portable_error
 from evalsuite.executors.queue import JobQueue
-from evalsuite.foundation import ConfigError, EvalsuiteError, MissingDependencyError
+from evalsuite.foundation import ConfigError, MissingDependencyError
 
 POLL_SECONDS = 1.0
 
@@ -144,12 +142,8 @@ class _Host:
     def _run(self, prepared: Any) -> None:
         try:
             self._messages.put(("result", self._worker.run(prepared, self)))
-        except EvalsuiteError as error:
-            self._messages.put(("error", error))
         except BaseException as error:
-            # Its class may not exist in the other process.
-            text = "".join(traceback.format_exception(error))
-            self._messages.put(("error", RuntimeError(f"a worker of executor ray failed:\n{text}")))
+            self._messages.put(("error", portable_error(error, "ray")))
 
 
 class _Pool:
@@ -167,9 +161,8 @@ class _Pool:
         self._host = _ray().remote(_Host)
         self._options = {"num_cpus": executor.cpus, "num_gpus": gpus}
         self._make_worker = make_worker
-        self._jobs, self._channel, self._retries = jobs, channel, executor.retries
-        self._queue = JobQueue(jobs)
-        self._lost: Counter[int] = Counter()
+        self._jobs, self._channel = jobs, channel
+        self._queue = JobQueue(jobs, executor.retries)
         self._polls: dict[Any, tuple[Any, int]] = {}
         """Pending call → the worker, and the job that it runs."""
         self._count = count
@@ -221,11 +214,5 @@ class _Pool:
 
     def _replace(self, host: Any, index: int, error: Exception) -> None:
         """Take back the job of a lost worker, and start another worker."""
-        self._lost[index] += 1
-        if self._lost[index] > self._retries:
-            raise EvalsuiteError(
-                f"{self._jobs[index]}: {self._lost[index]} workers were lost while they ran it, the last one "
-                f"by: {error}; responses that arrived are kept, repeat the command to resume"
-            ) from error
-        self._queue.put_back(index)
+        self._queue.put_back(index, f"by: {error}")
         self._hand_out(None, None)

@@ -10,9 +10,10 @@ import evalsuite.study
 from evalsuite.cli import interruptible
 from evalsuite.cli.exit_codes import guarded
 from evalsuite.cli.parser import Parser
+from evalsuite.executors.gpus import visible_gpus
 from evalsuite.foundation import append_jsonl, write_json
 from evalsuite.study.jobs import DESIGN, Setting, load_study, study_design, study_jobs
-from evalsuite.study.processes import run_study, visible_gpus
+from evalsuite.study.processes import run_study
 
 NAME = "evalsuite.study"
 

@@ -13,11 +13,11 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import NamedTuple
 
+from evalsuite.executors.gpus import VISIBLE
 from evalsuite.foundation import EvalsuiteError, RunFolderError
 from evalsuite.foundation.files import locked
 from evalsuite.study.jobs import Job, Setting, run_job
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 HELD = "another driver of this study has it"
 """Reply of a worker to a job that is running, or finished meanwhile, under another driver."""
 STOP_SECONDS = 30.0
@@ -25,21 +25,6 @@ STOP_SECONDS = 30.0
 LOOK_SECONDS = 5.0
 """Seconds after which idle processes look again: what a job needs may exist before the job that makes it
 ends, and another driver may have failed."""
-
-
-def visible_gpus() -> tuple[str, ...]:
-    """Return the GPUs that this process may use, as entries of CUDA_VISIBLE_DEVICES (MIGs included)."""
-    if (given := os.environ.get(VISIBLE)) is None:
-        import torch
-
-        return tuple(str(index) for index in range(torch.cuda.device_count()))
-    found = []
-    for entry in (each.strip() for each in given.split(",")):
-        # CUDA ignores what follows an invalid entry.
-        if entry in ("", "-1"):
-            break
-        found.append(entry)
-    return tuple(found)
 
 
 @contextmanager

@@ -5,8 +5,9 @@ import signal
 import time
 from multiprocessing.connection import Connection
 
+from evalsuite.executors.gpus import VISIBLE
 from evalsuite.study.jobs import Setting
-from evalsuite.study.processes import HELD, VISIBLE
+from evalsuite.study.processes import HELD
 
 
 def work(connection: Connection, setting: Setting) -> None:

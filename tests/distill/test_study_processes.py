@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from evalsuite.executors.gpus import VISIBLE, visible_gpus
 from evalsuite.foundation import ConfigError, RunFolderError, files
 from evalsuite.foundation.files import locked
 from evalsuite.study import processes
 from evalsuite.study.__main__ import main
 from evalsuite.study.jobs import Job, Setting
-from evalsuite.study.processes import HELD, VISIBLE, carry_out, run_study, visible_gpus
+from evalsuite.study.processes import HELD, carry_out, run_study
 from tests.distill.study_worker import work
 
 

@@ -11,7 +11,7 @@ from evalsuite.executors.queue import JobQueue, shares
 
 def test_a_worker_keeps_its_group_and_starts_with_the_longest() -> None:
     jobs = [CountJob("a1", 1, "a"), CountJob("b1", 9, "b"), CountJob("a2", 5, "a"), CountJob("b2", 2, "b")]
-    queue = JobQueue(jobs)
+    queue = JobQueue(jobs, retries=1)
     assert queue.take() == 1  # b is the group with most cost
     assert queue.take() == 2  # b's remaining 2 are shared with its worker, so that a's 6 are more
     assert queue.take("a") == 0
@@ -22,12 +22,12 @@ def test_a_worker_keeps_its_group_and_starts_with_the_longest() -> None:
 
 def test_an_idle_worker_joins_the_group_with_most_left() -> None:
     jobs = [CountJob(f"a{i}", 4, "a") for i in range(8)] + [CountJob("b", 4, "b")]
-    queue = JobQueue(jobs)
+    queue = JobQueue(jobs, retries=1)
     first, second = queue.take(), queue.take()
     assert first is not None
     assert second is not None
     assert {jobs[first].group, jobs[second].group} == {"a"}
-    queue.put_back(second)
+    queue.put_back(second, "by a test")
     assert len(queue) == 8
 
 

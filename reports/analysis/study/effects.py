@@ -12,7 +12,7 @@ from evalsuite.reports.statistics.agreement import rank_agreement
 from evalsuite.reports.statistics.intervals import Interval
 
 Verdict = Literal["agrees", "opposite", "not decided"]
-POINTS = dict.fromkeys(PROTOCOLS, 1.0)
+POINTS: Mapping[str, float] = dict.fromkeys(PROTOCOLS, 1.0)
 """Units of drops in fractions of 1, see `drop`."""
 
 

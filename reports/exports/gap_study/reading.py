@@ -79,7 +79,9 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str]) -> StudyData:
     }
     if TEACHER not in values["generation"]:
         raise DataError(f"{run}: the teacher has no scores of some benchmark under both protocols")
-    chance = {p: np.concatenate([cells[name].chance[p] for name in names]) for p in PROTOCOLS}
+    chance: dict[str, np.ndarray] = {
+        p: np.concatenate([cells[name].chance[p] for name in names]) for p in PROTOCOLS
+    }
     scores = StudyScores(planned, np.array([index[name] for name, _ in keys]), names, values, chance)
     responses = {
         label: Responses(
@@ -146,7 +148,8 @@ def _cell(run: Path, benchmark: BenchmarkPlan, labels: Mapping[str, str]) -> _Ce
     if not documents:
         raise DataError(f"{run}: {benchmark.name} has no document of the teacher under both protocols")
     values: dict[str, dict[str, np.ndarray]] = {}
-    chance, responses = {}, {}
+    chance: dict[str, np.ndarray] = {}
+    responses = {}
     for protocol, frame in frames.items():
         values[protocol] = {}
         for label, rows in frame.groupby("run", sort=False):
