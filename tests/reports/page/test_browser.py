@@ -215,7 +215,7 @@ def test_no_label_is_cut_and_nothing_is_wider_than_the_window(
         "request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else trouble.append(r.url)
     )
     page.goto(rich_page.as_uri())
-    assert page.locator("section").count() == 13
+    assert page.locator("section").count() == 14
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.evaluate(CUT) == []
     before = page.evaluate(PLACES)
