@@ -52,7 +52,7 @@ def test_a_failed_job_and_a_lost_process_stop_no_other(tmp_path: Path) -> None:
 def test_when_the_time_is_over_running_jobs_are_stopped(tmp_path: Path) -> None:
     started = time.monotonic()
     jobs = [_job(tmp_path, "sleep-one"), _job(tmp_path, "later")]
-    assert list(run_study(_setting(tmp_path), jobs, workers=1, seconds=5, work=work)) == []
+    assert list(run_study(_setting(tmp_path), jobs, workers=1, seconds=3, work=work)) == []
     assert time.monotonic() - started < 50
     assert (tmp_path / "stopped").exists() == (tmp_path / "asleep").exists()
     assert not (tmp_path / "later").exists()

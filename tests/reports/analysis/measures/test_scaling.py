@@ -74,7 +74,7 @@ def test_lines_cross_where_one_run_overtakes_the_other(synthetic: SimpleNamespac
     labels = {report.checkpoints[i].label.split("-")[0] for i in row.first}
     assert labels == {"gla"}
     apart = {"gla": (0.3, 0.4, 0.5, 0.6), "kda": (0.65, 0.66, 0.67, 0.68)}
-    assert report_of(synthetic, tmp_path / "apart", apart).crossovers == ()
+    assert report_of(synthetic, tmp_path / "apart", apart, documents=300).crossovers == ()
     parallel = {"gla": (0.3, 0.4, 0.5, 0.6), "kda": (0.3, 0.4, 0.5, 0.6)}
     assert report_of(synthetic, tmp_path / "parallel", parallel, documents=300).crossovers == ()
 
