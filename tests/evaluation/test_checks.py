@@ -63,6 +63,7 @@ def test_doctor_findings_per_checkpoint(tmp_path: Path) -> None:
     assert (first.changed, second.changed) == (0.1, 0.0)
 
 
+@pytest.mark.long
 def test_doctor_and_bench_appear_in_comparison(
     tiny: Path, tmp_path: Path, suite: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

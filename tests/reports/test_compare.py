@@ -183,6 +183,7 @@ def test_samples_are_every_document_with_every_response(small_run: Path, plain: 
     assert all("question" not in row for row in rows)
 
 
+@pytest.mark.long
 def test_samples_of_an_earlier_report_are_removed(small_run: Path, plain: Comparison, tmp_path: Path) -> None:
     shutil.copytree(plain.page.parent, tmp_path, dirs_exist_ok=True)
     (tmp_path / "samples" / "gone.generation.js").write_text("x")

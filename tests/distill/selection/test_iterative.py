@@ -99,6 +99,7 @@ def test_iterative_addition_can_differ_from_top_k(context, tmp_path, monkeypatch
     assert one_by_one.scores == (2.0, 0.0, 1.0)
 
 
+@pytest.mark.long
 def test_interrupted_rounds_resume_exactly(context, tmp_path, monkeypatch):
     """Interrupted in the second round: the first is read from its log, the second is repeated."""
     complete = selectors.stage2(

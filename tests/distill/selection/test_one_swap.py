@@ -229,6 +229,7 @@ def test_cost_of_an_early_stop(context, tmp_path):
     assert len(result.scores) == 3
 
 
+@pytest.mark.long
 def test_save_state_false_still_saves_the_alignment(context, tmp_path):
     """Candidates are not saved, but the alignment is."""
     saved = selectors.stage2(new_context(context, tmp_path / "a", early_stop=False), 1, direction="add")

@@ -265,6 +265,7 @@ def test_post_training_continues_from_a_student_without_teacher(finished, tmp_pa
     assert any(not torch.equal(after[name], before[name]) for name in after)
 
 
+@pytest.mark.long
 def test_gradient_accumulation_affects_rounding_only(teacher_folder, tmp_path, small_recipe, stage):
     found = []
     for micro in (4, 1):

@@ -90,6 +90,7 @@ def test_validation_does_not_change_the_training(
     assert found["plain"] == found["validated"]
 
 
+@pytest.mark.long
 def test_without_a_teacher_perplexity_alone_is_measured(
     teacher_folder: Path, small_recipe: Any, stage: Any, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_rounded_student_lies_on_its_mark_of_the_yardstick(run: Path, student: Path, text: Path) -> None:
     measured = measure_distances(
         run, [str(student)], "pocket", texts=[f"world={text}"], yardstick=True, device="cpu", quiet=True

@@ -208,6 +208,7 @@ def test_runs_of_one_recipe_are_never_proven_different(synthetic: SimpleNamespac
     assert ranks == [(1, 3)] * 3
 
 
+@pytest.mark.long
 def test_interval_of_a_recipe_contains_its_runs(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     models = [
         synthetic.SyntheticCheckpoint("t", constant(0.8), "teacher"),

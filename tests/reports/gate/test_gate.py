@@ -262,6 +262,7 @@ def simulated_measurements(
     ]
 
 
+@pytest.mark.long
 def test_false_alarm_rate_and_power() -> None:
     """Ten rules on their threshold alarm in at most 5 % of gates; one at its MDE fails in 80 %."""
     rng = np.random.default_rng(0)

@@ -49,7 +49,15 @@ def page_path(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return compare([small_run], out, questions=lambda b, ids: dict.fromkeys(ids, "<b>Why?</b>")).page
 
 
-@pytest.fixture(params=[(360, "light"), (360, "dark"), (1440, "light"), (1440, "dark"), (2560, "light")])
+@pytest.fixture(
+    params=[
+        (360, "light"),
+        pytest.param((360, "dark"), marks=pytest.mark.long),
+        pytest.param((1440, "light"), marks=pytest.mark.long),
+        (1440, "dark"),
+        pytest.param((2560, "light"), marks=pytest.mark.long),
+    ]
+)
 def page(browser: Any, page_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     """The page at a width and color scheme; fails afterwards on any console message, error or request."""
     width, scheme = request.param
@@ -260,6 +268,7 @@ def test_markup_and_formulas_stay_inert(browser: Any, synthetic: Any, tmp_path: 
     assert trouble == []
 
 
+@pytest.mark.long
 def test_it_prints(browser: Any, rich_page: Path) -> None:
     """The print layout expands all details and has several pages."""
     page = browser.new_page(viewport={"width": 1040, "height": 720})

@@ -73,6 +73,7 @@ def test_mcnemar_of_many_is_the_binomial_test() -> None:
         mcnemar_exact(-1, 2)
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_is_statsmodels(p_values: list[float]) -> None:
