@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -67,6 +67,16 @@ def use_triton(x: Tensor) -> bool:
         warn_once(f"kernels: triton ({fla_backend.version()})")
         tuning.install()
     return True
+
+
+def inference_kernels(x: Tensor) -> Any:
+    """Return `mixer_inference` if its kernels compute operations on `x`: without gradients, where they prove
+    right. None otherwise; the module needs Triton."""
+    if torch.is_grad_enabled() or not use_triton(x):
+        return None
+    from evalsuite.models.kernels import mixer_inference
+
+    return mixer_inference if mixer_inference.applies(x) else None
 
 
 def backend_messages() -> list[str]:

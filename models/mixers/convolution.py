@@ -5,14 +5,14 @@ kernel_size − 1 inputs of all channels, q | k | v.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.kernels.policy import use_triton
+from evalsuite.models.kernels.policy import inference_kernels, use_triton
 
 
 class ShortConvolution(nn.Module):
@@ -57,11 +57,8 @@ def apply_short_convolutions(
     """
     kernel_size = convolutions[0].kernel_size
     full = cu_seqlens is None and (state is None or token_mask is None)
-    if full and kernel_size > 1 and not torch.is_grad_enabled() and use_triton(parts[0]):
-        from evalsuite.models.kernels import mixer_inference
-
-        if mixer_inference.applies(parts[0]):
-            return _convolve_without_gradients(convolutions, parts, state, token_mask)
+    if full and kernel_size > 1 and (kernels := inference_kernels(parts[0])):
+        return _convolve_without_gradients(kernels, convolutions, parts, state, token_mask)
     # A row's state may belong in the middle of the row (after pads): only the torch path handles that.
     unpadded = token_mask is None and cu_seqlens is None
     per_part = (state is None or unpadded) and parts[0].shape[1] >= kernel_size > 1
@@ -77,19 +74,18 @@ def apply_short_convolutions(
 
 
 def _convolve_without_gradients(
+    kernels: Any,
     convolutions: Sequence[ShortConvolution],
     parts: Sequence[Tensor],
     state: Tensor | None,
     token_mask: Tensor | None,
 ) -> tuple[Sequence[Tensor], Tensor]:
     """`apply_short_convolutions` in one kernel per part, the states included."""
-    from evalsuite.models.kernels.mixer_inference import short_conv_step
-
     widths = [convolution.channels for convolution in convolutions]
     after = parts[0].new_empty(len(parts[0]), sum(widths), convolutions[0].kernel_size - 1)
     befores = [None] * len(parts) if state is None else state.split(widths, 1)
     outputs = [
-        short_conv_step(
+        kernels.short_conv_step(
             part,
             convolution.weight.squeeze(1).to(part.dtype),
             token_mask,

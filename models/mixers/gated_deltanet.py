@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.kernels.policy import use_triton
+from evalsuite.models.kernels.policy import inference_kernels
 from evalsuite.models.kernels.reference import upcast_fp32
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
@@ -61,13 +61,10 @@ class GatedDeltaNet(RecurrentMixer):
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
         a, b = self.a_proj(x), self.b_proj(x)
-        if not torch.is_grad_enabled() and use_triton(x):
-            from evalsuite.models.kernels import mixer_inference
-
-            if self.options.delta_rule and mixer_inference.applies(x):
-                most = 2.0 if self.options.negative_eigenvalues else 1.0
-                log_decay, beta = mixer_inference.delta_gates(a, b, self.A_log, most)
-                return replace(inputs, log_decay=log_decay.view(a.shape), beta=beta.view(b.shape))
+        if self.options.delta_rule and (kernels := inference_kernels(x)):
+            most = 2.0 if self.options.negative_eigenvalues else 1.0
+            log_decay, beta = kernels.delta_gates(a, b, self.A_log, most)
+            return replace(inputs, log_decay=log_decay.view(a.shape), beta=beta.view(b.shape))
         log_decay = -upcast_fp32(self.A_log).exp() * functional.softplus(upcast_fp32(a))
         beta = delta_beta(b, self.options.negative_eigenvalues)
         if not self.options.delta_rule:

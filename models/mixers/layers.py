@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.kernels import reference
-from evalsuite.models.kernels.policy import use_triton
+from evalsuite.models.kernels.policy import inference_kernels, use_triton
 from evalsuite.models.kernels.reference import upcast_fp32
 
 
@@ -115,11 +115,8 @@ def l2norm(x: Tensor) -> Tensor:
     if x.is_cuda and not torch.is_grad_enabled():
         # fla's kernel autotunes per number of tokens, which differs in every batch of an inference engine.
         width = x.shape[-1]
-        if width <= 256 and use_triton(x):
-            from evalsuite.models.kernels import mixer_inference
-
-            if mixer_inference.applies(x):
-                return mixer_inference.head_norm(x, None, 1e-6 / width, width**-0.5)
+        if width <= 256 and (kernels := inference_kernels(x)):
+            return kernels.head_norm(x, None, 1e-6 / width, width**-0.5)
         return functional.rms_norm(x, (width,), eps=1e-6 / width) * width**-0.5
     if x.shape[1] > 1 and use_triton(x):
         from fla.modules.norm.l2norm import l2norm as fla_l2norm

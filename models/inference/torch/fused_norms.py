@@ -16,7 +16,7 @@ from transformers.models.mistral.modeling_mistral import MistralMLP
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from evalsuite.models.kernels.policy import warn_once
+from evalsuite.models.kernels.policy import inference_kernels, warn_once
 from evalsuite.models.recurrence import use_triton
 
 NARROW = 256
@@ -68,11 +68,8 @@ def fused_forward(
 
 def _rms_norm(hidden_states: Tensor, *, weight: Tensor, eps: float) -> Tensor:
     # Torch's kernel takes one block of threads per row, which heads are too narrow for.
-    if len(weight) <= NARROW and use_triton(hidden_states):
-        from evalsuite.models.kernels import mixer_inference
-
-        if mixer_inference.applies(hidden_states):
-            return mixer_inference.head_norm(hidden_states, weight, eps)
+    if len(weight) <= NARROW and (kernels := inference_kernels(hidden_states)):
+        return kernels.head_norm(hidden_states, weight, eps)
     return rms_norm(hidden_states, weight.shape, weight, eps)
 
 

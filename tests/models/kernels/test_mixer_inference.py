@@ -145,10 +145,7 @@ def test_students_compute_what_they_do_without(
     for fused, logits in found.items():
         monkeypatch.setattr(mixer_inference, "applies", lambda x, fused=fused: used.append(fused) or fused)
         if INTERPRETED:
-            for module in ("convolution", "gated_deltanet"):
-                monkeypatch.setattr(
-                    f"evalsuite.models.mixers.{module}.use_triton", lambda x, fused=fused: fused
-                )
+            monkeypatch.setattr("evalsuite.models.kernels.policy.use_triton", lambda x, fused=fused: fused)
         runner = ModelRunner(student)
         with torch.inference_mode():
             hidden, cache = runner.prefill(texts, keep=True)

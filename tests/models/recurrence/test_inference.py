@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models import kernels
 from evalsuite.models.mixers import convolution
 from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
 from evalsuite.models.recurrence import fla_backend, inference, recurrence
@@ -129,9 +128,6 @@ def test_convolution_per_part(monkeypatch: pytest.MonkeyPatch, case: str) -> Non
         return convolution.torch_convolution(history, weight, num_activated, x.shape[1], None), None
 
     monkeypatch.setattr(convolution, "use_triton", lambda x: True)
-    # Its own kernels come first; where they are refused, fla's do.
-    refused = SimpleNamespace(applies=lambda x: False)
-    monkeypatch.setattr(kernels, "mixer_inference", refused, raising=False)
     monkeypatch.setitem(
         sys.modules, "fla.modules.causal_conv1d", SimpleNamespace(causal_conv1d=causal_conv1d)
     )
