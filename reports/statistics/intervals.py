@@ -20,6 +20,11 @@ class Interval:
         """`high` − `low`."""
         return self.high - self.low
 
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether both ends have the same sign."""
+        return self.low > 0 or self.high < 0
+
     def scaled(self, factor: float) -> "Interval":
         """Return the interval in another unit; a negative factor swaps the ends."""
         ends = sorted((self.low * factor, self.high * factor))

@@ -1,4 +1,4 @@
-"""Effects of training choices under both protocols, their order, and the drop of the best pure student."""
+"""Effects of training choices under both protocols, and the drop of the best pure student."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ import numpy as np
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.study.scores import BASE, TEACHER, Axis, StudyScores
-from evalsuite.reports.statistics.agreement import rank_agreement
 from evalsuite.reports.statistics.intervals import Interval
 
 Verdict = Literal["agrees", "opposite", "not decided"]
@@ -76,59 +75,9 @@ def verdict(ours: Interval, printed: float) -> Verdict:
     Returns:
         ``not decided`` if the interval contains 0, or the printed effect is 0.
     """
-    if ours.low <= 0 <= ours.high or printed == 0:
+    if not ours.excludes_zero or printed == 0:
         return "not decided"
     return "agrees" if ours.point * printed > 0 else "opposite"
-
-
-@dataclass(frozen=True, slots=True)
-class OrderAgreement:
-    """Kendall's τ-b between the two protocols' orders of a student's choices."""
-
-    student: str
-    choices: int
-    tau: float | None
-    low: float | None
-    high: float | None
-
-
-def order_agreement(
-    scores: StudyScores, student: str, *, draws: int = 1000, seed: int = 0
-) -> OrderAgreement | None:
-    """Return how far both protocols put the choices of one student in the same order.
-
-    The interval: percentiles of τ over draws that resample documents within benchmarks, jointly for all arms
-    and both protocols, and add normal noise of the pooled variance between runs.
-
-    Returns:
-        None with fewer than three choices that have finished runs.
-    """
-    arms = [
-        arm
-        for arm in dict.fromkeys(r.arm for r in scores.runs if r.student == student)
-        if scores.of(student, arm)
-    ]
-    if len(arms) < 3:
-        return None
-    means = {p: np.array([scores.mean(p, scores.of(student, arm)) for arm in arms]) for p in PROTOCOLS}
-    tau = rank_agreement(*((means[p] @ scores.weights).tolist() for p in PROTOCOLS)).tau
-    generator = np.random.default_rng(seed)
-    spreads = {p: scores.spread({p: 1.0}) for p in PROTOCOLS}
-    sizes = np.array([len(scores.of(student, arm)) for arm in arms])
-    places = [np.flatnonzero(scores.benchmarks == index) for index in range(len(scores.names))]
-    drawn = []
-    for _ in range(draws):
-        chosen = np.concatenate([generator.choice(own, len(own)) for own in places])
-        levels = []
-        for protocol in PROTOCOLS:
-            level = means[protocol][:, chosen] @ scores.weights[chosen]
-            spread = spreads[protocol]
-            noise = 0.0 if spread is None else np.sqrt(spread.variance / sizes)
-            levels.append((level + noise * generator.standard_normal(len(arms))).tolist())
-        drawn.append(rank_agreement(*levels).tau)
-    known = [each for each in drawn if each is not None]
-    low, high = np.quantile(known, (0.025, 0.975)) if known else (None, None)
-    return OrderAgreement(student, len(arms), tau, low, high)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,13 +37,9 @@ class PairOrder:
     @property
     def verdict(self) -> OrderVerdict:
         """Whether the order is the same; decided only if neither difference has 0 in its interval."""
-        if not (_excludes_zero(self.base) and _excludes_zero(self.changed)):
+        if not (self.base.excludes_zero and self.changed.excludes_zero):
             return "not decided"
         return "kept" if self.changed.point * self.base.point > 0 else "reversed"
-
-
-def _excludes_zero(interval: Interval) -> bool:
-    return interval.low > 0 or interval.high < 0
 
 
 def pair_orders(scores: StudyScores, axes: Sequence[Axis], protocol: str) -> list[PairOrder]:
@@ -101,11 +97,14 @@ def _pair(
     return PairOrder(axis.name, arm, reading, protocol, first, second, *made)  # type: ignore[arg-type]
 
 
-def contrast(scores: StudyScores, protocol: str, weights: Mapping[tuple[str, str], float]) -> Interval | None:
+def contrast(
+    scores: StudyScores, protocol: str, weights: Mapping[tuple[str, str], float], *, level: float = 0.95
+) -> Interval | None:
     """Return a weighted sum of mean scores with its interval over runs and documents.
 
     Args:
         weights: (student, arm) with finished runs → weight.
+        level: coverage of the interval.
 
     Returns:
         None without two runs of any arm.
@@ -115,4 +114,4 @@ def contrast(scores: StudyScores, protocol: str, weights: Mapping[tuple[str, str
         runs = scores.of(student, arm)
         total += weight * scores.mean(protocol, runs)
         run_weight += weight**2 / len(runs)
-    return scores.interval(total, {protocol: 1.0}, run_weight)
+    return scores.interval(total, {protocol: 1.0}, run_weight, level=level)

@@ -109,9 +109,14 @@ class StudyScores:
         return pooled_spread(levels)
 
     def interval(
-        self, contrast: np.ndarray, difference: Mapping[str, float], run_weight: float
+        self,
+        contrast: np.ndarray,
+        difference: Mapping[str, float],
+        run_weight: float,
+        *,
+        level: float = 0.95,
     ) -> Interval | None:
-        """Return the macro average of per-document contrasts with its 95 % interval over runs and documents.
+        """Return the macro average of per-document contrasts with its interval over runs and documents.
 
         Documents: the stratified variance of the mean. Runs: the pooled variance × `run_weight`. Both are
         added, with Satterthwaite's degrees of freedom. The documents' variance contains the disagreement of
@@ -121,6 +126,7 @@ class StudyScores:
             contrast: [documents]
             difference: as for `spread`.
             run_weight: Σ (weight of a run)², such as 1/m for a mean of m runs.
+            level: coverage of the interval.
 
         Returns:
             None without two runs of any arm.
@@ -139,5 +145,5 @@ class StudyScores:
         if variance == 0:
             return Interval(point, point, point, spread.method)
         degrees = variance**2 / sum(part**2 / freedom for part, freedom in parts)
-        half = student_quantile(degrees, 0.975) * sqrt(variance)
+        half = student_quantile(degrees, (1 + level) / 2) * sqrt(variance)
         return Interval(point, point - half, point + half, spread.method)

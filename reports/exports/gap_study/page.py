@@ -15,6 +15,7 @@ from evalsuite.reports.exports.gap_study.reading import StudyData
 from evalsuite.reports.exports.gap_study.tables import (
     Table,
     base_drops,
+    choices_table,
     collapsed_runs,
     decomposition_table,
     decompositions,
@@ -46,6 +47,7 @@ def write_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingP
             drops_table(data),
             lost_leads_table(data),
             effects_table(data, found),
+            choices_table(data),
             orders_table(data),
             decomposition_table(parts),
             exposure_table(exposures(data)),
@@ -123,9 +125,13 @@ def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, st
         "compares the signs, *not decided* where the interval contains 0.",
         *(["![Effects under both protocols](effects.svg)"] if tables["effects"].rows else []),
         _shown(tables["effects"]),
+        "## Drop and gap of each choice",
+        _shown(tables["choices"]),
         "## Order of the choices",
-        "Kendall's τ-b between the orders of a student's choices (base included) under the two protocols; "
-        "the interval covers runs and documents.",
+        "Pairs of a student's choices (base included) whose order both protocols decide, all intervals "
+        "together at 95 % over runs and documents: in the same order, or opposite (the choice that "
+        "log-likelihood prefers / the one that generation prefers). Kendall's τ-b is that of all mean "
+        "scores, undecided differences among them.",
         _shown(tables["orders"]),
         "## Where the gap comes from",
         "Points of the gap of the base, mean over runs. Each document that the teacher alone has right under "

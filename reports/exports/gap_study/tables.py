@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
+from evalsuite.reports.analysis.study.choices import order_agreement
 from evalsuite.reports.analysis.study.decomposition import (
     CAUSES,
     OFFSETS,
@@ -19,7 +20,6 @@ from evalsuite.reports.analysis.study.effects import (
     Drop,
     Effect,
     drop,
-    order_agreement,
     teacher_leads,
     verdict,
 )
@@ -136,14 +136,29 @@ def effects_table(data: StudyData, found: Sequence[Effect]) -> Table:
 
 
 def orders_table(data: StudyData) -> Table:
-    """Kendall's τ of the choices' orders."""
+    """Kendall's τ-b of the choices' orders, and the pairs that both protocols decide."""
     rows = []
     for student in _students(data):
         found = order_agreement(data.scores, student)
-        if found is not None and found.tau is not None and found.low is not None and found.high is not None:
-            ends = f"{found.tau:.2f} ({found.low:.2f} to {found.high:.2f})".replace("-", "−")
-            rows.append((f"`{student}`", str(found.choices), ends))
-    return Table("orders", ("student", "choices", "Kendall's τ"), tuple(rows))
+        if found is not None:
+            tau = "–" if found.tau is None else f"{found.tau:.2f}".replace("-", "−")
+            turned = "; ".join(f"`{first}` / `{second}`" for first, second in found.opposite) or "none"
+            counts = (found.choices, found.pairs, found.same, len(found.opposite))
+            rows.append((f"`{student}`", *map(str, counts), turned, tau))
+    columns = ("student", "choices", "pairs", "same", "opposite", "preferred instead", "Kendall's τ-b")
+    return Table("orders", columns, tuple(rows))
+
+
+def choices_table(data: StudyData) -> Table:
+    """Drop and gap of every choice of every student."""
+    rows = []
+    for student in _students(data):
+        for arm in dict.fromkeys(run.arm for run in data.scores.runs if run.student == student):
+            if (found := drop(data.scores, student, arm)) is not None:
+                intervals = (found.loglikelihood, found.generation, found.gap)
+                rows.append((f"`{student}`", f"`{arm}`", str(found.runs), *map(with_interval, intervals)))
+    columns = ("student", "choice", "runs", "drop, log-likelihood", "drop, generation", "gap")
+    return Table("choices", columns, tuple(rows))
 
 
 def decompositions(data: StudyData) -> dict[str, dict[str, float]]:

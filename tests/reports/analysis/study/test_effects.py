@@ -7,7 +7,6 @@ from evalsuite.reports.analysis.study.effects import (
     best_pure,
     drop,
     effects,
-    order_agreement,
     teacher_leads,
     verdict,
 )
@@ -85,18 +84,6 @@ def test_missing_runs_are_named_and_leave_holes(make_scores: Make) -> None:
 )
 def test_verdict_compares_signs(low: float, high: float, printed: float, expected: str) -> None:
     assert verdict(Interval((low + high) / 2, low, high), printed) == expected
-
-
-def test_order_agreement_of_equal_and_of_reversed_orders(make_scores: Make) -> None:
-    same = {("h", arm): (level, level) for arm, level in ((BASE, 0.9), ("a", 0.6), ("b", 0.3))}
-    found = order_agreement(make_scores(same), "h", draws=200)
-    assert found is not None
-    assert (found.tau, found.low, found.high) == (1.0, 1.0, 1.0)
-    turned = {("h", arm): (level, 1 - level) for arm, level in ((BASE, 0.9), ("a", 0.6), ("b", 0.3))}
-    found = order_agreement(make_scores(turned), "h", draws=200)
-    assert found is not None
-    assert found.tau == -1.0
-    assert order_agreement(make_scores(), "gdn") is None
 
 
 def test_best_pure_student_and_the_finding(make_scores: Make) -> None:
