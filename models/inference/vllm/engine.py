@@ -101,6 +101,11 @@ class VllmEngine(EngineType):
         ranks = self.arguments.get("tensor_parallel_size", 1)
         if type(ranks) is not int or ranks < 1:
             raise ConfigError(f"tensor_parallel_size = {ranks}: must be an integer of at least 1")
+        if (replicas := self.arguments.get("data_parallel_size", 1)) != 1:
+            raise ConfigError(
+                f"data_parallel_size = {replicas}: one vllm.LLM is one replica; --executor-args "
+                "num_workers=N starts one per GPU"
+            )
         if self.student:
             validate_args(self.arguments)
             validate_student(info.config, ranks)
@@ -127,7 +132,7 @@ class VllmEngine(EngineType):
     @classmethod
     def gpus(cls, arguments: Mapping[str, Any]) -> int:
         """Return its ranks."""
-        return int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("data_parallel_size", 1))
+        return int(arguments.get("tensor_parallel_size", 1))
 
     @classmethod
     def open(cls, path: str, settings: EngineSettings) -> "VllmEngine":
