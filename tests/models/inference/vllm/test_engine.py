@@ -83,7 +83,7 @@ def test_unsupported_checkpoints_and_arguments_are_refused(tmp_path: Path) -> No
         VllmEngine(info_of(str(tmp_path)), python=sys.executable, arguments={"dtype": "float16"})
     with pytest.raises(ConfigError, match="tensor_parallel_size = two: must be an integer"):
         VllmEngine(info_of(str(tmp_path)), python=sys.executable, arguments={"tensor_parallel_size": "two"})
-    with pytest.raises(ConfigError, match="data_parallel_size = 2: .* --executor-args num_workers=N"):
+    with pytest.raises(ConfigError, match=r"data_parallel_size = 2: .* --executor-args num_workers=N"):
         VllmEngine(info_of(str(tmp_path)), python=sys.executable, arguments={"data_parallel_size": 2})
 
 
