@@ -41,18 +41,31 @@ def test_an_invalid_limit_is_refused(
         free_gpu_memory(torch.device("cuda"))
 
 
+class Runner:
+    """A model on a GPU."""
+
+    device = torch.device("cuda")
+    unpads = False
+    kv_bytes_per_token = 200_000
+
+    def activation_bytes_per_token(self) -> int:
+        return 250_001
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"), [(500_000, 65_536), (134_515_008, 65_536), (1_700_000_000, 4_096)]
+)
+def test_small_models_read_more_tokens_before_padding_splits_a_pass(
+    parameters: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (140 * 2**30, 140 * 2**30))
+    limits = compute_batch_limits(Runner(), parameters, None)  # type: ignore[arg-type]
+    assert (limits.max_tokens, limits.min_tokens) == (65_536, expected)
+
+
 @pytest.mark.parametrize("gibibytes", [7, 60, 61.5])
 def test_limits_are_powers_of_two(gibibytes: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A little more or less free memory gives the same batches."""
-
-    class Runner:
-        device = torch.device("cuda")
-        unpads = False
-        kv_bytes_per_token = 200_000
-
-        def activation_bytes_per_token(self) -> int:
-            return 250_001
-
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(gibibytes * 2**30), 80 * 2**30))
     limits = compute_batch_limits(Runner(), 7_000_000_000, None)  # type: ignore[arg-type]
     for value in (limits.max_tokens, limits.min_tokens, limits.cache_bytes):
