@@ -308,3 +308,35 @@ def test_repeated_epochs_add_no_distinct_tokens(tokenizer, local_recipe):
     assert distinct[last] >= 128 * last
     assert distinct[-1] <= 128 * (last + 2)
     assert len(set(distinct[last + 2 :])) == 1
+
+
+@pytest.mark.parametrize("spans", [None, 4])
+def test_second_copies_of_chunks_are_not_distinct_tokens_of_a_stream(tokenizer, local_recipe, spans):
+    """At any place of a stream, first copies are ahead of second ones by one chunk at most."""
+    recipe = local_recipe({"repeat_chunk_tokens": 8, "repeat_span_tokens": spans, "shuffle_buffer_size": 64})
+    steps = list(islice(loader(recipe, tokenizer), 400))
+    states = [step.state["sources"]["local"] for step in steps]
+    first_epoch = [state["epoch"] for state in states].index(1)
+    ahead = [2 * state["distinct"] - 128 * number for number, state in enumerate(states[:first_epoch], 1)]
+    assert first_epoch > 100
+    assert min(ahead) >= 0
+    assert 0 < max(ahead) <= 8
+    assert states[-1]["distinct"] - states[first_epoch - 1]["distinct"] <= 128
+    resumed = loader(recipe, tokenizer, json.loads(json.dumps(steps[first_epoch // 2].state)))
+    following = steps[first_epoch // 2 + 1 : first_epoch]
+    assert [step.state for step in islice(resumed, len(following))] == [step.state for step in following]
+
+
+def test_second_copies_of_chunks_are_not_distinct_tokens_of_packed_documents(tokenizer, local_recipe):
+    """Documents of n tokens fill 2n − 1 inputs, n of which are first copies; padding counts as text does."""
+    recipe = local_recipe({"repeat_chunk_tokens": 8, "infinite": False}, packing="documents", seq_len=512)
+    expected = padding = 0
+    for step in islice(loader(recipe, tokenizer), 20):
+        (batch,) = step.micro_batches
+        inputs = batch.input_ids.reshape(-1)
+        for start, end in pairwise(batch.cu_seqlens.tolist()):
+            is_padding = bool((inputs[start:end] == tokenizer.eos_token_id).all())
+            padding += is_padding
+            expected += end - start if is_padding else (end - start + 1) // 2
+        assert step.state["sources"]["local"]["distinct"] == expected
+    assert padding

@@ -51,6 +51,23 @@ def test_a_stage_can_restart_its_sources(teacher_folder, tmp_path, small_recipe,
     assert (lineage["tokens"], lineage["distinct_tokens"]) == (1536, 1024)
 
 
+def test_chunks_that_are_written_twice_are_distinct_once(teacher_folder, tmp_path, small_recipe, stage):
+    """In each of two stages, 256 of 512 tokens come from a source that writes chunks of 8 twice."""
+    pocket = {"kind": "pocket", "max_haystack_tokens": 128}
+    recipe = small_recipe(
+        teacher_folder,
+        data={"plain": pocket, "twice": {**pocket, "seed": 1, "repeat_chunk_tokens": 8}},
+        stages=[stage(name, "kd", data={"plain": 1, "twice": 1}) for name in ("first", "second")],
+    )
+    (folder,) = distill(recipe, tmp_path / "out", quiet=True, device="cpu")
+    lineage = read_lineage(folder)
+    assert lineage["tokens"] == 1024
+    # Each stage may end after a first copy of at most 8 tokens whose second one is not read.
+    assert 512 + 256 <= lineage["distinct_tokens"] <= 512 + 256 + 2 * 4
+    counts = f"1,024 tokens, {lineage['distinct_tokens']} of them distinct"
+    assert counts in (folder / "README.md").read_text()
+
+
 @pytest.mark.parametrize("pinned", [None, "9f9f"])
 def test_commits_of_teacher_and_data_are_recorded(
     teacher_folder, tmp_path, small_recipe, stage, monkeypatch, pinned
