@@ -131,7 +131,7 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tenso
 
 
 @triton.jit
-def _rotated(x, cos, sin, head, half, inside, x_head, width: tl.constexpr):  # type: ignore[no-untyped-def]
+def rotated_halves(x, cos, sin, head, half, inside, x_head, width: tl.constexpr):  # type: ignore[no-untyped-def]
     """Both halves of rotated rows, each product and the sum rounded as by separate operations."""
     first = head[:, None] * x_head + half[None, :]
     a = tl.load(x + first, mask=inside, other=0.0)
@@ -165,13 +165,13 @@ def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     sin += angle
 
     inside = (head[:, None] < HEADS) & (half[None, :] < WIDTH // 2)
-    low, high = _rotated(q + token * q_token, cos, sin, head, half, inside, q_head, WIDTH)
+    low, high = rotated_halves(q + token * q_token, cos, sin, head, half, inside, q_head, WIDTH)
     place = (token * HEADS + head[:, None]) * WIDTH + half[None, :]
     tl.store(rotated + place, low, mask=inside)
     tl.store(rotated + place + WIDTH // 2, high, mask=inside)
 
     inside = (kv_head[:, None] < KV_HEADS) & (half[None, :] < WIDTH // 2)
-    low, high = _rotated(k + token * k_token, cos, sin, kv_head, half, inside, k_head, WIDTH)
+    low, high = rotated_halves(k + token * k_token, cos, sin, kv_head, half, inside, k_head, WIDTH)
     place = row * keys_row + kv_head.to(tl.int64)[:, None] * keys_head + position * keys_key + half[None, :]
     tl.store(keys + place, low, mask=inside)
     tl.store(keys + place + WIDTH // 2, high, mask=inside)

@@ -1,4 +1,4 @@
-"""Recurrent layers without gradients: norms of heads, short convolutions and the gates of the delta rule.
+"""Recurrent layers without gradients: norms of heads, rotary embedding, short convolutions, delta-rule gates.
 
 A small model on a large GPU is bound by the number of kernels and by the host that starts them. Each of these
 takes the place of three to twelve operations of torch or fla. None is autotuned, since every batch of
@@ -13,10 +13,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from evalsuite.models.kernels import reference
+from evalsuite.models.kernels.decode_attention import rotated_halves
 from evalsuite.models.kernels.policy import warn_once
 
 ELEMENTS = 2048
-"""Elements of one program of a norm."""
+"""Elements of one program of a norm or of the rotary embedding."""
 TOKENS = 32
 """Tokens of one program of a convolution."""
 GATES = 1024
@@ -60,6 +62,49 @@ def head_norm(x: Tensor, weight: Tensor | None, eps: float, gain: float = 1.0) -
     _head_norm_kernel[(triton.cdiv(count, rows),)](
         x, x if weight is None else weight, out, count, eps, gain,
         WIDTH=width, BLOCK=block, ROWS=rows, HAS_WEIGHT=weight is not None, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _rotary_kernel(  # type: ignore[no-untyped-def]
+    x, cos, sin, out, length, x_row, x_token, x_head, cos_row, cos_token, sin_row, sin_token,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    row, time = token // length, token % length
+    head, half = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK), tl.arange(0, HALF_BLOCK)
+    inside = (head[:, None] < HEADS) & (half[None, :] < WIDTH // 2)
+    x += row * x_row + time * x_token
+    cos += row * cos_row + time * cos_token
+    sin += row * sin_row + time * sin_token
+    low, high = rotated_halves(x, cos, sin, head, half, inside, x_head, WIDTH)
+    place = (token * HEADS + head[:, None]) * WIDTH + half[None, :]
+    tl.store(out + place, low, mask=inside)
+    tl.store(out + place + WIDTH // 2, high, mask=inside)
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding in Llama's half-split layout; rounds as `reference.rotary`, to the bit.
+
+    Args:
+        x: [B, T, H, D], with any strides but a contiguous last axis; other tensors are copied.
+        cos, sin: [1 or B, T, D], the same.
+
+    Returns:
+        [B, T, H, D], contiguous.
+    """
+    rows, length, heads, width = x.shape
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    cos, sin = (each.to(x.dtype).expand(rows, length, width) for each in (cos, sin))
+    cos, sin = (each if each.stride(-1) == 1 else each.contiguous() for each in (cos, sin))
+    half = triton.next_power_of_2(width // 2)
+    block = min(triton.next_power_of_2(heads), max(1, ELEMENTS // half))
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _rotary_kernel[(rows * length, triton.cdiv(heads, block))](
+        x, cos, sin, out, length, *x.stride()[:3], *cos.stride()[:2], *sin.stride()[:2],
+        HEADS=heads, WIDTH=width, HEAD_BLOCK=block, HALF_BLOCK=half, num_warps=4,
+        enable_fp_fusion=False,  # See `decode_attention.rotate_and_store`.
     )  # fmt: skip
     return out
 
@@ -239,4 +284,9 @@ def _deviations(device: torch.device, dtype: torch.dtype) -> list[float]:
     decay = -rate.float().exp() * functional.softplus(a.float())
     found = delta_gates(a, b, rate, 2.0)
     pairs += [(found[0].view_as(a), decay), (found[1].view_as(b), 2 * b.float().sigmoid())]
+    # Rows of positions of their own or of the same, of one token or of several.
+    q, (cos, sin) = x.unflatten(-1, (5, 16)), torch.randn(2, 2, 3, 16, generator=draw).to(device, dtype)
+    for count, angles in ((3, 2), (1, 2), (3, 1)):
+        part = q[:, :count], cos[:angles, :count], sin[:angles, :count]
+        pairs.append((rotary(*part), reference.rotary(*(each.float() for each in part))))
     return [float((mine.float() - theirs).norm() / theirs.norm()) for mine, theirs in pairs]

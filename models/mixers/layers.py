@@ -137,6 +137,8 @@ def apply_rotary_pos_emb(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         from evalsuite.models.kernels.rotary import rotary
 
         return rotary(x, cos, sin)
+    if kernels := inference_kernels(x):
+        return kernels.rotary(x, cos, sin)
     return reference.rotary(x, cos, sin)
 
 

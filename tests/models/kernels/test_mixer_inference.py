@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from evalsuite.models.kernels import reference
 from evalsuite.models.mixers.convolution import convolve
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -43,6 +44,58 @@ def test_norms_of_heads(width: int, dtype: torch.dtype, weighted: bool) -> None:
     found = head_norm(x, weight, 1e-6, 0.125)
     tolerance = 2**-9 if dtype == torch.float16 else 1e-5
     torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "heads", "width", "angles"),
+    [
+        (3, 1, 9, 64, "of each row"),
+        (2, 5, 3, 48, "of each row"),
+        (2, 5, 2, 16, "the same"),
+        (3, 2, 4, 8, "expanded"),
+        (1, 3, 70, 64, "in float32"),
+        (2, 3, 2, 16, "transposed"),
+    ]
+    + [(4, 300, 9, 64, "of each row"), (2, 33, 70, 256, "the same")] * (not INTERPRETED),
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rotary_rounds_as_separate_operations_do(
+    rows: int, length: int, heads: int, width: int, angles: str, dtype: torch.dtype
+) -> None:
+    from evalsuite.models.kernels.mixer_inference import rotary
+
+    torch.manual_seed(0)
+    # Some channels of the heads of one of two joined projections.
+    joined = torch.randn(rows, length, 2 * heads, width + 8, device=DEVICE).to(dtype)
+    x = joined[:, :, heads:, :width]
+    cos, sin = torch.randn(2, rows if angles == "of each row" else 1, length, width, device=DEVICE).to(
+        torch.float32 if angles == "in float32" else dtype
+    )
+    if angles == "expanded":
+        cos = cos.expand(rows, -1, -1)
+    elif angles == "transposed":
+        x, cos, sin = (each.mT.contiguous().mT for each in (x, cos, sin))
+    # The interpreter truncates to bfloat16.
+    tolerance = 2**-6 if INTERPRETED and dtype == torch.bfloat16 else 0.0
+    found, expected = rotary(x, cos, sin), reference.rotary(x, cos, sin)
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=2 * tolerance)
+
+
+def test_layers_rotate_a_part_of_the_channels_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evalsuite.models.kernels import mixer_inference
+    from evalsuite.models.mixers.layers import apply_rotary_pos_emb
+
+    monkeypatch.setattr(mixer_inference, "applies", lambda x: True)
+    if INTERPRETED:
+        monkeypatch.setattr("evalsuite.models.kernels.policy.use_triton", lambda x: True)
+    calls, right = [], mixer_inference.rotary
+    monkeypatch.setattr(mixer_inference, "rotary", lambda *given: calls.append(1) or right(*given))
+    x, (cos, sin) = torch.randn(2, 3, 4, 12, device=DEVICE), torch.randn(2, 2, 3, 8, device=DEVICE)
+    expected = torch.cat([reference.rotary(x[..., :8], cos, sin), x[..., 8:]], -1)
+    for graph, count in ((torch.enable_grad(), 0), (torch.no_grad(), 1)):
+        with graph:
+            torch.testing.assert_close(apply_rotary_pos_emb(x, cos, sin), expected, rtol=0, atol=0)
+        assert len(calls) == count
 
 
 @pytest.mark.parametrize(
@@ -99,7 +152,7 @@ def test_the_kernels_prove_themselves(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["head_norm", "short_conv_step", "delta_gates"][: 1 if INTERPRETED else None]
+    "name", ["rotary", "head_norm", "short_conv_step", "delta_gates"][: 2 if INTERPRETED else None]
 )
 @pytest.mark.parametrize("words", ["off by", "does not compile"])
 def test_a_kernel_that_fails_is_not_used(
@@ -125,7 +178,9 @@ def test_a_kernel_that_fails_is_not_used(
 
 @pytest.mark.parametrize(
     "mixers",
-    [["gated_deltanet", "softmax"], ["gated_deltanet"], ["gla", "deltanet"]][: 1 if INTERPRETED else None],
+    [["gated_deltanet", "softmax"], ["gated_deltanet"], ["gla", "deltanet"], ["retnet"]][
+        : 1 if INTERPRETED else None
+    ],
     ids="+".join,
 )
 def test_students_compute_what_they_do_without(
