@@ -10,6 +10,7 @@ from evalsuite.foundation import write_text
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports.analysis.study.effects import best_pure, drop, effects, teacher_leads
 from evalsuite.reports.analysis.study.scores import BASE
+from evalsuite.reports.exports.gap_study.documents import FILE, write_documents
 from evalsuite.reports.exports.gap_study.figure import draw, draw_drops
 from evalsuite.reports.exports.gap_study.reading import StudyData
 from evalsuite.reports.exports.gap_study.tables import (
@@ -33,7 +34,7 @@ from evalsuite.reports.exports.gap_study.tables import (
 
 
 def write_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingProxyType({})) -> Path:
-    """Write ``README.md``, one CSV file per table, ``drops.svg`` and ``effects.svg``; return the page.
+    """Write ``README.md``, a CSV file per table, ``documents.parquet`` and two figures; return the page.
 
     Args:
         refused: title of a benchmark that is not admitted → why.
@@ -56,6 +57,7 @@ def write_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingP
     }
     for table in tables.values():
         write_csv(table, out)
+    write_documents(data, out)
     write_text(out / "drops.svg", draw_drops(base_drops(data)))
     if found:
         write_text(out / "effects.svg", draw(found))
@@ -152,7 +154,7 @@ def runs_section(data: StudyData) -> str:
     """Return the list of what was trained, collapsed, failed or is missing."""
     scores = data.scores
     lines = [
-        "- Scores of every run: [`runs.csv`](runs.csv).",
+        f"- Scores of every run: [`runs.csv`](runs.csv); on every document: [`{FILE}`]({FILE}).",
         f"- GPU time of all jobs that ended: {data.gpu_seconds / 60:.0f} minutes.",
     ]
     names = ", ".join(f"`{run.name}`" for run in collapsed_runs(data)) or "none"

@@ -28,6 +28,8 @@ class StudyData:
     axes: tuple[Axis, ...]
     hybrids: tuple[str, ...]
     scores: StudyScores
+    documents: tuple[tuple[str, int], ...]
+    """Id and context of each document of `scores`."""
     titles: Mapping[str, str]
     """Benchmark → title."""
     responses: Mapping[str, Responses]
@@ -108,6 +110,7 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str]) -> StudyData:
         ),
         hybrids=tuple(design["hybrids"]),
         scores=scores,
+        documents=tuple(key for _, key in keys),
         titles={name: both[name].title for name in names},
         responses=responses,
         prompts=tuple(text for name in names for text in _prompts(run, name, cells[name].documents)),

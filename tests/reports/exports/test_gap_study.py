@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 
 from evalsuite.foundation import DataError
@@ -147,6 +148,24 @@ def test_the_parts_of_the_gap_add_up_on_the_page(study: tuple[Path, Path], tmp_p
         assert sum(parts) == pytest.approx(_number(rows[-1][student]), abs=0.06 * len(parts))
         assert _number(rows[-1][student]) == pytest.approx(_number(drops[student]["gap"]), abs=0.051)
         assert parts[1] > 0
+
+
+def test_drops_can_be_recomputed_from_the_scores_of_documents(
+    study: tuple[Path, Path], tmp_path: Path
+) -> None:
+    write_page(read_study(*study, NAMES), tmp_path)
+    frame = pd.read_parquet(tmp_path / "documents.parquet")
+    assert len(frame) == 270
+    assert frame.groupby("benchmark", sort=False)["context"].unique().map(sorted).to_dict() == {
+        "options": [-1],
+        "needles": [512, 1024],
+    }
+    means = frame.drop(columns=["doc_id", "context"]).groupby("benchmark").mean().mean()
+    drops = {row["student"]: row for row in _rows(tmp_path / "drops.csv")}
+    for protocol, column in (("loglikelihood", "drop, log-likelihood"), ("generation", "drop, generation")):
+        runs = [means[f"{protocol}/kda-base-seed{seed}"] for seed in (0, 1)]
+        drop = 100 * (means[f"{protocol}/teacher"] - sum(runs) / 2)
+        assert drop == pytest.approx(_number(drops["`kda`"][column]), abs=0.051)
 
 
 def test_missing_and_collapsed_runs_are_named(study: tuple[Path, Path], tmp_path: Path) -> None:
