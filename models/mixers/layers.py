@@ -55,17 +55,28 @@ class PerHeadLinear(nn.Linear):
     """Projection to one number per head.
 
     Tensor cores need rows of 8 half-precision numbers; a matrix product with 9 output columns falls back to
-    pre-Hopper kernels. On CUDA the weight is therefore padded with zero rows when there are enough tokens
-    for the padding to pay off.
+    pre-Hopper kernels. On CUDA the weight is therefore padded when there are enough tokens for the padding to
+    pay off. Nothing is cached: writes through `Parameter.data` leave no trace that would invalidate a copy.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        padding = -self.out_features % 16
-        if not x.is_cuda or not padding or x.numel() < 1024 * self.in_features:
+        if not x.is_cuda or self.out_features % 16 == 0 or x.numel() < 1024 * self.in_features:
             return super().forward(x)
-        bias = None if self.bias is None else functional.pad(self.bias, [0, padding])
-        padded = functional.linear(x, functional.pad(self.weight, [0, 0, 0, padding]), bias)
-        return padded[..., : self.out_features]
+        return self.forward_padded(x)
+
+    def forward_padded(self, x: Tensor) -> Tensor:
+        """The same through a weight whose number of rows is a multiple of 16."""
+        rows = self.out_features + -self.out_features % 16
+        bias = None if self.bias is None else _pad_rows(self.bias, rows)
+        return functional.linear(x, _pad_rows(self.weight, rows), bias)[..., : self.out_features]
+
+
+def _pad_rows(x: Tensor, rows: int) -> Tensor:
+    """x [N, …] with further rows, up to `rows`: zeros, or without gradients x again."""
+    if torch.is_grad_enabled():
+        return functional.pad(x, [0, 0] * (x.dim() - 1) + [0, rows - len(x)])
+    # One kernel; zeros take another to fill them in.
+    return torch.cat([x] * -(-rows // len(x)))[:rows]
 
 
 def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
