@@ -1,8 +1,8 @@
 """Recurrent layers without gradients: norms of heads, rotary embedding, short convolutions, delta-rule gates.
 
 A small model on a large GPU is bound by the number of kernels and by the host that starts them. Each of these
-takes the place of three to twelve operations of torch or fla. None is autotuned, since every batch of
-an inference engine has another shape.
+takes the place of three to twelve operations of torch or fla. None is autotuned or compiled for single sizes
+of a batch, since every batch of an inference engine has another shape.
 """
 
 import functools
@@ -25,7 +25,7 @@ GATES = 1024
 """Gates of one program."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _head_norm_kernel(  # type: ignore[no-untyped-def]
     x, weight, out, rows, eps, gain,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_WEIGHT: tl.constexpr,
@@ -66,7 +66,7 @@ def head_norm(x: Tensor, weight: Tensor | None, eps: float, gain: float = 1.0) -
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def _rotary_kernel(  # type: ignore[no-untyped-def]
     x, cos, sin, out, length, x_row, x_token, x_head, cos_row, cos_token, sin_row, sin_token,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr,
@@ -109,7 +109,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "tiles"])
 def _short_conv_kernel(  # type: ignore[no-untyped-def]
     x, weight, mask, state, out, after, length, tiles,
     state_row, state_channel, state_tap, after_row, after_channel,
@@ -195,7 +195,7 @@ def short_conv_step(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _delta_gates_kernel(  # type: ignore[no-untyped-def]
     a, b, rate, log_decay, beta, count, a_row, b_row, most, HEADS: tl.constexpr, BLOCK: tl.constexpr
 ):

@@ -16,7 +16,7 @@ from evalsuite.models.kernels.configs.candidates import block_configs
 
 
 @triton.autotune(block_configs(), [])
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _swiglu_forward_kernel(gate, x, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = index < count
