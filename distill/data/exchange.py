@@ -55,20 +55,24 @@ def interleave_shares(shares: Sequence[Sequence[Document]]) -> list[Document]:
 
 
 def encode(documents: Sequence[Document]) -> bytes:
-    """Lengths, tokens and packed loss masks of the documents."""
+    """Lengths, tokens, and packed loss masks and second copies of the documents."""
     lengths = np.array([len(document.tokens) for document in documents], dtype=np.int64)
-    empty = Document(np.empty(0, dtype=np.int32), np.empty(0, dtype=bool))
+    none = np.empty(0, dtype=bool)
+    empty = Document(np.empty(0, dtype=np.int32), none, none)
     tokens = np.concatenate([document.tokens for document in (*documents, empty)])
     mask = np.packbits(np.concatenate([document.loss_mask for document in (*documents, empty)]))
-    return pickle.dumps((lengths, tokens, mask), protocol=pickle.HIGHEST_PROTOCOL)
+    second = np.packbits(np.concatenate([document.second_copy for document in (*documents, empty)]))
+    return pickle.dumps((lengths, tokens, mask, second), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def decode(payload: bytes) -> list[Document]:
     """The documents that `encode` wrote."""
-    lengths, tokens, mask = pickle.loads(payload)
-    loss_mask = np.unpackbits(mask, count=len(tokens)).astype(bool)
+    lengths, tokens, mask, second = pickle.loads(payload)
+    loss_mask, second_copy = (
+        np.unpackbits(packed, count=len(tokens)).astype(bool) for packed in (mask, second)
+    )
     ends = np.cumsum(lengths)
     return [
-        Document(tokens[end - length : end], loss_mask[end - length : end])
+        Document(tokens[end - length : end], loss_mask[end - length : end], second_copy[end - length : end])
         for end, length in zip(ends, lengths, strict=True)
     ]

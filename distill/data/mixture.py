@@ -25,14 +25,15 @@ class PackedSourceState:
     """Batch of documents within the shard."""
     sequence: int = 0
     """Sequences of this batch that were already yielded."""
-    leftover: list[tuple[list[int], list[bool]]] = field(default_factory=list)
-    """Documents left over from earlier batches."""
+    leftover: list[tuple[list[int], list[bool], list[bool]]] = field(default_factory=list)
+    """Documents left over from earlier batches: tokens, loss mask and second copies."""
     used: list[int] = field(default_factory=list)
     """Documents of this batch in the sequences that were already yielded."""
     skipped: list[int] = field(default_factory=list)
     """Documents of this batch that an earlier stage has used."""
     tokens: int = 0
-    """Tokens of the first epoch that were yielded since the start of the source, over all stages."""
+    """Tokens of the first epoch that were yielded since the start of the source, over all stages, without
+    second copies of chunks."""
     distinct: int = 0
     """The most of these since training began: a stage that restarts a source reads the same tokens again."""
 
@@ -41,7 +42,7 @@ class PackedSourceState:
         self.sequence += 1
         self.used = sorted({*self.used, *sequence.documents})
         if self.epoch == 0:
-            self.tokens += len(sequence.input_ids)
+            self.tokens += len(sequence.input_ids) - sequence.num_second_copy
             self.distinct = max(self.distinct, self.tokens)
 
 
@@ -60,7 +61,11 @@ def start_of_stage(previous: dict[str, Any] | None, *, restart: bool) -> dict[st
 
 
 def distinct_tokens(sources: Mapping[str, dict[str, Any]]) -> int:
-    """Tokens read from these sources, without those that were read again, in a later epoch or stage."""
+    """Tokens read from these sources, without those that were read before.
+
+    Those are tokens of a later epoch, of a stage that restarts a source, and of second copies of chunks.
+    Padding is counted, as it is among all tokens; text that two sources share is counted for each.
+    """
     return sum(PackedSourceState(**state).distinct for state in sources.values())
 
 
@@ -86,7 +91,8 @@ def pack_source(
     source, seed = documents.source, documents.seed
     at = PackedSourceState(**state) if state else PackedSourceState()
     leftover = [
-        Document(np.array(tokens, dtype=np.int32), np.array(mask, dtype=bool)) for tokens, mask in at.leftover
+        Document(np.array(tokens, dtype=np.int32), np.array(mask, dtype=bool), np.array(second, dtype=bool))
+        for tokens, mask, second in at.leftover
     ]
     groups = documents.groups(
         epoch=at.epoch,
@@ -112,7 +118,10 @@ def pack_source(
             at.count(sequence)
             yield sequence, {**vars(at)}
         leftover = [replace(document, number=None) for document in remaining]
-        at.leftover = [(document.tokens.tolist(), document.loss_mask.tolist()) for document in leftover]
+        at.leftover = [
+            (document.tokens.tolist(), document.loss_mask.tolist(), document.second_copy.tolist())
+            for document in leftover
+        ]
         at.used, at.skipped, at.sequence = [], [], 0
 
 

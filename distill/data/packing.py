@@ -18,13 +18,16 @@ from evalsuite.distill.data.examples import Example
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Document:
-    """Token ids [n] and loss mask [n]: whether each token is in the loss as a target.
+    """Token ids [n], loss mask [n] and second copies [n].
 
-    `number`: place of the document in its batch of documents; None for leftovers of earlier batches.
+    `loss_mask`: whether each token is in the loss as a target. `second_copy`: whether each token belongs to
+    the second copy of a chunk, see `repeat_spans`. `number`: place of the document in its batch of documents;
+    None for leftovers of earlier batches.
     """
 
     tokens: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
+    second_copy: NDArray[np.bool_]
     number: int | None = None
 
 
@@ -33,7 +36,7 @@ class PackedSequence:
     """One training sequence: input ids, labels and loss mask, each [length], and the document lengths.
 
     `doc_lengths` sums to `length`; a sequence of a concatenated stream has one entry. `documents`: numbers of
-    the documents that the inputs come from.
+    the documents that the inputs come from. `num_second_copy`: inputs that belong to second copies of chunks.
     """
 
     input_ids: NDArray[np.int32]
@@ -41,6 +44,7 @@ class PackedSequence:
     loss_mask: NDArray[np.bool_]
     doc_lengths: tuple[int, ...]
     documents: tuple[int, ...] = ()
+    num_second_copy: int = 0
 
 
 def tokenize(
@@ -78,7 +82,7 @@ def _document(ids: list[int], loss_mask: NDArray[np.bool_] | None, example: Exam
     if not example.has_eos and (len(ids) == 0 or ids[-1] != eos_id):
         tokens = np.append(tokens, np.int32(eos_id))
         mask = np.append(mask, bool(len(mask) and mask[-1]) if loss_mask is not None else True)
-    return Document(tokens, mask)
+    return Document(tokens, mask, np.zeros(len(tokens), dtype=bool))
 
 
 def repeat_spans(document: Document, chunk_tokens: int, span_tokens: int | None = None) -> Document:
@@ -98,7 +102,9 @@ def repeat_spans(document: Document, chunk_tokens: int, span_tokens: int | None 
             copy = [np.arange(*spans[number]) for number in generator.permutation(len(spans))]
         order += [np.arange(start, end), *copy]
     indices = np.concatenate(order or [np.empty(0, dtype=np.int64)])
-    return Document(document.tokens[indices], document.loss_mask[indices], document.number)
+    sizes = np.diff(boundaries)
+    second_copy = np.repeat(np.tile([False, True], len(sizes)), np.repeat(sizes, 2))
+    return Document(document.tokens[indices], document.loss_mask[indices], second_copy, document.number)
 
 
 def _random_boundaries(
@@ -121,6 +127,7 @@ def pack_concat(documents: Sequence[Document], length: int) -> tuple[list[Packed
         return [], []
     tokens = np.concatenate([document.tokens for document in documents])
     loss_mask = np.concatenate([document.loss_mask for document in documents])
+    second_copy = np.concatenate([document.second_copy for document in documents])
     ends = np.cumsum([len(document.tokens) for document in documents])
     sequences = []
     start = 0
@@ -129,10 +136,17 @@ def pack_concat(documents: Sequence[Document], length: int) -> tuple[list[Packed
         first, last = np.searchsorted(ends, [start, start + length - 1], side="right")
         numbers = _numbers(documents[first : last + 1])
         sequences.append(
-            PackedSequence(tokens[inputs], tokens[labels], loss_mask[labels], (length,), numbers)
+            PackedSequence(
+                tokens[inputs],
+                tokens[labels],
+                loss_mask[labels],
+                (length,),
+                numbers,
+                int(second_copy[inputs].sum()),
+            )
         )
         start += length
-    return sequences, [Document(tokens[start:], loss_mask[start:])]
+    return sequences, [Document(tokens[start:], loss_mask[start:], second_copy[start:])]
 
 
 def pack_documents(
@@ -168,6 +182,7 @@ def _split(document: Document, length: int) -> list[Document]:
         Document(
             document.tokens[start : start + length + 1],
             document.loss_mask[start : start + length + 1],
+            document.second_copy[start : start + length + 1],
             document.number,
         )
         for start in range(0, max(1, len(document.tokens) - 1), length)
@@ -189,7 +204,10 @@ def _join(documents: Sequence[Document], length: int, pad_id: int) -> PackedSequ
         start += size
     if start < length:
         doc_lengths.append(length - start)
-    return PackedSequence(input_ids, labels, loss_mask, tuple(doc_lengths), _numbers(documents))
+    num_second_copy = sum(int(document.second_copy[:-1].sum()) for document in documents)
+    return PackedSequence(
+        input_ids, labels, loss_mask, tuple(doc_lengths), _numbers(documents), num_second_copy
+    )
 
 
 def _numbers(documents: Sequence[Document]) -> tuple[int, ...]:

@@ -26,10 +26,10 @@ from evalsuite.distill.training.distributed import ProcessGroup, lost_process
 from evalsuite.distill.training.train_state import Progress, SavedTensor, TrainState
 from evalsuite.foundation import CheckpointError, RunFolderError, read_json, write_json
 
-STATE_SCHEMA = 5
+STATE_SCHEMA = 6
 """2: keys of the data loader's state were renamed. 3: stages continue the sources of earlier ones.
 4: positions in data sources identify the files or the commit that were read. 5: sharded, written by
-torch.distributed.checkpoint."""
+torch.distributed.checkpoint. 6: leftover documents of data sources name second copies of chunks."""
 
 # It warns of every save and load of a run with a single process.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")

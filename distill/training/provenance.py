@@ -10,9 +10,9 @@ import evalsuite
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 
-SCHEMA = 4
+SCHEMA = 5
 """2: recipe hashes leave out defaults. 3: stages have `trainable` and `seq_len`. 4: ancestors and distinct
-tokens."""
+tokens. 5: distinct tokens leave out second copies of chunks."""
 SUMMARY = (
     "label", "mixers", "teacher", "recipe", "seed", "selection", "stages", "tokens", "distinct_tokens",
     "complete",
@@ -60,7 +60,7 @@ def build_lineage(
         teacher_ancestors: the teacher's `chain` if it was distilled itself.
         ancestors: `chain` of the checkpoint that training started from.
         tokens: stage → tokens this checkpoint was trained on; stages that have not started are absent.
-        distinct: these tokens without those that were read again.
+        distinct: these tokens without those that were read before, see `distinct_tokens`.
         sources: data source → its state; that of a hub dataset holds the commit that was read.
     """
     total = sum(tokens.values())

@@ -32,7 +32,7 @@ def test_weights_are_those_of_the_class_of_the_label():
 
 
 def test_documents_of_one_row_do_not_see_each_other():
-    documents = [Document(np.array([1, 2, 3, 4, 5]), np.ones(5, bool)) for _ in range(2)]
+    documents = [Document(np.array([1, 2, 3, 4, 5]), np.ones(5, bool), np.zeros(5, bool)) for _ in range(2)]
     (packed,), _ = pack_documents(documents, 8, 0, last=True)
     assert packed.doc_lengths == (4, 4)
     assert WEIGHTS.of(packed).tolist() == [1] * 8

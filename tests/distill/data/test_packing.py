@@ -22,7 +22,12 @@ END = 0
 
 def document(*tokens: int, loss_mask: list[bool] | None = None) -> Document:
     mask = [True] * len(tokens) if loss_mask is None else loss_mask
-    return Document(np.array(tokens, dtype=np.int32), np.array(mask, dtype=bool))
+    return Document(np.array(tokens, dtype=np.int32), np.array(mask, dtype=bool), np.zeros(len(tokens), bool))
+
+
+def numbered(count: int) -> Document:
+    """Tokens 0 to count − 1, every third of which is in the loss."""
+    return document(*range(count), loss_mask=[number % 3 == 0 for number in range(count)])
 
 
 def test_a_concatenated_stream_keeps_every_token_once():
@@ -122,7 +127,7 @@ def test_a_completion_mask_covers_the_completion_and_its_end_token(tokenizer):
 
 def test_chunks_are_repeated_at_varying_lags():
     tokens = np.arange(1000, dtype=np.int32)
-    found = repeat_spans(Document(tokens, tokens % 3 == 0), 64)
+    found = repeat_spans(numbered(1000), 64)
     assert len(found.tokens) == 2000
     assert np.array_equal(found.loss_mask, found.tokens % 3 == 0)
     first, second = np.argsort(found.tokens, kind="stable").reshape(-1, 2).T
@@ -130,13 +135,13 @@ def test_chunks_are_repeated_at_varying_lags():
     assert lags.max() <= 64
     assert len(set(lags.tolist())) > 8
     assert np.array_equal(tokens, found.tokens[np.sort(first)])
-    assert len(repeat_spans(Document(tokens[:0], tokens[:0] > 0), 64).tokens) == 0
+    assert np.array_equal(np.flatnonzero(found.second_copy), np.sort(second))
+    assert len(repeat_spans(numbered(0), 64).tokens) == len(repeat_spans(numbered(0), 64).second_copy) == 0
 
 
 def test_the_second_copy_consists_of_shuffled_spans():
-    tokens = np.arange(1000, dtype=np.int32)
-    plain = repeat_spans(Document(tokens, tokens % 3 == 0), 200)
-    found = repeat_spans(Document(tokens, tokens % 3 == 0), 200, 16)
+    plain = repeat_spans(numbered(1000), 200)
+    found = repeat_spans(numbered(1000), 200, 16)
     assert np.array_equal(found.loss_mask, found.tokens % 3 == 0)
     assert np.array_equal(np.sort(found.tokens), np.sort(plain.tokens))
     again = found.tokens[np.sort(np.argsort(found.tokens, kind="stable").reshape(-1, 2)[:, 1])]
@@ -144,3 +149,22 @@ def test_the_second_copy_consists_of_shuffled_spans():
     # 1,000 tokens in spans of 4 to 16, few of which keep their position.
     assert 60 <= len(boundaries) <= 250
     assert (np.diff(boundaries) <= 16 * 2).mean() > 0.9
+
+
+@pytest.mark.parametrize("spans", [None, 4])
+@pytest.mark.parametrize("packing", ["concat", "documents"])
+def test_sequences_count_inputs_of_second_copies(packing, spans):
+    """Documents that share no token: what an input repeats of all inputs so far is a second copy."""
+    first, second = numbered(300), numbered(25)
+    second = Document(second.tokens + 300, second.loss_mask, second.second_copy)
+    repeated = [repeat_spans(each, 16, spans) for each in (first, second)]
+    if packing == "concat":
+        sequences, (leftover,) = pack_concat(repeated, 64)
+        more, _ = pack_concat([leftover, document(*range(400, 500))], 64)
+        sequences += more
+    else:
+        sequences, _ = pack_documents(repeated, 64, pad_id=1000, last=True)
+    inputs = np.concatenate([sequence.input_ids for sequence in sequences])
+    inputs = inputs[inputs != 1000]
+    assert len(inputs) > 600
+    assert sum(sequence.num_second_copy for sequence in sequences) == len(inputs) - len(np.unique(inputs))

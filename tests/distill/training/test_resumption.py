@@ -124,7 +124,7 @@ class Harmful:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("state.json", b'{"schema": 4, "stage": 2}', "schema 4, .* this version reads schema 5.*new folder"),
+        ("state.json", b'{"schema": 4, "stage": 2}', "schema 4, .* this version reads schema 6.*new folder"),
         ("../latest.json", b'{"folder": "000001", "at": {}}', "another version of evalsuite"),
         ("__0_0.distcp", b"half", "training state is damaged .* delete .* to start again"),
         (".metadata", b"half", "training state is damaged"),
@@ -160,7 +160,7 @@ def test_a_run_of_another_schema_is_refused_and_left_alone(
     path = out / "state" / f"{num_states(out / 'state'):06d}" / "state.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 4}))
     before = (out / "metrics.jsonl").read_bytes()
-    with pytest.raises(CheckpointError, match=r"schema 4, written by another version .* reads schema 5"):
+    with pytest.raises(CheckpointError, match=r"schema 4, written by another version .* reads schema 6"):
         distill(recipe, out, quiet=True, device="cpu")
     assert (out / "metrics.jsonl").read_bytes() == before
 
