@@ -73,7 +73,7 @@ def test_exclusions_of_the_recipes_that_were_compared_are_all_taken_over():
 
     own = listed(NAME)
     assert {source.exclude for source in load_recipe(NAME).data.values()} == {f"{NAME}.exclude.txt"}
-    assert own == listed("smollm2-135m-instruct") | listed("recall-tuning-smollm2") | listed("generator")
+    assert own > listed("smollm2-135m-instruct") | listed("recall-tuning-smollm2") | listed("generator")
 
 
 def test_hybrids_and_windows_differ_in_their_layers_only():
