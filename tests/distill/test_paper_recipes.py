@@ -122,7 +122,7 @@ def tiny(recipe: Recipe, folder: Path, tokenizer: Any) -> Recipe:
 @pytest.mark.parametrize(
     "name",
     [
-        "gendistill-2026",
+        pytest.param("gendistill-2026", marks=pytest.mark.long),
         pytest.param("gendistill-2026:mamba2", marks=pytest.mark.long),
         pytest.param("gendistill-2026:t6-unfrozen", marks=pytest.mark.long),
         pytest.param("gendistill-2026:t10-random", marks=pytest.mark.long),

@@ -90,7 +90,7 @@ def changed_file(path: Path) -> str:
 @pytest.mark.parametrize(
     ("file", "affects"),
     [
-        ("mixers/gla.py", {"student"}),
+        pytest.param("mixers/gla.py", {"student"}, marks=pytest.mark.long),
         pytest.param("recurrence/chunked.py", {"student"}, marks=pytest.mark.long),
         pytest.param("student/model.py", {"student"}, marks=pytest.mark.long),
         pytest.param("kernels/rms_norm.py", {"student"}, marks=pytest.mark.long),

@@ -87,7 +87,7 @@ def aligned_from(context: SelectionContext, stage, student):
     return AlignedCandidates(stand_in, stage, [])
 
 
-@pytest.mark.parametrize("selector", [pytest.param("stage1", marks=pytest.mark.long), "stage2"])
+@pytest.mark.parametrize("selector", ["stage1", pytest.param("stage2", marks=pytest.mark.long)])
 def test_interrupted_training_resumes_exactly(context, tmp_path, monkeypatch, selector):
     """Interrupted between two snapshots: resuming from the previous state gives bit-identical scores."""
     function = getattr(selectors, selector)

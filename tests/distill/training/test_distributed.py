@@ -49,7 +49,7 @@ def alone(teacher_folder, small_recipe, stage, tmp_path_factory):
 
 
 @needs_loopback
-@pytest.mark.parametrize("sharding", ["none", "full"])
+@pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.long), "full"])
 def test_two_processes_train_the_same_student_as_one(alone, tmp_path, sharding):
     recipe, one = alone
     changed = recipe.model_copy(update={"sharding": sharding})

@@ -161,6 +161,7 @@ def _without_rank(row: Any) -> dict[str, Any]:
     return {name: value for name, value in to_json(row).items() if name not in ignored}
 
 
+@pytest.mark.long
 def test_cells_that_show_gain_or_loss_are_corrected_for_multiplicity(
     synthetic: SimpleNamespace, tmp_path: Path
 ) -> None:

@@ -54,7 +54,7 @@ def page_path(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         (360, "light"),
         pytest.param((360, "dark"), marks=pytest.mark.long),
         pytest.param((1440, "light"), marks=pytest.mark.long),
-        (1440, "dark"),
+        pytest.param((1440, "dark"), marks=pytest.mark.long),
         pytest.param((2560, "light"), marks=pytest.mark.long),
     ]
 )
