@@ -321,7 +321,6 @@ def test_the_leaderboard_has_cost_at_32k_or_the_longest_context(made: tuple[Repo
     assert {row["decode_ratio"] for row in rows if row["role"] == "teacher"} == {""}
 
 
-@pytest.mark.long
 def test_speeds_of_two_devices_are_separate_figures(rich_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
