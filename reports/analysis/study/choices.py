@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
-from evalsuite.reports.analysis.study.orders import contrast
 from evalsuite.reports.analysis.study.scores import StudyScores
 from evalsuite.reports.statistics.agreement import rank_agreement
 
@@ -51,7 +50,7 @@ def order_agreement(scores: StudyScores, student: str) -> OrderAgreement | None:
         preferred = []
         for protocol in PROTOCOLS:
             weights = {(student, pair[0]): 1.0, (student, pair[1]): -1.0}
-            if (found := contrast(scores, protocol, weights, level=level)) is None:
+            if (found := scores.contrast(protocol, weights, level=level)) is None:
                 return None
             if found.excludes_zero:
                 preferred.append(pair[0] if found.point > 0 else pair[1])

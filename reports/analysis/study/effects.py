@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.study.scores import BASE, TEACHER, Axis, StudyScores
 from evalsuite.reports.statistics.intervals import Interval
@@ -60,13 +58,10 @@ def effects(scores: StudyScores, axes: Sequence[Axis]) -> list[Effect]:
 def _effect(
     scores: StudyScores, protocol: str, axis: Axis, arm: str, students: Sequence[str]
 ) -> Interval | None:
-    contrast = np.zeros(len(scores.benchmarks))
-    run_weight = 0.0
+    weights: dict[tuple[str, str], float] = {}
     for student in students:
-        arms, base = scores.of(student, arm), scores.of(student, axis.compared_with)
-        contrast += (scores.mean(protocol, arms) - scores.mean(protocol, base)) / len(students)
-        run_weight += (1 / len(arms) + 1 / len(base)) / len(students) ** 2
-    return scores.interval(contrast, {protocol: 1.0}, run_weight)
+        weights |= {(student, arm): 1 / len(students), (student, axis.compared_with): -1 / len(students)}
+    return scores.contrast(protocol, weights)
 
 
 def verdict(ours: Interval, printed: float) -> Verdict:

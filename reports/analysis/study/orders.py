@@ -1,11 +1,9 @@
 """Whether an arm changes the order of students, such as a defect of published code that of mixers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
-
-import numpy as np
 
 from evalsuite.reports.analysis.study.scores import BASE, Axis, StudyScores
 from evalsuite.reports.statistics.intervals import Interval
@@ -91,27 +89,7 @@ def _pair(
         for key in {**base, **changed}
         if (weight := changed.get(key, 0.0) - base.get(key, 0.0)) != 0
     }
-    made = [contrast(scores, protocol, weights) for weights in (base, changed, shift)]
+    made = [scores.contrast(protocol, weights) for weights in (base, changed, shift)]
     if any(each is None for each in made):
         return None
     return PairOrder(axis.name, arm, reading, protocol, first, second, *made)  # type: ignore[arg-type]
-
-
-def contrast(
-    scores: StudyScores, protocol: str, weights: Mapping[tuple[str, str], float], *, level: float = 0.95
-) -> Interval | None:
-    """Return a weighted sum of mean scores with its interval over runs and documents.
-
-    Args:
-        weights: (student, arm) with finished runs → weight.
-        level: coverage of the interval.
-
-    Returns:
-        None without two runs of any arm.
-    """
-    total, run_weight = np.zeros(len(scores.benchmarks)), 0.0
-    for (student, arm), weight in weights.items():
-        runs = scores.of(student, arm)
-        total += weight * scores.mean(protocol, runs)
-        run_weight += weight**2 / len(runs)
-    return scores.interval(total, {protocol: 1.0}, run_weight, level=level)

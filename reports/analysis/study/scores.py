@@ -108,6 +108,25 @@ class StudyScores:
         ]
         return pooled_spread(levels)
 
+    def contrast(
+        self, protocol: str, weights: Mapping[tuple[str, str], float], *, level: float = 0.95
+    ) -> Interval | None:
+        """Return a weighted sum of mean scores with its interval over runs and documents.
+
+        Args:
+            weights: (student, arm) with finished runs → weight.
+            level: coverage of the interval.
+
+        Returns:
+            None without two runs of any arm.
+        """
+        total, run_weight = np.zeros(len(self.benchmarks)), 0.0
+        for (student, arm), weight in weights.items():
+            runs = self.of(student, arm)
+            total += weight * self.mean(protocol, runs)
+            run_weight += weight**2 / len(runs)
+        return self.interval(total, {protocol: 1.0}, run_weight, level=level)
+
     def interval(
         self,
         contrast: np.ndarray,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evalsuite.reports.analysis.study.orders import contrast, pair_orders, readings
+from evalsuite.reports.analysis.study.orders import pair_orders, readings
 from evalsuite.reports.analysis.study.scores import BASE, Axis, StudyScores
 
 from .conftest import Make
@@ -74,7 +74,7 @@ def test_ties_are_not_decided_and_missing_runs_leave_holes(make_scores: Make) ->
 def test_a_difference_with_itself_has_the_variance_of_its_own_runs_only(scores: StudyScores) -> None:
     """An arm that one of the two students does not have must not count the other's runs twice."""
     (pair,) = (p for p in pair_orders(scores, (BIAS,), "loglikelihood") if p.first == "kda")
-    alone = contrast(scores, "loglikelihood", {("mlstm", BASE): 1.0, ("mlstm", "bias"): -1.0})
+    alone = scores.contrast("loglikelihood", {("mlstm", BASE): 1.0, ("mlstm", "bias"): -1.0})
     assert alone is not None
     assert pair.shift == alone
 
