@@ -4,6 +4,7 @@ The policy belongs to who runs the forward passes: the trainer enters that of it
 and others use `kernel_policy`; nothing sets it for the whole process.
 """
 
+import importlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,14 +70,13 @@ def use_triton(x: Tensor) -> bool:
     return True
 
 
-def inference_kernels(x: Tensor) -> Any:
-    """Return `mixer_inference` if its kernels compute operations on `x`: without gradients, where they prove
-    right. None otherwise; the module needs Triton."""
+def inference_kernels(x: Tensor, module: str = "recurrent_layers") -> Any:
+    """Return a module of `kernels.inference` if its kernels compute operations on `x`: without gradients,
+    where they prove right. None otherwise; the modules need Triton."""
     if torch.is_grad_enabled() or not use_triton(x):
         return None
-    from evalsuite.models.kernels import mixer_inference
-
-    return mixer_inference if mixer_inference.applies(x) else None
+    kernels = importlib.import_module(f"evalsuite.models.kernels.inference.{module}")
+    return kernels if kernels.applies(x) else None
 
 
 def backend_messages() -> list[str]:

@@ -110,7 +110,7 @@ def attention_forward(
     own = module.span if isinstance(module, Mixer) else None
     span = own or AttentionSpan(sliding_window)
     if masks.decode_positions is not None and span.window is None and softcap is None and _splits(query):
-        from evalsuite.models.kernels.decode_attention import decode_attention
+        from evalsuite.models.kernels.inference.decode_attention import decode_attention
 
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         return decode_attention(query, key, value, masks.decode_positions, scale), None
@@ -265,7 +265,7 @@ def _rotates_alike(module: Any) -> bool:
         places = torch.tensor([[0, 1], [6, 7], [3, 4]], device=weight.device)[:, :tokens]
         q, k, v = (each.flatten(0, 1) for each in (query, key, value))
         try:
-            from evalsuite.models.kernels.decode_attention import rotate_and_store
+            from evalsuite.models.kernels.inference.decode_attention import rotate_and_store
 
             found = rotate_and_store(q, k, v, cos, sin, keys, values, places.flatten())
         except Exception as error:  # What a compiler raises can be anything.
@@ -293,7 +293,7 @@ def _fused_forward(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Forward pass of a fusible layer, hidden states [R, T, width]."""
-    from evalsuite.models.kernels.decode_attention import rotate_and_store
+    from evalsuite.models.kernels.inference.decode_attention import rotate_and_store
 
     places = _masks.get().cache_places
     assert places is not None

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 SOURCE = (
     *in_process.SOURCE,
     "inference/torch",
-    "kernels/decode_attention.py",
-    "kernels/mixer_inference.py",
+    "kernels/inference",
     "kernels/swiglu.py",
 )
 """Our code that computes the responses of every model; the fingerprint covers it."""

@@ -37,7 +37,7 @@ def reference(query: Tensor, key: Tensor, value: Tensor, positions: Tensor) -> T
 def test_rows_attend_to_their_own_keys(
     rows: int, heads: int, kv_heads: int, length: int, width: int, waves: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evalsuite.models.kernels import decode_attention as module
+    from evalsuite.models.kernels.inference import decode_attention as module
 
     # Without waves there is one part; with many, as many as the length permits.
     monkeypatch.setattr(module, "WAVES", waves)
@@ -71,7 +71,7 @@ def test_rotates_and_stores_as_separate_operations_do(
 ) -> None:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-    from evalsuite.models.kernels.decode_attention import rotate_and_store
+    from evalsuite.models.kernels.inference.decode_attention import rotate_and_store
 
     torch.manual_seed(0)
     joined = torch.randn(rows, tokens, (heads + 2 * kv_heads) * width, device=DEVICE).to(dtype)
@@ -104,7 +104,7 @@ def test_the_check_at_load_accepts_the_kernel_and_no_other(
     family: str, dtype: torch.dtype, make_teacher: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from evalsuite.models.inference.torch.attention import _rotates_alike
-    from evalsuite.models.kernels import decode_attention
+    from evalsuite.models.kernels.inference import decode_attention
 
     layer = make_teacher(family).to(DEVICE, dtype).model.layers[0].self_attn
     assert _rotates_alike(layer)
@@ -163,7 +163,7 @@ def test_fused_layers_compute_what_their_own_code_does(
 
 
 def test_parts_cover_all_keys() -> None:
-    from evalsuite.models.kernels.decode_attention import BLOCK_KEYS, MIN_KEYS, split
+    from evalsuite.models.kernels.inference.decode_attention import BLOCK_KEYS, MIN_KEYS, split
 
     for pairs in (1, 3, 24, 768):
         for length in (1, 64, 1000, 32832, 131136):

@@ -33,7 +33,7 @@ pytestmark = [
     ],
 )
 def test_norms_of_heads(width: int, dtype: torch.dtype, weighted: bool) -> None:
-    from evalsuite.models.kernels.mixer_inference import head_norm
+    from evalsuite.models.kernels.inference.recurrent_layers import head_norm
 
     torch.manual_seed(0)
     # More rows than one program computes, and not a multiple of them.
@@ -62,7 +62,7 @@ def test_norms_of_heads(width: int, dtype: torch.dtype, weighted: bool) -> None:
 def test_rotary_rounds_as_separate_operations_do(
     rows: int, length: int, heads: int, width: int, angles: str, dtype: torch.dtype
 ) -> None:
-    from evalsuite.models.kernels.mixer_inference import rotary
+    from evalsuite.models.kernels.inference.recurrent_layers import rotary
 
     torch.manual_seed(0)
     # Some channels of the heads of one of two joined projections.
@@ -82,14 +82,14 @@ def test_rotary_rounds_as_separate_operations_do(
 
 
 def test_layers_rotate_a_part_of_the_channels_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evalsuite.models.kernels import mixer_inference
+    from evalsuite.models.kernels.inference import recurrent_layers
     from evalsuite.models.mixers.layers import apply_rotary_pos_emb
 
-    monkeypatch.setattr(mixer_inference, "applies", lambda x: True)
+    monkeypatch.setattr(recurrent_layers, "applies", lambda x: True)
     if INTERPRETED:
         monkeypatch.setattr("evalsuite.models.kernels.policy.use_triton", lambda x: True)
-    calls, right = [], mixer_inference.rotary
-    monkeypatch.setattr(mixer_inference, "rotary", lambda *given: calls.append(1) or right(*given))
+    calls, right = [], recurrent_layers.rotary
+    monkeypatch.setattr(recurrent_layers, "rotary", lambda *given: calls.append(1) or right(*given))
     x, (cos, sin) = torch.randn(2, 3, 4, 12, device=DEVICE), torch.randn(2, 2, 3, 8, device=DEVICE)
     expected = torch.cat([reference.rotary(x[..., :8], cos, sin), x[..., 8:]], -1)
     for graph, count in ((torch.enable_grad(), 0), (torch.no_grad(), 1)):
@@ -104,7 +104,7 @@ def test_layers_rotate_a_part_of_the_channels_by_the_kernel(monkeypatch: pytest.
 )
 @pytest.mark.parametrize("case", ["start", "continued", "right pads", "left pads"])
 def test_convolutions_and_their_states(length: int, taps: int, silu: bool, case: str) -> None:
-    from evalsuite.models.kernels.mixer_inference import short_conv_step
+    from evalsuite.models.kernels.inference.recurrent_layers import short_conv_step
 
     torch.manual_seed(0)
     rows, channels = 4, 80
@@ -128,7 +128,7 @@ def test_convolutions_and_their_states(length: int, taps: int, silu: bool, case:
 
 @pytest.mark.parametrize("most", [1.0, 2.0])
 def test_gates_of_the_delta_rule(most: float) -> None:
-    from evalsuite.models.kernels.mixer_inference import delta_gates
+    from evalsuite.models.kernels.inference.recurrent_layers import delta_gates
 
     torch.manual_seed(0)
     # Rows lie apart, as those of a projection that was padded.
@@ -144,11 +144,11 @@ def test_gates_of_the_delta_rule(most: float) -> None:
     "dtype", [torch.float32, torch.float16, torch.bfloat16][: 1 if INTERPRETED else None]
 )
 def test_the_kernels_prove_themselves(dtype: torch.dtype) -> None:
-    from evalsuite.models.kernels import mixer_inference
+    from evalsuite.models.kernels.inference import recurrent_layers
 
-    found = max(mixer_inference._deviations(torch.device(DEVICE), dtype))
+    found = max(recurrent_layers._deviations(torch.device(DEVICE), dtype))
     assert found < {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}[dtype], found
-    assert mixer_inference._proven(torch.device(DEVICE), dtype)
+    assert recurrent_layers._proven(torch.device(DEVICE), dtype)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ def test_the_kernels_prove_themselves(dtype: torch.dtype) -> None:
 def test_a_kernel_that_fails_is_not_used(
     name: str, words: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from evalsuite.models.kernels import mixer_inference
+    from evalsuite.models.kernels.inference import recurrent_layers
 
-    right = getattr(mixer_inference, name)
+    right = getattr(recurrent_layers, name)
 
     def wrong(*arguments: Any, **options: Any) -> Any:
         if words == "does not compile":
@@ -168,12 +168,12 @@ def test_a_kernel_that_fails_is_not_used(
         found = right(*arguments, **options)
         return tuple(each + 1 for each in found) if isinstance(found, tuple) else found + 1
 
-    mixer_inference._proven.cache_clear()
+    recurrent_layers._proven.cache_clear()
     monkeypatch.setattr("evalsuite.models.kernels.policy._messages", set())
-    monkeypatch.setattr(mixer_inference, name, wrong)
-    assert not mixer_inference._proven(torch.device(DEVICE), torch.float32)
+    monkeypatch.setattr(recurrent_layers, name, wrong)
+    assert not recurrent_layers._proven(torch.device(DEVICE), torch.float32)
     assert words in caplog.text
-    mixer_inference._proven.cache_clear()
+    recurrent_layers._proven.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_students_compute_what_they_do_without(
 ) -> None:
     from evalsuite.models import build_student
     from evalsuite.models.inference.torch.model_runner import ModelRunner
-    from evalsuite.models.kernels import mixer_inference
+    from evalsuite.models.kernels.inference import recurrent_layers
 
     layers = [mixers[i % len(mixers)] for i in range(2)]
     # In bfloat16, correct computations of these layers differ by up to 7 %, in float16 by less than 1 %.
@@ -198,7 +198,7 @@ def test_students_compute_what_they_do_without(
     found: dict[bool, list[torch.Tensor]] = {True: [], False: []}
     used: list[bool] = []
     for fused, logits in found.items():
-        monkeypatch.setattr(mixer_inference, "applies", lambda x, fused=fused: used.append(fused) or fused)
+        monkeypatch.setattr(recurrent_layers, "applies", lambda x, fused=fused: used.append(fused) or fused)
         if INTERPRETED:
             monkeypatch.setattr("evalsuite.models.kernels.policy.use_triton", lambda x, fused=fused: fused)
         runner = ModelRunner(student)

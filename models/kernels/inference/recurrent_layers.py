@@ -1,8 +1,7 @@
 """Recurrent layers without gradients: norms of heads, rotary embedding, short convolutions, delta-rule gates.
 
 A small model on a large GPU is bound by the number of kernels and by the host that starts them. Each of these
-takes the place of three to twelve operations of torch or fla. None is autotuned or compiled for single sizes
-of a batch, since every batch of an inference engine has another shape.
+takes the place of three to twelve operations of torch or fla.
 """
 
 import functools
@@ -14,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.models.kernels import reference
-from evalsuite.models.kernels.decode_attention import rotated_halves
-from evalsuite.models.kernels.policy import warn_once
+from evalsuite.models.kernels.inference.decode_attention import rotated_halves
+from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
 
 ELEMENTS = 2048
 """Elements of one program of a norm or of the rotary embedding."""
@@ -243,17 +242,7 @@ def applies(x: Tensor) -> bool:
 
 @functools.cache
 def _proven(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels compile, and give what torch does on a sample; says why not."""
-    try:
-        with torch.inference_mode():
-            off = max(_deviations(device, dtype))
-    except Exception as error:  # What a compiler raises can be anything.
-        warn_once(f"kernels: recurrent layers use separate operations: {str(error).splitlines()[0]}")
-        return False
-    close = off < (1e-4 if dtype == torch.float32 else 2e-2)
-    if not close:
-        warn_once(f"kernels: recurrent layers use separate operations: fused ones are off by {off:.2g}")
-    return close
+    return proves_right(lambda: _deviations(device, dtype), dtype, "recurrent layers use separate operations")
 
 
 def _deviations(device: torch.device, dtype: torch.dtype) -> list[float]:
@@ -289,4 +278,4 @@ def _deviations(device: torch.device, dtype: torch.dtype) -> list[float]:
     for count, angles in ((3, 2), (1, 2), (3, 1)):
         part = q[:, :count], cos[:angles, :count], sin[:angles, :count]
         pairs.append((rotary(*part), reference.rotary(*(each.float() for each in part))))
-    return [float((mine.float() - theirs).norm() / theirs.norm()) for mine, theirs in pairs]
+    return [relative_difference(*pair) for pair in pairs]
