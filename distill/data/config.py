@@ -226,7 +226,7 @@ class ResponsesSourceConfig(DataSourceConfig):
     prompt_source: str
     """The source (with completions or messages) that supplies the prompts."""
     num_prompts: int = Field(default=1000, ge=1)
-    """Number of distinct prompts."""
+    """Number of distinct prompts, in a shuffled order of the prompt source."""
     max_new_tokens: int = Field(default=512, ge=1)
     """Longer responses are dropped."""
     temperature: float = Field(default=0.0, ge=0)

@@ -3,14 +3,14 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from evalsuite.distill.data.chat import Render, source_renderer
 from evalsuite.distill.data.config import DataSourceConfig, PocketSourceConfig, TableSourceConfig
-from evalsuite.distill.data.examples import Example, parse_row
+from evalsuite.distill.data.examples import Example, parse_row, shuffled
 from evalsuite.distill.data.packing import Document, repeat_spans, tokenize
 from evalsuite.distill.data.readers import Chunk, open_reader
 from evalsuite.foundation import ConfigError, DataError
@@ -77,6 +77,22 @@ def read_examples(name: str, source: DataSourceConfig, tokenizer: Any) -> Iterat
     reader, preparation = open_reader(source, name), Preparation({name: source}, tokenizer)
     for chunk in reader.chunks(reader.start()):
         yield from (example for example in preparation.parse(name, chunk) if example is not None)
+
+
+def read_shuffled(name: str, source: DataSourceConfig, tokenizer: Any, seed: int) -> Iterator[Example]:
+    """Yield the examples of a source once, in an order of training: shuffled within its shuffle buffer.
+
+    Texts of the pocket corpus are drawn independently and need no shuffling.
+    """
+    examples = read_examples(name, source, tokenizer)
+    if not isinstance(source, TableSourceConfig):
+        yield from examples
+        return
+    for number in count():
+        buffer = list(islice(examples, source.shuffle_buffer_size))
+        if not buffer:
+            return
+        yield from shuffled(buffer, seed, source.seed, 0, number)
 
 
 def eos_token_id(tokenizer: Any) -> int:

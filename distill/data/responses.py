@@ -12,9 +12,9 @@ import torch
 
 from evalsuite.distill.data.config import ResponsesSourceConfig
 from evalsuite.distill.data.examples import Example
-from evalsuite.distill.data.preparation import read_examples
+from evalsuite.distill.data.preparation import read_shuffled
 from evalsuite.distill.recipe import Recipe
-from evalsuite.foundation import ConfigError, DataError, write_text
+from evalsuite.foundation import ConfigError, DataError, content_hash, write_text
 
 
 class Processes(Protocol):
@@ -37,7 +37,8 @@ def generate_responses(
 ) -> Recipe:
     """Generate the teacher's responses for all `responses` sources; return a recipe that reads them.
 
-    Responses are written to `out/responses/<source>.jsonl`; existing files are reused. A collective call.
+    Responses are written to `out/responses/<source>.<key>.jsonl`; the key stands for the settings they
+    depend on. Existing files are reused. A collective call.
 
     Args:
         processes: each of them generates the responses to its share of the prompts.
@@ -54,7 +55,7 @@ def generate_responses(
     data = dict(recipe.data)
     checkpoint: Any = None
     for name, source in wanted.items():
-        path = out / "responses" / f"{name}.jsonl"
+        path = out / "responses" / f"{name}.{_key(source, recipe)}.jsonl"
         if not path.exists():
             if recipe.teacher is None:
                 raise ConfigError(f"data source '{name}': generating responses needs a 'teacher'")
@@ -120,15 +121,25 @@ class _Generation:
         return rows
 
 
+def _key(source: ResponsesSourceConfig, recipe: Recipe) -> str:
+    """Stands for a source's settings, those of its prompts, and the teacher."""
+    settings = (source, recipe.data.get(source.prompt_source))
+    described = [each and each.model_dump(mode="json") for each in settings]
+    return content_hash([str(recipe.teacher), *described], length=8)
+
+
 def _prompts(name: str, source: ResponsesSourceConfig, recipe: Recipe, tokenizer: Any) -> list[str]:
-    """The first `num_prompts` distinct prompts (texts before a completion) of the prompt source."""
+    """The first `num_prompts` distinct prompts (texts before a completion) of the prompt source, shuffled.
+
+    They are shuffled as for training: in the order of the files, all could come from the first one.
+    """
     origin = recipe.data.get(source.prompt_source)
     if origin is None or isinstance(origin, ResponsesSourceConfig):
         raise ConfigError(
             f"data source '{name}': 'prompt_source' = '{source.prompt_source}' is not a source of prompts"
         )
     found: dict[str, None] = {}
-    for example in read_examples(source.prompt_source, origin, tokenizer):
+    for example in read_shuffled(source.prompt_source, origin, tokenizer, seed=source.seed):
         if prompt := _prompt(example):
             found[prompt] = None
         if len(found) == source.num_prompts:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from evalsuite.distill.data.preparation import read_examples
+from evalsuite.distill.data.preparation import read_shuffled
 from evalsuite.distill.selection.context import ProgressLog, SelectionContext
 from evalsuite.distill.selection.tasks import Question, QuestionSet, draw_questions
 from evalsuite.foundation import ConfigError, DataError, nearest, progress
@@ -138,7 +138,8 @@ def _is_pocket(tokenizer: Any) -> bool:
 def _questions_of_source(context: SelectionContext, name: str) -> list[Question]:
     source = context.training_recipe.data[name].restrict("all")
     found = []
-    for example in islice(read_examples(name, source, context.tokenizer), SEARCHED_EXAMPLES):
+    examples = read_shuffled(name, source, context.tokenizer, seed=context.options.seed)
+    for example in islice(examples, SEARCHED_EXAMPLES):
         marked = next((i for i, (_, answer) in enumerate(example.segments) if answer), 0)
         prompt = "".join(piece for piece, _ in example.segments[:marked]).rstrip()
         if prompt:
