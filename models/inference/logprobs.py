@@ -11,6 +11,7 @@ from torch.nn.functional import log_softmax
 
 from evalsuite.models.inference.requests import ScoreRequest, ScoreResponse
 from evalsuite.models.inference.torch.kv_cache import to_device
+from evalsuite.models.kernels.policy import inference_kernels
 
 NON_FINITE_LOGPROBS = "the model's log-probabilities are not finite (NaN or infinity in its logits)"
 
@@ -38,7 +39,8 @@ def target_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of `tokens[i]` after hidden state `rows[i]`, and whether it is the argmax.
 
-    The head runs once per distinct row; log-softmax is in fp32 (lm-eval's HFLM uses the model's dtype).
+    The head runs once per distinct row; log-softmax is in fp32 (lm-eval's HFLM uses the model's dtype). Among
+    equal logits the first is the argmax.
 
     Args:
         head: logits [n, vocabulary] of hidden states [n, width].
@@ -51,7 +53,16 @@ def target_logprobs(
     """
     distinct, which = np.unique(np.asarray(rows), return_inverse=True)
     selected = hidden.index_select(0, to_device(distinct, hidden.device))
-    owner, target = to_device(which, hidden.device), to_device(np.asarray(tokens), hidden.device)
+    target = to_device(np.asarray(tokens), hidden.device)
+    if kernels := inference_kernels(hidden, "logprobs"):
+        bounds = to_device(np.searchsorted(which, np.arange(len(distinct) + 1)), hidden.device)
+        found = torch.empty(len(tokens), dtype=torch.float32, device=hidden.device)
+        top = torch.empty(len(tokens), dtype=torch.bool, device=hidden.device)
+        for start in range(0, len(distinct), max_rows):
+            chunk = head(selected[start : start + max_rows])
+            kernels.target_logprobs(chunk, start, bounds, target, found, top)
+        return found, top
+    owner = to_device(which, hidden.device)
     logprobs, is_argmax = [], []
     for start in range(0, len(distinct), max_rows):
         chunk = head(selected[start : start + max_rows])

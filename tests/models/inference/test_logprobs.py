@@ -1,0 +1,50 @@
+"""Which implementation of target log-probabilities runs, and what it is given."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from evalsuite.models.inference.logprobs import target_logprobs
+
+
+@pytest.mark.parametrize("applies", [True, False])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_kernel_serves_passes_without_gradients(
+    applies: bool, gradients: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def stand_in(
+        logits: Tensor, first_row: int, bounds: Tensor, tokens: Tensor, logprobs: Tensor, is_argmax: Tensor
+    ) -> None:
+        calls.append(len(logits))
+        for row, (start, end) in enumerate(
+            zip(bounds[first_row:], bounds[first_row + 1 : first_row + 1 + len(logits)], strict=False)
+        ):
+            chosen = tokens[start:end]
+            logprobs[start:end] = logits[row].log_softmax(-1)[chosen]
+            is_argmax[start:end] = logits[row].argmax() == chosen
+
+    weight = torch.randn(30, 8)
+    hidden = torch.randn(9, 8)
+    # Rows 1, 5 and 8 have no target; row 3 has two, at both sides of no chunk.
+    rows, tokens = [0, 2, 3, 3, 4, 6, 7], [4, 9, int((hidden @ weight.T)[3].argmax()), 2, 0, 29, 11]
+
+    def compute(max_rows: int) -> tuple[Tensor, Tensor]:
+        with torch.set_grad_enabled(gradients):
+            return target_logprobs(lambda x: x @ weight.T, hidden, rows, tokens, max_rows)
+
+    expected = compute(4)
+    assert expected[1].tolist()[2]
+    name = "evalsuite.models.kernels.inference.logprobs"
+    kernels = SimpleNamespace(applies=lambda x: applies, target_logprobs=stand_in)
+    monkeypatch.setitem(sys.modules, name, kernels)
+    monkeypatch.setattr("evalsuite.models.kernels.policy.use_triton", lambda x: True)
+    for max_rows in (4, 100):
+        found = compute(max_rows)
+        for mine, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, other)
+    assert calls == ([4, 2, 6] if applies and not gradients else [])
