@@ -71,7 +71,7 @@ class VllmEngine(EngineType):
     Raises:
         MissingDependencyError: no such environment, or an untested version of vLLM.
         ConfigError: a checkpoint that vLLM cannot load, or unsupported arguments.
-        EvalsuiteError: vLLM failed; the message includes the end of its log.
+        EvalsuiteError: vLLM failed; the message has the cause from its log.
     """
 
     display_name = "vLLM"

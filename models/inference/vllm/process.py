@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import ConfigError, EvalsuiteError, MissingDependencyError, nearest
+from evalsuite.models.inference.vllm.failure import describe_failure
 from evalsuite.models.vllm_plugin.vendor import vendor_plugin
 from evalsuite.models.vllm_plugin.versions import INSTALL, version_problem
 
@@ -92,6 +93,8 @@ class VllmProcess:
         folder = Path(self._temporary.name)
         script = Path(shutil.copy(Path(__file__).with_name("worker.py"), folder))
         self._log = folder / "log"
+        self._log_start = 0
+        """Length of the log when the model began to load."""
         variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         if students:
             (folder / "plugin").mkdir()
@@ -126,8 +129,9 @@ class VllmProcess:
 
         Raises:
             ConfigError: an unknown argument of vLLM.
-            EvalsuiteError: vLLM cannot load the model; the message includes the end of its log.
+            EvalsuiteError: vLLM cannot load the model; the message has the cause from its log.
         """
+        self._log_start = self._log.stat().st_size
         reply = self._exchange({"verb": "start", **settings})
         if "unknown" in reply:
             name = reply["unknown"]
@@ -135,9 +139,7 @@ class VllmProcess:
                 f"{name}: vLLM {self.version} has no such argument{nearest(name, reply['known'])}"
             )
         if "error" in reply:
-            raise EvalsuiteError(
-                f"vLLM cannot load {settings['model']}: {reply['error']}\n{self._log_tail()}"
-            )
+            raise self._failure(f"vLLM cannot load {settings['model']}: ", reply)
         versions: dict[str, str] = reply["ready"]
         return versions
 
@@ -145,7 +147,7 @@ class VllmProcess:
         """Run requests on the loaded model and return their results in order."""
         reply = self._exchange({"verb": verb, "requests": requests})
         if "error" in reply:
-            raise EvalsuiteError(f"vLLM failed: {reply['error']}")
+            raise self._failure("vLLM failed: ", reply)
         results: list[dict[str, Any]] = reply["results"]
         return results
 
@@ -167,11 +169,17 @@ class VllmProcess:
         return reply
 
     def _exit_error(self) -> EvalsuiteError:
-        code = self._process.wait()
-        return EvalsuiteError(f"vLLM exited with code {code}; the end of its log:\n{self._log_tail()}")
+        reply = {"error": "its log has no exception"}
+        return self._failure(f"vLLM exited with code {self._process.wait()}: ", reply)
 
-    def _log_tail(self) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-25:])
+    def _failure(self, what: str, reply: Mapping[str, str]) -> EvalsuiteError:
+        """Return the error of a failed exchange, and keep the log, which `close` deletes."""
+        log = self._log.read_bytes()
+        recent = log[self._log_start :].decode(errors="replace")
+        with tempfile.NamedTemporaryFile(prefix="evalsuite-vllm-", suffix=".log", delete=False) as kept:
+            kept.write(log + reply.get("traceback", "").encode())
+        cause = describe_failure(recent, reply.get("error", ""))
+        return EvalsuiteError(f"{what}{cause}\nvLLM's whole log: {kept.name}")
 
     def close(self) -> None:
         """Stop the worker by closing its input."""

@@ -1,8 +1,8 @@
 """Worker script in vLLM's environment: loads models and runs requests over pipes, one JSON object a line.
 
 It prints {"vllm": version} once, then one reply per input line: {"ready": {versions}} to {"verb": "start",
-"model": …}, {"results": […]} to {"verb": "score" | "generate", "requests": […]}, {"error": text} on failure,
-and {"error": text, "unknown": name, "known": names} for an unknown argument of vLLM.
+"model": …}, {"results": […]} to {"verb": "score" | "generate", "requests": […]}, {"error": text, "traceback":
+text} on failure, and {"error": text, "unknown": name, "known": names} for an unknown argument of vLLM.
 """
 
 import dataclasses
@@ -46,8 +46,7 @@ def main() -> None:
         except UnknownArgumentError as error:
             send({"error": f"no argument {error.name}", "unknown": error.name, "known": error.known})
         except Exception as error:
-            traceback.print_exc()
-            send({"error": f"{type(error).__name__}: {error}"})
+            send({"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
 
 
 class UnknownArgumentError(Exception):

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import random
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint, lo
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.vllm.engine import VllmEngine, find_python
+from evalsuite.models.inference.vllm.process import VllmProcess
 
 TEXT = (
     "the capital of France is a city where people eat bread and drink coffee while reading news about "
@@ -87,6 +89,15 @@ def test_unsupported_checkpoints_and_arguments_are_refused(tmp_path: Path) -> No
         VllmEngine(info_of(str(tmp_path)), python=sys.executable, arguments={"data_parallel_size": 2})
 
 
+@pytest.fixture(autouse=True)
+def kept_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of the logs that failures leave."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
 def fake_python(folder: Path, body: str) -> str:
     """A fake Python that implements the worker's protocol."""
     script = folder / "python"
@@ -96,6 +107,7 @@ def fake_python(folder: Path, body: str) -> str:
 
 
 FOUND = 'print(json.dumps({"vllm": "%s"}), flush=True)\n'
+TRACEBACK = "Traceback (most recent call last):"
 READY = (
     FOUND % "0.32.0"
     + 'assert json.loads(sys.stdin.readline())["verb"] == "start"\n'
@@ -164,6 +176,34 @@ def test_a_crashed_worker_reports_its_log(tmp_path: Path) -> None:
     with pytest.raises(EvalsuiteError, match=r"exited with code 7(.|\n)*out of everything"):
         list(engine.score([ScoreRequest((5,), ((6,),))]))
     engine.close()
+
+
+def test_a_model_that_does_not_load_reports_the_cause_from_the_log(tmp_path: Path, kept_logs: Path) -> None:
+    log = "".join(
+        f"(EngineCore pid=7) {line}\n"
+        for line in (TRACEBACK, '  File "core.py", line 1', "ValueError: 226 blocks")
+    )
+    reply = {"error": "RuntimeError: see above", "traceback": "Traceback of the client"}
+    body = (
+        FOUND % "0.32.0"
+        + "for _ in range(2):\n"
+        + "    message = json.loads(sys.stdin.readline())\n"
+        + f"    sys.stderr.write({log!r} if message['max_length'] == 64 else 'nothing')\n"
+        + "    sys.stderr.flush()\n"
+        + f"    print(json.dumps({reply!r}), flush=True)"
+    )
+    process = VllmProcess(fake_python(tmp_path, body))
+    with pytest.raises(EvalsuiteError) as found:
+        _ = VllmEngine(info_of(str(tmp_path)), process=process).versions
+    kept = next(kept_logs.glob("*.log"))
+    assert str(found.value) == (
+        f"vLLM cannot load {tmp_path}: ValueError: 226 blocks (EngineCore pid=7)\n"
+        f'  File "core.py", line 1\nvLLM\'s whole log: {kept}'
+    )
+    assert kept.read_text() == log + "Traceback of the client"
+    with pytest.raises(EvalsuiteError, match="RuntimeError: see above\n  nothing"):
+        _ = VllmEngine(info_of(str(tmp_path)), process=process, max_length=32).versions
+    process.close()
 
 
 def test_responses_follow_the_common_stopping_rules(tmp_path: Path, tokenizer: Any) -> None:
