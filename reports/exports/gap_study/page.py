@@ -162,7 +162,7 @@ def runs_section(data: StudyData) -> str:
     failed = [run for run in scores.missing if run.name in data.reasons]
     lines += [f"- Missing: `{run.name}` ({data.reasons[run.name]})." for run in failed]
     if left := [f"`{run.name}`" for run in scores.missing if run not in failed]:
-        lines.append(f"- Missing, not trained: {', '.join(left)}.")
+        lines.append(f"- Missing: {', '.join(left)}.")
     base = {run.student for run in scores.runs if run.arm == BASE and scores.has(run)}
     lines += [
         f"- `{student}` has no finished base, so none of its effects is known."
