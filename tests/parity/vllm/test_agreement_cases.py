@@ -4,12 +4,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import LlamaConfig
 
 from evalsuite.foundation import append_jsonl
 from evalsuite.models import MIXERS
 from evalsuite.models.inference.requests import GenerateResponse
+from evalsuite.models.student import StudentConfig
+from evalsuite.models.vllm_plugin.meta_model import build_meta_mixers, max_state_bytes
 from tests.parity.vllm.agreement import (
     CACHE_MEMORY,
+    GPU_CACHE_MEMORY,
     MAX_LENGTH,
     MAX_NUM_SEQS,
     RECURRENT,
@@ -22,6 +27,7 @@ from tests.parity.vllm.agreement_cases import (
     all_students,
     generate_requests,
     hybrid,
+    pure,
     random_tokens,
     score_requests,
     select_students,
@@ -90,7 +96,21 @@ def test_serving_arguments_on_a_gpu() -> None:
         arguments = serving_arguments(mode, student, gpu=False)
         assert arguments == {**CACHE_MEMORY, **given}
         most = given.get("max_num_seqs", MAX_NUM_SEQS.get(mode, 256))
-        assert serving_arguments(mode, student, gpu=True) == {**arguments, "max_num_seqs": most}
+        assert serving_arguments(mode, student, gpu=True) == {
+            **arguments,
+            **GPU_CACHE_MEMORY,
+            "max_num_seqs": most,
+        }
+
+
+@pytest.mark.parametrize("mixer", sorted(RECURRENT))
+def test_a_state_per_sequence_fits_into_the_cache_on_a_gpu(mixer: str) -> None:
+    """For CUDA graphs, vLLM refuses to start otherwise; here 30 layers of SmolLM2-135M's shape."""
+    base = LlamaConfig(hidden_size=576, num_hidden_layers=1, num_attention_heads=9, num_key_value_heads=3)
+    [layer] = build_meta_mixers(StudentConfig(base=base, mixers=[mixer]))
+    arguments = serving_arguments("batched", pure(mixer, 30), gpu=True)
+    block = 30 * max_state_bytes([layer], 1, torch.bfloat16)
+    assert arguments["kv_cache_memory_bytes"] > arguments["max_num_seqs"] * block
 
 
 def test_students_can_be_selected() -> None:
