@@ -26,6 +26,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from evalsuite.models.inference.torch.unpadding import UnpaddedLayout
+from evalsuite.models.kernels.policy import inference_kernels
 from evalsuite.models.mixers import AttentionSpan, Mixer
 from evalsuite.models.recurrence import use_triton
 
@@ -54,6 +55,9 @@ class AttentionMasks:
         """Positions [R] of a decode step, in which a row's keys are those of all positions up to its own."""
         self.cache_places: Tensor | None = None
         """Index [R · T] in the cache of each new token's key, if layers store keys themselves."""
+        self.branches: tuple[Tensor, Tensor] | None = None
+        """Rows [R] of the parent cache that the rows continue and its lengths [P], if layers that store keys
+        themselves read the parent's in place."""
 
     @property
     def built(self) -> bool:
@@ -219,6 +223,11 @@ class FusedAttention:
         """Whether there are such layers, and they may use the kernel."""
         return self.active and bool(self._fused)
 
+    @property
+    def branches(self) -> bool:
+        """Whether these layers can read the keys of a parent cache in place."""
+        return inference_kernels(self._fused[0].q_proj.weight, "branch_attention") is not None
+
     @contextmanager
     def enabled(self, masks: AttentionMasks) -> Iterator[None]:
         """Use the kernel within this context if its tokens have places in a cache; restores the model."""
@@ -295,15 +304,22 @@ def _fused_forward(
     """Forward pass of a fusible layer, hidden states [R, T, width]."""
     from evalsuite.models.kernels.inference.decode_attention import rotate_and_store
 
-    places = _masks.get().cache_places
+    masks = _masks.get()
+    places = masks.cache_places
     assert places is not None
     rows, tokens = hidden_states.shape[:2]
     projected = (module.q_proj(hidden_states), module.k_proj(hidden_states), module.v_proj(hidden_states))
     query, key, value = (x.flatten(0, 1).unflatten(-1, (-1, module.head_dim)) for x in projected)
     if hasattr(module, "q_norm"):
         query, key = module.q_norm(query), module.k_norm(key)
-    keys, values = past_key_values.room(module.layer_idx, key, value, rows)
+    room = past_key_values.room if masks.branches is None else past_key_values.room_apart
+    keys, values, *parents = room(module.layer_idx, key, value, rows)
     query = rotate_and_store(query, key, value, *position_embeddings, keys, values, places)
-    query = query.unflatten(0, (rows, tokens)).transpose(1, 2)
-    out, _none = attention_forward(module, query, keys, values, None, module.scaling)
+    query = query.unflatten(0, (rows, tokens))
+    if masks.branches is None:
+        out, _none = attention_forward(module, query.transpose(1, 2), keys, values, None, module.scaling)
+    else:
+        from evalsuite.models.kernels.inference.branch_attention import branch_attention
+
+        out = branch_attention(query, keys, values, *parents, *masks.branches, module.scaling)
     return module.o_proj(out.flatten(2)), None

@@ -34,12 +34,14 @@ class KVCache:
         lengths: [R], tokens read so far; the position of the next token.
         positions: [R, L], positions of the cached keys.
         valid: bool [R, L], false at keys of padding.
+        in_front: whether the valid keys of each row are its first ones.
     """
 
     layers: list[LayerState]
     lengths: Tensor
     positions: Tensor
     valid: Tensor
+    in_front: bool
 
     def truncate(self, lengths: Sequence[int]) -> "KVCache":
         """Broadcast a single-row cache to one row per entry of `lengths`, truncated to that many tokens.
@@ -57,7 +59,7 @@ class KVCache:
             for layer in self.layers
         ]
         positions = self.positions[:, :longest].expand(len(new_lengths), -1)
-        return KVCache(layers, new_lengths, positions, positions < new_lengths[:, None])
+        return KVCache(layers, new_lengths, positions, positions < new_lengths[:, None], self.in_front)
 
     def compact(self) -> "KVCache":
         """Move the valid keys and values of each row to its front, in order."""
@@ -71,7 +73,8 @@ class KVCache:
             )
             for layer in self.layers
         ]
-        return KVCache(layers, self.lengths, self.positions.gather(1, order), self.valid.gather(1, order))
+        positions, valid = (each.gather(1, order) for each in (self.positions, self.valid))
+        return KVCache(layers, self.lengths, positions, valid, in_front=True)
 
 
 class BranchingCache:
@@ -110,6 +113,15 @@ class BranchingCache:
             rows: R.
         """
         return self.layers[layer_idx].room(key, value, rows)
+
+    def room_apart(
+        self, layer_idx: int, key: Tensor, value: Tensor, rows: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Room for the new keys and values [R, Hkv, T, D], and the parents', of which rows are not copied.
+
+        For a pass that continues a parent and is not kept. Arguments as for `room`.
+        """
+        return self.layers[layer_idx].room_apart(key, value, rows)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of cached keys per row before this pass, padding included."""
@@ -150,6 +162,14 @@ class _BranchingLayer:
         if self.keep:
             self.after.keys, self.after.values = keys, values
         return keys, values
+
+    def room_apart(self, key: Tensor, value: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        assert not self.keep
+        assert self.before is not None
+        assert self.before.keys is not None
+        assert self.before.values is not None
+        keys, values = (self._extended(None, each, rows) for each in (key, value))
+        return keys, values, self.before.keys, self.before.values
 
     def _extended(self, before: Tensor | None, new: Tensor, rows: int) -> Tensor:
         known = 0 if before is None else before.shape[2]

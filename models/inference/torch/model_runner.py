@@ -113,6 +113,9 @@ class ModelRunner:
         cache = BranchingCache(self.num_layers, parent, selected, keep, layout)
         if self.fused_attention.applies and layout is None:
             known = 0 if parent is None else parent.valid.shape[1]
+            if parent is not None and parent.in_front and not keep and self.fused_attention.branches:
+                assert selected is not None
+                known, masks.branches = 0, (selected, parent.lengths)
             masks.cache_places = (steps + known).repeat(len(rows))
         if layout is not None:
             masks.layout, token_mask = layout, None
@@ -121,7 +124,9 @@ class ModelRunner:
             hidden = self.forward(tokens, positions, cache, masks, token_mask)
         if layout is not None:
             hidden = layout.pad(hidden)
-        return hidden, KVCache(cache.layer_states(), lengths, keys, valid) if keep else None
+        if not keep:
+            return hidden, None
+        return hidden, KVCache(cache.layer_states(), lengths, keys, valid, in_front=parent is None)
 
     def forward(
         self,

@@ -134,7 +134,7 @@ def test_fused_layers_compute_what_their_own_code_does(
     runner = ModelRunner(model)
     if INTERPRETED:
         found = [module for module in model.modules() if isinstance(module, attention._FUSIBLE)]
-        runner.fused_attention._fused = found
+        runner.fused_attention._fused, runner.unpads = found, False
     assert runner.fused_attention._fused
     texts = [[5, 6, 7, 8, 9], [11], [20, 21, 22]]
     logits: dict[bool, list[Tensor]] = {True: [], False: []}

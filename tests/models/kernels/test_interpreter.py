@@ -14,7 +14,13 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 def test_kernels_under_the_interpreter() -> None:
     """In a process of its own: triton reads TRITON_INTERPRET when a kernel is defined."""
     root = Path(__file__).resolve().parents[3]
-    names = ("test_kernels.py", "test_decode_attention.py", "test_recurrent_layers.py", "test_logprobs.py")
+    names = (
+        "test_kernels.py",
+        "test_decode_attention.py",
+        "test_recurrent_layers.py",
+        "test_logprobs.py",
+        "test_branch_attention.py",
+    )
     kernels = [str(Path(__file__).with_name(name)) for name in names]
     shown = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "gpu", *kernels],

@@ -1,6 +1,7 @@
 """Decoder and head are run separately only if that reproduces the model's logits."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.inference.torch import fused_norms
+from evalsuite.models.inference.torch.attention import AttentionMasks, FusedAttention
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 
 
@@ -38,3 +40,45 @@ def test_massive_activations_in_half_precision_are_accepted(
         model.lm_head.weight.mul_(20)
     runner = ModelRunner(model.to(dtype))
     assert len(runner._norms._fused) == 7
+
+
+def test_contexts_are_read_in_place_where_their_keys_come_first(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = ModelRunner(build("llama").model)
+    runner.unpads = False
+    seen: list[AttentionMasks] = []
+
+    def record(self: FusedAttention, masks: AttentionMasks) -> Any:
+        seen.append(masks)
+        return nullcontext()
+
+    monkeypatch.setattr(FusedAttention, "applies", True)
+    monkeypatch.setattr(FusedAttention, "branches", True)
+    monkeypatch.setattr(FusedAttention, "enabled", record)
+    with torch.inference_mode():
+        _, cache = runner.prefill([[5, 6, 7], [8]], keep=True)
+        assert cache is not None
+        runner.prefill([[4, 7], [9, 8], [6]], parent=cache, parent_rows=[1, 0, 1])
+        _, grown = runner.prefill([[4, 7], [9, 8]], parent=cache, parent_rows=[1, 0], keep=True)
+        assert grown is not None
+        runner.prefill([[3]], parent=grown, parent_rows=[0])
+        runner.prefill([[3]], parent=grown.compact(), parent_rows=[0])
+        _, prefix = runner.prefill([[5, 6, 7]], keep=True)
+        assert prefix is not None
+        runner.prefill([[3], [4]], parent=prefix.truncate([2, 1]), parent_rows=[0, 1])
+    rows = [None if masks.branches is None else [each.tolist() for each in masks.branches] for masks in seen]
+    assert rows == [
+        None,
+        [[1, 0, 1], [3, 1]],
+        None,  # The cache that is kept holds all keys of a row together,
+        None,  # with pads between them,
+        [[0], [3, 5]],  # unless they are moved.
+        None,
+        [[0, 1], [2, 1]],
+    ]
+    # Places in room for the new keys alone, or behind the parent's.
+    assert seen[1].cache_places is not None
+    assert seen[1].cache_places.tolist() == [0, 1] * 3
+    assert seen[2].cache_places is not None
+    assert seen[2].cache_places.tolist() == [3, 4] * 2
