@@ -82,15 +82,16 @@ def start(settings: dict[str, Any]) -> tuple[Any, dict[str, str]]:
 
         free = psutil.virtual_memory()
         arguments["gpu_memory_utilization"] = round(0.4 * free.available / free.total, 2)
-    if current_platform.is_cuda() and not arguments.keys() & {
-        "gpu_memory_utilization",
-        "kv_cache_memory_bytes",
-    }:
-        # Likewise on a GPU, where `evalsuite doctor` has the same model loaded a second time.
-        import torch
+    if current_platform.is_cuda() and "gpu_memory_utilization" not in arguments:
+        if "kv_cache_memory_bytes" in arguments:
+            # vLLM ignores this share then, but starts only if it is free: by default 92 % of the memory.
+            arguments["gpu_memory_utilization"] = 0.1
+        else:
+            # Likewise on a GPU, where `evalsuite doctor` has the same model loaded a second time.
+            import torch
 
-        free, total = torch.cuda.mem_get_info()
-        arguments["gpu_memory_utilization"] = round(0.9 * free / total, 2)
+            free, total = torch.cuda.mem_get_info()
+            arguments["gpu_memory_utilization"] = round(0.9 * free / total, 2)
     if current_platform.is_cpu() and arguments.get("tensor_parallel_size", 1) == 1:
         # This process is already dedicated to vLLM; two more imports of vLLM would only delay the start.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
