@@ -70,13 +70,13 @@ def use_triton(x: Tensor) -> bool:
     return True
 
 
-def inference_kernels(x: Tensor, module: str = "recurrent_layers") -> Any:
-    """Return a module of `kernels.inference` if its kernels compute operations on `x`: without gradients,
-    where they prove right. None otherwise; the modules need Triton."""
+def inference_kernels(x: Tensor, module: str = "recurrent_layers", *form: Any) -> Any:
+    """Return a module of `kernels.inference` if its kernels compute operations on `x` (in this form, where it
+    has several): without gradients, where they prove right. None otherwise; the modules need Triton."""
     if torch.is_grad_enabled() or not use_triton(x):
         return None
     kernels = importlib.import_module(f"evalsuite.models.kernels.inference.{module}")
-    return kernels if kernels.applies(x) else None
+    return kernels if kernels.applies(x, *form) else None
 
 
 def backend_messages() -> list[str]:

@@ -20,8 +20,15 @@ from evalsuite.models.mixers import (  # noqa: F401
     softmax,
 )
 from evalsuite.models.mixers.attention_shape import AttentionShape, repeat_kv_weights
-from evalsuite.models.mixers.base import LayerCache, MixerState, RecurrentMixer
-from evalsuite.models.mixers.interface import AttentionSpan, CacheSpec, Mixer, StateKind
+from evalsuite.models.mixers.base import RecurrentMixer
+from evalsuite.models.mixers.interface import (
+    AttentionSpan,
+    CacheSpec,
+    LayerCache,
+    Mixer,
+    MixerState,
+    StateKind,
+)
 from evalsuite.models.mixers.options import option_defaults, parse_options
 from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS

@@ -7,7 +7,7 @@ Each mixer's own file defines its options, feature map, gates and write rule; th
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,15 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.attention_shape import AttentionShape, HeadLayout
 from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
 from evalsuite.models.mixers.init import SIGMOID_OPEN_LOGIT, SILU_INVERSE_OF_ONE, init_constant_
-from evalsuite.models.mixers.interface import AttentionSpan, CacheSpec, Mixer, ServedAs, StateKind
+from evalsuite.models.mixers.interface import (
+    AttentionSpan,
+    CacheSpec,
+    LayerCache,
+    Mixer,
+    MixerState,
+    ServedAs,
+    StateKind,
+)
 from evalsuite.models.mixers.layers import (
     OutputNorm,
     RMSNorm,
@@ -39,20 +47,6 @@ from evalsuite.models.mixers.recurrence_inputs import (
 from evalsuite.models.mixers.teacher_weights import copy_projections
 from evalsuite.models.mixers.window_branch import WindowBranch
 from evalsuite.models.recurrence import recurrence_matrix
-
-MixerState = dict[str, Tensor]
-"""State of one recurrent layer by name: "recurrent" [B, H, K, V] in float32, and "convolution"
-[B, C, kernel_size − 1] if the layer has short convolutions."""
-
-
-class LayerCache(Protocol):
-    """Cache of one recurrent layer between calls."""
-
-    def read(self) -> MixerState | None:
-        """Return the last state, or None."""
-
-    def write(self, state: MixerState) -> None:
-        """Store `state`."""
 
 
 class RecurrentMixer(Mixer, nn.Module):
@@ -226,8 +220,13 @@ class RecurrentMixer(Mixer, nn.Module):
         state: MixerState | None,
         token_mask: Tensor | None,
         cu_seqlens: Tensor | None,
+        *,
+        in_place: bool = False,
     ) -> tuple[RecurrenceInputs, MixerState]:
         """Compute everything before the recurrence.
+
+        Args:
+            in_place: the new state of the convolutions may be written over the given one.
 
         Returns:
             The recurrence's inputs, in which pads neither write (k and β are 0) nor decay, and the new state
@@ -237,7 +236,7 @@ class RecurrentMixer(Mixer, nn.Module):
         past = None if state is None else state.get("convolution")
         if self.options.short_conv_input:
             (x,), new_state["convolution"] = apply_short_convolutions(
-                self._convolutions(), [x], past, token_mask, cu_seqlens
+                self._convolutions(), [x], past, token_mask, cu_seqlens, in_place=in_place
             )
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if hasattr(self, "q_norm") and self.attention_shape.qk_norm == "all_heads":
@@ -248,7 +247,7 @@ class RecurrentMixer(Mixer, nn.Module):
         projected = (q, k) if self.options.window else None
         if self._convolves_projections:
             (q, k, v), new_state["convolution"] = apply_short_convolutions(
-                self._convolutions(), [q, k, v], past, token_mask, cu_seqlens
+                self._convolutions(), [q, k, v], past, token_mask, cu_seqlens, in_place=in_place
             )
         elif self.options.activation == "silu":
             q, k = functional.silu(q), functional.silu(k) if self.has_keys else k
@@ -321,11 +320,14 @@ class RecurrentMixer(Mixer, nn.Module):
         if state is not None:
             rows = hidden_states.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
             validate_state(state, self.state_shapes(), rows, f"layer {self.layer_idx}: {self.name}")
+        in_place = cache is not None and cache.in_place
         inputs, new_state = self.prepare_inputs(
-            hidden_states, position_embeddings, state, token_mask, cu_seqlens
+            hidden_states, position_embeddings, state, token_mask, cu_seqlens, in_place=in_place
         )
         initial = None if state is None else state["recurrent"]
-        o, last = apply_recurrence(inputs, self.scale, initial, cu_seqlens, leaks=self.leaks_state)
+        o, last = apply_recurrence(
+            inputs, self.scale, initial, cu_seqlens, in_place=in_place, leaks=self.leaks_state
+        )
         mixed = self.apply_normalizer(o, inputs)
         if self.options.window:
             mixed, window_state = self.window_branch.mix(

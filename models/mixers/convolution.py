@@ -40,6 +40,8 @@ def apply_short_convolutions(
     state: Tensor | None,
     token_mask: Tensor | None,
     cu_seqlens: Tensor | None,
+    *,
+    in_place: bool = False,
 ) -> tuple[Sequence[Tensor], Tensor]:
     """Convolve each part with its convolution.
 
@@ -50,6 +52,7 @@ def apply_short_convolutions(
             the start.
         token_mask: real tokens [B, T], contiguous in each row; None if all are real.
         cu_seqlens: bounds [N + 1] of packed sequences (B = 1); a state then has N rows.
+        in_place: the new state may be written over the given one, which is then returned.
 
     Returns:
         The outputs [B, T, Cᵢ], and the last kernel_size − 1 real inputs of each row (or packed sequence),
@@ -58,7 +61,7 @@ def apply_short_convolutions(
     kernel_size = convolutions[0].kernel_size
     full = cu_seqlens is None and (state is None or token_mask is None)
     if full and kernel_size > 1 and (kernels := inference_kernels(parts[0])):
-        return _convolve_without_gradients(kernels, convolutions, parts, state, token_mask)
+        return _convolve_without_gradients(kernels, convolutions, parts, state, token_mask, in_place)
     # A row's state may belong in the middle of the row (after pads): only the torch path handles that.
     unpadded = token_mask is None and cu_seqlens is None
     per_part = (state is None or unpadded) and parts[0].shape[1] >= kernel_size > 1
@@ -79,10 +82,15 @@ def _convolve_without_gradients(
     parts: Sequence[Tensor],
     state: Tensor | None,
     token_mask: Tensor | None,
+    in_place: bool,
 ) -> tuple[Sequence[Tensor], Tensor]:
     """`apply_short_convolutions` in one kernel per part, the states included."""
     widths = [convolution.channels for convolution in convolutions]
-    after = parts[0].new_empty(len(parts[0]), sum(widths), convolutions[0].kernel_size - 1)
+    rows, length = parts[0].shape[:2]
+    if state is not None and in_place and length == 1 and state.dtype == parts[0].dtype:
+        after = state
+    else:
+        after = parts[0].new_empty(rows, sum(widths), convolutions[0].kernel_size - 1)
     befores = [None] * len(parts) if state is None else state.split(widths, 1)
     outputs = [
         kernels.short_conv_step(

@@ -7,7 +7,7 @@ keeps the teacher's attention module. A mixer of another kind implements `Mixer`
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,25 @@ class StateKind(Flag):
     """Keys and values of the latest tokens."""
     FULL = auto()
     """Keys and values of all tokens that the teacher's own layer attends to."""
+
+
+MixerState = dict[str, Tensor]
+"""State of one recurrent layer by name: "recurrent" [B, H, K, V] in float32, and "convolution"
+[B, C, kernel_size − 1] if the layer has short convolutions."""
+
+
+class LayerCache(Protocol):
+    """Cache of one recurrent layer between calls."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether new states may be written over those that `read` returns, and be passed to `write` so."""
+
+    def read(self) -> MixerState | None:
+        """Return the last state, or None."""
+
+    def write(self, state: MixerState) -> None:
+        """Store `state`."""
 
 
 ServedAs = Literal["recurrence", "attention"] | None

@@ -47,11 +47,13 @@ def apply_recurrence(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     *,
+    in_place: bool = False,
     leaks: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence. Returns o [B, T, H, V] and the final states.
 
     Args:
+        in_place: the final states may be written over the initial ones.
         leaks: reproduce a defect of published code (Gated DeltaNet of arXiv 2504.14366, whose recurrence
             reads the bounds of sequences anew from the caller, where they are missing): the state runs on
             through all sequences of the batch, while convolutions respect their bounds. Training only, so
@@ -70,6 +72,7 @@ def apply_recurrence(
         scale=scale,
         initial_state=initial_state,
         cu_seqlens=cu_seqlens,
+        in_place=in_place,
     )
     return o.view(shape) if leaks else o, last
 

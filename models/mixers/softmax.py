@@ -12,8 +12,14 @@ from torch import Tensor, nn
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.attention_shape import AttentionShape, qk_norm_kind, rotates, soft_cap
-from evalsuite.models.mixers.base import LayerCache
-from evalsuite.models.mixers.interface import AttentionSpan, CacheSpec, Mixer, ServedAs, StateKind
+from evalsuite.models.mixers.interface import (
+    AttentionSpan,
+    CacheSpec,
+    LayerCache,
+    Mixer,
+    ServedAs,
+    StateKind,
+)
 from evalsuite.models.mixers.layers import apply_rotary_pos_emb
 from evalsuite.models.mixers.registry import MIXERS
 from evalsuite.models.mixers.teacher_weights import SOFTMAX_INITS, copy_softmax

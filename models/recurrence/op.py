@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from evalsuite.models.kernels.policy import use_triton, warn_once
+from evalsuite.models.kernels.policy import inference_kernels, use_triton, warn_once
 from evalsuite.models.recurrence import fla_backend, inference
 from evalsuite.models.recurrence.chunked import chunked, next_power_of_2, scores_in_chunk
 from evalsuite.models.recurrence.naive import naive_recurrent
@@ -36,6 +36,7 @@ def recurrence(
     scale: float,
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t.
 
@@ -50,6 +51,7 @@ def recurrence(
         scale: factor on the queries.
         initial_state: [N, H, K, V], N sequences; None for zeros.
         cu_seqlens: integer bounds [N + 1] of sequences packed into one row (B = 1); None: N = B rows.
+        in_place: the final states may be written over the initial ones, which are then returned.
 
     Returns:
         The outputs [B, T, H, V] in the dtype of `v`, and the final states [N, H, K, V] in float32.
@@ -60,11 +62,25 @@ def recurrence(
     decay_shape = validate_shapes(q, k, v, log_decay, beta, initial_state, cu_seqlens)
     transition = decay_shape + (" decay, delta rule" if beta is not None else " decay, additive")
     compute: Callable[..., tuple[Tensor, Tensor]]
+    delta, wide = beta is not None, k.shape[-1] > fla_backend.MAX_KEY_DIM
     single = q.shape[1] == 1 and cu_seqlens is None
-    if single and (torch.is_grad_enabled() or k.shape[-1] > fla_backend.MAX_KEY_DIM or not use_triton(v)):
+    short = q.shape[1] <= inference.MAX_RECURRENT_LENGTH and cu_seqlens is None
+    if single and (torch.is_grad_enabled() or wide or not use_triton(v)):
         compute = naive_recurrent
+    elif short and not wide and (kernels := inference_kernels(v, "recurrent", decay_shape, delta)):
+        _record_kernel(transition, "recurrent")
+        found: tuple[Tensor, Tensor] = kernels.recurrent(
+            q,
+            k,
+            v,
+            log_decay=log_decay,
+            beta=beta,
+            scale=scale,
+            initial_state=initial_state,
+            in_place=in_place,
+        )
+        return found
     elif use_triton(v):
-        delta = beta is not None
         if torch.is_grad_enabled():
             kernel = fla_backend.kernel_for(decay_shape, delta=delta, dtype=v.dtype)
             compute = partial(fla_backend.run, kernel)

@@ -17,6 +17,7 @@ class RecurrentLayerCache(DynamicLayer):
 
     is_croppable = False
     supports_early_init = False
+    in_place = False
 
     def __init__(self) -> None:
         super().__init__()

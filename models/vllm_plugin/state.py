@@ -7,6 +7,7 @@ declare the same number of bytes, and each layer views its own part.
 
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -50,6 +51,7 @@ def state_views(pages: Tensor, mixer: RecurrentMixer, dtype: torch.dtype) -> Mix
 class PagedLayerCache:
     """States of one batch in one layer, with the interface of a mixer's `LayerCache`."""
 
+    in_place: ClassVar[bool] = False
     views: MixerState
     state_indices: Tensor
     """Slot of each sequence, int64 [N]."""

@@ -133,6 +133,8 @@ class BranchingCache:
 
 
 class _BranchingLayer:
+    in_place = False
+
     def __init__(
         self,
         before: LayerState | None,

@@ -113,7 +113,8 @@ def _short_conv_kernel(  # type: ignore[no-untyped-def]
     x, weight, mask, state, out, after, length, tiles,
     state_row, state_channel, state_tap, after_row, after_channel,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
-    HAS_STATE: tl.constexpr, HAS_MASK: tl.constexpr, SILU: tl.constexpr, MASK_BLOCK: tl.constexpr,
+    HAS_STATE: tl.constexpr, IN_PLACE: tl.constexpr, HAS_MASK: tl.constexpr, SILU: tl.constexpr,
+    MASK_BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, tile = tl.program_id(0).to(tl.int64) // tiles, tl.program_id(0) % tiles
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -140,6 +141,9 @@ def _short_conv_kernel(  # type: ignore[no-untyped-def]
         total *= tl.sigmoid(total)
     place = (row * length + time)[:, None] * CHANNELS + channel[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=(time < length)[:, None] & known[None, :])
+    if IN_PLACE:
+        # Other threads read the state for the token that this program convolves.
+        tl.debug_barrier()
     if tile == 0:
         end = length
         if HAS_MASK:
@@ -172,7 +176,7 @@ def short_conv_step(
         weight: [C, kernel_size]; its last column applies to the current token.
         token_mask: bool [B, T], real tokens, contiguous in each row; None: all. Not together with a state.
         state: the kernel_size − 1 inputs before x, [B, C, kernel_size − 1], with any strides; None: zeros.
-        after: the same after x; written, with a contiguous last axis.
+        after: the same after x; written, with a contiguous last axis. For one token it may be `state`.
         silu: apply SiLU.
 
     Returns:
@@ -188,7 +192,8 @@ def short_conv_step(
     _short_conv_kernel[(rows * tiles, triton.cdiv(channels, block))](
         x, weight, mask, before, out, after, length, tiles, *before.stride(), *after.stride()[:2],
         CHANNELS=channels, BLOCK=block, TAPS=weight.shape[1], TILE=tile,
-        HAS_STATE=state is not None, HAS_MASK=token_mask is not None, SILU=silu, MASK_BLOCK=256,
+        HAS_STATE=state is not None, IN_PLACE=before.data_ptr() == after.data_ptr(),
+        HAS_MASK=token_mask is not None, SILU=silu, MASK_BLOCK=256,
         num_warps=4,
     )  # fmt: skip
     return out

@@ -20,6 +20,7 @@ def test_kernels_under_the_interpreter() -> None:
         "test_recurrent_layers.py",
         "test_logprobs.py",
         "test_branch_attention.py",
+        "test_recurrent.py",
     )
     kernels = [str(Path(__file__).with_name(name)) for name in names]
     shown = subprocess.run(

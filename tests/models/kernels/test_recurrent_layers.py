@@ -124,6 +124,9 @@ def test_convolutions_and_their_states(length: int, taps: int, silu: bool, case:
     expected, last = convolve(clean, weight, channels if silu else 0, state, token_mask, None)
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(after, last)
+    if state is not None and length == 1:
+        assert torch.equal(short_conv_step(x, weight, None, state, state, silu=silu), y)
+        assert torch.equal(state, after)
 
 
 @pytest.mark.parametrize("most", [1.0, 2.0])

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from evalsuite.models.mixers import convolution
 from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
-from evalsuite.models.recurrence import fla_backend, inference, recurrence
+from evalsuite.models.recurrence import fla_backend, inference, last_kernels, recurrence
 from evalsuite.models.recurrence.chunked import chunked
 
 CASES = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for delta in (False, True)]
@@ -62,6 +62,49 @@ def test_rows_are_packed_into_one_row(
     ((name, rows),) = seen
     assert name.startswith("fused_recurrent") == (length <= inference.MAX_RECURRENT_LENGTH)
     assert rows == (3 if length <= inference.MAX_RECURRENT_LENGTH else 1)
+
+
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+def test_short_rows_without_gradients_run_on_the_kernel_for_them(
+    monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool
+) -> None:
+    forms, places = [], []
+
+    def applies(x: Tensor, *form: Any) -> bool:
+        forms.append(form)
+        return True
+
+    def stand_in(q: Tensor, k: Tensor, v: Tensor, *, in_place: bool, **given: Any) -> tuple[Tensor, Tensor]:
+        places.append(in_place)
+        return chunked(q, k, v, cu_seqlens=None, **given)
+
+    kernels = SimpleNamespace(applies=applies, recurrent=stand_in)
+    monkeypatch.setitem(sys.modules, "evalsuite.models.kernels.inference.recurrent", kernels)
+    monkeypatch.setattr("evalsuite.models.kernels.policy.use_triton", lambda x: True)
+    monkeypatch.setattr("evalsuite.models.recurrence.op.use_triton", lambda x: True)
+    monkeypatch.setattr(fla_backend, "scalar_decay_backward_broken", lambda: False)
+    monkeypatch.setattr(fla_backend, "run", lambda kernel, *given, **named: chunked(*given, **named))
+    longest = inference.MAX_RECURRENT_LENGTH
+    for length, in_place in ((1, True), (longest, False), (longest + 1, True)):
+        inputs = draw(decay, delta, length)
+        with torch.no_grad():
+            found = recurrence(**inputs, in_place=in_place)
+        assert (list(last_kernels().values())[-1] == "recurrent") == (length <= longest)
+        wanted = recurrence(**inputs)
+        for actual, expected in zip(found, wanted, strict=True):
+            torch.testing.assert_close(actual, expected)
+    assert places == [True, False]
+    assert forms == [(decay, delta)] * 2
+    # Nor do packed rows, or keys that do not fit.
+    first = {
+        name: value[:1] if isinstance(value, Tensor) and value.dim() > 1 else value
+        for name, value in draw(decay, delta, 1).items()
+    }
+    with torch.no_grad():
+        recurrence(**first, cu_seqlens=torch.tensor([0, 1]))
+        monkeypatch.setattr(fla_backend, "MAX_KEY_DIM", 8)
+        recurrence(**first)
+    assert len(places) == 2
 
 
 @pytest.mark.gpu

@@ -1,0 +1,191 @@
+"""The token-by-token kernel computes the recurrence, in every form, in place too.
+
+Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpreter.py).
+"""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from evalsuite.models.recurrence import naive_recurrent
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+FORMS = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for delta in (False, True)]
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def draw(
+    decay: str,
+    delta: bool,
+    rows: int = 2,
+    length: int = 1,
+    heads: int = 3,
+    keys: int = 16,
+    values: int = 40,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Any]:
+    """Random inputs; keys of length one, so that the delta rule is stable."""
+    torch.manual_seed(length)
+    q, k = torch.randn(2, rows, length, heads, keys, device=DEVICE)
+    gates = torch.rand(rows, length, heads, keys, device=DEVICE)
+    log_decay = {"none": None, "head": gates[0, 0, :, 0], "scalar": gates[..., 0], "channel": gates}[decay]
+    return {
+        "q": q.to(dtype),
+        "k": functional.normalize(k, dim=-1).to(dtype),
+        "v": torch.randn(rows, length, heads, values, device=DEVICE).to(dtype),
+        "log_decay": None if log_decay is None else log_decay.log(),
+        "beta": 2 * gates[..., 1] if delta else None,
+        "scale": 0.3,
+        "initial_state": torch.randn(rows, heads, keys, values, device=DEVICE),
+    }
+
+
+def compare(inputs: dict[str, Any], tolerance: float = 1e-5, in_place: bool = False) -> None:
+    from evalsuite.models.kernels.inference.recurrent import recurrent
+
+    exact = {name: value.double() if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    expected = naive_recurrent(**exact, cu_seqlens=None)
+    o, state = recurrent(**inputs, in_place=in_place)
+    assert o.dtype == inputs["v"].dtype
+    assert state.dtype == torch.float32
+    assert (state is inputs["initial_state"]) == in_place
+    for mine, theirs, bound in zip((o, state), expected, (tolerance, 1e-5), strict=True):
+        assert mine.shape == theirs.shape
+        error = (mine.double() - theirs).norm() / theirs.norm()
+        assert error < bound, error
+
+
+@pytest.mark.parametrize(("decay", "delta"), FORMS)
+@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_every_form(decay: str, delta: bool, length: int, in_place: bool) -> None:
+    compare(draw(decay, delta, length=length), in_place=in_place)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"), [(5, 3), (64, 65), (80, 32)] + [(256, 128), (128, 257)] * (not INTERPRETED)
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_widths_and_dtypes(keys: int, values: int, dtype: torch.dtype) -> None:
+    # The interpreter truncates to bfloat16.
+    tolerance = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    for decay in ("scalar", "channel"):
+        compare(draw(decay, True, keys=keys, values=values, length=2, dtype=dtype), tolerance, in_place=True)
+
+
+def test_rows_start_from_zeros() -> None:
+    inputs = draw("scalar", True, length=4)
+    expected = naive_recurrent(
+        **inputs | {"initial_state": torch.zeros_like(inputs["initial_state"])}, cu_seqlens=None
+    )
+    from evalsuite.models.kernels.inference.recurrent import recurrent
+
+    for in_place in (False, True):
+        found = recurrent(**inputs | {"initial_state": None}, in_place=in_place)
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_that_lie_apart() -> None:
+    inputs = draw("channel", True, length=3)
+    for name in ("q", "k", "v", "log_decay"):
+        wide = torch.randn(2, 3, 6, 2 * inputs[name].shape[-1], device=DEVICE)
+        wide[:, :, ::2, : inputs[name].shape[-1]] = inputs[name]
+        inputs[name] = wide[:, :, ::2, : inputs[name].shape[-1]]
+    inputs["v"] = inputs["v"].mT.contiguous().mT
+    inputs["beta"] = inputs["beta"].mT.contiguous().mT
+    inputs["initial_state"] = inputs["initial_state"][:1].expand(2, -1, -1, -1)
+    compare(inputs)
+    inputs["initial_state"] = torch.randn(2, 3, 40, 16, device=DEVICE).mT
+    compare(inputs)
+
+
+def test_a_state_that_is_not_contiguous_is_not_written() -> None:
+    from evalsuite.models.kernels.inference.recurrent import recurrent
+
+    inputs = draw("scalar", True)
+    stored = inputs["initial_state"][:1].expand(2, -1, -1, -1)
+    before = stored.clone()
+    _, state = recurrent(**inputs | {"initial_state": stored}, in_place=True)
+    assert state.data_ptr() != stored.data_ptr()
+    assert torch.equal(stored, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("decay", "delta"), FORMS)
+def test_every_form_proves_itself(
+    decay: Any, delta: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evalsuite.models.kernels.inference import recurrent as module
+
+    device = torch.device(DEVICE)
+    assert max(module._deviations(device, dtype, decay, delta)) < (1e-5 if dtype == torch.float32 else 1e-2)
+    right = module.recurrent
+    for changed in (0, 1):
+
+        def wrong(*given: Any, changed: int = changed, **options: Any) -> Any:
+            found = list(right(*given, **options))
+            found[changed] = found[changed] * 1.05
+            return found
+
+        monkeypatch.setattr(module, "recurrent", wrong)
+        module._proven.cache_clear()
+        assert not module._proven(device, dtype, decay, delta)
+    module._proven.cache_clear()
+
+
+@pytest.mark.parametrize("mixer", ["gated_deltanet", "linear_attention"])
+def test_steps_write_into_their_slots(mixer: str, make_teacher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evalsuite.models import build_student
+    from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
+    from evalsuite.models.inference.sampling import SamplingMetadata
+    from evalsuite.models.inference.torch.model_runner import ModelRunner
+    from evalsuite.models.inference.torch.scheduler import DecodeBatch
+    from evalsuite.models.kernels.inference import recurrent as module
+    from evalsuite.models.kernels.inference import recurrent_layers
+
+    student = build_student(make_teacher("llama"), [mixer] * 2).eval().to(DEVICE)
+    runner = ModelRunner(student)
+    calls, right = [], module.recurrent
+    monkeypatch.setattr(
+        module, "recurrent", lambda *given, **rest: calls.append(rest["in_place"]) or right(*given, **rest)
+    )
+    found: dict[bool, list[Tensor]] = {True: [], False: []}
+    for fused, kept in found.items():
+        monkeypatch.setattr(module, "applies", lambda *_, fused=fused: fused)
+        monkeypatch.setattr(recurrent_layers, "applies", lambda x, fused=fused: fused)
+        if INTERPRETED:
+            for name in ("kernels.policy", "recurrence.op"):
+                monkeypatch.setattr(f"evalsuite.models.{name}.use_triton", lambda x, fused=fused: fused)
+        with torch.inference_mode():
+            _, cache = runner.prefill([[5, 6, 7, 8, 9], [11], [20, 21, 22]], keep=True)
+            assert cache is not None
+            calls.clear()
+            sampling = SamplingMetadata.allocate(
+                4, [GenerateRequest((5,), SamplingParams(4))], torch.device(DEVICE)
+            )
+            batch = DecodeBatch(runner, cache, sampling, 4, 64)
+            batch.cache.write(range(3), cache)
+            for layer in batch.cache.layers:
+                for tensor in layer.recurrent.values():
+                    tensor[3] = 7
+            for token in (30, 31):
+                batch.token.fill_(token)
+                kept.append(batch.read(3, 64))
+            states = [tensor for layer in batch.cache.layers for tensor in layer.tensors()]
+            # A slot that does not take part is left alone.
+            assert all((tensor[3] == 7).all() for tensor in states)
+            kept += [tensor[:3].clone() for tensor in states]
+        assert calls == ([True] * 4 if fused else [])
+    for mine, plain in zip(*found.values(), strict=True):
+        error = (mine.double() - plain.double()).norm() / plain.double().norm()
+        assert error < (1e-4 if INTERPRETED else 1e-3), error
