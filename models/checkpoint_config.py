@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers.activations import ACT2FN
-
 from evalsuite.foundation import CheckpointError, nearest
 
 STUDENT_TYPE = "evalsuite_student"
@@ -80,6 +77,9 @@ def _check_fields(file: Path, config: Mapping[str, Any], prefix: str) -> None:
     for name in _FRACTIONS:
         if config.get(name) is not None and not _is_fraction(config[name]):
             raise _invalid(file, prefix + name, config[name], "must be a number of at least 0")
+    # Torch and transformers take seconds to import, and readers of the other names here do without.
+    from transformers.activations import ACT2FN
+
     for name in _ACTIVATIONS:
         value = config.get(name)
         if value is not None and (not isinstance(value, str) or value not in ACT2FN):
@@ -128,6 +128,8 @@ def _is_fraction(value: Any) -> bool:
 
 
 def _is_dtype(value: str) -> bool:
+    import torch
+
     return value == "auto" or isinstance(getattr(torch, value.removeprefix("torch."), None), torch.dtype)
 
 

@@ -8,24 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GgufConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from evalsuite.foundation import CheckpointError, EvalsuiteError, content_hash
-from evalsuite.models.checkpoint_config import check_config, read_object
+from evalsuite.models.checkpoint_config import STUDENT_TYPE, check_config, read_object
 from evalsuite.models.fingerprint import weights_id
 from evalsuite.models.gguf_reader import cached_gguf_reader
 from evalsuite.models.safetensors_index import stored_tensors
+
+if TYPE_CHECKING:
+    # Describing a checkpoint does without what builds models, which takes seconds to import.
+    from transformers import PreTrainedModel
 
 POCKET = Path(__file__).parent / "pocket"
 """Folder of the pocket teacher."""
@@ -46,7 +43,7 @@ class Checkpoint:
     label: str
     path: str
     """As given by the user."""
-    model: PreTrainedModel
+    model: "PreTrainedModel"
     tokenizer: Any
     weights_id: str
     lineage: dict[str, Any] = field(default_factory=dict)
@@ -159,7 +156,7 @@ def load_checkpoint(
     )
 
 
-def remote_code_hash(model: PreTrainedModel) -> str | None:
+def remote_code_hash(model: "PreTrainedModel") -> str | None:
     """Hash of the checkpoint's own Python code, if it defines the model; `weights_id` does not cover it."""
     if not type(model).__module__.startswith("transformers_modules."):
         return None
@@ -221,9 +218,14 @@ def training_file(folder: Path) -> Path | None:
 
 
 def _check_files(location: _Location) -> None:
-    """Validate what transformers would trip over later, without a word about the file."""
+    """Validate what transformers would trip over later, without a word about the file.
+
+    A student is registered with transformers here: other models do without its modules.
+    """
     if location.gguf is None:
         check_config(location.folder / "config.json")
+        if read_object(location.folder / "config.json")["model_type"] == STUDENT_TYPE:
+            import evalsuite.models.student  # noqa: F401 -- registers it with transformers
         for name in ("generation_config.json", "tokenizer_config.json"):
             if (location.folder / name).exists():
                 read_object(location.folder / name)
@@ -320,7 +322,7 @@ def _first_line(error: Exception) -> str:
     return f"{first} {rest[0].strip()}" if first.endswith(":") and rest else first
 
 
-def _remove_quantization_config(model: PreTrainedModel) -> None:
+def _remove_quantization_config(model: "PreTrainedModel") -> None:
     """Mark a dequantized model as such; otherwise it could not be saved or moved."""
     for owner, name in ((model.config, "quantization_config"), (model, "hf_quantizer")):
         if hasattr(owner, name):

@@ -12,9 +12,6 @@ from evalsuite.models.inference.requests import (
     ScoreResponse,
 )
 from evalsuite.models.inference.response_cache import ResponseCache, run_requests
-from evalsuite.models.inference.torch import engine as torch_engine  # noqa: F401 -- registers itself
-from evalsuite.models.inference.transformers import engine as transformers_engine  # noqa: F401 -- the same
-from evalsuite.models.inference.vllm import engine as vllm_engine  # noqa: F401 -- registers itself
 
 __all__ = [
     "ENGINES",

@@ -5,11 +5,13 @@ config: a recurrent student without rotary embedding reads any length, a rotary 
 every position, and a table of positions ends.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers import MIXERS, StateKind, parse_options
-from evalsuite.models.student import StudentConfig
+from evalsuite.models.checkpoint_config import STUDENT_TYPE
+
+if TYPE_CHECKING:
+    from evalsuite.models.student import StudentConfig
 
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles at a position depend on that position alone. Those of others (dynamic,
@@ -37,7 +39,7 @@ def max_positions(config: Any) -> int:
 
 def rotary_limit(config: Any) -> int | None:
     """Tokens up to which rotary angles depend on the position alone, not on the text's length; None: any."""
-    inner = config.base if isinstance(config, StudentConfig) else config.get_text_config()
+    inner = config.base if _is_student(config) else config.get_text_config()
     limits = [
         int(each.get("original_max_position_embeddings") or stated_positions(config) or 1)
         for each in _rotary_parameters(inner)
@@ -60,9 +62,9 @@ def check_max_length(config: Any, max_length: int) -> None:
             that depends on the other texts of a batch.
     """
     stated = stated_positions(config)
-    if stated is None or max_length <= stated or (isinstance(config, StudentConfig) and is_recurrent(config)):
+    if stated is None or max_length <= stated or (_is_student(config) and is_recurrent(config)):
         return
-    base = config.base if isinstance(config, StudentConfig) else config.get_text_config()
+    base = config.base if _is_student(config) else config.get_text_config()
     rotary = _rotary_parameters(base)
     if not rotary:
         raise ConfigError(
@@ -78,8 +80,15 @@ def check_max_length(config: Any, max_length: int) -> None:
             )
 
 
-def is_recurrent(config: StudentConfig) -> bool:
+def _is_student(config: Any) -> bool:
+    return getattr(config, "model_type", None) == STUDENT_TYPE
+
+
+def is_recurrent(config: "StudentConfig") -> bool:
     """Whether no layer of a student has positions: neither softmax attention nor a rotary embedding."""
+    # What reads the positions of a config alone imports no mixers.
+    from evalsuite.models.mixers import MIXERS, StateKind, parse_options
+
     for name in set(config.mixers):
         options: Any = parse_options(MIXERS[name].Options, config.mixer_options.get(name, {}), name)
         if MIXERS[name].state_kind != StateKind.RECURRENT or getattr(options, "rotary", False):

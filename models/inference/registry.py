@@ -138,7 +138,13 @@ def _validate(kind: type[EngineType]) -> type[EngineType]:
     return kind
 
 
-ENGINES: ClassRegistry[EngineType] = ClassRegistry("engine", group="evalsuite.engines", validate=_validate)
+ENGINES: ClassRegistry[EngineType] = ClassRegistry(
+    "engine",
+    group="evalsuite.engines",
+    validate=_validate,
+    # They import torch and transformers, which readers of requests and responses do without.
+    modules=[f"evalsuite.models.inference.{name}.engine" for name in ("torch", "transformers", "vllm")],
+)
 
 
 def engine_type(name: str, arguments: Mapping[str, Any], max_length: int | None = None) -> type[EngineType]:

@@ -144,11 +144,11 @@ def test_a_student_without_its_plugin_is_refused_by_name(
     offer(Forgetful)
     build_student(make_teacher(), "forgetful").save_pretrained(tmp_path)
     code = f"""
-import evalsuite.models
+import evalsuite.models.student
 from transformers import AutoModelForCausalLM
 try:
     AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})
-except evalsuite.models.checkpoints.EvalsuiteError as error:
+except evalsuite.foundation.EvalsuiteError as error:
     print(error)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
