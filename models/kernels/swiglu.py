@@ -93,6 +93,9 @@ class _SwiGLULinear(torch.autograd.Function):
 
 def swiglu(gate: Tensor, x: Tensor) -> Tensor:
     """silu(gate) · x, both [..., D] in one dtype."""
+    if not torch.is_grad_enabled():
+        # A function of autograd takes the host longer than the launch.
+        return _forward(gate.contiguous(), x.contiguous())
     out: Tensor = _SwiGLU.apply(gate, x)
     return out
 

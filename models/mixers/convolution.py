@@ -84,27 +84,21 @@ def _convolve_without_gradients(
     token_mask: Tensor | None,
     in_place: bool,
 ) -> tuple[Sequence[Tensor], Tensor]:
-    """`apply_short_convolutions` in one kernel per part, the states included."""
-    widths = [convolution.channels for convolution in convolutions]
+    """`apply_short_convolutions` in one kernel, the states included."""
     rows, length = parts[0].shape[:2]
     if state is not None and in_place and length == 1 and state.dtype == parts[0].dtype:
         after = state
     else:
-        after = parts[0].new_empty(rows, sum(widths), convolutions[0].kernel_size - 1)
-    befores = [None] * len(parts) if state is None else state.split(widths, 1)
-    outputs = [
-        kernels.short_conv_step(
-            part,
-            convolution.weight.squeeze(1).to(part.dtype),
-            token_mask,
-            before,
-            new,
-            silu=convolution.activation is not None,
-        )
-        for convolution, part, before, new in zip(
-            convolutions, parts, befores, after.split(widths, 1), strict=True
-        )
-    ]
+        channels = sum(convolution.channels for convolution in convolutions)
+        after = parts[0].new_empty(rows, channels, convolutions[0].kernel_size - 1)
+    outputs: Sequence[Tensor] = kernels.short_conv_step(
+        parts,
+        [convolution.weight.squeeze(1).to(parts[0].dtype) for convolution in convolutions],
+        token_mask,
+        state,
+        after,
+        num_activated=sum(convolution.activation is not None for convolution in convolutions),
+    )
     return outputs, after
 
 

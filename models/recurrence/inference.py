@@ -2,8 +2,8 @@
 
 Inference sees a new shape in every batch, and fla autotunes some kernels per number of rows, which takes
 seconds; rows are therefore passed as sequences of one packed row. Up to `MAX_RECURRENT_LENGTH` tokens the
-token-by-token kernels are as fast as the chunked ones, need no autotuning and compute in full float32. Our own
-(`kernels.inference.recurrent`) takes their place where it proves right.
+token-by-token kernels are as fast as the chunked ones, need no autotuning and compute in full float32. Our
+`kernels.inference.recurrent` takes their place where it proves right.
 """
 
 import functools

@@ -5,6 +5,7 @@ takes the place of three to twelve operations of torch or fla.
 """
 
 import functools
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -108,21 +109,37 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["length", "tiles"])
+@triton.jit(do_not_specialize=["length", "tiles", "activated"])
 def _short_conv_kernel(  # type: ignore[no-untyped-def]
-    x, weight, mask, state, out, after, length, tiles,
+    x0, x1, x2, weight0, weight1, weight2, out0, out1, out2, mask, state, after, length, tiles, activated,
     state_row, state_channel, state_tap, after_row, after_channel,
-    CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
-    HAS_STATE: tl.constexpr, IN_PLACE: tl.constexpr, HAS_MASK: tl.constexpr, SILU: tl.constexpr,
-    MASK_BLOCK: tl.constexpr,
+    CHANNELS0: tl.constexpr, CHANNELS1: tl.constexpr, CHANNELS2: tl.constexpr,
+    BLOCK: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
+    HAS_STATE: tl.constexpr, IN_PLACE: tl.constexpr, HAS_MASK: tl.constexpr, MASK_BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, tile = tl.program_id(0).to(tl.int64) // tiles, tl.program_id(0) % tiles
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    known = channel < CHANNELS
+    block = tl.program_id(1)
+    activates = block < activated
+    BLOCKS0: tl.constexpr = (CHANNELS0 + BLOCK - 1) // BLOCK
+    BLOCKS1: tl.constexpr = (CHANNELS1 + BLOCK - 1) // BLOCK
+    x, weight, out = x0, weight0, out0
+    channels, before = CHANNELS0, 0
+    if block >= BLOCKS0 + BLOCKS1:
+        x, weight, out = x2, weight2, out2
+        channels, before = CHANNELS2, CHANNELS0 + CHANNELS1
+        block -= BLOCKS0 + BLOCKS1
+    elif block >= BLOCKS0:
+        x, weight, out = x1, weight1, out1
+        channels, before = CHANNELS1, CHANNELS0
+        block -= BLOCKS0
+    channel = block * BLOCK + tl.arange(0, BLOCK)
+    known = channel < channels
     time = tile * TILE + tl.arange(0, TILE)
-    x += row * length * CHANNELS
+    x += row * length * channels
     mask += row * length
-    state += row * state_row
+    # The channels of all parts share a state.
+    state += row * state_row + before * state_channel
+    after += row * after_row + before * after_channel
     total = tl.zeros([TILE, BLOCK], tl.float32)
     for lag in tl.static_range(TAPS):
         at = time - lag
@@ -130,16 +147,16 @@ def _short_conv_kernel(  # type: ignore[no-untyped-def]
         if HAS_MASK:
             inside = inside & (tl.load(mask + at, mask=inside, other=0) != 0)
         here = inside[:, None] & known[None, :]
-        value = tl.load(x + at[:, None] * CHANNELS + channel[None, :], mask=here, other=0.0).to(tl.float32)
+        value = tl.load(x + at[:, None] * channels + channel[None, :], mask=here, other=0.0).to(tl.float32)
         if HAS_STATE:
             past = (at[:, None] < 0) & known[None, :]
             where = channel[None, :] * state_channel + (TAPS - 1 + at[:, None]) * state_tap
             value += tl.load(state + where, mask=past, other=0.0).to(tl.float32)
         w = tl.load(weight + channel * TAPS + (TAPS - 1 - lag), mask=known, other=0.0).to(tl.float32)
         total += value * w[None, :]
-    if SILU:
+    if activates:
         total *= tl.sigmoid(total)
-    place = (row * length + time)[:, None] * CHANNELS + channel[None, :]
+    place = (row * length + time)[:, None] * channels + channel[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=(time < length)[:, None] & known[None, :])
     if IN_PLACE:
         # Other threads read the state for the token that this program convolves.
@@ -159,44 +176,56 @@ def _short_conv_kernel(  # type: ignore[no-untyped-def]
             exists = known & (source >= 0)
             if HAS_MASK:
                 exists = exists & (tl.load(mask + source, mask=exists, other=0) != 0)
-            kept = tl.load(x + source * CHANNELS + channel, mask=exists, other=0.0)
+            kept = tl.load(x + source * channels + channel, mask=exists, other=0.0)
             if HAS_STATE:
                 carried = channel * state_channel + (TAPS - 1 + source) * state_tap
                 kept += tl.load(state + carried, mask=known & (source < 0), other=0.0).to(kept.dtype)
-            tl.store(after + row * after_row + channel * after_channel + tap, kept, mask=known)
+            tl.store(after + channel * after_channel + tap, kept, mask=known)
 
 
 def short_conv_step(
-    x: Tensor, weight: Tensor, token_mask: Tensor | None, state: Tensor | None, after: Tensor, *, silu: bool
-) -> Tensor:
-    """Causal depthwise convolution of rows that may continue others, and what the next tokens need of them.
+    parts: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    token_mask: Tensor | None,
+    state: Tensor | None,
+    after: Tensor,
+    *,
+    num_activated: int,
+) -> list[Tensor]:
+    """Causal depthwise convolutions of rows that may continue others, and what the next tokens need of them.
 
     Args:
-        x: [B, T, C].
-        weight: [C, kernel_size]; its last column applies to the current token.
+        parts: one to three tensors [B, T, Cᵢ], convolved together.
+        weights: [Cᵢ, kernel_size]; the last column applies to the current token.
         token_mask: bool [B, T], real tokens, contiguous in each row; None: all. Not together with a state.
-        state: the kernel_size − 1 inputs before x, [B, C, kernel_size − 1], with any strides; None: zeros.
-        after: the same after x; written, with a contiguous last axis. For one token it may be `state`.
-        silu: apply SiLU.
+        state: the kernel_size − 1 inputs before the parts, [B, ΣCᵢ, kernel_size − 1], with any strides; None:
+            zeros.
+        after: the same after them; written, with a contiguous last axis. For one token it may be `state`.
+        num_activated: number of parts, the first ones, to which SiLU is applied.
 
     Returns:
-        [B, T, C].
+        [B, T, Cᵢ] for each part.
     """
-    x, weight = x.contiguous(), weight.contiguous()
-    rows, length, channels = x.shape
+    parts, weights = [x.contiguous() for x in parts], [weight.contiguous() for weight in weights]
+    rows, length = parts[0].shape[:2]
     tile = min(TOKENS, triton.next_power_of_2(length))
     tiles, block = triton.cdiv(length, tile), 64
-    mask = x if token_mask is None else token_mask.contiguous().view(torch.uint8)
-    before = x if state is None else state
-    out = torch.empty_like(x)
-    _short_conv_kernel[(rows * tiles, triton.cdiv(channels, block))](
-        x, weight, mask, before, out, after, length, tiles, *before.stride(), *after.stride()[:2],
-        CHANNELS=channels, BLOCK=block, TAPS=weight.shape[1], TILE=tile,
+    mask = parts[0] if token_mask is None else token_mask.contiguous().view(torch.uint8)
+    before = parts[0] if state is None else state
+    outs = [torch.empty_like(x) for x in parts]
+    missing = 3 - len(parts)
+    channels = [x.shape[2] for x in parts] + [0] * missing
+    blocks = [triton.cdiv(each, block) for each in channels]
+    _short_conv_kernel[(rows * tiles, sum(blocks))](
+        *(each for group in (parts, weights, outs) for each in (*group, *group[:1] * missing)),
+        mask, before, after, length, tiles, sum(blocks[:num_activated]),
+        *before.stride(), *after.stride()[:2],
+        CHANNELS0=channels[0], CHANNELS1=channels[1], CHANNELS2=channels[2],
+        BLOCK=block, TAPS=weights[0].shape[1], TILE=tile,
         HAS_STATE=state is not None, IN_PLACE=before.data_ptr() == after.data_ptr(),
-        HAS_MASK=token_mask is not None, SILU=silu, MASK_BLOCK=256,
-        num_warps=4,
+        HAS_MASK=token_mask is not None, MASK_BLOCK=256, num_warps=4,
     )  # fmt: skip
-    return out
+    return outs
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -266,14 +295,19 @@ def _deviations(device: torch.device, dtype: torch.dtype) -> list[float]:
         (x, None, None),
     ):
         after = torch.empty_like(before)
-        y = short_conv_step(inputs, taps, real, state, after, silu=True)
+        # Three parts, of which two are activated.
+        widths = (48, 16, 16)
+        parts = inputs.split(widths, -1), taps.split(widths)
+        y = torch.cat(short_conv_step(*parts, real, state, after, num_activated=2), -1)
         clean = inputs if real is None else inputs * real[..., None]
         start = torch.zeros_like(before) if state is None else state
         history = torch.cat([start.transpose(1, 2), clean], 1).float()
         windows = history.unfold(1, 4, 1)
         ends = [3 + len(inputs[0])] * 2 if real is None else [6, 4]
         kept = torch.stack([row[end - 3 : end].T for row, end in zip(history, ends, strict=True)])
-        pairs += [(y, functional.silu((windows * taps.float()).sum(-1))), (after, kept)]
+        plain = (windows * taps.float()).sum(-1)
+        active = torch.arange(80, device=device) < 64
+        pairs += [(y, torch.where(active, functional.silu(plain), plain)), (after, kept)]
     a, b, rate = x[..., :9], x[..., 9:18], weight[:9]
     decay = -rate.float().exp() * functional.softplus(a.float())
     found = delta_gates(a, b, rate, 2.0)

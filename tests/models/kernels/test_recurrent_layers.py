@@ -99,15 +99,18 @@ def test_layers_rotate_a_part_of_the_channels_by_the_kernel(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("length", "taps", "silu"),
-    [(1, 4, True), (2, 4, False), (37, 2, True)] + [(300, 4, True)] * (not INTERPRETED),
+    ("length", "taps", "widths", "activated"),
+    [(1, 4, (80, 16, 70), 2), (2, 4, (48,), 0), (37, 2, (80, 80), 2)]
+    + [(300, 4, (64, 32, 192), 3)] * (not INTERPRETED),
 )
 @pytest.mark.parametrize("case", ["start", "continued", "right pads", "left pads"])
-def test_convolutions_and_their_states(length: int, taps: int, silu: bool, case: str) -> None:
+def test_convolutions_and_their_states(
+    length: int, taps: int, widths: tuple[int, ...], activated: int, case: str
+) -> None:
     from evalsuite.models.kernels.inference.recurrent_layers import short_conv_step
 
     torch.manual_seed(0)
-    rows, channels = 4, 80
+    rows, channels = 4, sum(widths)
     x = torch.randn(rows, length, channels, device=DEVICE)
     weight = torch.randn(channels, taps, device=DEVICE)
     # A part of the state of several convolutions.
@@ -119,13 +122,15 @@ def test_convolutions_and_their_states(length: int, taps: int, silu: bool, case:
         token_mask = torch.arange(length, device=DEVICE) < real
         token_mask = token_mask.flip(1) if case == "left pads" else token_mask
     after = states[1, :, 10:-10]
-    y = short_conv_step(x, weight, token_mask, state, after, silu=silu)
+    parts = x.split(widths, -1), weight.split(widths)
+    found = short_conv_step(*parts, token_mask, state, after, num_activated=activated)
     clean = x if token_mask is None else x * token_mask[..., None]
-    expected, last = convolve(clean, weight, channels if silu else 0, state, token_mask, None)
-    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    expected, last = convolve(clean, weight, sum(widths[:activated]), state, token_mask, None)
+    torch.testing.assert_close(torch.cat(found, -1), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(after, last)
     if state is not None and length == 1:
-        assert torch.equal(short_conv_step(x, weight, None, state, state, silu=silu), y)
+        again = short_conv_step(*parts, None, state, state, num_activated=activated)
+        assert torch.equal(torch.cat(again, -1), torch.cat(found, -1))
         assert torch.equal(state, after)
 
 
@@ -169,7 +174,7 @@ def test_a_kernel_that_fails_is_not_used(
         if words == "does not compile":
             raise RuntimeError(words)
         found = right(*arguments, **options)
-        return tuple(each + 1 for each in found) if isinstance(found, tuple) else found + 1
+        return found + 1 if isinstance(found, torch.Tensor) else [each + 1 for each in found]
 
     recurrent_layers._proven.cache_clear()
     monkeypatch.setattr("evalsuite.models.kernels.policy._messages", set())
