@@ -9,6 +9,7 @@ from evalsuite.evaluation.checkpoints import CheckpointRegistry, RunCheckpoint
 from evalsuite.evaluation.documents import load_documents
 from evalsuite.evaluation.environment import read_environment, update_environment
 from evalsuite.evaluation.plan import ResolvedSuite, benchmarks_in, count_documents, make_index, make_plan
+from evalsuite.evaluation.processes.workers import Shared, WorkerPool
 from evalsuite.evaluation.run_paths import (
     Cell,
     Index,
@@ -22,7 +23,6 @@ from evalsuite.evaluation.run_paths import (
     write_index,
     write_requests,
 )
-from evalsuite.evaluation.workers import Shared, WorkerPool
 from evalsuite.foundation import RunFolderError, content_hash, progress
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark

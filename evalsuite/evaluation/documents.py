@@ -8,8 +8,8 @@ from typing import Any
 
 from evalsuite.evaluation.checkpoints import RunCheckpoint
 from evalsuite.evaluation.plan import ResolvedSuite, resolve_suite
+from evalsuite.evaluation.processes.workers import Shared, WorkerPool, expected_rows
 from evalsuite.evaluation.run_paths import unread_contexts
-from evalsuite.evaluation.workers import Shared, WorkerPool, expected_rows
 from evalsuite.foundation import (
     ConfigError,
     DataError,

@@ -16,8 +16,8 @@ from evalsuite.evaluation.environment import (
     read_environment,
     update_environment,
 )
+from evalsuite.evaluation.processes.workers import WorkerPool, expected_rows
 from evalsuite.evaluation.run_paths import Cell, CheckpointRef, read_index, responses_folder
-from evalsuite.evaluation.workers import WorkerPool, expected_rows
 from evalsuite.executors import Executor, open_executor
 from evalsuite.foundation import ConfigError, RunFolderError, locked
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker

@@ -16,6 +16,7 @@ from uuid import uuid4
 from evalsuite.evaluation.build import Harness, load_harness
 from evalsuite.evaluation.environment import fingerprints, read_environment, update_environment
 from evalsuite.evaluation.plan import benchmarks_in
+from evalsuite.evaluation.processes.workers import WorkerPool
 from evalsuite.evaluation.run_paths import (
     Cell,
     CheckpointRef,
@@ -28,7 +29,6 @@ from evalsuite.evaluation.run_paths import (
     responses_folder,
 )
 from evalsuite.evaluation.scorer_versions import scorer_version
-from evalsuite.evaluation.workers import WorkerPool
 from evalsuite.foundation import DataError, canonical_json, file_hash, progress
 from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.models.inference.requests import GenerateResponse

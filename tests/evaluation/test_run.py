@@ -16,9 +16,9 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import estimate_run, evaluate
+from evalsuite.evaluation.processes.workers import WorkerPool
 from evalsuite.evaluation.run_paths import read_index, read_requests
 from evalsuite.evaluation.score import score
-from evalsuite.evaluation.workers import WorkerPool
 from evalsuite.foundation import ConfigError, DataError, RunFolderError
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.records.run_folder import read_plan

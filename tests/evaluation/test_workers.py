@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from evalsuite.config import RunConfig
-from evalsuite.evaluation import workers
-from evalsuite.evaluation.workers import MIN_ROWS, MIN_ROWS_TO_IMPORT, Shared, WorkerPool, prepare
+from evalsuite.evaluation.processes import workers
+from evalsuite.evaluation.processes.workers import MIN_ROWS, MIN_ROWS_TO_IMPORT, Shared, WorkerPool, prepare
 from evalsuite.foundation import DataError, RunFolderError
 
 

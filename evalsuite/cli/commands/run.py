@@ -135,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate, and print scores and the run folder."""
     config = run_config(arguments)
     if "dry_run" not in arguments:
-        from evalsuite.evaluation.workers import prepare
+        from evalsuite.evaluation.processes.workers import prepare
 
         # Before the imports that take seconds, which go on at the same time in the process that this starts.
         prepare(config)
