@@ -33,6 +33,7 @@ from evalsuite.models.mixers.layers import (
     apply_rotary_pos_emb,
     divide_by_normalizer,
     l2norm,
+    l2norm_together,
     make_projection,
     repeat_heads,
     swiglu,
@@ -262,7 +263,7 @@ class RecurrentMixer(Mixer, nn.Module):
             q = apply_rotary_pos_emb(q, *position_embeddings)
             k = apply_rotary_pos_emb(k, *position_embeddings) if self.has_keys else k
         if self.options.qk_norm == "l2":
-            q, k = l2norm(q), l2norm(k) if self.has_keys else k
+            q, k = l2norm_together(q, k) if self.has_keys else (l2norm(q), k)
         q, k, v = (repeat_heads(part, self.num_heads) for part in (q, k, v))
         inputs = self.compute_gates(x, RecurrenceInputs(q, k, v, projected=projected))
         if self.options.short_conv_input:

@@ -12,7 +12,7 @@ from evalsuite.models.kernels.policy import inference_kernels
 from evalsuite.models.kernels.reference import upcast_fp32
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
-from evalsuite.models.mixers.layers import PerHeadLinear
+from evalsuite.models.mixers.layers import PerHeadLinear, project_together
 from evalsuite.models.mixers.options import DELTA_NATIVE, DecayOptions, MixerOptions
 from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
@@ -60,11 +60,12 @@ class GatedDeltaNet(RecurrentMixer):
         init_constant_(self.a_proj, inverse_softplus(-initial_decay(self.num_heads, self.options).log()))
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
-        a, b = self.a_proj(x), self.b_proj(x)
         if self.options.delta_rule and (kernels := inference_kernels(x)):
+            a, b = project_together([self.a_proj, self.b_proj], x)
             most = 2.0 if self.options.negative_eigenvalues else 1.0
-            log_decay, beta = kernels.delta_gates(a, b, self.A_log, most)
-            return replace(inputs, log_decay=log_decay.view(a.shape), beta=beta.view(b.shape))
+            log_decay, beta = kernels.delta_gates(a, b, self.a_proj.bias, self.A_log, most)
+            return replace(inputs, log_decay=log_decay, beta=beta)
+        a, b = self.a_proj(x), self.b_proj(x)
         log_decay = -upcast_fp32(self.A_log).exp() * functional.softplus(upcast_fp32(a))
         beta = delta_beta(b, self.options.negative_eigenvalues)
         if not self.options.delta_rule:

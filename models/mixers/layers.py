@@ -3,6 +3,7 @@
 Triton and fla kernels are imported inside the functions that use them, so that this module needs neither.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -71,6 +72,18 @@ class PerHeadLinear(nn.Linear):
         return functional.linear(x, _pad_rows(self.weight, rows), bias)[..., : self.out_features]
 
 
+def project_together(layers: Sequence[PerHeadLinear], x: Tensor) -> list[Tensor]:
+    """Outputs of projections of x [..., D], without their biases, as views of one matrix product.
+
+    For passes without gradients: the rows of all weights are joined and padded by one kernel. Not cached, as
+    in `PerHeadLinear`.
+    """
+    sizes = [layer.out_features for layer in layers]
+    rows = sum(sizes) + -sum(sizes) % 16
+    weight = torch.cat([layer.weight for layer in layers] * -(-rows // sum(sizes)))[:rows]
+    return list(functional.linear(x, weight)[..., : sum(sizes)].split(sizes, -1))
+
+
 def _pad_rows(x: Tensor, rows: int) -> Tensor:
     """x [N, …] with further rows, up to `rows`: zeros, or without gradients x again."""
     if torch.is_grad_enabled():
@@ -135,6 +148,15 @@ def l2norm(x: Tensor) -> Tensor:
         fused: Tensor = fla_l2norm(x)
         return fused
     return x * torch.rsqrt(upcast_fp32(x).square().sum(-1, keepdim=True) + 1e-6).to(x.dtype)
+
+
+def l2norm_together(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """`l2norm` of two tensors; in one launch where a kernel computes both."""
+    width = x.shape[-1]
+    if width <= 256 and y.shape[-1] == width and (kernels := inference_kernels(x)):
+        first, second = kernels.head_norms([x, y], None, 1e-6 / width, width**-0.5)
+        return first, second
+    return l2norm(x), l2norm(y)
 
 
 def apply_rotary_pos_emb(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

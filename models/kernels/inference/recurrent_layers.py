@@ -25,11 +25,14 @@ GATES = 1024
 """Gates of one program."""
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows0", "rows1"])
 def _head_norm_kernel(  # type: ignore[no-untyped-def]
-    x, weight, out, rows, eps, gain,
+    x0, x1, weight, out0, out1, rows0, rows1, eps, gain,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
+    x, out, rows = x0, out0, rows0
+    if tl.program_id(1) == 1:
+        x, out, rows = x1, out1, rows1
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     index = row[:, None] * WIDTH + column[None, :]
@@ -54,16 +57,23 @@ def head_norm(x: Tensor, weight: Tensor | None, eps: float, gain: float = 1.0) -
         eps: added to the mean square.
         gain: factor if there is no weight.
     """
-    x = x.contiguous()
-    width = x.shape[-1]
+    return head_norms([x], weight, eps, gain)[0]
+
+
+def head_norms(parts: Sequence[Tensor], weight: Tensor | None, eps: float, gain: float = 1.0) -> list[Tensor]:
+    """`head_norm` of one or two tensors [..., D] in one launch, with the same weight."""
+    parts = [x.contiguous() for x in parts]
+    first, last = parts[0], parts[-1]
+    width = first.shape[-1]
     block = triton.next_power_of_2(width)
-    count, rows = x.numel() // width, max(1, ELEMENTS // block)
-    out = torch.empty_like(x)
-    _head_norm_kernel[(triton.cdiv(count, rows),)](
-        x, x if weight is None else weight, out, count, eps, gain,
+    rows = max(1, ELEMENTS // block)
+    counts = [x.numel() // width for x in parts]
+    outs = [torch.empty_like(x) for x in parts]
+    _head_norm_kernel[(triton.cdiv(max(counts), rows), len(parts))](
+        first, last, first if weight is None else weight, outs[0], outs[-1], counts[0], counts[-1], eps, gain,
         WIDTH=width, BLOCK=block, ROWS=rows, HAS_WEIGHT=weight is not None, num_warps=4,
     )  # fmt: skip
-    return out
+    return outs
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -230,12 +240,13 @@ def short_conv_step(
 
 @triton.jit(do_not_specialize=["count"])
 def _delta_gates_kernel(  # type: ignore[no-untyped-def]
-    a, b, rate, log_decay, beta, count, a_row, b_row, most, HEADS: tl.constexpr, BLOCK: tl.constexpr
+    a, b, bias, rate, log_decay, beta, count, a_row, b_row, most, HEADS: tl.constexpr, BLOCK: tl.constexpr
 ):
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = index < count
     row, head = index // HEADS, index % HEADS
     logit = tl.load(a + row * a_row + head, mask=mask, other=0.0).to(tl.float32)
+    logit += tl.load(bias + head, mask=mask, other=0.0).to(tl.float32)
     # softplus(x) = max(x, 0) + log(1 + e^−|x|); the quotient undoes the rounding of the logarithm's argument.
     small = tl.exp(-tl.abs(logit))
     one = 1 + small
@@ -247,24 +258,24 @@ def _delta_gates_kernel(  # type: ignore[no-untyped-def]
     tl.store(beta + index, most * strength, mask=mask)
 
 
-def delta_gates(a: Tensor, b: Tensor, rate: Tensor, most: float) -> tuple[Tensor, Tensor]:
-    """Gates of Gated DeltaNet: log α = −exp(rate) · softplus(a) and β = most · sigmoid(b).
+def delta_gates(a: Tensor, b: Tensor, bias: Tensor, rate: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    """Gates of Gated DeltaNet: log α = −exp(rate) · softplus(a + bias) and β = most · sigmoid(b).
 
     Args:
         a, b: logits [B, T, H], whose rows may lie apart.
-        rate: [H].
+        bias, rate: [H].
         most: the largest β.
 
     Returns:
         Two tensors [B, T, H] in float32.
     """
-    heads = a.shape[-1]
+    rows, length, heads = a.shape
     a, b = (each.flatten(0, 1) for each in (a, b))
     a, b = (each if each.stride(-1) == 1 else each.contiguous() for each in (a, b))
     count = a.numel()
-    log_decay, beta = torch.empty(2, *a.shape, dtype=torch.float32, device=a.device)
+    log_decay, beta = torch.empty(2, rows, length, heads, dtype=torch.float32, device=a.device)
     _delta_gates_kernel[(triton.cdiv(count, GATES),)](
-        a, b, rate, log_decay, beta, count, a.stride(0), b.stride(0), most, HEADS=heads, BLOCK=GATES
+        a, b, bias, rate, log_decay, beta, count, a.stride(0), b.stride(0), most, HEADS=heads, BLOCK=GATES
     )
     return log_decay, beta
 
@@ -286,7 +297,9 @@ def _deviations(device: torch.device, dtype: torch.dtype) -> list[float]:
     weight, before = x[0, 0], torch.randn(2, 80, 3, generator=draw).to(device, dtype)
     taps = torch.randn(80, 4, generator=draw).to(device, dtype)
     norm = functional.rms_norm(x.float(), (80,), eps=1e-6)
-    pairs = [(head_norm(x, weight, 1e-6), norm * weight.float()), (head_norm(x, None, 1e-6, 0.5), norm * 0.5)]
+    pairs = [(head_norm(x, weight, 1e-6), norm * weight.float())]
+    halves = head_norms([x, x[:, :1]], None, 1e-6, 0.5)
+    pairs += [(halves[0], norm * 0.5), (halves[1], norm[:, :1] * 0.5)]
     mask = torch.tensor([[True, True, True], [True, False, False]], device=device)
     for inputs, real, state in (
         (x, None, before),
@@ -308,10 +321,9 @@ def _deviations(device: torch.device, dtype: torch.dtype) -> list[float]:
         plain = (windows * taps.float()).sum(-1)
         active = torch.arange(80, device=device) < 64
         pairs += [(y, torch.where(active, functional.silu(plain), plain)), (after, kept)]
-    a, b, rate = x[..., :9], x[..., 9:18], weight[:9]
-    decay = -rate.float().exp() * functional.softplus(a.float())
-    found = delta_gates(a, b, rate, 2.0)
-    pairs += [(found[0].view_as(a), decay), (found[1].view_as(b), 2 * b.float().sigmoid())]
+    a, b, bias, rate = x[..., :9], x[..., 9:18], weight[16:25], weight[:9]
+    decay = -rate.float().exp() * functional.softplus(a.float() + bias.float())
+    pairs += zip(delta_gates(a, b, bias, rate, 2.0), (decay, 2 * b.float().sigmoid()), strict=True)
     # Rows of positions of their own or of the same, of one token or of several.
     q, (cos, sin) = x.unflatten(-1, (5, 16)), torch.randn(2, 2, 3, 16, generator=draw).to(device, dtype)
     for count, angles in ((3, 2), (1, 2), (3, 1)):

@@ -96,6 +96,8 @@ def test_swiglu(with_bias: bool) -> None:
     from evalsuite.models.kernels.swiglu import swiglu, swiglu_linear
 
     gate, x, weight, bias = 3 * draw(2, 37, 96), draw(2, 37, 96), draw(24, 96), draw(24)
+    with torch.no_grad():
+        torch.testing.assert_close(swiglu(gate.mT, x.mT), reference.swiglu(gate.mT, x.mT))
     compare(lambda g, x: [swiglu(g, x)], lambda g, x: [reference.swiglu(g, x)], gate, x)
     biases = [bias] if with_bias else []
     compare(

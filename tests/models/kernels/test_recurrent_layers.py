@@ -33,7 +33,7 @@ pytestmark = [
     ],
 )
 def test_norms_of_heads(width: int, dtype: torch.dtype, weighted: bool) -> None:
-    from evalsuite.models.kernels.inference.recurrent_layers import head_norm
+    from evalsuite.models.kernels.inference.recurrent_layers import head_norm, head_norms
 
     torch.manual_seed(0)
     # More rows than one program computes, and not a multiple of them.
@@ -44,6 +44,11 @@ def test_norms_of_heads(width: int, dtype: torch.dtype, weighted: bool) -> None:
     found = head_norm(x, weight, 1e-6, 0.125)
     tolerance = 2**-9 if dtype == torch.float16 else 1e-5
     torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=1e-6)
+    # Two of different sizes together, the smaller one in any place.
+    for parts in ((x, x[:1, :, 1:3]), (x[:, :1], x)):
+        alone = [head_norm(part, weight, 1e-6, 0.125) for part in parts]
+        for mine, theirs in zip(head_norms(parts, weight, 1e-6, 0.125), alone, strict=True):
+            assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +146,11 @@ def test_gates_of_the_delta_rule(most: float) -> None:
     torch.manual_seed(0)
     # Rows lie apart, as those of a projection that was padded.
     a, b = torch.randn(2, 3, 50, 16, device=DEVICE)[..., :9] * 20
-    rate = torch.randn(9, device=DEVICE)
-    log_decay, beta = delta_gates(a, b, rate, most)
-    expected = -rate.double().exp() * functional.softplus(a.double(), threshold=1000)
-    torch.testing.assert_close(log_decay.view_as(a).double(), expected, rtol=1e-5, atol=0)
-    torch.testing.assert_close(beta.view_as(b), most * b.sigmoid(), rtol=1e-5, atol=1e-12)
+    bias, rate = torch.randn(2, 9, device=DEVICE)
+    log_decay, beta = delta_gates(a, b, bias, rate, most)
+    expected = -rate.double().exp() * functional.softplus((a + bias).double(), threshold=1000)
+    torch.testing.assert_close(log_decay.double(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(beta, most * b.sigmoid(), rtol=1e-5, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """Building blocks of mixers."""
 
+import sys
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from evalsuite.models.mixers.layers import PerHeadLinear
+from evalsuite.models.mixers.layers import PerHeadLinear, l2norm, l2norm_together, project_together
 
 
 def draw(num_heads: int, bias: bool) -> tuple[PerHeadLinear, Tensor]:
@@ -45,3 +47,33 @@ def test_a_padded_projection_follows_every_write_to_its_weight() -> None:
     assert linear.weight._version == version
     with torch.inference_mode():
         torch.testing.assert_close(linear.forward_padded(x), linear(x))
+
+
+@pytest.mark.parametrize("sizes", [(9, 9), (16, 16), (1, 1), (3, 12, 30)])
+def test_projections_together_equal_each_alone(sizes: tuple[int, ...]) -> None:
+    layers, x = [draw(size, bias=True)[0] for size in sizes], draw(1, bias=True)[1]
+    with torch.inference_mode():
+        found = project_together(layers, x)
+        for layer, mine in zip(layers, found, strict=True):
+            torch.testing.assert_close(mine + layer.bias, layer(x))
+
+
+def test_norms_together_equal_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, narrow = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 2, 8), torch.randn(2, 3, 2, 6)
+    for mine, alone in zip(l2norm_together(q, k), (l2norm(q), l2norm(k)), strict=True):
+        assert torch.equal(mine, alone)
+    calls = []
+
+    def head_norms(parts: list[Tensor], weight: None, eps: float, gain: float) -> list[Tensor]:
+        calls.append(len(parts))
+        width = parts[0].shape[-1]
+        return [torch.nn.functional.rms_norm(part, (width,), eps=eps) * gain for part in parts]
+
+    kernels = SimpleNamespace(applies=lambda x: True, head_norms=head_norms)
+    monkeypatch.setitem(sys.modules, "evalsuite.models.kernels.inference.recurrent_layers", kernels)
+    monkeypatch.setattr("evalsuite.models.kernels.policy.use_triton", lambda x: True)
+    with torch.inference_mode():
+        for other in (k, narrow):
+            found = l2norm_together(q, other)
+            torch.testing.assert_close(found, (l2norm(q), l2norm(other)))
+    assert calls == [2]
