@@ -226,7 +226,8 @@ class FusedAttention:
     @property
     def branches(self) -> bool:
         """Whether these layers can read the keys of a parent cache in place."""
-        return inference_kernels(self._fused[0].q_proj.weight, "branch_attention") is not None
+        layer: Any = self._fused[0]
+        return inference_kernels(layer.q_proj.weight, "branch_attention") is not None
 
     @contextmanager
     def enabled(self, masks: AttentionMasks) -> Iterator[None]:
@@ -321,5 +322,8 @@ def _fused_forward(
     else:
         from evalsuite.models.kernels.inference.branch_attention import branch_attention
 
-        out = branch_attention(query, keys, values, *parents, *masks.branches, module.scaling)
+        parent_rows, lengths = masks.branches
+        out = branch_attention(
+            query, keys, values, parents[0], parents[1], parent_rows, lengths, module.scaling
+        )
     return module.o_proj(out.flatten(2)), None

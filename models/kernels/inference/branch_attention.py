@@ -157,11 +157,12 @@ def _deviations(device: torch.device, dtype: torch.dtype) -> list[float]:
     for heads, kv_heads, tokens in ((6, 2, 30), (2, 2, 1)):
         query = torch.randn(3, tokens, heads, 64, generator=draw).to(device, dtype)
         key, value = torch.randn(2, 3, kv_heads, tokens, 64, generator=draw).to(device, dtype)
-        parents = torch.randn(2, 2, kv_heads, 70, 64, generator=draw).to(device, dtype)
-        mine = branch_attention(query, key, value, *parents, parent_rows, lengths, 0.125)
-        theirs = reference(
-            *(each.float() for each in (query, key, value, *parents)), parent_rows, lengths, 0.125
+        old_key, old_value = torch.randn(2, 2, kv_heads, 70, 64, generator=draw).to(device, dtype)
+        mine = branch_attention(query, key, value, old_key, old_value, parent_rows, lengths, 0.125)
+        query, key, value, old_key, old_value = (
+            each.float() for each in (query, key, value, old_key, old_value)
         )
+        theirs = reference(query, key, value, old_key, old_value, parent_rows, lengths, 0.125)
         found.append(relative_difference(mine, theirs))
     return found
 

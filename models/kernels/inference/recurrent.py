@@ -103,13 +103,10 @@ def recurrent(
     rows, length, heads, key_width = k.shape
     value_width = v.shape[-1]
     shape = decay_shape_of(k, log_decay)
-    if log_decay is None:
-        decay, decay_strides = q, (0, 0, 0)
-    elif shape == "head":
-        decay, decay_strides = log_decay, (0, 0, log_decay.stride(0))
-    else:
-        decay = log_decay if shape == "scalar" or log_decay.stride(-1) == 1 else log_decay.contiguous()
-        decay_strides = decay.stride()[:3]
+    decay = q if log_decay is None else log_decay
+    if shape == "channel" and decay.stride(-1) != 1:
+        decay = decay.contiguous()
+    decay_strides = (0, 0, decay.stride(0)) if shape == "head" else decay.stride()[:3]
     if initial_state is not None and initial_state.stride()[2:] != (value_width, 1):
         initial_state = initial_state.contiguous()
     final = initial_state if in_place else None
@@ -154,10 +151,26 @@ def _deviations(device: torch.device, dtype: torch.dtype, decay: DecayShape, del
         gates = torch.rand(shape, generator=draw).to(device)
         decays = {"none": None, "head": gates[0, 0, :, 0], "scalar": gates[..., 0], "channel": gates}[decay]
         log_decay = None if decays is None else decays.log()
-        arguments = {"log_decay": log_decay, "beta": gates[..., 1] if delta else None, "scale": 0.5}
+        beta = gates[..., 1] if delta else None
         exact = naive_recurrent(
-            q.float(), k.float(), v.float(), **arguments, initial_state=stored, cu_seqlens=None
+            q.float(),
+            k.float(),
+            v.float(),
+            log_decay=log_decay,
+            beta=beta,
+            scale=0.5,
+            initial_state=stored,
+            cu_seqlens=None,
         )
-        mine = recurrent(q, k, v, **arguments, initial_state=stored, in_place=stored is not None)
+        mine = recurrent(
+            q,
+            k,
+            v,
+            log_decay=log_decay,
+            beta=beta,
+            scale=0.5,
+            initial_state=stored,
+            in_place=stored is not None,
+        )
         found += [relative_difference(*pair) for pair in zip(mine, exact, strict=True)]
     return found
