@@ -86,7 +86,8 @@ def _convolve_without_gradients(
 ) -> tuple[Sequence[Tensor], Tensor]:
     """`apply_short_convolutions` in one kernel, the states included."""
     rows, length = parts[0].shape[:2]
-    if state is not None and in_place and length == 1 and state.dtype == parts[0].dtype:
+    step = in_place and length == 1
+    if step and state is not None and state.is_contiguous() and state.dtype == parts[0].dtype:
         after = state
     else:
         channels = sum(convolution.channels for convolution in convolutions)

@@ -22,55 +22,58 @@ ELEMENTS_PER_WARP = 2048
 """Elements of the state in the registers of a warp, 64 a thread."""
 
 
-@triton.jit(do_not_specialize=["length", "heads", "decay_row", "decay_token", "beta_row", "beta_token"])
+@triton.jit(do_not_specialize=["length", "heads"])
 def _recurrent_kernel(  # type: ignore[no-untyped-def]
     q, k, v, log_decay, beta, initial, final, out, length, heads, scale,
-    q_row, q_token, q_head, k_row, k_token, k_head, v_row, v_token, v_head,
-    decay_row, decay_token, decay_head, beta_row, beta_token, beta_head, initial_row, initial_head,
-    KEY_WIDTH: tl.constexpr, KEY_BLOCK: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, VALUE_BLOCK: tl.constexpr,
-    HAS_STATE: tl.constexpr, HAS_DECAY: tl.constexpr, DECAYS_CHANNELS: tl.constexpr, DELTA: tl.constexpr,
+    KEY_WIDTH: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_BLOCK: tl.constexpr,
+    DECAY: tl.constexpr, DELTA: tl.constexpr, HAS_STATE: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
     i, j = tl.arange(0, KEY_BLOCK), tl.program_id(1) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
     known, wanted = i < KEY_WIDTH, j < VALUE_WIDTH
     inside = known[:, None] & wanted[None, :]
-    place = i[:, None] * VALUE_WIDTH + j[None, :]
+    place = pair * (KEY_WIDTH * VALUE_WIDTH) + i[:, None] * VALUE_WIDTH + j[None, :]
     if HAS_STATE:
-        start = initial + row * initial_row + head * initial_head
-        state = tl.load(start + place, mask=inside, other=0.0).to(tl.float32)
+        state = tl.load(initial + place, mask=inside, other=0.0).to(tl.float32)
     else:
         state = tl.zeros([KEY_BLOCK, VALUE_BLOCK], tl.float32)
-    q += row * q_row + head * q_head
-    k += row * k_row + head * k_head
-    v += row * v_row + head * v_head
-    log_decay += row * decay_row + head * decay_head
-    beta += row * beta_row + head * beta_head
-    out += (row * length * heads + head) * VALUE_WIDTH
+    first = row * length * heads + head
+    q += first * KEY_WIDTH
+    k += first * KEY_WIDTH
+    v += first * VALUE_WIDTH
+    out += first * VALUE_WIDTH
+    beta += first
+    if DECAY == "channel":
+        log_decay += first * KEY_WIDTH
+    elif DECAY == "scalar":
+        log_decay += first
+    else:
+        log_decay += head
     for _ in range(length):
         query = tl.load(q + i, mask=known, other=0.0).to(tl.float32) * scale
         key = tl.load(k + i, mask=known, other=0.0).to(tl.float32)
         value = tl.load(v + j, mask=wanted, other=0.0).to(tl.float32)
-        if DECAYS_CHANNELS:
+        if DECAY == "channel":
             state *= tl.exp(tl.load(log_decay + i, mask=known, other=0.0).to(tl.float32))[:, None]
-        elif HAS_DECAY:
+            log_decay += heads * KEY_WIDTH
+        elif DECAY != "none":
             state *= tl.exp(tl.load(log_decay).to(tl.float32))
+            if DECAY == "scalar":
+                log_decay += heads
         if DELTA:
             value -= tl.sum(state * key[:, None], 0)
             value *= tl.load(beta).to(tl.float32)
+            beta += heads
         state += key[:, None] * value[None, :]
         mixed = tl.sum(state * query[:, None], 0)
         tl.store(out + j, mixed.to(out.dtype.element_ty), mask=wanted)
-        q += q_token
-        k += k_token
-        v += v_token
-        log_decay += decay_token
-        beta += beta_token
+        q += heads * KEY_WIDTH
+        k += heads * KEY_WIDTH
+        v += heads * VALUE_WIDTH
         out += heads * VALUE_WIDTH
-    # All of this program's part of the state was read before, and nobody else reads it.
-    end = final + pair * (KEY_WIDTH * VALUE_WIDTH)
-    tl.store(end + place, state, mask=inside)
+    # In place too: no other program reads this part of the state.
+    tl.store(final + place, state, mask=inside)
 
 
 def recurrent(
@@ -87,8 +90,7 @@ def recurrent(
     """S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t, in float32.
 
     Args:
-        q, k: [B, T, H, K], in any 16- or 32-bit dtype and with any strides but a contiguous last axis, as all
-            inputs; others are copied.
+        q, k: [B, T, H, K], in any 16- or 32-bit dtype; copied if they are not contiguous, as all inputs.
         v: [B, T, H, V].
         log_decay: None, [H], [B, T, H] or [B, T, H, K]; None for D = I.
         beta: [B, T, H]; None for the additive rule.
@@ -99,30 +101,25 @@ def recurrent(
     Returns:
         The outputs [B, T, H, V] in the dtype of `v`, and the final states [B, H, K, V] in float32.
     """
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     rows, length, heads, key_width = k.shape
     value_width = v.shape[-1]
-    shape = decay_shape_of(k, log_decay)
-    decay = q if log_decay is None else log_decay
-    if shape == "channel" and decay.stride(-1) != 1:
-        decay = decay.contiguous()
-    decay_strides = (0, 0, decay.stride(0)) if shape == "head" else decay.stride()[:3]
-    if initial_state is not None and initial_state.stride()[2:] != (value_width, 1):
-        initial_state = initial_state.contiguous()
-    final = initial_state if in_place else None
-    if final is None or not final.is_contiguous() or final.dtype != torch.float32:
+    initial, final = initial_state, None
+    if initial is not None:
+        in_place = in_place and initial.is_contiguous() and initial.dtype == torch.float32
+        initial = initial.contiguous()
+        final = initial if in_place else None
+    if final is None:
         final = torch.empty(rows, heads, key_width, value_width, dtype=torch.float32, device=v.device)
     out = torch.empty(rows, length, heads, value_width, dtype=v.dtype, device=v.device)
     key_block = max(16, triton.next_power_of_2(key_width))
+    q = q.contiguous()
+    # Few and plain arguments: the host takes longer to bind them than the device to compute a short row.
     _recurrent_kernel[(rows * heads, triton.cdiv(value_width, VALUES))](
-        q, k, v, decay, q if beta is None else beta, q if initial_state is None else initial_state,
+        q, k.contiguous(), v.contiguous(), q if log_decay is None else log_decay.contiguous(),
+        q if beta is None else beta.contiguous(), q if initial is None else initial,
         final, out, length, heads, scale,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *decay_strides,
-        *((0, 0, 0) if beta is None else beta.stride()),
-        *((0, 0) if initial_state is None else initial_state.stride()[:2]),
         KEY_WIDTH=key_width, KEY_BLOCK=key_block, VALUE_WIDTH=value_width, VALUE_BLOCK=VALUES,
-        HAS_STATE=initial_state is not None, HAS_DECAY=log_decay is not None,
-        DECAYS_CHANNELS=shape == "channel", DELTA=beta is not None,
+        DECAY=decay_shape_of(k, log_decay), DELTA=beta is not None, HAS_STATE=initial is not None,
         num_warps=max(1, key_block * VALUES // ELEMENTS_PER_WARP),
     )  # fmt: skip
     return out, final

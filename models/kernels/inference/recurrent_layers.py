@@ -122,7 +122,6 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 @triton.jit(do_not_specialize=["length", "tiles", "activated"])
 def _short_conv_kernel(  # type: ignore[no-untyped-def]
     x0, x1, x2, weight0, weight1, weight2, out0, out1, out2, mask, state, after, length, tiles, activated,
-    state_row, state_channel, state_tap, after_row, after_channel,
     CHANNELS0: tl.constexpr, CHANNELS1: tl.constexpr, CHANNELS2: tl.constexpr,
     BLOCK: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
     HAS_STATE: tl.constexpr, IN_PLACE: tl.constexpr, HAS_MASK: tl.constexpr, MASK_BLOCK: tl.constexpr,
@@ -148,8 +147,9 @@ def _short_conv_kernel(  # type: ignore[no-untyped-def]
     x += row * length * channels
     mask += row * length
     # The channels of all parts share a state.
-    state += row * state_row + before * state_channel
-    after += row * after_row + before * after_channel
+    first = (row * (CHANNELS0 + CHANNELS1 + CHANNELS2) + before) * (TAPS - 1)
+    state += first
+    after += first
     total = tl.zeros([TILE, BLOCK], tl.float32)
     for lag in tl.static_range(TAPS):
         at = time - lag
@@ -160,7 +160,7 @@ def _short_conv_kernel(  # type: ignore[no-untyped-def]
         value = tl.load(x + at[:, None] * channels + channel[None, :], mask=here, other=0.0).to(tl.float32)
         if HAS_STATE:
             past = (at[:, None] < 0) & known[None, :]
-            where = channel[None, :] * state_channel + (TAPS - 1 + at[:, None]) * state_tap
+            where = channel[None, :] * (TAPS - 1) + TAPS - 1 + at[:, None]
             value += tl.load(state + where, mask=past, other=0.0).to(tl.float32)
         w = tl.load(weight + channel * TAPS + (TAPS - 1 - lag), mask=known, other=0.0).to(tl.float32)
         total += value * w[None, :]
@@ -176,8 +176,8 @@ def _short_conv_kernel(  # type: ignore[no-untyped-def]
         if HAS_MASK:
             # Place after the last real token; 0 for a row without any.
             last = tl.zeros([MASK_BLOCK], tl.int32)
-            for first in range(0, length, MASK_BLOCK):
-                token = first + tl.arange(0, MASK_BLOCK)
+            for start in range(0, length, MASK_BLOCK):
+                token = start + tl.arange(0, MASK_BLOCK)
                 real = tl.load(mask + token, mask=token < length, other=0) != 0
                 last = tl.maximum(last, tl.where(real, token + 1, 0))
             end = tl.max(last, 0)
@@ -188,9 +188,9 @@ def _short_conv_kernel(  # type: ignore[no-untyped-def]
                 exists = exists & (tl.load(mask + source, mask=exists, other=0) != 0)
             kept = tl.load(x + source * channels + channel, mask=exists, other=0.0)
             if HAS_STATE:
-                carried = channel * state_channel + (TAPS - 1 + source) * state_tap
+                carried = channel * (TAPS - 1) + TAPS - 1 + source
                 kept += tl.load(state + carried, mask=known & (source < 0), other=0.0).to(kept.dtype)
-            tl.store(after + channel * after_channel + tap, kept, mask=known)
+            tl.store(after + channel * (TAPS - 1) + tap, kept, mask=known)
 
 
 def short_conv_step(
@@ -208,9 +208,8 @@ def short_conv_step(
         parts: one to three tensors [B, T, Cᵢ], convolved together.
         weights: [Cᵢ, kernel_size]; the last column applies to the current token.
         token_mask: bool [B, T], real tokens, contiguous in each row; None: all. Not together with a state.
-        state: the kernel_size − 1 inputs before the parts, [B, ΣCᵢ, kernel_size − 1], with any strides; None:
-            zeros.
-        after: the same after them; written, with a contiguous last axis. For one token it may be `state`.
+        state: the kernel_size − 1 inputs before the parts, [B, ΣCᵢ, kernel_size − 1]; None: zeros.
+        after: the same after them, contiguous; written. For one token it may be `state`.
         num_activated: number of parts, the first ones, to which SiLU is applied.
 
     Returns:
@@ -221,7 +220,7 @@ def short_conv_step(
     tile = min(TOKENS, triton.next_power_of_2(length))
     tiles, block = triton.cdiv(length, tile), 64
     mask = parts[0] if token_mask is None else token_mask.contiguous().view(torch.uint8)
-    before = parts[0] if state is None else state
+    before = parts[0] if state is None else state.contiguous()
     outs = [torch.empty_like(x) for x in parts]
     missing = 3 - len(parts)
     channels = [x.shape[2] for x in parts] + [0] * missing
@@ -229,7 +228,6 @@ def short_conv_step(
     _short_conv_kernel[(rows * tiles, sum(blocks))](
         *(each for group in (parts, weights, outs) for each in (*group, *group[:1] * missing)),
         mask, before, after, length, tiles, sum(blocks[:num_activated]),
-        *before.stride(), *after.stride()[:2],
         CHANNELS0=channels[0], CHANNELS1=channels[1], CHANNELS2=channels[2],
         BLOCK=block, TAPS=weights[0].shape[1], TILE=tile,
         HAS_STATE=state is not None, IN_PLACE=before.data_ptr() == after.data_ptr(),

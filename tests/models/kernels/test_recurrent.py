@@ -150,6 +150,7 @@ def test_steps_write_into_their_slots(mixer: str, make_teacher: Any, monkeypatch
     from evalsuite.models.inference.sampling import SamplingMetadata
     from evalsuite.models.inference.torch.model_runner import ModelRunner
     from evalsuite.models.inference.torch.scheduler import DecodeBatch
+    from evalsuite.models.inference.torch.static_cache import _StaticLayer
     from evalsuite.models.kernels.inference import recurrent as module
     from evalsuite.models.kernels.inference import recurrent_layers
 
@@ -159,6 +160,13 @@ def test_steps_write_into_their_slots(mixer: str, make_teacher: Any, monkeypatch
     monkeypatch.setattr(
         module, "recurrent", lambda *given, **rest: calls.append(rest["in_place"]) or right(*given, **rest)
     )
+    copied, write = [], _StaticLayer.write
+
+    def record(self: _StaticLayer, state: dict[str, Tensor]) -> None:
+        copied.extend(new is not self._recurrent[name] for name, new in state.items())
+        write(self, state)
+
+    monkeypatch.setattr(_StaticLayer, "write", record)
     found: dict[bool, list[Tensor]] = {True: [], False: []}
     for fused, kept in found.items():
         monkeypatch.setattr(module, "applies", lambda *_, fused=fused: fused)
@@ -170,6 +178,7 @@ def test_steps_write_into_their_slots(mixer: str, make_teacher: Any, monkeypatch
             _, cache = runner.prefill([[5, 6, 7, 8, 9], [11], [20, 21, 22]], keep=True)
             assert cache is not None
             calls.clear()
+            copied.clear()
             sampling = SamplingMetadata.allocate(
                 4, [GenerateRequest((5,), SamplingParams(4))], torch.device(DEVICE)
             )
@@ -186,6 +195,8 @@ def test_steps_write_into_their_slots(mixer: str, make_teacher: Any, monkeypatch
             assert all((tensor[3] == 7).all() for tensor in states)
             kept += [tensor[:3].clone() for tensor in states]
         assert calls == ([True] * 4 if fused else [])
+        # State and convolutions of two layers, twice.
+        assert copied == [not fused] * 8
     for mine, plain in zip(*found.values(), strict=True):
         error = (mine.double() - plain.double()).norm() / plain.double().norm()
         assert error < (1e-4 if INTERPRETED else 1e-3), error
