@@ -8,8 +8,11 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -81,9 +84,22 @@ def package_versions() -> dict[str, str]:
     # Slimmed or vendored packages may lack metadata, so the modules' own __version__ comes first.
     found = {}
     for package, distribution in (("fla", "flash-linear-attention"), ("triton", "triton")):
-        number = getattr(importlib.import_module(package), "__version__", None)
-        found[distribution] = str(number or importlib.metadata.version(distribution))
+        found[distribution] = _stated_version(package) or importlib.metadata.version(distribution)
     return found
+
+
+def _stated_version(package: str) -> str | None:
+    """A package's `__version__`, read from its file unless it is imported; None if it states none.
+
+    Importing fla imports all of its models, which takes seconds, and a Transformer runs without them.
+    """
+    if package in sys.modules:
+        return getattr(sys.modules[package], "__version__", None)
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        return None
+    stated = re.search(r"^__version__ = [\"']([^\"']+)[\"']", Path(found.origin).read_text(), re.MULTILINE)
+    return stated[1] if stated else None
 
 
 def version() -> str:
