@@ -57,11 +57,11 @@ def _branch_attention_kernel(  # type: ignore[no-untyped-def]
     place = first + tl.arange(0, QUERIES)
     token, head = place // GROUPS, kv_head * GROUPS + place % GROUPS
     channel, v_channel = tl.arange(0, K_BLOCK), tl.arange(0, V_BLOCK)
-    asked = token < tokens
+    exists = token < tokens
     vector = (row * tokens + token) * (KV_HEADS * GROUPS) + head
     query = tl.load(
         q + vector[:, None] * WIDTH + channel[None, :],
-        mask=asked[:, None] & (channel[None, :] < WIDTH), other=0.0,
+        mask=exists[:, None] & (channel[None, :] < WIDTH), other=0.0,
     )  # fmt: skip
     maximum = tl.full([QUERIES], -float("inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
@@ -93,7 +93,7 @@ def _branch_attention_kernel(  # type: ignore[no-untyped-def]
     mixed = mixed / total[:, None]
     tl.store(
         out + vector[:, None] * V_WIDTH + v_channel[None, :], mixed.to(out.dtype.element_ty),
-        mask=asked[:, None] & (v_channel[None, :] < V_WIDTH),
+        mask=exists[:, None] & (v_channel[None, :] < V_WIDTH),
     )  # fmt: skip
 
 
