@@ -227,7 +227,9 @@ class FusedAttention:
     def branches(self) -> bool:
         """Whether these layers can read the keys of a parent cache in place."""
         layer: Any = self._fused[0]
-        return inference_kernels(layer.q_proj.weight, "branch_attention") is not None
+        weight, width = layer.q_proj.weight, layer.head_dim
+        heads, kv_heads = (len(each.weight) // width for each in (layer.q_proj, layer.k_proj))
+        return inference_kernels(weight, "branch_attention", heads, kv_heads, width) is not None
 
     @contextmanager
     def enabled(self, masks: AttentionMasks) -> Iterator[None]:

@@ -137,32 +137,36 @@ def branch_attention(
     return out
 
 
-def applies(x: Tensor) -> bool:
-    """Whether the kernel proves right on the device and in the dtype of `x`."""
-    return _proven(x.device, x.dtype)
+def applies(x: Tensor, heads: int, kv_heads: int, width: int) -> bool:
+    """Whether the kernel proves right on the device and in the dtype of `x`, for layers of this shape."""
+    return _proven(x.device, x.dtype, heads, kv_heads, width)
 
 
 @functools.cache
-def _proven(device: torch.device, dtype: torch.dtype) -> bool:
+def _proven(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> bool:
     return proves_right(
-        lambda: _deviations(device, dtype), dtype, "continuations attend to copies of their contexts"
+        lambda: _deviations(device, dtype, heads, kv_heads, width),
+        dtype,
+        "continuations attend to copies of their contexts",
     )
 
 
-def _deviations(device: torch.device, dtype: torch.dtype) -> list[float]:
-    """Relative difference from masked attention, for heads in groups and alone."""
+def _deviations(
+    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int
+) -> list[float]:
+    """Relative differences from masked attention, for rows of one token and of several."""
     draw = torch.Generator().manual_seed(0)
     parent_rows, lengths = torch.tensor([1, 1, 0], device=device), torch.tensor([70, 2], device=device)
-    found = []
-    for heads, kv_heads, tokens in ((6, 2, 30), (2, 2, 1)):
-        query = torch.randn(3, tokens, heads, 64, generator=draw).to(device, dtype)
-        key, value = torch.randn(2, 3, kv_heads, tokens, 64, generator=draw).to(device, dtype)
-        old_key, old_value = torch.randn(2, 2, kv_heads, 70, 64, generator=draw).to(device, dtype)
-        mine = branch_attention(query, key, value, old_key, old_value, parent_rows, lengths, 0.125)
+    scale, found = width**-0.5, []
+    for tokens in (1, 30):
+        query = torch.randn(3, tokens, heads, width, generator=draw).to(device, dtype)
+        key, value = torch.randn(2, 3, kv_heads, tokens, width, generator=draw).to(device, dtype)
+        old_key, old_value = torch.randn(2, 2, kv_heads, 70, width, generator=draw).to(device, dtype)
+        mine = branch_attention(query, key, value, old_key, old_value, parent_rows, lengths, scale)
         query, key, value, old_key, old_value = (
             each.float() for each in (query, key, value, old_key, old_value)
         )
-        theirs = reference(query, key, value, old_key, old_value, parent_rows, lengths, 0.125)
+        theirs = reference(query, key, value, old_key, old_value, parent_rows, lengths, scale)
         found.append(relative_difference(mine, theirs))
     return found
 

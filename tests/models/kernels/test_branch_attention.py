@@ -67,16 +67,19 @@ def test_later_tokens_change_nothing_before_them() -> None:
         torch.testing.assert_close(part, whole[:, :cut])
 
 
+@pytest.mark.parametrize("shape", [(6, 2, 32), (2, 2, 16)] + [(9, 3, 64), (32, 8, 128)] * (not INTERPRETED))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_kernel_proves_itself(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_proves_itself(
+    shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from evalsuite.models.kernels.inference import branch_attention as module
 
-    found = max(module._deviations(torch.device(DEVICE), dtype))
+    found = max(module._deviations(torch.device(DEVICE), dtype, *shape))
     assert found < TOLERANCE[dtype], found
     right = module.branch_attention
     monkeypatch.setattr(module, "branch_attention", lambda *given: right(*given) * 1.05)
     module._proven.cache_clear()
-    assert not module._proven(torch.device(DEVICE), dtype)
+    assert not module._proven(torch.device(DEVICE), dtype, *shape)
     module._proven.cache_clear()
 
 
@@ -109,14 +112,14 @@ def test_layers_read_their_contexts_in_place(
         assert cache is not None
         rows, parent_rows = [[4, 7], [9, 8, 3], [6], [6, 5]], [2, 0, 1, 2]
         for applies in (True, False):
-            monkeypatch.setattr(module, "applies", lambda x, applies=applies: applies)
+            monkeypatch.setattr(module, "applies", lambda *_, applies=applies: applies)
             before = len(calls)
             hidden, _ = runner.prefill(rows, parent=cache, parent_rows=parent_rows)
             assert len(calls) - before == (len(runner.fused_attention._fused) if applies else 0)
             logits.append([hidden[i, : len(row)] for i, row in enumerate(rows)])
         # A cache that is kept holds its parents' keys in front of its own, with pads between them: both such
         # passes and those that continue it take copies.
-        monkeypatch.setattr(module, "applies", lambda x: True)
+        monkeypatch.setattr(module, "applies", lambda *_: True)
         before = len(calls)
         _, grown = runner.prefill(rows, parent=cache, parent_rows=parent_rows, keep=True)
         runner.prefill([[3], [4]], parent=grown, parent_rows=[0, 3])
