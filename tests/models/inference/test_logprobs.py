@@ -30,7 +30,7 @@ def test_a_kernel_serves_passes_without_gradients(
 
     weight = torch.randn(30, 8)
     hidden = torch.randn(9, 8)
-    # Rows 1, 5 and 8 have no target; row 3 has two, at both sides of no chunk.
+    # Rows 1, 5 and 8 have no target; row 3 has two.
     rows, tokens = [0, 2, 3, 3, 4, 6, 7], [4, 9, int((hidden @ weight.T)[3].argmax()), 2, 0, 29, 11]
 
     def compute(max_rows: int) -> tuple[Tensor, Tensor]:
