@@ -36,7 +36,7 @@ def test_gpu_equals_cpu(
     build: Callable[..., Any], kind: str, dtype: torch.dtype, policy: KernelPolicy
 ) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
-    # With at most 60 tokens, fla uses its recurrent kernels, in full float32.
+    # Rows of at most 60 tokens run on kernels that compute token by token, in full float32.
     with kernel_policy(policy):
         here, there = build(kind), build(kind)
         there.model = there.model.to("cuda", dtype)
