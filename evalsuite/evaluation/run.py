@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +15,20 @@ from evalsuite.evaluation.environment import (
     read_environment,
     update_environment,
 )
-from evalsuite.evaluation.processes.workers import WorkerPool, expected_rows
-from evalsuite.evaluation.run_paths import Cell, CheckpointRef, read_index, responses_folder
+from evalsuite.evaluation.processes.background import Calls
+from evalsuite.evaluation.processes.phases import (
+    HarnessPhases,
+    ScoreResult,
+    open_phases,
+    run_tracker,
+    works_in_parallel,
+)
+from evalsuite.evaluation.run_paths import CheckpointRef, read_index, responses_folder
 from evalsuite.executors import Executor, open_executor
 from evalsuite.foundation import ConfigError, RunFolderError, locked
-from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
+from evalsuite.foundation.tracking import Tracker, check_tracker
 
 if TYPE_CHECKING:
-    from evalsuite.evaluation.checkpoints import RunCheckpoint
     from evalsuite.evaluation.inference.worker import EngineChoice, PreloadedEngine
 
 
@@ -120,16 +125,21 @@ def evaluate(config: RunConfig) -> Summary:
 
 
 def _evaluate(config: RunConfig) -> Summary:
-    with WorkerPool(None if config.workers == "auto" else config.workers or 1) as pool:
-        return _run_phases(config, pool)
+    calls = open_phases(config)
+    try:
+        return _run_phases(config, calls)
+    finally:
+        calls.close()
 
 
-def _run_phases(config: RunConfig, pool: WorkerPool) -> Summary:
+def _run_phases(config: RunConfig, calls: Calls) -> Summary:
     out = Path(config.out)
     if config.track is not None:
         check_tracker(config.track)
     checkpoints = expand_folders(config.checkpoints)
     executor = open_executor(config.executor, config.executor_args)
+    if "build" in config.phases:
+        calls.start(HarnessPhases.describe, config, checkpoints)
     if "infer" in config.phases:
         from evalsuite.evaluation.inference.engines import check_servable
 
@@ -140,7 +150,11 @@ def _run_phases(config: RunConfig, pool: WorkerPool) -> Summary:
         for phase in (phase for phase in PHASES if phase in config.phases):
             started = time.monotonic()
             if phase == "build":
-                preloaded = _build(config, out, checkpoints, pool)
+                calls.start(HarnessPhases.build, config, checkpoints)
+                if "infer" in config.phases and works_in_parallel(config, calls):
+                    preloaded = _preload(config, config.teacher or checkpoints[0])
+                calls.result()
+                calls.result()
             else:
                 if "build" not in config.phases:
                     _check_suite(config, out)
@@ -148,7 +162,8 @@ def _run_phases(config: RunConfig, pool: WorkerPool) -> Summary:
                     _infer(config, out, checkpoints, executor, summary, preloaded)
                     preloaded = None
                 else:
-                    _score(config, out, summary, pool)
+                    calls.start(HarnessPhases.score, config)
+                    _take_scores(summary, calls)
             summary.unread = read_index(out).unread
             update_environment(
                 out,
@@ -162,41 +177,16 @@ def _run_phases(config: RunConfig, pool: WorkerPool) -> Summary:
     return summary
 
 
-def _build(
-    config: RunConfig, out: Path, checkpoints: Sequence[str], pool: WorkerPool
-) -> "PreloadedEngine | None":
-    """Build the requests; return an engine for the first checkpoint if one was loaded at the same time."""
-    from evalsuite.evaluation.build import build_requests
-    from evalsuite.evaluation.checkpoints import describe_checkpoints
-    from evalsuite.evaluation.loss_curves import read_curves, rename_curves, write_curves
-    from evalsuite.evaluation.plan import resolve_suite
-    from evalsuite.evaluation.run_paths import index_path
+def _take_scores(summary: Summary, calls: Calls) -> None:
+    # Imported while another process scores: the result has a table of pandas.
+    import pandas as pd  # noqa: F401
 
-    assert config.suite is not None
-    described = describe_checkpoints(checkpoints, config.teacher, trust_remote_code=config.trust_remote_code)
-    curves = read_curves({each.weights_id: each.training for each in described})
-    resolved = resolve_suite(config.suite, described, limit=config.limit, max_length=config.max_length)
-    preloaded = None
-    if "infer" in config.phases and pool.size(expected_rows(resolved.entries, None)) > 1:
-        preloaded = _preload(config, described[0])
-    before = read_index(out).labels if index_path(out).is_file() else {}
-    index = build_requests(
-        out,
-        resolved,
-        described,
-        config.data,
-        skip_missing=config.skip_missing,
-        strict=config.strict,
-        trust_remote_code=config.trust_remote_code,
-        quiet=config.quiet,
-        pool=pool,
-    )
-    rename_curves(out, before, index.labels)
-    write_curves(out, {index.labels[weights_id]: data for weights_id, data in curves.items()})
-    return preloaded
+    found: ScoreResult = calls.result()
+    summary.missing, summary.scores = found.missing, found.scores
+    summary.merged, summary.errors = found.merged, found.errors
 
 
-def _preload(config: RunConfig, checkpoint: "RunCheckpoint") -> "PreloadedEngine | None":
+def _preload(config: RunConfig, path: str) -> "PreloadedEngine | None":
     """Load the first engine while other processes build, if this process runs it on a GPU."""
     from evalsuite.evaluation.inference.engines import resolve_device
     from evalsuite.evaluation.inference.worker import PreloadedEngine
@@ -210,8 +200,8 @@ def _preload(config: RunConfig, checkpoint: "RunCheckpoint") -> "PreloadedEngine
     device, _ = resolve_device(config.device, config.dtype)
     if not own_process or config.trust_remote_code or not device.startswith("cuda"):
         return None
-    limit = checkpoint.limit(config.max_length)
-    return PreloadedEngine(checkpoint.ref, replace(_engine_choice(config), max_length=limit.extension))
+    # Whether a `max_length` extends the checkpoint shows when its config is read.
+    return None if config.max_length is not None else PreloadedEngine(path, _engine_choice(config))
 
 
 def _engine_choice(config: RunConfig) -> "EngineChoice":
@@ -280,7 +270,7 @@ def _infer(
         selected = select_checkpoints(index, paths, trust_remote_code=config.trust_remote_code)
     for checkpoint in selected:
         engine_type(config.engine, config.engine_args, index.limit(checkpoint).extension)
-    with _tracker(config, out) as tracker:
+    with run_tracker(config) as tracker:
         done = infer(
             out,
             index,
@@ -297,36 +287,6 @@ def _infer(
     summary.failed = {label: (stats.failed, stats.reason) for label, stats in done.items() if stats.failed}
 
 
-def _score(config: RunConfig, out: Path, summary: Summary, pool: WorkerPool) -> None:
-    from evalsuite.evaluation.registration import add_registered_to_plan
-    from evalsuite.evaluation.score import score
-    from evalsuite.reports.records.score_table import write_scores
-
-    if config.merge_shards:
-        from evalsuite.evaluation.shards.merge import merge_shards
-
-        summary.merged = merge_shards(out, [Path(each) for each in config.merge_shards])
-    add_registered_to_plan(out)
-    with _tracker(config, out) as tracker:
-        summary.missing = score(
-            out,
-            read_index(out),
-            pool=pool,
-            trust_remote_code=config.trust_remote_code,
-            quiet=config.quiet,
-            on_cell=partial(_track_scores, tracker, out),
-        )
-    summary.scores = write_scores(out)
-    summary.errors = count_errors(out)
-
-
-def _tracker(config: RunConfig, out: Path) -> AbstractContextManager[Tracker | None]:
-    if config.track is None:
-        return nullcontext()
-    name = out.resolve().name
-    return open_tracker(config.track, out, project="evalsuite-run", run=name, config={})
-
-
 def _track_inference(tracker: Tracker | None, label: str, stats: Any) -> None:
     """Log how many responses a checkpoint computed, and how many a second, loading included."""
     if tracker is not None and stats.computed:
@@ -334,32 +294,3 @@ def _track_inference(tracker: Tracker | None, label: str, stats: Any) -> None:
         tracker.log(
             {f"{label}/infer/responses": stats.computed, f"{label}/infer/responses_per_second": rate}, 0
         )
-
-
-def _track_scores(tracker: Tracker | None, out: Path, cell: Cell) -> None:
-    """Log the main metric of every checkpoint on a benchmark, at its context in tokens (0: none)."""
-    from evalsuite.reports.records.score_table import score_table
-
-    if tracker is None:
-        return
-    scores: Any = score_table(out, only=(cell.benchmark, cell.protocol))
-    if scores.empty:
-        return
-    for step, steps in scores[scores["main"]].fillna({"context": 0}).groupby("context"):
-        keys = ["label", "benchmark", "protocol", "metric"]
-        means = steps.groupby(keys, observed=True)["score"].mean().dropna()
-        tracker.log({"/".join(key): float(value) for key, value in means.items()}, int(step))
-
-
-def count_errors(run: Path) -> dict[str, tuple[int, str]]:
-    """Return the number of score rows with an error per checkpoint, and the first one's reason."""
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    found: dict[str, tuple[int, str]] = {}
-    for path in sorted((run / "scores").glob("*.parquet")):
-        table = pq.read_table(path, columns=["checkpoint", "outcome", "error"])
-        for row in table.filter(pc.field("outcome") == "error").to_pylist():
-            count, reason = found.get(row["checkpoint"], (0, row["error"]))
-            found[row["checkpoint"]] = count + 1, reason
-    return found

@@ -94,9 +94,9 @@ class Crew:
         """Return the weights that lie at a path."""
         return self.weights.get(path, f"weights-{path}")
 
-    def engine_factory(self, *_: object, **__: object) -> Callable[[str, str], FakeEngine]:
-        def make(path: str, label: str) -> FakeEngine:
-            self.engines.append(FakeEngine(label, self.weights_id(path), self.tokenizer))
+    def engine_factory(self, *_: object, **__: object) -> Callable[[str, str | None], FakeEngine]:
+        def make(path: str, label: str | None) -> FakeEngine:
+            self.engines.append(FakeEngine(label or path, self.weights_id(path), self.tokenizer))
             return self.engines[-1]
 
         return make

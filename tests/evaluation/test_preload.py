@@ -17,6 +17,7 @@ CHOICE = EngineChoice(engine="torch")
 
 
 class Engine:
+    weights_id = "0" * 16
     closed = False
 
     def close(self) -> None:
@@ -25,8 +26,8 @@ class Engine:
 
 def test_it_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine()
-    monkeypatch.setattr(EngineChoice, "load", lambda self, checkpoint: engine)
-    preloaded = PreloadedEngine(REF, CHOICE)
+    monkeypatch.setattr(EngineChoice, "open", lambda self, path: engine)
+    preloaded = PreloadedEngine("a", CHOICE)
     assert preloaded.take(REF, CHOICE) is engine
     assert preloaded.take(REF, CHOICE) is None
     assert not engine.closed
@@ -34,17 +35,25 @@ def test_it_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_closed_if_something_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine()
-    monkeypatch.setattr(EngineChoice, "load", lambda self, checkpoint: engine)
-    assert PreloadedEngine(REF, CHOICE).take(REF, EngineChoice(engine="torch", dtype="float16")) is None
+    monkeypatch.setattr(EngineChoice, "open", lambda self, path: engine)
+    assert PreloadedEngine("a", CHOICE).take(REF, EngineChoice(engine="torch", dtype="float16")) is None
     assert engine.closed
 
 
+def test_a_checkpoint_that_has_changed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    engine.weights_id = "1" * 16
+    monkeypatch.setattr(EngineChoice, "open", lambda self, path: engine)
+    with pytest.raises(CheckpointError, match=r"a: weights are 1{16}, but .* were built for 0{16}"):
+        PreloadedEngine("a", CHOICE).take(REF, CHOICE)
+
+
 def test_an_error_is_left_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: EngineChoice, checkpoint: CheckpointRef) -> None:
+    def fail(self: EngineChoice, path: str) -> None:
         raise CheckpointError("a: damaged")
 
-    monkeypatch.setattr(EngineChoice, "load", fail)
-    assert PreloadedEngine(REF, CHOICE).take(REF, CHOICE) is None
+    monkeypatch.setattr(EngineChoice, "open", fail)
+    assert PreloadedEngine("a", CHOICE).take(REF, CHOICE) is None
 
 
 @pytest.mark.long
@@ -52,13 +61,13 @@ def test_a_run_loads_every_checkpoint_once(
     crew: Any, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads: list[str] = []
-    load = EngineChoice.load
+    load = EngineChoice.open
 
-    def counted(self: EngineChoice, checkpoint: CheckpointRef) -> Any:
-        loads.append(checkpoint.label)
-        return load(self, checkpoint)
+    def counted(self: EngineChoice, path: str, label: str | None = None) -> Any:
+        loads.append(path)
+        return load(self, path, label)
 
-    monkeypatch.setattr(EngineChoice, "load", counted)
+    monkeypatch.setattr(EngineChoice, "open", counted)
     monkeypatch.setattr(engines, "resolve_device", lambda device, dtype: ("cuda", "float32"))
     config = RunConfig(
         suite=suite, checkpoints=["a", "b"], teacher="t", out=tmp_path / "run", workers=2, quiet=True

@@ -33,6 +33,14 @@ from evalsuite.evaluation import evaluate
 print(evaluate(RunConfig(suite=sys.argv[1], checkpoints=[sys.argv[2]], out=sys.argv[3], quiet=True)))
 """
 
+PRELOADED = [
+    "evalsuite.evaluation.build",
+    "evalsuite.evaluation.score",
+    "evalsuite.models.inference.torch.engine",
+    "lm_eval.api.task",
+]
+"""What a life would import before it does anything."""
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
@@ -153,7 +161,7 @@ def test_killed_at_random_moments(
     monkeypatch.setenv("PYTHONPATH", path)
     # A server that has imported everything: lives then begin at once, and kills hit work, not imports.
     lives = multiprocessing.get_context("forkserver")
-    lives.set_forkserver_preload(["evalsuite.evaluation.run", "lm_eval.api.task", "transformers"])
+    lives.set_forkserver_preload(PRELOADED)
 
     def live(out: str) -> multiprocessing.Process:
         process = lives.Process(target=ask, args=(str(suite), str(tiny), str(tmp_path / out)))
@@ -199,7 +207,7 @@ def test_two_writers_killed_in_every_phase(
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     monkeypatch.setenv("PYTHONPATH", path)
     lives = multiprocessing.get_context("forkserver")
-    lives.set_forkserver_preload(["evalsuite.evaluation.run", "lm_eval.api.task", "transformers"])
+    lives.set_forkserver_preload(PRELOADED)
 
     def live(out: str) -> multiprocessing.Process:
         process = lives.Process(target=ask_again, args=(str(suite), str(tiny), str(tmp_path / out)))

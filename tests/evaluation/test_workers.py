@@ -9,7 +9,7 @@ import pytest
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation.processes import workers
-from evalsuite.evaluation.processes.workers import MIN_ROWS, MIN_ROWS_TO_IMPORT, Shared, WorkerPool, prepare
+from evalsuite.evaluation.processes.workers import MIN_ROWS, MIN_ROWS_TO_IMPORT, Shared, WorkerPool, pays_off
 from evalsuite.foundation import DataError, RunFolderError
 
 
@@ -73,15 +73,11 @@ def test_size_follows_from_processors_and_rows(monkeypatch: pytest.MonkeyPatch) 
 def test_harnesses_are_imported_in_advance_for_large_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suite: str, settings: dict[str, Any], starts: bool
 ) -> None:
-    started: list[bool] = []
-    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: started.append(True))
     monkeypatch.setattr(workers, "num_processors", lambda: 8)
-    monkeypatch.setattr(workers, "_prepared", False)
     chosen: dict[str, Any] = {"suite": suite, "checkpoints": ["a"], "out": tmp_path, "workers": "auto"}
     if settings.get("phases") == ("infer",):
         chosen.pop("workers")
-    prepare(RunConfig(**chosen | settings))
-    assert bool(started) == starts == workers._prepared
+    assert pays_off(RunConfig(**chosen | settings)) == starts
 
 
 @pytest.mark.long

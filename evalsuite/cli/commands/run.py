@@ -135,9 +135,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate, and print scores and the run folder."""
     config = run_config(arguments)
     if "dry_run" not in arguments:
-        from evalsuite.evaluation.processes.workers import prepare
+        from evalsuite.evaluation.processes.phases import prepare
 
-        # Before the imports that take seconds, which go on at the same time in the process that this starts.
+        # Before the imports that take seconds, which the process that this starts does at the same time.
         prepare(config)
     from evalsuite.evaluation import evaluate
 

@@ -41,6 +41,10 @@ class EngineChoice:
 
     def load(self, checkpoint: CheckpointRef) -> Engine:
         """Load a checkpoint. Raises CheckpointError if its weights are not those of the run."""
+        return self.check(self.open(checkpoint.path, checkpoint.label), checkpoint)
+
+    def open(self, path: str, label: str | None = None) -> Engine:
+        """Load what lies at a path."""
         from evalsuite.evaluation.inference.engines import engine_factory
 
         make = engine_factory(
@@ -51,7 +55,11 @@ class EngineChoice:
             arguments=self.engine_args,
             max_length=self.max_length,
         )
-        engine = make(checkpoint.path, checkpoint.label)
+        return make(path, label)
+
+    @staticmethod
+    def check(engine: Engine, checkpoint: CheckpointRef) -> Engine:
+        """Return the engine of a checkpoint. Raises CheckpointError if it has other weights."""
         if engine.weights_id != checkpoint.weights_id:
             raise CheckpointError(
                 f"{checkpoint.path}: weights are {engine.weights_id}, but the requests of {checkpoint.label} "
@@ -61,28 +69,34 @@ class EngineChoice:
 
 
 class PreloadedEngine:
-    """An engine that a thread loads, for a checkpoint that is certain to be run soon."""
+    """An engine that a thread loads, for a path that is certain to be run soon."""
 
-    def __init__(self, checkpoint: CheckpointRef, choice: EngineChoice) -> None:
-        self._loading = checkpoint, choice
+    def __init__(self, path: str, choice: EngineChoice) -> None:
+        self._loading = path, choice
         self._engine: Engine | None = None
         self._thread = threading.Thread(target=self._load, name="preload", daemon=True)
         self._thread.start()
 
     def _load(self) -> None:
-        checkpoint, choice = self._loading
+        path, choice = self._loading
         # What fails here fails again where it is needed, which reports it.
         with suppress(Exception):
-            self._engine = choice.load(checkpoint)
+            self._engine = choice.open(path)
 
     def take(self, checkpoint: CheckpointRef, choice: EngineChoice) -> Engine | None:
-        """Return the engine, once; None if it is one for something else, or could not be loaded."""
+        """Return the engine, once; None if it is one for something else, or could not be loaded.
+
+        Raises:
+            CheckpointError: its weights are not those of the run.
+        """
         self._thread.join()
         engine, self._engine = self._engine, None
-        if engine is not None and (checkpoint, choice) != self._loading:
+        if engine is None:
+            return None
+        if (checkpoint.path, choice) != self._loading:
             engine.close()
             return None
-        return engine
+        return choice.check(engine, checkpoint)
 
 
 @dataclass(frozen=True, kw_only=True)

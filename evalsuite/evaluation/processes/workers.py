@@ -45,27 +45,27 @@ def num_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def prepare(config: RunConfig) -> None:
-    """Start to import the harnesses in another process if this run is likely to need workers.
-
-    To be called before this process imports them itself; it changes nothing but the time that a run takes.
-    """
-    global _prepared
+def pays_off(config: RunConfig) -> bool:
+    """Whether a run is likely to need workers, so that the harnesses are best imported in advance."""
     if config.workers != "auto" or not set(config.phases) - {"infer"} or num_processors() < 2:
-        return
+        return False
     if "forkserver" not in multiprocessing.get_all_start_methods():
-        return
+        return False
     try:
-        rows = _rows_of_run(config)
+        return _rows_of_run(config) >= MIN_ROWS_TO_PREPARE
     except (EvalsuiteError, OSError, ValueError, LookupError, TypeError):
         # The run itself reports it.
-        return
-    if rows >= MIN_ROWS_TO_PREPARE:
-        from multiprocessing.forkserver import ensure_running
+        return False
 
-        multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
-        ensure_running()
-        _prepared = True
+
+def start_importing() -> None:
+    """Start the process that workers of this one are forked from; it imports the harnesses."""
+    global _prepared
+    from multiprocessing.forkserver import ensure_running
+
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+    ensure_running()
+    _prepared = True
 
 
 def _rows_of_run(config: RunConfig) -> int:

@@ -1,0 +1,160 @@
+"""Calls in a process of their own give what they would give here, and end with the process that made them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from evalsuite.config import RunConfig
+from evalsuite.evaluation import evaluate
+from evalsuite.evaluation.processes import phases
+from evalsuite.evaluation.processes.background import Background, Calls, Here
+from evalsuite.foundation import CheckpointError, DataError, RunFolderError
+
+KINDS = [Here, Background]
+
+
+class OddError(Exception):
+    """Cannot be pickled: its arguments are not those of its class."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+@contextmanager
+def opened() -> Iterator[list[int]]:
+    yield []
+
+
+def append(target: list[int], number: int) -> tuple[int, list[int]]:
+    target.append(number)
+    return os.getpid(), list(target)
+
+
+def fail(target: list[int], kind: str) -> None:
+    errors = {"data": DataError("a.jsonl: empty"), "os": FileNotFoundError(2, "No such file", "b")}
+    raise errors.get(kind, OddError(1, 2))
+
+
+def die(target: list[int]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def work(target: list[int], marks: str) -> None:
+    try:
+        Path(marks, "started").touch()
+        time.sleep(60)
+    finally:
+        Path(marks, "released").touch()
+
+
+@pytest.fixture(params=KINDS)
+def calls(request: pytest.FixtureRequest) -> Iterator[Calls]:
+    found: Calls = request.param(opened)
+    yield found
+    found.close()
+
+
+def test_results_come_in_order_from_one_object(calls: Calls) -> None:
+    for number in (3, 5):
+        calls.start(append, number)
+    process, first = calls.result()
+    assert (process == os.getpid()) == isinstance(calls, Here)
+    assert (first, calls.result()[1]) == ([3], [3, 5])
+
+
+@pytest.mark.parametrize("kind", ["data", "os"])
+def test_errors_keep_their_class_and_message(calls: Calls, kind: str) -> None:
+    calls.start(fail, kind)
+    with pytest.raises(DataError if kind == "data" else FileNotFoundError) as caught:
+        calls.result()
+    assert str(caught.value) == ("a.jsonl: empty" if kind == "data" else "[Errno 2] No such file: 'b'")
+    calls.start(append, 1)
+    assert calls.result()[1] == [1]
+
+
+def test_an_error_that_cannot_travel_keeps_its_traceback() -> None:
+    background = Background(opened)
+    background.start(fail, "odd")
+    with pytest.raises(RuntimeError, match="1 and 2") as caught:
+        background.result()
+    background.close()
+    assert "in fail" in caught.value.__notes__[0]
+
+
+def test_a_killed_process_is_named() -> None:
+    background = Background(opened)
+    background.start(die)
+    background.start(append, 1)
+    with pytest.raises(RunFolderError, match=r"ended with exit code -9.*fewer --workers"):
+        background.result()
+    background.close()
+
+
+def test_a_call_that_is_given_up_releases_what_it_holds(tmp_path: Path) -> None:
+    background = Background(opened)
+    background.start(work, str(tmp_path))
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    background.close()
+    assert (tmp_path / "released").exists()
+    assert not background._process.is_alive()
+
+
+def test_it_ends_with_the_process_that_made_it() -> None:
+    code = (
+        "import os, sys\n"
+        "from contextlib import nullcontext\n"
+        "from evalsuite.evaluation.processes.background import Background\n"
+        "background = Background(nullcontext)\n"
+        "print(background._process.pid, flush=True)\n"
+        "{end}\n"
+    )
+    for end in ("", "os.kill(os.getpid(), 9)"):
+        command = [sys.executable, "-c", code.format(end=end)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        process = int(done.stdout)
+        for _ in range(1000):
+            if not Path(f"/proc/{process}").exists():
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail("it is still running")
+
+
+@pytest.mark.long
+def test_a_prepared_process_builds_and_scores_alike(
+    tiny: Path, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phases, "pays_off", lambda config: True)
+    for name in ("here", "there"):
+        config = RunConfig(suite=suite, checkpoints=[str(tiny)], out=tmp_path / name, quiet=True)
+        if name == "there":
+            phases.prepare(config)
+        summary = evaluate(config)
+        assert (summary.missing, len(summary.scores) > 0, phases._prepared) == (0, True, None)
+    files = sorted(path.relative_to(tmp_path / "here") for path in (tmp_path / "here").rglob("*.*"))
+    assert {path.suffix for path in files} >= {".jsonl", ".parquet"}
+    for file in files:
+        if file.suffix in (".jsonl", ".parquet") or file.name == "index.json":
+            assert (tmp_path / "there" / file).read_bytes() == (tmp_path / "here" / file).read_bytes()
+
+
+@pytest.mark.long
+def test_an_error_of_a_prepared_process_is_the_runs_own(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phases, "pays_off", lambda config: True)
+    config = RunConfig(
+        suite=suite, checkpoints=[str(tmp_path / "none")], out=tmp_path / "run", phases=("build",), quiet=True
+    )
+    phases.prepare(config)
+    with pytest.raises(CheckpointError, match="none: no such folder"):
+        evaluate(config)
+    assert not (tmp_path / "run" / "plan.yaml").exists()
