@@ -155,6 +155,8 @@ def _run_phases(config: RunConfig, calls: Calls) -> Summary:
                     preloaded = _preload(config, config.teacher or checkpoints[0])
                 calls.result()
                 calls.result()
+                if "score" in config.phases:
+                    calls.start(HarnessPhases.prepare_score)
             else:
                 if "build" not in config.phases:
                     _check_suite(config, out)
@@ -163,7 +165,12 @@ def _run_phases(config: RunConfig, calls: Calls) -> Summary:
                     preloaded = None
                 else:
                     calls.start(HarnessPhases.score, config)
-                    _take_scores(summary, calls)
+                    # Imported while another process scores: the result has a table of pandas.
+                    import pandas as pd  # noqa: F401
+
+                    if "build" in config.phases:
+                        calls.result()
+                    _take_scores(summary, calls.result())
             summary.unread = read_index(out).unread
             update_environment(
                 out,
@@ -177,11 +184,7 @@ def _run_phases(config: RunConfig, calls: Calls) -> Summary:
     return summary
 
 
-def _take_scores(summary: Summary, calls: Calls) -> None:
-    # Imported while another process scores: the result has a table of pandas.
-    import pandas as pd  # noqa: F401
-
-    found: ScoreResult = calls.result()
+def _take_scores(summary: Summary, found: ScoreResult) -> None:
     summary.missing, summary.scores = found.missing, found.scores
     summary.merged, summary.errors = found.merged, found.errors
 

@@ -87,6 +87,11 @@ class HarnessPhases:
         rename_curves(out, before, index.labels)
         write_curves(out, {index.labels[weights_id]: data for weights_id, data in curves.items()})
 
+    def prepare_score(self) -> None:
+        """Import what `score` needs, for a process that has nothing else to do."""
+        import evalsuite.evaluation.score
+        import evalsuite.reports.records.score_table  # noqa: F401
+
     def score(self, config: RunConfig) -> ScoreResult:
         """Score the responses of a run. Raises as `evalsuite.evaluation.evaluate`."""
         from evalsuite.evaluation.registration import add_registered_to_plan
