@@ -2,6 +2,6 @@
 
 import sys
 
-from evalsuite.cli import main
+from evalsuite.cli import run
 
-sys.exit(main())
+sys.exit(run())

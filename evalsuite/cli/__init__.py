@@ -1,5 +1,7 @@
 """The command line: `main` turns arguments into one call and one exit code."""
 
+import atexit
+import os
 import signal
 import sys
 import threading
@@ -16,6 +18,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return dispatch(argv)
 
     return interruptible("evalsuite", dispatch)
+
+
+def run() -> int:
+    """Run the command line as a process of its own, which ends soon after this returns its exit code.
+
+    Threads and exit handlers end as usual; what Python does after them takes longer than a second once torch
+    is imported, and frees only what ends with the process.
+    """
+    codes: list[int] = []
+    # The handler that is registered first is called last.
+    atexit.register(_end, codes)
+    codes.append(main())
+    return codes[0]
+
+
+def _end(codes: Sequence[int]) -> None:
+    if codes:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(codes[0])
 
 
 def interruptible(name: str, call: Callable[[], int]) -> int:

@@ -1,8 +1,10 @@
 """Calls on one object, in this process or in one of its own that works while this one does something else."""
 
 import atexit
+import os
 import pickle
 import signal
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -110,6 +112,10 @@ def _serve(pipe: Connection, make: Callable[[], AbstractContextManager[Any]]) ->
             except Exception as error:
                 reply = False, _portable(error)
             pipe.send(reply)
+    # As a forked process ends: freeing what is imported would take longer than a second.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _end(*_: object) -> None:
