@@ -93,7 +93,7 @@ def _table(scores: Any) -> str:
     main = scores[scores["main"]].copy()
     # The score table holds log perplexities; here they are exponentiated.
     main["score"] = main["score"].where(main["direction"] != "lower", np.exp(main["score"]))
-    context = main["context"].map(lambda value: "" if pd.isna(value) else f"@{value}")
+    context = main["context"].map(lambda value: "" if pd.isna(value) else f"@{int(value)}")
     main["row"] = main["benchmark"] + context + " " + main["protocol"] + " " + main["metric"]
     table = main.pivot_table(index="row", columns="label", values="score", sort=False, aggfunc="mean")
     table.insert(0, "documents", main.groupby("row", sort=False)["documents"].max())
