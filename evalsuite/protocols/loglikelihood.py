@@ -5,6 +5,7 @@ lm-eval builds the prompts (`fewshot_context`, `construct_requests`) and compute
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -223,8 +224,9 @@ def task_file(benchmark: Benchmark, subject: str | None, *, trust_remote_code: b
     path = TASK_FOLDER / rest if folder == "evalsuite" else root / name
     if not path.is_file():
         raise ConfigError(f"{benchmark.name}: no lm-eval task file {name} (expected at {path})")
-    trusted = (root.resolve(), TASK_FOLDER.resolve())
-    if not trust_remote_code and not any(path.resolve().is_relative_to(each) for each in trusted):
+    # Links are not followed: an editable install consists of links to the files of its checkout.
+    place, *trusted = (Path(os.path.abspath(each)) for each in (path, root, TASK_FOLDER))
+    if not trust_remote_code and not any(place.is_relative_to(each) for each in trusted):
         raise ConfigError(
             f"{benchmark.name}: 'task' = {name}: a task file outside lm-eval can run Python (!function, "
             f"include, templates); read {path.resolve()} and pass --trust-remote-code if you trust it"

@@ -9,8 +9,9 @@ import pytest
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
 from evalsuite.models.inference.requests import GenerateResponse
+from evalsuite.protocols import loglikelihood
 from evalsuite.protocols.generation import GenerationBenchmark
-from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
+from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark, task_file
 from evalsuite.protocols.sandbox import ALLOW, WITHOUT_EXECUTION, execution_refusal, run_limited
 from evalsuite.tasks.benchmark import Benchmark, all_benchmarks, load_benchmark
 from evalsuite.tasks.sources.documents import with_ids
@@ -192,6 +193,22 @@ def test_task_files_of_a_user_need_trust(through: str, tmp_path: Path) -> None:
     made = LogLikelihoodBenchmark(mine, with_ids([(row, subject)]), trust_remote_code=True)
     assert ran.exists()
     assert made.pairs(0)[1] == ("Which?", " an elephant")
+
+
+def test_task_files_of_an_editable_install_need_no_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = tmp_path / "installed" / "lm_eval_tasks"
+    links.mkdir(parents=True)
+    (links / "choices.yaml").symlink_to(loglikelihood.TASK_FOLDER / "choices.yaml")
+    (tmp_path / "task.yaml").write_text(TASK)
+    monkeypatch.setattr(loglikelihood, "TASK_FOLDER", links)
+    values = load_benchmark("pocket_facts").model_dump()
+    assert values["loglikelihood"]["task"] == "evalsuite/choices.yaml"
+    assert task_file(parse(values, Benchmark, "ours.yaml"), None) == links / "choices.yaml"
+    values["loglikelihood"]["task"] = "evalsuite/../../task.yaml"
+    with pytest.raises(ConfigError, match="trust-remote-code"):
+        task_file(parse(values, Benchmark, "theirs.yaml"), None)
 
 
 def test_generation_tasks_of_lm_eval_are_refused_before_their_code_is_imported() -> None:
