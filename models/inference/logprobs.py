@@ -24,17 +24,31 @@ class TargetIndex:
     token: list[int] = field(default_factory=list)
     slot: list[int] = field(default_factory=list)
 
-    def add(self, rows: Sequence[int], tokens: Sequence[int], slot: int) -> None:
-        self.row.extend(rows)
+    def add(self, first_row: int, tokens: Sequence[int], slot: int) -> None:
+        """Add `tokens` after consecutive hidden states."""
+        self.row.extend(range(first_row, first_row + len(tokens)))
         self.token.extend(tokens)
         self.slot.extend([slot] * len(tokens))
+
+    def extend(self, other: "TargetIndex", shift: int) -> None:
+        """Add the targets of another index, whose rows start at `shift` here."""
+        self.row.extend(row + shift for row in other.row)
+        self.token.extend(other.token)
+        self.slot.extend(other.slot)
+
+    def score(self, head: Callable[[Tensor], Tensor], hidden: Tensor, max_rows: int) -> "Part":
+        """Score all targets; arguments as in `target_logprobs`."""
+        rows = np.asarray(self.row)
+        order = np.argsort(rows, kind="stable")
+        tokens, slots = np.asarray(self.token)[order], np.asarray(self.slot)[order]
+        return slots, *target_logprobs(head, hidden, rows[order], tokens, max_rows)
 
 
 def target_logprobs(
     head: Callable[[Tensor], Tensor],
     hidden: Tensor,
-    rows: Sequence[int],
-    tokens: Sequence[int],
+    rows: Sequence[int] | np.ndarray,
+    tokens: Sequence[int] | np.ndarray,
     max_rows: int,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of `tokens[i]` after hidden state `rows[i]`, and whether it is the argmax.
@@ -84,7 +98,7 @@ def _is_argmax(logits: Tensor, row: Tensor, token: Tensor) -> Tensor:
     return best
 
 
-Part = tuple[Sequence[int], Tensor, Tensor]
+Part = tuple[np.ndarray, Tensor, Tensor]
 """Scored targets: the continuation of each, its log-probability, and whether it is the argmax."""
 
 
@@ -95,7 +109,7 @@ def number_continuations(requests: Sequence[ScoreRequest]) -> list[int]:
 
 def sum_responses(requests: Sequence[ScoreRequest], parts: Sequence[Part]) -> list[ScoreResponse]:
     """One response per request; an error where a log-probability is not finite. Waits for the device."""
-    slot = np.concatenate([np.array(slots) for slots, _, _ in parts])
+    slot = np.concatenate([slots for slots, _, _ in parts])
     logprobs = torch.cat([part for _, part, _ in parts]).double().cpu().numpy()
     is_argmax = torch.cat([part for _, _, part in parts]).cpu().numpy()
     firsts = number_continuations(requests)

@@ -10,14 +10,13 @@ from evalsuite.models.inference.logprobs import (
     TargetIndex,
     number_continuations,
     sum_responses,
-    target_logprobs,
 )
 from evalsuite.models.inference.requests import ScoreRequest, ScoreResponse
 from evalsuite.models.inference.torch.batch_limits import BatchLimits
 from evalsuite.models.inference.torch.batching import make_length_batches
 from evalsuite.models.inference.torch.kv_cache import KVCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
-from evalsuite.models.inference.torch.prefix_groups import group_by_prefix
+from evalsuite.models.inference.torch.prefix_groups import common_prefix_length, group_by_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +79,27 @@ def make_batches(
 
 def _num_tokens(request: ScoreRequest, num_shared: int) -> tuple[int, int]:
     """Tokens of the request's own row, and of its branches and its copy of the shared prefix."""
-    own = len(request.context) - num_shared
+    common = len(common_start(request))
     # Shared tokens cost only the copy of their keys and values, about a quarter of a token's memory.
-    copied = num_shared // 4
-    if len(request.continuations) == 1:
-        return own + len(request.continuations[0]) - 1, copied
-    return own, copied + sum(len(tokens) - 1 for tokens in request.continuations)
+    branches = sum(max(0, len(tokens) - 1 - common) for tokens in request.continuations)
+    return len(request.context) - num_shared + common, num_shared // 4 + branches
+
+
+def common_start(request: ScoreRequest) -> tuple[int, ...]:
+    """Tokens that all continuations read first, those of one token aside, which read none.
+
+    All but the last token of a single continuation; of answer letters, often the space before the letter.
+    """
+    read = [tokens[:-1] for tokens in request.continuations if len(tokens) > 1]
+    return read[0][: common_prefix_length(read)] if read else ()
 
 
 class LoglikelihoodBatch:
     """A batch whose computation is started on construction; `responses` waits for it.
 
-    A request with one continuation is one row of context and continuation together; otherwise the context is
-    a row and every continuation of two or more tokens branches from its cache. The first token of each
-    continuation is scored by the context's last hidden state, so that one-token continuations cost nothing
-    beyond the context.
+    The context and what all continuations start with are one row, from whose cache every continuation that
+    has more to read branches. A single continuation, one-token continuations, and those that differ in their
+    last token alone cost nothing beyond that row.
 
     Args:
         runner: the model.
@@ -115,21 +120,22 @@ class LoglikelihoodBatch:
         self._parts: list[Part] = []
         self._runner, self._limits = runner, limits
         self._slots = number_continuations(requests)
+        self._starts = [common_start(request) for request in requests]
         branches, cache = self._run_contexts()
         if cache is not None:
             self._run_continuations(branches, cache)
 
     def _run_contexts(self) -> tuple[list[tuple[int, int]], KVCache | None]:
         """Prefill the contexts; return the continuations that branch from them, and the cache."""
-        rows: list[tuple[int, ...]] = []
-        branches: list[tuple[int, int]] = []
-        for i, request in enumerate(self.requests):
-            own = request.context[self._num_shared :]
-            if len(request.continuations) == 1:
-                rows.append(own + request.continuations[0][:-1])
-            else:
-                rows.append(own)
-                branches += [(i, j) for j, tokens in enumerate(request.continuations) if len(tokens) > 1]
+        rows = [
+            request.context[self._num_shared :] + self._starts[i] for i, request in enumerate(self.requests)
+        ]
+        branches = [
+            (i, j)
+            for i, request in enumerate(self.requests)
+            for j, tokens in enumerate(request.continuations)
+            if len(tokens) - 1 > len(self._starts[i])
+        ]
         parent = None
         if self._num_shared:
             _, parent = self._runner.prefill([self.requests[0].context[: self._num_shared]], keep=True)
@@ -139,35 +145,31 @@ class LoglikelihoodBatch:
         targets = TargetIndex()
         for i, request in enumerate(self.requests):
             last = i * hidden.shape[1] + len(request.context) - self._num_shared - 1
-            if len(request.continuations) == 1:
-                tokens = request.continuations[0]
-                targets.add(range(last, last + len(tokens)), tokens, self._slots[i])
-            else:
-                for j, tokens in enumerate(request.continuations):
-                    targets.add([last], tokens[:1], self._slots[i] + j)
+            for j, tokens in enumerate(request.continuations):
+                targets.add(last, tokens[: len(self._starts[i]) + 1], self._slots[i] + j)
         self._score(hidden, targets)
         return branches, cache
 
     def _run_continuations(self, branches: Sequence[tuple[int, int]], cache: KVCache) -> None:
-        lengths = [len(self.requests[i].continuations[j]) - 1 for i, j in branches]
+        rests = [self.requests[i].continuations[j][len(self._starts[i]) :] for i, j in branches]
         for batch in make_length_batches(
-            lengths, max_tokens=self._limits.max_tokens, min_tokens=self._limits.min_tokens
+            [len(rest) - 1 for rest in rests],
+            max_tokens=self._limits.max_tokens,
+            min_tokens=self._limits.min_tokens,
         ):
-            chosen = [branches[number] for number in batch]
-            rows = [self.requests[i].continuations[j][:-1] for i, j in chosen]
-            hidden, _ = self._runner.prefill(rows, parent=cache, parent_rows=[i for i, _ in chosen])
+            rows = [rests[number][:-1] for number in batch]
+            hidden, _ = self._runner.prefill(
+                rows, parent=cache, parent_rows=[branches[number][0] for number in batch]
+            )
             targets = TargetIndex()
-            for number, (i, j) in enumerate(chosen):
-                first = number * hidden.shape[1]
-                tokens = self.requests[i].continuations[j][1:]
-                targets.add(range(first, first + len(tokens)), tokens, self._slots[i] + j)
+            for place, number in enumerate(batch):
+                i, j = branches[number]
+                targets.add(place * hidden.shape[1], rests[number][1:], self._slots[i] + j)
             self._score(hidden, targets)
 
     def _score(self, hidden: Tensor, targets: TargetIndex) -> None:
-        flat, head = hidden.flatten(0, 1), self._runner.lm_head
         max_rows = max(1, self._limits.max_logits // self._runner.vocab_size)
-        found = target_logprobs(head, flat, targets.row, targets.token, max_rows)
-        self._parts.append((targets.slot, *found))
+        self._parts.append(targets.score(self._runner.lm_head, hidden.flatten(0, 1), max_rows))
 
     def responses(self) -> list[ScoreResponse]:
         """One response per request; an error where a log-probability is not finite."""

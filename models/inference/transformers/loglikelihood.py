@@ -7,7 +7,6 @@ from evalsuite.models.inference.logprobs import (
     TargetIndex,
     number_continuations,
     sum_responses,
-    target_logprobs,
 )
 from evalsuite.models.inference.proof import Text
 from evalsuite.models.inference.requests import ScoreRequest, ScoreResponse
@@ -48,8 +47,7 @@ class PlainLoglikelihoodBatch:
             for number, continuation in enumerate(request.continuations):
                 # The last token is predicted, never read.
                 text = request.context + continuation[:-1]
-                places = range(first, first + len(continuation))
-                targets.setdefault(text, TargetIndex()).add(places, continuation, slot + number)
+                targets.setdefault(text, TargetIndex()).add(first, continuation, slot + number)
         texts = list(targets)
         for batch in runner.batches([len(text) for text in texts], limits.max_tokens):
             self._read([(texts[place], targets[texts[place]]) for place in batch])
@@ -66,11 +64,8 @@ class PlainLoglikelihoodBatch:
         logits = self._runner.logits([text for text, _ in batch], first).flatten(0, 1)
         joined = TargetIndex()
         for number, (_, targets) in enumerate(batch):
-            start = number * length - first
-            for place, token, slot in sorted(zip(targets.row, targets.token, targets.slot, strict=True)):
-                joined.add([start + place], [token], slot)
-        found = target_logprobs(lambda rows: rows, logits, joined.row, joined.token, max_rows)
-        self._parts.append((joined.slot, *found))
+            joined.extend(targets, number * length - first)
+        self._parts.append(joined.score(lambda rows: rows, logits, max_rows))
 
     def responses(self) -> list[ScoreResponse]:
         """One response per request; an error where a log-probability is not finite."""

@@ -84,6 +84,41 @@ def test_common_prefixes_are_prefilled_once(engine: TorchEngine, monkeypatch: py
         assert responses[index].logprobs == pytest.approx([value for value, _ in expected], abs=TOLERANCE)
 
 
+def test_continuations_that_differ_in_their_last_token_need_no_pass_of_their_own(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a tokenizer has it that splits " B", but not " A", into a space and a letter.
+    letters = ((9,), (7, 5, 11), (7, 5, 12), (7, 5, 13))
+    requests = [replace(each, continuations=letters) for each in some_requests(6, seed=6)]
+    # Here the last two read one token more than the first two.
+    requests += [
+        replace(each, continuations=((7, 11), (7, 12), (7, 5, 6), (7, 5, 8))) for each in requests[:2]
+    ]
+    prefilled: list[list[int]] = []
+    original = ModelRunner.prefill
+
+    def counted(self: ModelRunner, rows: Any, **rest: Any) -> Any:
+        prefilled.append([len(row) for row in rows])
+        return original(self, rows, **rest)
+
+    monkeypatch.setattr(ModelRunner, "prefill", counted)
+    responses = dict(engine.score(requests[:6]))
+    longer = sorted(len(each.context) + 2 for each in requests[:6])
+    assert sorted(length for lengths in prefilled for length in lengths) == longer
+    prefilled.clear()
+    responses |= {6 + index: response for index, response in engine.score(requests[6:])}
+    assert [sorted(lengths) for lengths in prefilled] == [
+        sorted(len(each.context) + 1 for each in requests[6:]),
+        [1, 1, 1, 1],
+    ]
+    for index, request in enumerate(requests):
+        for logprob, greedy, (expected, flag) in zip(
+            responses[index].logprobs, responses[index].greedy, reference(engine, request), strict=True
+        ):
+            assert logprob == pytest.approx(expected, abs=TOLERANCE)
+            assert greedy == flag
+
+
 def test_greedy_flag_of_the_models_own_continuation(engine: TorchEngine) -> None:
     context = (5, 6, 7, 8)
     tokens = list(context)
