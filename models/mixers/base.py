@@ -188,6 +188,11 @@ class RecurrentMixer(Mixer, nn.Module):
             (self.conv1d,) if self.options.short_conv_input else (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         )
 
+    def joint_projections(self) -> list[nn.Module]:
+        """Layers that read the same tensor in every forward pass, so that one product can compute them."""
+        full_rank_gate = self.options.output_gate != "none" and isinstance(self.g_proj, nn.Linear)
+        return [self.q_proj, self.k_proj, self.v_proj, *([self.g_proj] if full_rank_gate else [])]
+
     def key_dim(self) -> int:
         """Width K of the keys after the feature map."""
         return self.head_k_dim

@@ -59,6 +59,11 @@ class GatedDeltaNet(RecurrentMixer):
         init.zeros_(self.A_log)
         init_constant_(self.a_proj, inverse_softplus(-initial_decay(self.num_heads, self.options).log()))
 
+    def joint_projections(self) -> list[nn.Module]:
+        # Without the delta rule the gates are computed in other ways.
+        gates = [self.a_proj, self.b_proj] if self.options.delta_rule else []
+        return [*super().joint_projections(), *gates]
+
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
         if self.options.delta_rule and (kernels := inference_kernels(x)):
             a, b = project_together([self.a_proj, self.b_proj], x)

@@ -3,7 +3,7 @@
 Triton and fla kernels are imported inside the functions that use them, so that this module needs neither.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,9 @@ class PerHeadLinear(nn.Linear):
     pay off. Nothing is cached: writes through `Parameter.data` leave no trace that would invalidate a copy.
     """
 
+    joined: Callable[[Tensor], Tensor] | None = None
+    """Set by an engine that computes the output without bias together with those of other layers."""
+
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_cuda or self.out_features % 16 == 0 or x.numel() < 1024 * self.in_features:
             return super().forward(x)
@@ -78,6 +81,9 @@ def project_together(layers: Sequence[PerHeadLinear], x: Tensor) -> list[Tensor]
     For passes without gradients: the rows of all weights are joined and padded by one kernel. Not cached, as
     in `PerHeadLinear`.
     """
+    joined = [layer.joined for layer in layers if layer.joined is not None]
+    if len(joined) == len(layers):
+        return [output(x) for output in joined]
     sizes = [layer.out_features for layer in layers]
     rows = sum(sizes) + -sum(sizes) % 16
     weight = torch.cat([layer.weight for layer in layers] * -(-rows // sum(sizes)))[:rows]
@@ -126,7 +132,10 @@ def make_projection(in_features: int, out_features: int, rank: int, bias: bool =
 
 
 def swiglu(gate: Tensor, x: Tensor) -> Tensor:
-    """silu(gate) · x; one fused kernel for more than one token on CUDA."""
+    """silu(gate) · x; one fused kernel on CUDA, with gradients for more than one token."""
+    if gate.dtype == x.dtype and (kernels := inference_kernels(x, "decoder_layers")):
+        out: Tensor = kernels.gated(gate, x)
+        return out
     if x.shape[1] > 1 and gate.dtype == x.dtype and use_triton(x):
         from evalsuite.models.kernels.swiglu import swiglu as fused_swiglu
 

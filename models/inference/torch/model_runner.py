@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from evalsuite.models.inference.proof import UnsupportedModelError, largest_deviation
 from evalsuite.models.inference.torch.attention import AttentionMasks, AttentionOverride, FusedAttention
+from evalsuite.models.inference.torch.fused_layers import FusedLayers
 from evalsuite.models.inference.torch.fused_norms import FusedNorms
 from evalsuite.models.inference.torch.kv_cache import BranchingCache, KVCache, pad_right, to_device
 from evalsuite.models.inference.torch.unpadding import make_unpadded_layout
@@ -40,6 +41,7 @@ class ModelRunner:
         self._widths = int(config.hidden_size), int(getattr(config, "intermediate_size", 0) or 0)
         self._attention = AttentionOverride(model)
         self._norms = FusedNorms(self.decoder)
+        self._layers = FusedLayers(self.decoder)
         self.fused_attention = FusedAttention(self.decoder)
         self._takes_token_mask = "token_mask" in inspect.signature(self.decoder.forward).parameters
         # On a GPU the number of kernels matters more than padding; a recurrence needs padded rows.
@@ -138,7 +140,12 @@ class ModelRunner:
     ) -> Tensor:
         """Run the decoder on tokens [R, T] at positions [R, T]; return hidden states [R, T, width]."""
         extra = {"token_mask": token_mask} if self._takes_token_mask and token_mask is not None else {}
-        with self._attention.use_masks(masks), self._norms.enabled(), self.fused_attention.enabled(masks):
+        with (
+            self._attention.use_masks(masks),
+            self._norms.enabled(),
+            self._layers.enabled(),
+            self.fused_attention.enabled(masks),
+        ):
             hidden: Tensor = self.decoder(
                 input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True, **extra
             ).last_hidden_state

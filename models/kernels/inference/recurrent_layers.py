@@ -16,6 +16,7 @@ from torch.nn import functional
 from evalsuite.models.kernels import reference
 from evalsuite.models.kernels.inference.decode_attention import rotated_halves
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
+from evalsuite.models.kernels.inference.rows import as_rows
 
 ELEMENTS = 2048
 """Elements of one program of a norm or of the rotary embedding."""
@@ -122,6 +123,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 @triton.jit(do_not_specialize=["length", "tiles", "activated"])
 def _short_conv_kernel(  # type: ignore[no-untyped-def]
     x0, x1, x2, weight0, weight1, weight2, out0, out1, out2, mask, state, after, length, tiles, activated,
+    token0, token1, token2,
     CHANNELS0: tl.constexpr, CHANNELS1: tl.constexpr, CHANNELS2: tl.constexpr,
     BLOCK: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
     HAS_STATE: tl.constexpr, IN_PLACE: tl.constexpr, HAS_MASK: tl.constexpr, MASK_BLOCK: tl.constexpr,
@@ -131,20 +133,21 @@ def _short_conv_kernel(  # type: ignore[no-untyped-def]
     activates = block < activated
     BLOCKS0: tl.constexpr = (CHANNELS0 + BLOCK - 1) // BLOCK
     BLOCKS1: tl.constexpr = (CHANNELS1 + BLOCK - 1) // BLOCK
-    x, weight, out = x0, weight0, out0
+    # Tokens of a part of a joined projection lie further apart than its channels are many.
+    x, weight, out, token = x0, weight0, out0, token0
     channels, before = CHANNELS0, 0
     if block >= BLOCKS0 + BLOCKS1:
-        x, weight, out = x2, weight2, out2
+        x, weight, out, token = x2, weight2, out2, token2
         channels, before = CHANNELS2, CHANNELS0 + CHANNELS1
         block -= BLOCKS0 + BLOCKS1
     elif block >= BLOCKS0:
-        x, weight, out = x1, weight1, out1
+        x, weight, out, token = x1, weight1, out1, token1
         channels, before = CHANNELS1, CHANNELS0
         block -= BLOCKS0
     channel = block * BLOCK + tl.arange(0, BLOCK)
     known = channel < channels
     time = tile * TILE + tl.arange(0, TILE)
-    x += row * length * channels
+    x += row * length * token
     mask += row * length
     # The channels of all parts share a state.
     first = (row * (CHANNELS0 + CHANNELS1 + CHANNELS2) + before) * (TAPS - 1)
@@ -157,7 +160,7 @@ def _short_conv_kernel(  # type: ignore[no-untyped-def]
         if HAS_MASK:
             inside = inside & (tl.load(mask + at, mask=inside, other=0) != 0)
         here = inside[:, None] & known[None, :]
-        value = tl.load(x + at[:, None] * channels + channel[None, :], mask=here, other=0.0).to(tl.float32)
+        value = tl.load(x + at[:, None] * token + channel[None, :], mask=here, other=0.0).to(tl.float32)
         if HAS_STATE:
             past = (at[:, None] < 0) & known[None, :]
             where = channel[None, :] * (TAPS - 1) + TAPS - 1 + at[:, None]
@@ -177,16 +180,16 @@ def _short_conv_kernel(  # type: ignore[no-untyped-def]
             # Place after the last real token; 0 for a row without any.
             last = tl.zeros([MASK_BLOCK], tl.int32)
             for start in range(0, length, MASK_BLOCK):
-                token = start + tl.arange(0, MASK_BLOCK)
-                real = tl.load(mask + token, mask=token < length, other=0) != 0
-                last = tl.maximum(last, tl.where(real, token + 1, 0))
+                near = start + tl.arange(0, MASK_BLOCK)
+                real = tl.load(mask + near, mask=near < length, other=0) != 0
+                last = tl.maximum(last, tl.where(real, near + 1, 0))
             end = tl.max(last, 0)
         for tap in tl.static_range(TAPS - 1):
             source = end - (TAPS - 1) + tap + tl.zeros([BLOCK], tl.int32)
             exists = known & (source >= 0)
             if HAS_MASK:
                 exists = exists & (tl.load(mask + source, mask=exists, other=0) != 0)
-            kept = tl.load(x + source * channels + channel, mask=exists, other=0.0)
+            kept = tl.load(x + source * token + channel, mask=exists, other=0.0)
             if HAS_STATE:
                 carried = channel * (TAPS - 1) + TAPS - 1 + source
                 kept += tl.load(state + carried, mask=known & (source < 0), other=0.0).to(kept.dtype)
@@ -205,7 +208,7 @@ def short_conv_step(
     """Causal depthwise convolutions of rows that may continue others, and what the next tokens need of them.
 
     Args:
-        parts: one to three tensors [B, T, Cᵢ], convolved together.
+        parts: one to three tensors [B, T, Cᵢ], convolved together; tokens may lie apart by one stride.
         weights: [Cᵢ, kernel_size]; the last column applies to the current token.
         token_mask: bool [B, T], real tokens, contiguous in each row; None: all. Not together with a state.
         state: the kernel_size − 1 inputs before the parts, [B, ΣCᵢ, kernel_size − 1]; None: zeros.
@@ -215,19 +218,21 @@ def short_conv_step(
     Returns:
         [B, T, Cᵢ] for each part.
     """
-    parts, weights = [x.contiguous() for x in parts], [weight.contiguous() for weight in weights]
     rows, length = parts[0].shape[:2]
+    parts, distances = zip(*map(as_rows, parts), strict=True)
+    weights = [weight.contiguous() for weight in weights]
     tile = min(TOKENS, triton.next_power_of_2(length))
     tiles, block = triton.cdiv(length, tile), 64
     mask = parts[0] if token_mask is None else token_mask.contiguous().view(torch.uint8)
     before = parts[0] if state is None else state.contiguous()
-    outs = [torch.empty_like(x) for x in parts]
+    outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in parts]
     missing = 3 - len(parts)
     channels = [x.shape[2] for x in parts] + [0] * missing
     blocks = [triton.cdiv(each, block) for each in channels]
     _short_conv_kernel[(rows * tiles, sum(blocks))](
         *(each for group in (parts, weights, outs) for each in (*group, *group[:1] * missing)),
         mask, before, after, length, tiles, sum(blocks[:num_activated]),
+        *distances, *[0] * missing,
         CHANNELS0=channels[0], CHANNELS1=channels[1], CHANNELS2=channels[2],
         BLOCK=block, TAPS=weights[0].shape[1], TILE=tile,
         HAS_STATE=state is not None, IN_PLACE=before.data_ptr() == after.data_ptr(),

@@ -18,6 +18,7 @@ def test_kernels_under_the_interpreter() -> None:
         "test_kernels.py",
         "test_decode_attention.py",
         "test_recurrent_layers.py",
+        "test_decoder_layers.py",
         "test_logprobs.py",
         "test_branch_attention.py",
         "test_recurrent.py",

@@ -125,8 +125,17 @@ def test_convolutions_and_their_states(
         token_mask = torch.arange(length, device=DEVICE) < real
         token_mask = token_mask.flip(1) if case == "left pads" else token_mask
     after = torch.full((rows, channels, taps - 1), torch.nan, device=DEVICE)
-    parts = x.split(widths, -1), weight.split(widths)
+    # Parts of a projection that has others, too, and of tensors of their own.
+    joined = torch.cat([x, torch.full_like(x[..., :5], torch.nan)], -1)
+    parts = joined[..., :channels].split(widths, -1), weight.split(widths)
     found = short_conv_step(*parts, token_mask, state, after, num_activated=activated)
+    apart = [each.contiguous() for each in parts[0]]
+    for mine, theirs in zip(
+        found,
+        short_conv_step(apart, parts[1], token_mask, state, torch.empty_like(after), num_activated=activated),
+        strict=True,
+    ):
+        assert torch.equal(mine, theirs)
     clean = x if token_mask is None else x * token_mask[..., None]
     expected, last = convolve(clean, weight, sum(widths[:activated]), state, token_mask, None)
     torch.testing.assert_close(torch.cat(found, -1), expected, rtol=1e-5, atol=1e-5)
