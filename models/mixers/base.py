@@ -42,12 +42,11 @@ from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.mixers.recurrence_inputs import (
     RecurrenceInputs,
     apply_recurrence,
-    mask_padding,
+    attention_matrix,
     validate_state,
 )
 from evalsuite.models.mixers.teacher_weights import copy_projections
 from evalsuite.models.mixers.window_branch import WindowBranch
-from evalsuite.models.recurrence import recurrence_matrix
 
 
 class RecurrentMixer(Mixer, nn.Module):
@@ -235,8 +234,7 @@ class RecurrentMixer(Mixer, nn.Module):
             in_place: the new state of the convolutions may be written over the given one.
 
         Returns:
-            The recurrence's inputs, in which pads neither write (k and β are 0) nor decay, and the new state
-            of the convolutions.
+            The recurrence's inputs and the new state of the convolutions.
         """
         new_state: MixerState = {}
         past = None if state is None else state.get("convolution")
@@ -275,7 +273,7 @@ class RecurrentMixer(Mixer, nn.Module):
             inputs = replace(inputs, x=x)
         if self.uses_normalizer:
             inputs = replace(inputs, v=functional.pad(inputs.v, [0, 1], value=1.0))
-        return (inputs if token_mask is None else mask_padding(inputs, token_mask)), new_state
+        return replace(inputs, token_mask=token_mask), new_state
 
     def split_heads(self, x: Tensor) -> Tensor:
         """[B, T, H · K] → [B, T, H, K]."""
@@ -388,12 +386,7 @@ class RecurrentMixer(Mixer, nn.Module):
             Differentiable; memory grows with T².
         """
         inputs, _ = self.prepare_inputs(hidden_states, position_embeddings, None, token_mask, None)
-        weights = recurrence_matrix(
-            inputs.q, inputs.k, log_decay=inputs.log_decay, beta=inputs.beta, scale=self.scale
-        )
-        if inputs.skip is not None:
-            skip = inputs.skip.expand(inputs.v.shape[:3]).transpose(1, 2)
-            weights = weights + torch.diag_embed(skip.to(weights.dtype))
+        weights = attention_matrix(inputs, self.scale)
         if self.uses_normalizer:
             divisor = self.normalizer(weights.sum(-1).transpose(1, 2).unsqueeze(-1))
             assert divisor is not None

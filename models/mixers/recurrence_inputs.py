@@ -1,12 +1,13 @@
-"""Arguments of the recurrence, and padding in them."""
+"""Arguments of the recurrence."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.recurrence import recurrence
+from evalsuite.models.recurrence import mask_padding, recurrence, recurrence_matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,27 +19,13 @@ class RecurrenceInputs:
     v: Tensor
     log_decay: Tensor | None = None
     beta: Tensor | None = None
+    token_mask: Tensor | None = None
     skip: Tensor | None = None
     """Weight with which each token adds its own value to its output, [B, T, H] or [H]."""
     x: Tensor | None = None
     """Input of projections and output gate if the layer's input was convolved; None otherwise."""
     projected: tuple[Tensor, Tensor] | None = None
     """q and k [B, T, heads · K] before convolution and activation, if the layer has a window."""
-
-
-def mask_padding(inputs: RecurrenceInputs, token_mask: Tensor) -> RecurrenceInputs:
-    """Make pads write nothing and decay nothing, so that the state passes them unchanged."""
-    real = token_mask[..., None]
-    log_decay = inputs.log_decay
-    if log_decay is not None:
-        per_token = log_decay.expand(*token_mask.shape, -1) if log_decay.dim() == 1 else log_decay
-        log_decay = per_token * (real if per_token.dim() == 3 else real[..., None])
-    return replace(
-        inputs,
-        k=inputs.k * real[..., None],
-        log_decay=log_decay,
-        beta=None if inputs.beta is None else inputs.beta * real,
-    )
 
 
 def apply_recurrence(
@@ -72,9 +59,22 @@ def apply_recurrence(
         scale=scale,
         initial_state=initial_state,
         cu_seqlens=cu_seqlens,
+        token_mask=inputs.token_mask,
         in_place=in_place,
     )
     return o.view(shape) if leaks else o, last
+
+
+def attention_matrix(inputs: RecurrenceInputs, scale: float) -> Tensor:
+    """Materialise the recurrence over the values: A [B, H, T, T], with the skip on its diagonal."""
+    k, log_decay, beta = inputs.k, inputs.log_decay, inputs.beta
+    if inputs.token_mask is not None:
+        k, log_decay, beta = mask_padding(k, log_decay, beta, inputs.token_mask)
+    weights = recurrence_matrix(inputs.q, k, log_decay=log_decay, beta=beta, scale=scale)
+    if inputs.skip is not None:
+        skip = inputs.skip.expand(inputs.v.shape[:3]).transpose(1, 2)
+        weights = weights + torch.diag_embed(skip.to(weights.dtype))
+    return weights
 
 
 def _as_one_row(inputs: RecurrenceInputs) -> RecurrenceInputs:

@@ -10,10 +10,12 @@ from evalsuite.models.recurrence.op import (
     recurrence,
     recurrence_matrix,
 )
+from evalsuite.models.recurrence.padding import mask_padding
 
 __all__ = [
     "backend_messages",
     "last_kernels",
+    "mask_padding",
     "naive_recurrent",
     "recurrence",
     "recurrence_matrix",

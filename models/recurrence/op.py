@@ -11,6 +11,7 @@ from evalsuite.models.kernels.policy import inference_kernels, use_triton, warn_
 from evalsuite.models.recurrence import fla_backend, inference
 from evalsuite.models.recurrence.chunked import chunked, next_power_of_2, scores_in_chunk
 from evalsuite.models.recurrence.naive import naive_recurrent
+from evalsuite.models.recurrence.padding import mask_padding
 from evalsuite.models.recurrence.shapes import state_dtype, validate_shapes
 
 _last_kernels: dict[str, str] = {}
@@ -36,6 +37,7 @@ def recurrence(
     scale: float,
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    token_mask: Tensor | None = None,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t.
@@ -51,6 +53,8 @@ def recurrence(
         scale: factor on the queries.
         initial_state: [N, H, K, V], N sequences; None for zeros.
         cu_seqlens: integer bounds [N + 1] of sequences packed into one row (B = 1); None: N = B rows.
+        token_mask: bool [B, T], the real tokens; the others leave the state as it is, and their outputs are
+            arbitrary but finite. None: all are real.
         in_place: the final states may be written over the initial ones, which are then returned.
 
     Returns:
@@ -77,6 +81,7 @@ def recurrence(
             beta=beta,
             scale=scale,
             initial_state=initial_state,
+            token_mask=token_mask,
             in_place=in_place,
         )
         return found
@@ -97,6 +102,8 @@ def recurrence(
     else:
         _record_kernel(transition, "torch chunked")
         compute = chunked
+    if token_mask is not None:
+        k, log_decay, beta = mask_padding(k, log_decay, beta, token_mask)
     return compute(
         q,
         k,

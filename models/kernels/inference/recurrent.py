@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
 from evalsuite.models.recurrence.naive import naive_recurrent
+from evalsuite.models.recurrence.padding import mask_padding
 from evalsuite.models.recurrence.shapes import DecayShape, decay_shape_of
 
 VALUES = 32
@@ -24,9 +25,9 @@ ELEMENTS_PER_WARP = 2048
 
 @triton.jit(do_not_specialize=["length", "heads"])
 def _recurrent_kernel(  # type: ignore[no-untyped-def]
-    q, k, v, log_decay, beta, initial, final, out, length, heads, scale,
+    q, k, v, log_decay, beta, mask, initial, final, out, length, heads, scale,
     KEY_WIDTH: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_BLOCK: tl.constexpr,
-    DECAY: tl.constexpr, DELTA: tl.constexpr, HAS_STATE: tl.constexpr,
+    DECAY: tl.constexpr, DELTA: tl.constexpr, HAS_STATE: tl.constexpr, HAS_MASK: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
@@ -50,28 +51,36 @@ def _recurrent_kernel(  # type: ignore[no-untyped-def]
         log_decay += first
     else:
         log_decay += head
-    for _ in range(length):
-        query = tl.load(q + i, mask=known, other=0.0).to(tl.float32) * scale
-        key = tl.load(k + i, mask=known, other=0.0).to(tl.float32)
-        value = tl.load(v + j, mask=wanted, other=0.0).to(tl.float32)
-        if DECAY == "channel":
-            state *= tl.exp(tl.load(log_decay + i, mask=known, other=0.0).to(tl.float32))[:, None]
-            log_decay += heads * KEY_WIDTH
-        elif DECAY != "none":
-            state *= tl.exp(tl.load(log_decay).to(tl.float32))
-            if DECAY == "scalar":
-                log_decay += heads
-        if DELTA:
-            value -= tl.sum(state * key[:, None], 0)
-            value *= tl.load(beta).to(tl.float32)
-            beta += heads
-        state += key[:, None] * value[None, :]
-        mixed = tl.sum(state * query[:, None], 0)
+    mask += row * length
+    for token in range(length):
+        mixed = tl.zeros([VALUE_BLOCK], tl.float32)
+        real = True
+        if HAS_MASK:
+            real = tl.load(mask + token) != 0
+        # Padding neither decays nor writes, and gets zeros.
+        if real:
+            query = tl.load(q + i, mask=known, other=0.0).to(tl.float32) * scale
+            key = tl.load(k + i, mask=known, other=0.0).to(tl.float32)
+            value = tl.load(v + j, mask=wanted, other=0.0).to(tl.float32)
+            if DECAY == "channel":
+                state *= tl.exp(tl.load(log_decay + i, mask=known, other=0.0).to(tl.float32))[:, None]
+            elif DECAY != "none":
+                state *= tl.exp(tl.load(log_decay).to(tl.float32))
+            if DELTA:
+                value -= tl.sum(state * key[:, None], 0)
+                value *= tl.load(beta).to(tl.float32)
+            state += key[:, None] * value[None, :]
+            mixed = tl.sum(state * query[:, None], 0)
         tl.store(out + j, mixed.to(out.dtype.element_ty), mask=wanted)
         q += heads * KEY_WIDTH
         k += heads * KEY_WIDTH
         v += heads * VALUE_WIDTH
         out += heads * VALUE_WIDTH
+        beta += heads
+        if DECAY == "channel":
+            log_decay += heads * KEY_WIDTH
+        elif DECAY == "scalar":
+            log_decay += heads
     # In place too: no other program reads this part of the state.
     tl.store(final + place, state, mask=inside)
 
@@ -85,6 +94,7 @@ def recurrent(
     beta: Tensor | None,
     scale: float,
     initial_state: Tensor | None,
+    token_mask: Tensor | None,
     in_place: bool,
 ) -> tuple[Tensor, Tensor]:
     """S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t, in float32.
@@ -96,6 +106,7 @@ def recurrent(
         beta: [B, T, H]; None for the additive rule.
         scale: factor on the queries.
         initial_state: float32 [B, H, K, V]; None for zeros.
+        token_mask: bool [B, T], false at padding, which leaves the state as it is and gets zeros; None: all.
         in_place: write the final state over a contiguous initial one, which is then returned.
 
     Returns:
@@ -116,10 +127,13 @@ def recurrent(
     # Few and plain arguments: the host takes longer to bind them than the device to compute a short row.
     _recurrent_kernel[(rows * heads, triton.cdiv(value_width, VALUES))](
         q, k.contiguous(), v.contiguous(), q if log_decay is None else log_decay.contiguous(),
-        q if beta is None else beta.contiguous(), q if initial is None else initial,
+        q if beta is None else beta.contiguous(),
+        q if token_mask is None else token_mask.contiguous().view(torch.uint8),
+        q if initial is None else initial,
         final, out, length, heads, scale,
         KEY_WIDTH=key_width, KEY_BLOCK=key_block, VALUE_WIDTH=value_width, VALUE_BLOCK=VALUES,
         DECAY=decay_shape_of(k, log_decay), DELTA=beta is not None, HAS_STATE=initial is not None,
+        HAS_MASK=token_mask is not None,
         num_warps=max(1, key_block * VALUES // ELEMENTS_PER_WARP),
     )  # fmt: skip
     return out, final
@@ -138,7 +152,7 @@ def _proven(device: torch.device, dtype: torch.dtype, decay: DecayShape, delta: 
 
 
 def _deviations(device: torch.device, dtype: torch.dtype, decay: DecayShape, delta: bool) -> list[float]:
-    """Relative differences of outputs and states: a step in place, and several tokens from the start."""
+    """Relative differences of outputs and states: a step in place, and tokens of which one is padding."""
     draw = torch.Generator().manual_seed(0)
     found = []
     for length, stored in ((1, torch.randn(2, 2, 64, 64, generator=draw).to(device)), (3, None)):
@@ -149,25 +163,20 @@ def _deviations(device: torch.device, dtype: torch.dtype, decay: DecayShape, del
         decays = {"none": None, "head": gates[0, 0, :, 0], "scalar": gates[..., 0], "channel": gates}[decay]
         log_decay = None if decays is None else decays.log()
         beta = gates[..., 1] if delta else None
+        real = None if length == 1 else torch.tensor([[True] * 3, [True, True, False]], device=device)
+        masked = (k, log_decay, beta) if real is None else mask_padding(k, log_decay, beta, real)
+        inputs = {"scale": 0.5, "initial_state": stored}
         exact = naive_recurrent(
-            q.float(),
-            k.float(),
+            q.float() if real is None else q.float() * real[..., None, None],
+            masked[0].float(),
             v.float(),
-            log_decay=log_decay,
-            beta=beta,
-            scale=0.5,
-            initial_state=stored,
+            log_decay=masked[1],
+            beta=masked[2],
             cu_seqlens=None,
+            **inputs,
         )
         mine = recurrent(
-            q,
-            k,
-            v,
-            log_decay=log_decay,
-            beta=beta,
-            scale=0.5,
-            initial_state=stored,
-            in_place=stored is not None,
+            q, k, v, log_decay=log_decay, beta=beta, token_mask=real, in_place=real is None, **inputs
         )
         found += [relative_difference(*pair) for pair in zip(mine, exact, strict=True)]
     return found

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.recurrence import naive_recurrent
+from evalsuite.models.recurrence import mask_padding, naive_recurrent
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -46,6 +46,7 @@ def draw(
         "beta": 2 * gates[..., 1] if delta else None,
         "scale": 0.3,
         "initial_state": torch.randn(rows, heads, keys, values, device=DEVICE),
+        "token_mask": None,
     }
 
 
@@ -53,7 +54,14 @@ def compare(inputs: dict[str, Any], tolerance: float = 1e-5, in_place: bool = Fa
     from evalsuite.models.kernels.inference.recurrent import recurrent
 
     exact = {name: value.double() if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    real = exact.pop("token_mask")
+    if real is not None:
+        exact["k"], exact["log_decay"], exact["beta"] = mask_padding(
+            exact["k"], exact["log_decay"], exact["beta"], inputs["token_mask"]
+        )
     expected = naive_recurrent(**exact, cu_seqlens=None)
+    if real is not None:
+        expected[0].mul_(inputs["token_mask"][..., None, None])
     o, state = recurrent(**inputs, in_place=in_place)
     assert o.dtype == inputs["v"].dtype
     assert state.dtype == torch.float32
@@ -71,6 +79,22 @@ def test_every_form(decay: str, delta: bool, length: int, in_place: bool) -> Non
     compare(draw(decay, delta, length=length), in_place=in_place)
 
 
+@pytest.mark.parametrize(("decay", "delta"), FORMS)
+@pytest.mark.parametrize("starts", [True, False])
+def test_padding_leaves_the_state_alone(decay: str, delta: bool, starts: bool) -> None:
+    inputs = draw(decay, delta, rows=4, length=5)
+    # On the right, on the left, none, and all.
+    masks = [[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1] * 5, [0] * 5]
+    inputs["token_mask"] = torch.tensor(masks, device=DEVICE).bool()
+    if starts:
+        inputs["initial_state"] = torch.zeros_like(inputs["initial_state"])
+        inputs["initial_state"][3] = 1
+    # Whatever padding holds is not read.
+    for name in ("q", "v"):
+        inputs[name][~inputs["token_mask"]] = 1e30
+    compare(inputs)
+
+
 @pytest.mark.parametrize(
     ("keys", "values"), [(5, 3), (64, 65), (80, 32)] + [(256, 128), (128, 257)] * (not INTERPRETED)
 )
@@ -84,9 +108,9 @@ def test_widths_and_dtypes(keys: int, values: int, dtype: torch.dtype) -> None:
 
 def test_rows_start_from_zeros() -> None:
     inputs = draw("scalar", True, length=4)
-    expected = naive_recurrent(
-        **inputs | {"initial_state": torch.zeros_like(inputs["initial_state"])}, cu_seqlens=None
-    )
+    zeros = torch.zeros_like(inputs["initial_state"])
+    plain = {name: value for name, value in inputs.items() if name != "token_mask"}
+    expected = naive_recurrent(**plain | {"initial_state": zeros}, cu_seqlens=None)
     from evalsuite.models.kernels.inference.recurrent import recurrent
 
     for in_place in (False, True):

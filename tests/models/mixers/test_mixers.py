@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers import MIXERS, RecurrentMixer, make_mixer
 from evalsuite.models.mixers.convolution import apply_short_convolutions
-from evalsuite.models.recurrence import recurrence
+from evalsuite.models.mixers.recurrence_inputs import apply_recurrence
 from evalsuite.models.student.cache import RecurrentLayerCache
 
 RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, RecurrentMixer))
@@ -179,9 +179,7 @@ def test_attention_matrix_times_values_equals_output(name: str, head_dim: int) -
     real = torch.ones(2, 20, dtype=torch.bool)
     real[1, 15:] = False
     inputs, _ = mixer.prepare_inputs(x, places, None, real, None)
-    o, _ = recurrence(
-        inputs.q, inputs.k, inputs.v, log_decay=inputs.log_decay, beta=inputs.beta, scale=mixer.scale
-    )
+    o, _ = apply_recurrence(inputs, mixer.scale, None, None)
     weights, values = mixer.attention_matrix(x, places, real)
     assert torch.equal(weights, weights.tril())
     assert not weights[1, :, :15, 15:].any()

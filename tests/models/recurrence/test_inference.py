@@ -74,7 +74,9 @@ def test_short_rows_without_gradients_run_on_the_kernel_for_them(
         forms.append(form)
         return True
 
-    def stand_in(q: Tensor, k: Tensor, v: Tensor, *, in_place: bool, **given: Any) -> tuple[Tensor, Tensor]:
+    def stand_in(
+        q: Tensor, k: Tensor, v: Tensor, *, token_mask: None, in_place: bool, **given: Any
+    ) -> tuple[Tensor, Tensor]:
         places.append(in_place)
         return chunked(q, k, v, cu_seqlens=None, **given)
 

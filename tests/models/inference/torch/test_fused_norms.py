@@ -8,7 +8,7 @@ import torch
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from evalsuite.models.inference.torch.fused_norms import FusedNorms, fused_forward, fused_mlp
+from evalsuite.models.inference.torch.fusion.norms import FusedNorms, fused_forward, fused_mlp
 from evalsuite.models.mixers.layers import RMSNorm
 
 DEVICES = ("cpu", "cuda")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from evalsuite.models.inference.torch.joined_projections import JoinedProjections
+from evalsuite.models.inference.torch.fusion.projections import JoinedProjections
 from evalsuite.models.mixers.layers import PerHeadLinear, project_together
 
 

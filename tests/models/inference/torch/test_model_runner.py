@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.inference.torch import fused_norms
 from evalsuite.models.inference.torch.attention import AttentionMasks, FusedAttention
+from evalsuite.models.inference.torch.fusion import norms
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 
 
@@ -32,7 +32,7 @@ def test_massive_activations_in_half_precision_are_accepted(
     build: Callable[..., Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a GPU, where a norm rounds in another place.
-    monkeypatch.setattr(fused_norms.fused_forward, "__defaults__", (("cpu", "cuda"),))
+    monkeypatch.setattr(norms.fused_forward, "__defaults__", (("cpu", "cuda"),))
     model = build("llama").model
     with torch.no_grad():
         # The first token's activations in one channel are a thousand times those of the others.

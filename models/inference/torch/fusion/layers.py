@@ -16,7 +16,7 @@ from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, Mi
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2MLP, Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3MLP, Qwen3RMSNorm
 
-from evalsuite.models.inference.torch.joined_projections import JoinedProjections
+from evalsuite.models.inference.torch.fusion.projections import JoinedProjections
 from evalsuite.models.kernels.policy import inference_kernels
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.layers import PerHeadLinear
