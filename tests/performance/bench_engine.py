@@ -52,7 +52,7 @@ TOLERANCES = {torch.float32: 0.01}
 """Maximum difference of a log-probability by dtype, in nats; 1 for others."""
 
 FIRST_CHUNK = 200_000
-"""Characters of the first chunk of texts to tokenize; each further one has twice as many."""
+"""Characters of the first chunk of texts to tokenize; each further one has twice as many, the last more."""
 
 Pair = tuple[str, str]
 
@@ -157,12 +157,14 @@ def generate_requests(encoder: Encoder, workload: Workload) -> list[GenerateRequ
 def score_chunks(encoder: Encoder, workload: Workload) -> Iterator[list[ScoreRequest]]:
     """Tokenize pairs as lm-eval does, in growing chunks of whole documents; one request per context."""
     documents = [workload.pairs[start : start + 4] for start in range(0, len(workload.pairs), 4)]
+    sizes = [len(each[0][0]) + sum(len(continuation) for _, continuation in each) for each in documents]
     chunk: list[Pair] = []
-    size, limit = 0, FIRST_CHUNK
-    for document in documents:
+    size, limit, left = 0, FIRST_CHUNK, sum(sizes)
+    for document, added in zip(documents, sizes, strict=True):
         chunk += document
-        size += len(document[0][0]) + sum(len(continuation) for _, continuation in document)
-        if size >= limit:
+        size, left = size + added, left - added
+        # A small rest would be passes of its own.
+        if size >= limit and left >= limit:
             yield group_by_context(encoder.pairs(chunk))[0]
             chunk, size, limit = [], 0, 2 * limit
     if chunk:
