@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from evalsuite.evaluation.environment import (
     read_environment,
     update_environment,
 )
+from evalsuite.evaluation.inference.warm_up import prepare_workers
 from evalsuite.evaluation.processes.background import Calls
 from evalsuite.evaluation.processes.phases import (
     HarnessPhases,
@@ -125,22 +127,22 @@ def evaluate(config: RunConfig) -> Summary:
 
 
 def _evaluate(config: RunConfig) -> Summary:
-    calls = open_phases(config)
-    try:
-        return _run_phases(config, calls)
-    finally:
-        calls.close()
+    with (
+        closing(open_phases(config)) as calls,
+        closing(open_executor(config.executor, config.executor_args)) as executor,
+    ):
+        return _run_phases(config, calls, executor)
 
 
-def _run_phases(config: RunConfig, calls: Calls) -> Summary:
+def _run_phases(config: RunConfig, calls: Calls, executor: Executor) -> Summary:
     out = Path(config.out)
     if config.track is not None:
         check_tracker(config.track)
     checkpoints = expand_folders(config.checkpoints)
-    executor = open_executor(config.executor, config.executor_args)
     if "build" in config.phases:
         calls.start(HarnessPhases.describe, config, checkpoints)
     if "infer" in config.phases:
+        prepare_workers(config, executor)
         from evalsuite.evaluation.inference.engines import check_servable
 
         check_servable(config, [path for path in (config.teacher, *checkpoints) if path is not None])

@@ -75,6 +75,18 @@ class Executor(Protocol):
             MissingDependencyError: a package that it needs is not installed.
         """
 
+    def prepare(self, warm_up: Callable[[], None], gpus: int | None) -> None:
+        """Start workers before their jobs are known, where that saves time.
+
+        Args:
+            warm_up: a function of a module, such as one that imports; called at most once per worker, where
+                that runs. What it raises is left to the jobs.
+            gpus: as `Job.gpus` of the jobs to come, as far as that is known.
+        """
+
+    def close(self) -> None:
+        """End workers that were prepared and have had no job."""
+
     def map(
         self, make_worker: Callable[[], Worker], jobs: Sequence[Job], channel: Channel, folder: Path
     ) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -2,24 +2,20 @@
 
 import logging
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
-from multiprocessing import get_context
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from evalsuite.executors.base import EXECUTORS, Channel, Job, Worker, portable_error
-from evalsuite.executors.gpus import VISIBLE, visible_gpus
+from evalsuite.executors.base import EXECUTORS, Channel, Job, Worker
+from evalsuite.executors.gpus import VISIBLE, likely_gpus, visible_gpus
+from evalsuite.executors.local_process import WorkerProcess
 from evalsuite.executors.queue import JobQueue
 from evalsuite.foundation import ConfigError
 
 _log = logging.getLogger("evalsuite")
-
-END_SECONDS = 30.0
-"""Time in which a process that has no job left releases what it holds."""
 
 
 @EXECUTORS.register("local")
@@ -34,6 +30,7 @@ class LocalExecutor:
 
     num_workers: int = 1
     retries: int = 3
+    _prepared: list[WorkerProcess] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, least in (("num_workers", 1), ("retries", 0)):
@@ -53,6 +50,22 @@ class LocalExecutor:
             )
         return self.num_workers
 
+    def prepare(self, warm_up: Callable[[], None], gpus: int | None) -> None:
+        """See `Executor.prepare`; with one worker that is this process.
+
+        Which GPUs there are is guessed, since torch takes long to import; `map` ends processes for others.
+        """
+        if self.num_workers == 1:
+            with suppress(Exception):
+                warm_up()
+            return
+        names = likely_gpus() if gpus != 0 else ()
+        needed = _needed(gpus, names)
+        # Too few are refused by `workers`.
+        if needed * self.num_workers <= len(names):
+            for devices in _shares(names, needed, self.num_workers):
+                self._prepared.append(WorkerProcess(devices, warm_up))
+
     def map(
         self, make_worker: Callable[[], Worker], jobs: Sequence[Job], channel: Channel, folder: Path
     ) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -60,69 +73,48 @@ class LocalExecutor:
         one's result is taken."""
         if self.num_workers > 1 and jobs:
             devices = self._devices(jobs[0].gpus)[: len(jobs)]
-            yield from _Pool(make_worker, jobs, channel, self.retries, devices).results()
+            if any(each.devices not in devices for each in self._prepared):
+                self.close()
+            pool = _Pool(make_worker, jobs, channel, self.retries, devices, self._prepared)
+            yield from pool.results()
             return
         with closing(make_worker()) as worker:
             for index, job in enumerate(jobs):
                 channel.set_description(f"{job} ({index + 1}/{len(jobs)})")
                 yield index, worker.run(job.prepare(), channel)
 
+    def close(self) -> None:
+        """See `Executor.close`."""
+        while self._prepared:
+            self._prepared.pop().end()
+
     def _devices(self, gpus: int | None) -> list[str]:
         """`VISIBLE` of each worker; empty without GPUs."""
-        names = visible_gpus() if gpus != 0 else []
-        needed = int(bool(names)) if gpus is None else gpus
+        names = visible_gpus() if gpus != 0 else ()
+        needed = _needed(gpus, names)
         if needed * self.num_workers > len(names):
             raise ConfigError(
                 f"executor local: num_workers = {self.num_workers} with {needed} GPU each, and this process "
                 f"sees {len(names)}; lower num_workers ({VISIBLE} chooses the GPUs)"
             )
-        return [",".join(names[needed * each : needed * (each + 1)]) for each in range(self.num_workers)]
+        return _shares(names, needed, self.num_workers)
 
 
-class _Pipe:
-    """The channel of a job in a worker's process."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        self._pipe.send(("message", message))
-
-    def set_description(self, desc: str) -> None:
-        self._pipe.send(("description", desc))
+def _needed(gpus: int | None, names: Sequence[str]) -> int:
+    """GPUs of a worker, of which there are these."""
+    return int(bool(names)) if gpus is None else gpus
 
 
-def _serve(pipe: Connection, make_worker: Callable[[], Worker], devices: str, threads: int) -> None:
-    """In a worker's process: run the jobs that arrive until there is none, or the other side has gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # CUDA reads it when it is used first, which is in the worker.
-    os.environ[VISIBLE] = devices
-    if not devices and "OMP_NUM_THREADS" not in os.environ:
-        import torch
-
-        torch.set_num_threads(threads)
-    with suppress(EOFError, ConnectionError):
-        try:
-            with closing(make_worker()) as worker:
-                while (prepared := pipe.recv()) is not None:
-                    pipe.send(("result", worker.run(prepared, _Pipe(pipe))))
-        except (EOFError, ConnectionError):
-            raise
-        except Exception as error:
-            pipe.send(("error", portable_error(error, "local")))
-
-
-@dataclass(eq=False)
-class _Member:
-    """A worker's process and the job that it runs."""
-
-    process: Any
-    devices: str
-    job: int
+def _shares(names: Sequence[str], needed: int, workers: int) -> list[str]:
+    return [",".join(names[needed * each : needed * (each + 1)]) for each in range(workers)]
 
 
 class _Pool:
-    """The processes of one call of `map`."""
+    """The processes of one call of `map`.
+
+    Args:
+        prepared: processes that are there already; those with one of the `devices` are taken out.
+    """
 
     def __init__(
         self,
@@ -131,13 +123,15 @@ class _Pool:
         channel: Channel,
         retries: int,
         devices: Sequence[str],
+        prepared: list[WorkerProcess],
     ) -> None:
         self._make_worker, self._jobs, self._channel = make_worker, jobs, channel
-        self._devices = devices
+        self._devices, self._prepared = devices, prepared
         self._threads = max(1, len(os.sched_getaffinity(0)) // len(devices))
         self._queue = JobQueue(jobs, retries)
-        self._running: dict[Connection, _Member] = {}
-        self._ended: list[Any] = []
+        self._running: dict[Connection, tuple[WorkerProcess, int]] = {}
+        """Pipe → its process, and the job that it runs."""
+        self._ended: list[WorkerProcess] = []
 
     def results(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yield results until every job has one."""
@@ -149,37 +143,31 @@ class _Pool:
                     assert isinstance(pipe, Connection)
                     yield from self._receive(pipe)
             for process in self._ended:
-                process.join(END_SECONDS)
+                process.wait()
         finally:
-            for process in [*self._ended, *(member.process for member in self._running.values())]:
-                process.terminate()
-                process.join()
+            for process in [*self._ended, *(process for process, _ in self._running.values())]:
+                process.end()
 
     def _start(self, devices: str) -> None:
         """Start a process with its first job, if there is one."""
         index = self._queue.take()
         if index is None:
             return
-        # A forked process could not use CUDA.
-        context = get_context("spawn")
-        pipe, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, self._make_worker, devices, self._threads))
-        process.start()
-        theirs.close()
-        self._running[pipe] = _Member(process, devices, index)
-        self._send(pipe, index)
-
-    def _send(self, pipe: Connection, index: int | None) -> None:
-        # The loss of a process shows when its messages are read.
-        with suppress(ConnectionError):
-            pipe.send(None if index is None else self._jobs[index].prepare())
+        process = next((each for each in self._prepared if each.devices == devices), None)
+        if process is None:
+            process = WorkerProcess(devices)
+        else:
+            self._prepared.remove(process)
+        self._running[process.pipe] = process, index
+        process.begin(self._make_worker, self._threads)
+        process.send(self._jobs[index].prepare())
 
     def _receive(self, pipe: Connection) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        member = self._running[pipe]
+        process, job = self._running[pipe]
         try:
             kind, value = pipe.recv()
         except (EOFError, ConnectionError):
-            self._replace(pipe, member)
+            self._replace(process, job)
             return
         if kind == "message":
             self._channel.send(value)
@@ -188,18 +176,17 @@ class _Pool:
         elif kind == "error":
             raise value
         else:
-            done = member.job
-            index = self._queue.take(self._jobs[done].group)
-            self._send(pipe, index)
+            index = self._queue.take(self._jobs[job].group)
             if index is None:
-                self._ended.append(self._running.pop(pipe).process)
+                process.send(None)
+                self._ended.append(self._running.pop(pipe)[0])
             else:
-                member.job = index
-            yield done, value
+                self._running[pipe] = process, index
+                process.send(self._jobs[index].prepare())
+            yield job, value
 
-    def _replace(self, pipe: Connection, member: _Member) -> None:
+    def _replace(self, process: WorkerProcess, job: int) -> None:
         """Take back the job of a process that has died, and start another one."""
-        del self._running[pipe]
-        member.process.join()
-        self._queue.put_back(member.job, f"with exit code {member.process.exitcode}")
-        self._start(member.devices)
+        del self._running[process.pipe]
+        self._queue.put_back(job, f"with exit code {process.exit_code()}")
+        self._start(process.devices)

@@ -18,10 +18,11 @@ class JobQueue:
     def __init__(self, jobs: Sequence[Job], retries: int = 0) -> None:
         self._jobs, self._retries = jobs, retries
         self._lost: Counter[int] = Counter()
-        self._waiting: dict[str, list[int]] = {}
+        # Of groups with equal costs the first goes first: the last ones have the smallest jobs.
+        self._waiting: dict[str, list[int]] = {job.group: [] for job in jobs}
         self._holders: Counter[str] = Counter()
         for index in sorted(range(len(jobs)), key=lambda each: jobs[each].cost):
-            self._waiting.setdefault(jobs[index].group, []).append(index)
+            self._waiting[jobs[index].group].append(index)
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))

@@ -56,6 +56,12 @@ class RayExecutor:
             )
         return min(room, self.num_workers or room)
 
+    def prepare(self, warm_up: Callable[[], None], gpus: int | None) -> None:
+        """See `Executor.prepare`: workers start with their first job."""
+
+    def close(self) -> None:
+        """See `Executor.close`."""
+
     def map(
         self, make_worker: Callable[[], Worker], jobs: Sequence[Job], channel: Channel, folder: Path
     ) -> Iterator[tuple[int, Mapping[str, Any]]]:

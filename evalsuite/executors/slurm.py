@@ -60,6 +60,12 @@ class SlurmExecutor:
         self._submitit()
         return self.num_workers
 
+    def prepare(self, warm_up: Callable[[], None], gpus: int | None) -> None:
+        """See `Executor.prepare`: SLURM decides when workers start."""
+
+    def close(self) -> None:
+        """See `Executor.close`."""
+
     def map(
         self, make_worker: Callable[[], Worker], jobs: Sequence[Job], channel: Channel, folder: Path
     ) -> Iterator[tuple[int, Mapping[str, Any]]]:

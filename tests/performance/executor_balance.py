@@ -66,6 +66,14 @@ class Timed:
         """As the executor's."""
         return self._executor.workers(gpus)
 
+    def prepare(self, warm_up: Callable[[], None], gpus: int | None) -> None:
+        """As the executor's."""
+        self._executor.prepare(warm_up, gpus)
+
+    def close(self) -> None:
+        """As the executor's."""
+        self._executor.close()
+
     def map(
         self, make_worker: Callable[[], Worker], jobs: Sequence[Job], channel: Channel, folder: Path
     ) -> Iterator[tuple[int, Mapping[str, Any]]]:

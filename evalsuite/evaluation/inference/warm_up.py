@@ -1,0 +1,43 @@
+"""What a process that runs models does before it knows which: it imports, and starts CUDA meanwhile.
+
+Importing this module is cheap.
+"""
+
+import threading
+from contextlib import suppress
+from functools import partial
+
+from evalsuite.config import RunConfig
+from evalsuite.executors import Executor
+
+IN_PROCESS = ("torch", "transformers")
+"""Engines that compute in the process that opens them. Another one may need the whole memory of a GPU for a
+process of its own, and states how many GPUs it takes only once it is imported."""
+
+
+def prepare_workers(config: RunConfig, executor: Executor) -> None:
+    """Start the workers of a run's infer phase, if it is known what they will need."""
+    if config.engine in IN_PROCESS:
+        gpus = 0 if config.device == "cpu" else None
+        executor.prepare(partial(warm_up, config.engine, config.device), gpus)
+
+
+def warm_up(engine: str, device: str) -> None:
+    """Import an engine; a thread starts CUDA as soon as torch is imported."""
+    import torch
+
+    if device != "cpu" and torch.cuda.is_available():
+        threading.Thread(
+            target=_start_cuda, args=("cuda" if device == "auto" else device,), name="cuda", daemon=True
+        ).start()
+    from evalsuite.models.inference.registry import engine_type
+
+    engine_type(engine, {})
+
+
+def _start_cuda(device: str) -> None:
+    import torch
+
+    # What fails here fails again where it is needed, which reports it.
+    with suppress(Exception):
+        torch.zeros(1, device=device)

@@ -1,0 +1,96 @@
+"""A worker's process on this machine."""
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+from evalsuite.executors.base import Worker, portable_error
+from evalsuite.executors.gpus import VISIBLE
+
+END_SECONDS = 30.0
+"""Time in which a process that has no job left releases what it holds."""
+
+
+class WorkerProcess:
+    """A process that gets ready, then makes a worker, then runs jobs until this side sends None or is gone.
+
+    Args:
+        devices: `VISIBLE` in the process; empty without GPUs.
+        warm_up: see `Executor.prepare`.
+    """
+
+    def __init__(self, devices: str, warm_up: Callable[[], None] | None = None) -> None:
+        self.devices = devices
+        # A forked process could not use CUDA.
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, devices, warm_up))
+        self._process.start()
+        theirs.close()
+
+    def begin(self, make_worker: Callable[[], Worker], threads: int) -> None:
+        """Make the worker; without a GPU it computes with so many threads."""
+        self.send((make_worker, threads))
+
+    def send(self, value: Any) -> None:
+        """Send a prepared job, or None; that the process has died shows when its messages are read."""
+        with suppress(ConnectionError):
+            self.pipe.send(value)
+
+    def exit_code(self) -> int | None:
+        """Return the exit code of a process that has died."""
+        self._process.join()
+        code: int | None = self._process.exitcode
+        return code
+
+    def wait(self) -> None:
+        """Let it release what it holds, after None was sent."""
+        self._process.join(END_SECONDS)
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        self._process.terminate()
+        self._process.join()
+        self.pipe.close()
+
+
+class _Channel:
+    """The channel of a job in a worker's process."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self._pipe.send(("message", message))
+
+    def set_description(self, desc: str) -> None:
+        self._pipe.send(("description", desc))
+
+
+def _serve(pipe: Connection, devices: str, warm_up: Callable[[], None] | None) -> None:
+    """In the process: get ready, and run the jobs that arrive."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # CUDA reads it when it is used first, which is in this process.
+    os.environ[VISIBLE] = devices
+    if warm_up is not None:
+        # What fails here fails again in a job, which reports it.
+        with suppress(Exception):
+            warm_up()
+    with suppress(EOFError, ConnectionError):
+        try:
+            make_worker, threads = pipe.recv()
+            if not devices and "OMP_NUM_THREADS" not in os.environ:
+                import torch
+
+                torch.set_num_threads(threads)
+            with closing(make_worker()) as worker:
+                while (prepared := pipe.recv()) is not None:
+                    pipe.send(("result", worker.run(prepared, _Channel(pipe))))
+        except (EOFError, ConnectionError):
+            raise
+        except Exception as error:
+            pipe.send(("error", portable_error(error, "local")))

@@ -1,0 +1,81 @@
+"""Workers get ready while a run begins, and a run that fails leaves none behind."""
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evalsuite.config import RunConfig
+from evalsuite.evaluation import evaluate
+from evalsuite.evaluation.inference.warm_up import prepare_workers, warm_up
+from evalsuite.executors import LocalExecutor
+from evalsuite.foundation import RunFolderError
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Devices on which something was allocated, on a machine with a GPU."""
+    found: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "zeros", lambda size, device: found.append(device))
+    return found
+
+
+def join() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "cuda":
+            thread.join()
+
+
+@pytest.mark.parametrize(("device", "expected"), [("auto", ["cuda"]), ("cuda:1", ["cuda:1"]), ("cpu", [])])
+def test_cuda_starts_where_inference_runs(started: list[str], device: str, expected: list[str]) -> None:
+    warm_up("torch", device)
+    join()
+    assert started == expected
+    assert "evalsuite.models.inference.torch.engine" in sys.modules
+
+
+def test_a_gpu_that_does_not_start_is_left_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(size: int, device: str) -> None:
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "zeros", fail)
+    failed: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    warm_up("torch", "auto")
+    join()
+    assert not failed
+
+
+def test_nothing_starts_for_an_engine_with_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(LocalExecutor, "prepare", lambda self, warm_up, gpus: calls.append(gpus))
+    for engine, device in (("vllm", "auto"), ("torch", "cpu"), ("transformers", "auto")):
+        prepare_workers(
+            RunConfig(out="run", engine=engine, device=device, phases=("infer",)), LocalExecutor()
+        )
+    assert calls == [0, None]
+
+
+def test_a_run_that_fails_before_inference_ends_its_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes: list[Any] = []
+    prepare = LocalExecutor.prepare
+
+    def noted(self: LocalExecutor, *arguments: Any) -> None:
+        prepare(self, *arguments)
+        processes.extend(self._prepared)
+
+    monkeypatch.setattr(LocalExecutor, "prepare", noted)
+    config = RunConfig(
+        out=tmp_path / "run", executor_args={"num_workers": 2}, device="cpu", phases=("infer",)
+    )
+    with pytest.raises(RunFolderError, match="no requests were built"):
+        evaluate(config)
+    assert len(processes) == 2
+    assert [each.exit_code() for each in processes] == [-15, -15]
