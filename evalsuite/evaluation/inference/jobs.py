@@ -13,8 +13,8 @@ from evalsuite.models.inference.registry import engine_type
 from evalsuite.models.inference.requests import Request
 from evalsuite.models.inference.response_cache import ResponseCache
 
-JOBS_PER_WORKER = 8
-"""Jobs that a run is split into, at least, so that the last worker ends soon after the others."""
+SMALLEST_PART = 1 / 16
+"""Smallest part of a checkpoint's requests, as a share of what one worker has to do."""
 
 
 class Part(NamedTuple):
@@ -155,32 +155,61 @@ def whole_jobs(
 
 
 def split(jobs: Sequence[InferenceJob], workers: int) -> list[InferenceJob]:
-    """Return smaller jobs for several workers: parts of about equal cost, small benchmarks together."""
-    target = sum(job.cost for job in jobs) / (JOBS_PER_WORKER * workers)
-    known: dict[tuple[str, int | None], list[tuple[list[Part], float]]] = {}
+    """Return smaller jobs for several workers: whole checkpoints, and ever smaller parts of the last ones.
+
+    A job costs no more than an even share of what is left (guided self-scheduling, Polychronopoulos and Kuck,
+    IEEE Transactions on Computers C-36(12), 1987), so that the last worker ends soon after the others.
+    Checkpoints stay whole where they can: every part has batches of other shapes, for which a GPU has to be
+    prepared again.
+    """
+    left = sum(job.cost for job in jobs)
+    least = SMALLEST_PART * left / workers
+    known: dict[tuple[str, int | None], list[tuple[Cell, list[int]]]] = {}
     found = []
     for job in jobs:
         same = job.checkpoint.tokenizer, job.index.limit(job.checkpoint).longest
         if same not in known:
-            known[same] = list(_portions(job, target))
-        found += [replace(job, batches=(tuple(parts),), cost=cost) for parts, cost in known[same]]
+            known[same] = _document_costs(job)
+        for parts, cost in _portions(known[same], left, workers, least):
+            found.append(replace(job, batches=(tuple(parts),), cost=float(cost)))
+        left -= job.cost
     return found
 
 
-def _portions(job: InferenceJob, target: float) -> Iterator[tuple[list[Part], float]]:
-    """Yield (parts, cost) of one checkpoint; each costs `target` or a document more, the last one less."""
+def _document_costs(job: InferenceJob) -> list[tuple[Cell, list[int]]]:
+    """Return the cost of every document of each cell."""
+    return [
+        (cell, [sum(map(token_cost, document)) for document in documents])
+        for batch in job.batches
+        for cell, _, _ in batch
+        for documents in [read_documents(job.index, job.run, job.checkpoint, cell)]
+    ]
+
+
+def _portions(
+    documents: Sequence[tuple[Cell, Sequence[int]]], left: float, workers: int, least: float
+) -> Iterator[tuple[list[Part], int]]:
+    """Yield (parts, cost) of one checkpoint.
+
+    Args:
+        documents: cost of every document of each cell.
+        left: cost of this checkpoint and all after it.
+        workers: they share what is left.
+        least: cost of the smallest portion, unless the checkpoint costs less.
+    """
+    rest = sum(sum(costs) for _, costs in documents)
     parts: list[Part] = []
-    cost = 0.0
-    for cell in (part.cell for batch in job.batches for part in batch):
+    cost = 0
+    for cell, costs in documents:
         start = 0
-        documents = read_documents(job.index, job.run, job.checkpoint, cell)
-        for stop, document in enumerate(documents, 1):
-            cost += sum(map(token_cost, document))
-            if cost >= target:
+        for stop, each in enumerate(costs, 1):
+            cost += each
+            if cost >= max(least, left / workers) and rest - cost >= least:
                 yield [*parts, Part(cell, start, stop)], cost
-                parts, cost, start = [], 0.0, stop
-        if start < len(documents):
-            parts.append(Part(cell, start, len(documents)))
+                left, rest = left - cost, rest - cost
+                parts, cost, start = [], 0, stop
+        if start < len(costs):
+            parts.append(Part(cell, start, len(costs)))
     if parts:
         yield parts, cost
 

@@ -1,0 +1,87 @@
+"""A run is split for several workers: each document once, whole checkpoints first, small parts last."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalsuite.evaluation.inference import jobs as module
+from evalsuite.evaluation.inference.jobs import InferenceJob, Part, split
+from evalsuite.evaluation.inference.worker import EngineChoice, token_cost
+from evalsuite.evaluation.run_paths import Cell, CheckpointRef, Index
+from evalsuite.executors.queue import JobQueue
+from evalsuite.models.inference.requests import ScoreRequest
+from evalsuite.models.inference.response_cache import ResponseCache
+
+CELLS = [
+    Cell(benchmark=name, protocol="loglikelihood", documents=count) for name, count in (("a", 90), ("b", 7))
+]
+DOCUMENTS = {
+    cell.benchmark: [
+        [ScoreRequest((1,) * length, ((2, 3),))]
+        for length in random.Random(cell.benchmark).choices(range(10, 60), k=cell.documents)
+    ]
+    for cell in CELLS
+}
+COST = sum(token_cost(request) for each in DOCUMENTS.values() for document in each for request in document)
+
+
+@pytest.fixture(autouse=True)
+def documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "read_documents", lambda index, run, ref, cell: DOCUMENTS[cell.benchmark])
+
+
+def make_jobs(count: int, tmp_path: Path) -> list[InferenceJob]:
+    """One job per checkpoint, all with the same documents."""
+    refs = [
+        CheckpointRef(label=f"s{i}", path=f"s{i}", weights_id=f"s{i}", tokenizer="t") for i in range(count)
+    ]
+    index = Index(suite="s", config={}, cells=tuple(CELLS), checkpoints=tuple(refs))
+    whole: Any = tuple(Part(cell, 0, cell.documents) for cell in CELLS)
+    return [
+        InferenceJob(
+            run=tmp_path,
+            index=index,
+            cache=ResponseCache(tmp_path),
+            checkpoint=ref,
+            choice=EngineChoice(engine="torch"),
+            batches=(whole,),
+            cost=float(COST),
+        )
+        for ref in refs
+    ]
+
+
+def finish(jobs: list[InferenceJob], workers: int) -> float:
+    """Return when the last worker ends, in checkpoints, if every job takes what it costs."""
+    queue = JobQueue(jobs)
+    ends = dict.fromkeys(range(workers), 0.0)
+    groups: dict[int, str | None] = dict.fromkeys(range(workers))
+    while (index := queue.take(groups[worker := min(ends, key=lambda each: ends[each])])) is not None:
+        ends[worker] += jobs[index].cost / COST
+        groups[worker] = jobs[index].group
+    return max(ends.values())
+
+
+@pytest.mark.parametrize(
+    ("count", "workers"), [(1, 2), (1, 8), (2, 2), (3, 2), (10, 2), (10, 3), (11, 2), (40, 8)]
+)
+def test_every_document_is_in_one_part_and_workers_end_together(
+    count: int, workers: int, tmp_path: Path
+) -> None:
+    found = split(make_jobs(count, tmp_path), workers)
+    for label in {job.checkpoint.label for job in found}:
+        mine = [part for job in found if job.checkpoint.label == label for part in job.batches[0]]
+        for cell in CELLS:
+            numbers = [number for each, *ends in mine if each == cell for number in range(*ends)]
+            assert numbers == list(range(cell.documents))
+    assert sum(job.cost for job in found) == count * COST
+    assert len(found) <= count + 4 * workers
+    assert finish(found, workers) <= 1.1 * count / workers + 0.02
+
+
+def test_only_the_last_checkpoint_is_split(tmp_path: Path) -> None:
+    found = split(make_jobs(10, tmp_path), 2)
+    assert [job.checkpoint.label for job in found] == [*(f"s{i}" for i in range(10)), "s9"]
+    assert found[-1].cost == pytest.approx(COST / 2, rel=0.02)
