@@ -226,22 +226,23 @@ class RecurrentMixer(Mixer, nn.Module):
         token_mask: Tensor | None,
         cu_seqlens: Tensor | None,
         *,
+        slots: Tensor | None = None,
         in_place: bool = False,
     ) -> tuple[RecurrenceInputs, MixerState]:
         """Compute everything before the recurrence.
 
         Args:
+            slots: see `LayerCache.slots`.
             in_place: the new state of the convolutions may be written over the given one.
 
         Returns:
             The recurrence's inputs and the new state of the convolutions.
         """
         new_state: MixerState = {}
-        past = None if state is None else state.get("convolution")
+        known: dict[str, Any] = {"token_mask": token_mask, "cu_seqlens": cu_seqlens, "slots": slots}
+        known |= {"state": (state or {}).get("convolution"), "in_place": in_place}
         if self.options.short_conv_input:
-            (x,), new_state["convolution"] = apply_short_convolutions(
-                self._convolutions(), [x], past, token_mask, cu_seqlens, in_place=in_place
-            )
+            (x,), new_state["convolution"] = apply_short_convolutions(self._convolutions(), [x], **known)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if hasattr(self, "q_norm") and self.attention_shape.qk_norm == "all_heads":
             q, k = self.q_norm(q), self.k_norm(k) if self.has_keys else k
@@ -251,7 +252,7 @@ class RecurrentMixer(Mixer, nn.Module):
         projected = (q, k) if self.options.window else None
         if self._convolves_projections:
             (q, k, v), new_state["convolution"] = apply_short_convolutions(
-                self._convolutions(), [q, k, v], past, token_mask, cu_seqlens, in_place=in_place
+                self._convolutions(), [q, k, v], **known
             )
         elif self.options.activation == "silu":
             q, k = functional.silu(q), functional.silu(k) if self.has_keys else k
@@ -321,16 +322,17 @@ class RecurrentMixer(Mixer, nn.Module):
         """
         cache: LayerCache | None = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         state = None if cache is None else cache.read()
+        slots, in_place = (None, False) if cache is None else (cache.slots, cache.in_place)
         if state is not None:
-            rows = hidden_states.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+            rows = len(hidden_states) if cu_seqlens is None else len(cu_seqlens) - 1
+            rows = len(state["recurrent"]) if slots is not None else rows
             validate_state(state, self.state_shapes(), rows, f"layer {self.layer_idx}: {self.name}")
-        in_place = cache is not None and cache.in_place
         inputs, new_state = self.prepare_inputs(
-            hidden_states, position_embeddings, state, token_mask, cu_seqlens, in_place=in_place
+            hidden_states, position_embeddings, state, token_mask, cu_seqlens, slots=slots, in_place=in_place
         )
         initial = None if state is None else state["recurrent"]
         o, last = apply_recurrence(
-            inputs, self.scale, initial, cu_seqlens, in_place=in_place, leaks=self.leaks_state
+            inputs, self.scale, initial, cu_seqlens, slots=slots, in_place=in_place, leaks=self.leaks_state
         )
         mixed = self.apply_normalizer(o, inputs)
         if self.options.window:

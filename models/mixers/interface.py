@@ -38,6 +38,11 @@ class LayerCache(Protocol):
     def in_place(self) -> bool:
         """Whether new states may be written over those that `read` returns, and be passed to `write` so."""
 
+    @property
+    def slots(self) -> Tensor | None:
+        """Index of each row's state in those that `read` returns, where new states have to be written: int64
+        [B]. None: state i is that of row i."""
+
     def read(self) -> MixerState | None:
         """Return the last state, or None."""
 

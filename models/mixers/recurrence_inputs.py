@@ -34,12 +34,14 @@ def apply_recurrence(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     *,
+    slots: Tensor | None = None,
     in_place: bool = False,
     leaks: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence. Returns o [B, T, H, V] and the final states.
 
     Args:
+        slots: indices [B] of the rows' states in `initial_state`; see `recurrence`.
         in_place: the final states may be written over the initial ones.
         leaks: reproduce a defect of published code (Gated DeltaNet of arXiv 2504.14366, whose recurrence
             reads the bounds of sequences anew from the caller, where they are missing): the state runs on
@@ -60,6 +62,7 @@ def apply_recurrence(
         initial_state=initial_state,
         cu_seqlens=cu_seqlens,
         token_mask=inputs.token_mask,
+        slots=slots,
         in_place=in_place,
     )
     return o.view(shape) if leaks else o, last

@@ -38,6 +38,7 @@ def recurrence(
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     token_mask: Tensor | None = None,
+    slots: Tensor | None = None,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t.
@@ -55,6 +56,8 @@ def recurrence(
         cu_seqlens: integer bounds [N + 1] of sequences packed into one row (B = 1); None: N = B rows.
         token_mask: bool [B, T], the real tokens; the others leave the state as it is, and their outputs are
             arbitrary but finite. None: all are real.
+        slots: int64 [B], indices of the rows' states in `initial_state` [S, H, K, V], over which the final
+            ones are written; it is then returned. Without `cu_seqlens`.
         in_place: the final states may be written over the initial ones, which are then returned.
 
     Returns:
@@ -63,7 +66,8 @@ def recurrence(
     Raises:
         ConfigError: a shape is wrong; the message names the tensor and the expected shape.
     """
-    decay_shape = validate_shapes(q, k, v, log_decay, beta, initial_state, cu_seqlens)
+    own_states = initial_state if slots is None else None
+    decay_shape = validate_shapes(q, k, v, log_decay, beta, own_states, cu_seqlens)
     transition = decay_shape + (" decay, delta rule" if beta is not None else " decay, additive")
     compute: Callable[..., tuple[Tensor, Tensor]]
     delta, wide = beta is not None, k.shape[-1] > fla_backend.MAX_KEY_DIM
@@ -82,6 +86,7 @@ def recurrence(
             scale=scale,
             initial_state=initial_state,
             token_mask=token_mask,
+            slots=slots,
             in_place=in_place,
         )
         return found
@@ -104,16 +109,24 @@ def recurrence(
         compute = chunked
     if token_mask is not None:
         k, log_decay, beta = mask_padding(k, log_decay, beta, token_mask)
-    return compute(
+    if slots is not None:
+        assert initial_state is not None
+        own_states = initial_state[slots]
+    o, last = compute(
         q,
         k,
         v,
         log_decay=log_decay,
         beta=beta,
         scale=scale,
-        initial_state=initial_state,
+        initial_state=own_states,
         cu_seqlens=cu_seqlens,
     )
+    if slots is None:
+        return o, last
+    assert initial_state is not None
+    initial_state[slots] = last.to(initial_state.dtype)
+    return o, initial_state
 
 
 def recurrence_matrix(

@@ -18,6 +18,7 @@ class RecurrentLayerCache(DynamicLayer):
     is_croppable = False
     supports_early_init = False
     in_place = False
+    slots = None
 
     def __init__(self) -> None:
         super().__init__()

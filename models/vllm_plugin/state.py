@@ -47,29 +47,42 @@ def state_views(pages: Tensor, mixer: RecurrentMixer, dtype: torch.dtype) -> Mix
     return views
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PagedLayerCache:
-    """States of one batch in one layer, with the interface of a mixer's `LayerCache`."""
+    """States of one batch in one layer, with the interface of a mixer's `LayerCache`.
+
+    States of decoding sequences are read and written where they are: copying them out of their slots and back
+    takes twice as long as a step computes.
+    """
 
     in_place: ClassVar[bool] = False
     views: MixerState
     state_indices: Tensor
     """Slot of each sequence, int64 [N]."""
     has_initial_state: Tensor | None = None
-    """Sequences that already have a state, bool [N]; None: all. vLLM does not clear slots."""
+    """Sequences that already have a state, bool [N]; None: all, each of which reads one token. vLLM does not
+    clear slots."""
+
+    @property
+    def slots(self) -> Tensor | None:
+        """See `LayerCache.slots`."""
+        return self.state_indices if self.has_initial_state is None else None
 
     def read(self) -> MixerState:
-        """Return the states of the batch, with zeros for new sequences."""
+        """Return the states of all slots; with new sequences copies for the batch, zeros for the new ones."""
+        has_state = self.has_initial_state
+        if has_state is None:
+            return dict(self.views)
         states = {name: view[self.state_indices] for name, view in self.views.items()}
-        if self.has_initial_state is None:
-            return states
         # `where` instead of a product: the previous owner may have left infinities.
         return {
-            name: x.where(self.has_initial_state.view(-1, *[1] * (x.dim() - 1)), x.new_zeros(()))
+            name: x.where(has_state.view(-1, *[1] * (x.dim() - 1)), x.new_zeros(()))
             for name, x in states.items()
         }
 
     def write(self, state: MixerState) -> None:
-        """Write the states back into their slots."""
+        """Write copies of states back into their slots."""
+        if self.slots is not None:
+            return
         for name, view in self.views.items():
             view[self.state_indices] = state[name].to(view.dtype)

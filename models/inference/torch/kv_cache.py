@@ -134,6 +134,7 @@ class BranchingCache:
 
 class _BranchingLayer:
     in_place = False
+    slots = None
 
     def __init__(
         self,

@@ -101,6 +101,7 @@ class StaticCacheView:
 class _StaticLayer:
     in_place = True
     """Copying what a step of recurrent layers has written takes about as long as writing it."""
+    slots = None
 
     def __init__(self, state: LayerState, num_seqs: int) -> None:
         self.state = state

@@ -25,16 +25,20 @@ ELEMENTS_PER_WARP = 2048
 
 @triton.jit(do_not_specialize=["length", "heads"])
 def _recurrent_kernel(  # type: ignore[no-untyped-def]
-    q, k, v, log_decay, beta, mask, initial, final, out, length, heads, scale,
+    q, k, v, log_decay, beta, mask, slots, initial, final, out, length, heads, state_row, scale,
     KEY_WIDTH: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_BLOCK: tl.constexpr,
     DECAY: tl.constexpr, DELTA: tl.constexpr, HAS_STATE: tl.constexpr, HAS_MASK: tl.constexpr,
+    HAS_SLOTS: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
     i, j = tl.arange(0, KEY_BLOCK), tl.program_id(1) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
     known, wanted = i < KEY_WIDTH, j < VALUE_WIDTH
     inside = known[:, None] & wanted[None, :]
-    place = pair * (KEY_WIDTH * VALUE_WIDTH) + i[:, None] * VALUE_WIDTH + j[None, :]
+    owner = row
+    if HAS_SLOTS:
+        owner = tl.load(slots + row)
+    place = owner * state_row + head * (KEY_WIDTH * VALUE_WIDTH) + i[:, None] * VALUE_WIDTH + j[None, :]
     if HAS_STATE:
         state = tl.load(initial + place, mask=inside, other=0.0).to(tl.float32)
     else:
@@ -95,6 +99,7 @@ def recurrent(
     scale: float,
     initial_state: Tensor | None,
     token_mask: Tensor | None,
+    slots: Tensor | None,
     in_place: bool,
 ) -> tuple[Tensor, Tensor]:
     """S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t, in float32.
@@ -105,8 +110,11 @@ def recurrent(
         log_decay: None, [H], [B, T, H] or [B, T, H, K]; None for D = I.
         beta: [B, T, H]; None for the additive rule.
         scale: factor on the queries.
-        initial_state: float32 [B, H, K, V]; None for zeros.
+        initial_state: float32 [B, H, K, V]; None for zeros. With slots [S, H, K, V], of which only the first
+            axis may have any stride.
         token_mask: bool [B, T], false at padding, which leaves the state as it is and gets zeros; None: all.
+        slots: int64 [B], index of each row's initial state, over which its final one is written; rows that
+            share one race. None: those of row i are state i.
         in_place: write the final state over a contiguous initial one, which is then returned.
 
     Returns:
@@ -115,7 +123,10 @@ def recurrent(
     rows, length, heads, key_width = k.shape
     value_width = v.shape[-1]
     initial, final = initial_state, None
-    if initial is not None:
+    if slots is not None:
+        assert initial is not None
+        final = initial
+    elif initial is not None:
         in_place = in_place and initial.is_contiguous() and initial.dtype == torch.float32
         initial = initial.contiguous()
         final = initial if in_place else None
@@ -129,11 +140,12 @@ def recurrent(
         q, k.contiguous(), v.contiguous(), q if log_decay is None else log_decay.contiguous(),
         q if beta is None else beta.contiguous(),
         q if token_mask is None else token_mask.contiguous().view(torch.uint8),
+        q if slots is None else slots.contiguous(),
         q if initial is None else initial,
-        final, out, length, heads, scale,
+        final, out, length, heads, final.stride(0), scale,
         KEY_WIDTH=key_width, KEY_BLOCK=key_block, VALUE_WIDTH=value_width, VALUE_BLOCK=VALUES,
         DECAY=decay_shape_of(k, log_decay), DELTA=beta is not None, HAS_STATE=initial is not None,
-        HAS_MASK=token_mask is not None,
+        HAS_MASK=token_mask is not None, HAS_SLOTS=slots is not None,
         num_warps=max(1, key_block * VALUES // ELEMENTS_PER_WARP),
     )  # fmt: skip
     return out, final
@@ -152,10 +164,10 @@ def _proven(device: torch.device, dtype: torch.dtype, decay: DecayShape, delta: 
 
 
 def _deviations(device: torch.device, dtype: torch.dtype, decay: DecayShape, delta: bool) -> list[float]:
-    """Relative differences of outputs and states: a step in place, and tokens of which one is padding."""
+    """Relative differences of outputs and states: steps in place and in slots, tokens with padding."""
     draw = torch.Generator().manual_seed(0)
     found = []
-    for length, stored in ((1, torch.randn(2, 2, 64, 64, generator=draw).to(device)), (3, None)):
+    for case, length in (("in place", 1), ("in slots", 1), ("with padding", 3)):
         shape = (2, length, 2, 64)
         q, k, v = torch.randn(3, *shape, generator=draw).to(device, dtype)
         k = functional.normalize(k, dim=-1)
@@ -163,20 +175,33 @@ def _deviations(device: torch.device, dtype: torch.dtype, decay: DecayShape, del
         decays = {"none": None, "head": gates[0, 0, :, 0], "scalar": gates[..., 0], "channel": gates}[decay]
         log_decay = None if decays is None else decays.log()
         beta = gates[..., 1] if delta else None
-        real = None if length == 1 else torch.tensor([[True] * 3, [True, True, False]], device=device)
-        masked = (k, log_decay, beta) if real is None else mask_padding(k, log_decay, beta, real)
-        inputs = {"scale": 0.5, "initial_state": stored}
+        states = torch.randn(4, 2, 64, 64, generator=draw).to(device)
+        slots = torch.tensor([3, 1] if case == "in slots" else [0, 1], device=device)
+        initial = None if case == "with padding" else states[slots]
+        real = torch.tensor([[True] * 3, [True, True, False]], device=device)[:, :length]
+        masked = mask_padding(k, log_decay, beta, real)
         exact = naive_recurrent(
-            q.float() if real is None else q.float() * real[..., None, None],
+            q.float() * real[..., None, None],
             masked[0].float(),
             v.float(),
             log_decay=masked[1],
             beta=masked[2],
+            scale=0.5,
+            initial_state=initial,
             cu_seqlens=None,
-            **inputs,
         )
-        mine = recurrent(
-            q, k, v, log_decay=log_decay, beta=beta, token_mask=real, in_place=real is None, **inputs
+        out, final = recurrent(
+            q,
+            k,
+            v,
+            log_decay=log_decay,
+            beta=beta,
+            scale=0.5,
+            initial_state=states if case == "in slots" else initial,
+            token_mask=real if case == "with padding" else None,
+            slots=slots if case == "in slots" else None,
+            in_place=case == "in place",
         )
+        mine = out, final[slots] if case == "in slots" else final
         found += [relative_difference(*pair) for pair in zip(mine, exact, strict=True)]
     return found

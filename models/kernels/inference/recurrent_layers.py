@@ -122,11 +122,12 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @triton.jit(do_not_specialize=["length", "tiles", "activated"])
 def _short_conv_kernel(  # type: ignore[no-untyped-def]
-    x0, x1, x2, weight0, weight1, weight2, out0, out1, out2, mask, state, after, length, tiles, activated,
-    token0, token1, token2,
+    x0, x1, x2, weight0, weight1, weight2, out0, out1, out2, mask, slots, state, after,
+    length, tiles, activated, token0, token1, token2, state_row,
     CHANNELS0: tl.constexpr, CHANNELS1: tl.constexpr, CHANNELS2: tl.constexpr,
     BLOCK: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
-    HAS_STATE: tl.constexpr, IN_PLACE: tl.constexpr, HAS_MASK: tl.constexpr, MASK_BLOCK: tl.constexpr,
+    HAS_STATE: tl.constexpr, HAS_SLOTS: tl.constexpr, IN_PLACE: tl.constexpr,
+    HAS_MASK: tl.constexpr, MASK_BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, tile = tl.program_id(0).to(tl.int64) // tiles, tl.program_id(0) % tiles
     block = tl.program_id(1)
@@ -150,7 +151,10 @@ def _short_conv_kernel(  # type: ignore[no-untyped-def]
     x += row * length * token
     mask += row * length
     # The channels of all parts share a state.
-    first = (row * (CHANNELS0 + CHANNELS1 + CHANNELS2) + before) * (TAPS - 1)
+    owner = row
+    if HAS_SLOTS:
+        owner = tl.load(slots + row)
+    first = owner * state_row + before * (TAPS - 1)
     state += first
     after += first
     total = tl.zeros([TILE, BLOCK], tl.float32)
@@ -203,6 +207,7 @@ def short_conv_step(
     state: Tensor | None,
     after: Tensor,
     *,
+    slots: Tensor | None = None,
     num_activated: int,
 ) -> list[Tensor]:
     """Causal depthwise convolutions of rows that may continue others, and what the next tokens need of them.
@@ -213,6 +218,8 @@ def short_conv_step(
         token_mask: bool [B, T], real tokens, contiguous in each row; None: all. Not together with a state.
         state: the kernel_size − 1 inputs before the parts, [B, ΣCᵢ, kernel_size − 1]; None: zeros.
         after: the same after them, contiguous; written. For one token it may be `state`.
+        slots: int64 [B], for one token with `state` as `after`: index of each row's state in it, whose states
+            may lie apart; rows that share one race. None: state i is that of row i.
         num_activated: number of parts, the first ones, to which SiLU is applied.
 
     Returns:
@@ -224,18 +231,19 @@ def short_conv_step(
     tile = min(TOKENS, triton.next_power_of_2(length))
     tiles, block = triton.cdiv(length, tile), 64
     mask = parts[0] if token_mask is None else token_mask.contiguous().view(torch.uint8)
-    before = parts[0] if state is None else state.contiguous()
+    before = parts[0] if state is None else state if slots is not None else state.contiguous()
     outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in parts]
     missing = 3 - len(parts)
     channels = [x.shape[2] for x in parts] + [0] * missing
     blocks = [triton.cdiv(each, block) for each in channels]
     _short_conv_kernel[(rows * tiles, sum(blocks))](
         *(each for group in (parts, weights, outs) for each in (*group, *group[:1] * missing)),
-        mask, before, after, length, tiles, sum(blocks[:num_activated]),
-        *distances, *[0] * missing,
+        mask, mask if slots is None else slots.contiguous(), before, after,
+        length, tiles, sum(blocks[:num_activated]), *distances, *[0] * missing, after.stride(0),
         CHANNELS0=channels[0], CHANNELS1=channels[1], CHANNELS2=channels[2],
         BLOCK=block, TAPS=weights[0].shape[1], TILE=tile,
-        HAS_STATE=state is not None, IN_PLACE=before.data_ptr() == after.data_ptr(),
+        HAS_STATE=state is not None, HAS_SLOTS=slots is not None,
+        IN_PLACE=before.data_ptr() == after.data_ptr(),
         HAS_MASK=token_mask is not None, MASK_BLOCK=256, num_warps=4,
     )  # fmt: skip
     return outs

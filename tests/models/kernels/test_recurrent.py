@@ -47,6 +47,7 @@ def draw(
         "scale": 0.3,
         "initial_state": torch.randn(rows, heads, keys, values, device=DEVICE),
         "token_mask": None,
+        "slots": None,
     }
 
 
@@ -55,6 +56,7 @@ def compare(inputs: dict[str, Any], tolerance: float = 1e-5, in_place: bool = Fa
 
     exact = {name: value.double() if isinstance(value, Tensor) else value for name, value in inputs.items()}
     real = exact.pop("token_mask")
+    del exact["slots"]
     if real is not None:
         exact["k"], exact["log_decay"], exact["beta"] = mask_padding(
             exact["k"], exact["log_decay"], exact["beta"], inputs["token_mask"]
@@ -77,6 +79,26 @@ def compare(inputs: dict[str, Any], tolerance: float = 1e-5, in_place: bool = Fa
 @pytest.mark.parametrize("in_place", [True, False])
 def test_every_form(decay: str, delta: bool, length: int, in_place: bool) -> None:
     compare(draw(decay, delta, length=length), in_place=in_place)
+
+
+@pytest.mark.parametrize(("decay", "delta"), FORMS)
+@pytest.mark.parametrize("length", [1, 3])
+def test_states_in_slots_that_lie_apart(decay: str, delta: bool, length: int) -> None:
+    from evalsuite.models.kernels.inference.recurrent import recurrent
+
+    inputs = draw(decay, delta, length=length, keys=16, values=20)
+    # Pages that hold something else as well, as those of a server.
+    pages = torch.randn(6, 7 + 3 * 16 * 20, device=DEVICE)
+    states = pages[:, 4:-3].view(6, 3, 16, 20)
+    slots = torch.tensor([4, 1], device=DEVICE)
+    alone = recurrent(**inputs | {"initial_state": states[slots]}, in_place=False)
+    before = pages.clone()
+    o, returned = recurrent(**inputs | {"initial_state": states, "slots": slots}, in_place=False)
+    assert returned is states
+    assert torch.equal(o, alone[0])
+    assert torch.equal(states[slots], alone[1])
+    states[slots] = before[:, 4:-3].view(6, 3, 16, 20)[slots]
+    assert torch.equal(pages, before)
 
 
 @pytest.mark.parametrize(("decay", "delta"), FORMS)
@@ -109,7 +131,7 @@ def test_widths_and_dtypes(keys: int, values: int, dtype: torch.dtype) -> None:
 def test_rows_start_from_zeros() -> None:
     inputs = draw("scalar", True, length=4)
     zeros = torch.zeros_like(inputs["initial_state"])
-    plain = {name: value for name, value in inputs.items() if name != "token_mask"}
+    plain = {name: value for name, value in inputs.items() if name not in ("token_mask", "slots")}
     expected = naive_recurrent(**plain | {"initial_state": zeros}, cu_seqlens=None)
     from evalsuite.models.kernels.inference.recurrent import recurrent
 

@@ -146,6 +146,15 @@ def test_convolutions_and_their_states(
         assert torch.equal(torch.cat(again, -1), torch.cat(found, -1))
         assert torch.equal(other, after)
     if state is not None and length == 1:
+        pages = torch.randn(6, state[0].numel() + 5, device=DEVICE)
+        stored, slots = pages[:, 2:-3].view(6, *state.shape[1:]), torch.tensor([5, 0, 3, 1], device=DEVICE)
+        stored[slots] = state
+        others = pages.clone()
+        again = short_conv_step(*parts, None, stored, stored, slots=slots, num_activated=activated)
+        assert torch.equal(torch.cat(again, -1), torch.cat(found, -1))
+        assert torch.equal(stored[slots], after)
+        stored[slots] = state
+        assert torch.equal(pages, others)
         again = short_conv_step(*parts, None, state, state, num_activated=activated)
         assert torch.equal(torch.cat(again, -1), torch.cat(found, -1))
         assert torch.equal(state, after)

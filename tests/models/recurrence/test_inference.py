@@ -75,7 +75,7 @@ def test_short_rows_without_gradients_run_on_the_kernel_for_them(
         return True
 
     def stand_in(
-        q: Tensor, k: Tensor, v: Tensor, *, token_mask: None, in_place: bool, **given: Any
+        q: Tensor, k: Tensor, v: Tensor, *, token_mask: None, slots: None, in_place: bool, **given: Any
     ) -> tuple[Tensor, Tensor]:
         places.append(in_place)
         return chunked(q, k, v, cu_seqlens=None, **given)
