@@ -8,7 +8,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,8 @@ def _distance(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[f
         other = measured[name]
         if value == other:
             continue
-        if name == "IS_VARLEN":
+        if name == "IS_VARLEN" or (name == "dtypes" and _computed(value) == _computed(other)):
+            # Packed sequences come with indices of theirs; the work of a program is the same.
             counts += 1
         elif not _is_size(value) or not _is_size(other):
             return None
@@ -129,6 +130,11 @@ def _distance(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[f
         else:
             shape += abs(math.log2(value / other))
     return shape, counts
+
+
+def _computed(dtypes: Sequence[str]) -> list[str]:
+    """Dtypes of the tensors that are not indices."""
+    return [dtype for dtype in dtypes if not dtype.startswith("int")]
 
 
 def _is_size(value: Any) -> bool:

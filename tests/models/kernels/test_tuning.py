@@ -100,6 +100,15 @@ def test_a_measured_shape_is_launched_without_timing(
     assert caplog.text == ""
 
 
+def test_packed_sequences_run_as_rows_were_measured() -> None:
+    packed = {"K": 128, "H": 9, "IS_VARLEN": True}
+    config = {"BK": 128, "num_warps": 2, "num_stages": 3}
+    for dtypes in (["bfloat16", "int64", "int64"], ["int32", "bfloat16"]):
+        assert list(measured().find("base_fn", packed | {"dtypes": dtypes})) == [(config, 0.0)]
+    for dtypes in (["float32", "int64"], ["bfloat16", "bfloat16", "int64"], ["int64"]):
+        assert not list(measured().find("base_fn", packed | {"dtypes": dtypes}))
+
+
 def test_another_shape_runs_by_rule_which_is_said_once(
     tuner: type[Autotuner], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
