@@ -82,6 +82,8 @@ class PreloadedEngine:
         # What fails here fails again where it is needed, which reports it.
         with suppress(Exception):
             self._engine = choice.open(path)
+            # The engine remembers its fingerprint, which takes a while as it covers our source code.
+            _facts(self._engine)
 
     def take(self, checkpoint: CheckpointRef, choice: EngineChoice) -> Engine | None:
         """Return the engine, once; None if it is one for something else, or could not be loaded.
