@@ -47,6 +47,7 @@ from evalsuite.models.mixers.recurrence_inputs import (
 )
 from evalsuite.models.mixers.teacher_weights import copy_projections
 from evalsuite.models.mixers.window_branch import WindowBranch
+from evalsuite.models.recurrence import OWN, StateAccess
 
 
 class RecurrentMixer(Mixer, nn.Module):
@@ -226,23 +227,22 @@ class RecurrentMixer(Mixer, nn.Module):
         token_mask: Tensor | None,
         cu_seqlens: Tensor | None,
         *,
-        slots: Tensor | None = None,
-        in_place: bool = False,
+        access: StateAccess = OWN,
     ) -> tuple[RecurrenceInputs, MixerState]:
         """Compute everything before the recurrence.
 
         Args:
-            slots: see `LayerCache.slots`.
-            in_place: the new state of the convolutions may be written over the given one.
+            access: how `state` may be used.
 
         Returns:
             The recurrence's inputs and the new state of the convolutions.
         """
         new_state: MixerState = {}
-        known: dict[str, Any] = {"token_mask": token_mask, "cu_seqlens": cu_seqlens, "slots": slots}
-        known |= {"state": (state or {}).get("convolution"), "in_place": in_place}
+        past = None if state is None else state.get("convolution")
         if self.options.short_conv_input:
-            (x,), new_state["convolution"] = apply_short_convolutions(self._convolutions(), [x], **known)
+            (x,), new_state["convolution"] = apply_short_convolutions(
+                self._convolutions(), [x], past, token_mask, cu_seqlens, access
+            )
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if hasattr(self, "q_norm") and self.attention_shape.qk_norm == "all_heads":
             q, k = self.q_norm(q), self.k_norm(k) if self.has_keys else k
@@ -252,7 +252,7 @@ class RecurrentMixer(Mixer, nn.Module):
         projected = (q, k) if self.options.window else None
         if self._convolves_projections:
             (q, k, v), new_state["convolution"] = apply_short_convolutions(
-                self._convolutions(), [q, k, v], **known
+                self._convolutions(), [q, k, v], past, token_mask, cu_seqlens, access
             )
         elif self.options.activation == "silu":
             q, k = functional.silu(q), functional.silu(k) if self.has_keys else k
@@ -321,18 +321,18 @@ class RecurrentMixer(Mixer, nn.Module):
             ConfigError: the cached state has another shape.
         """
         cache: LayerCache | None = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        state = None if cache is None else cache.read()
-        slots, in_place = (None, False) if cache is None else (cache.slots, cache.in_place)
+        lent = (None, OWN) if cache is None else cache.lend(slots=not self.options.window)
+        state, access = lent
         if state is not None:
             rows = len(hidden_states) if cu_seqlens is None else len(cu_seqlens) - 1
-            rows = len(state["recurrent"]) if slots is not None else rows
+            rows = len(state["recurrent"]) if access.slots is not None else rows
             validate_state(state, self.state_shapes(), rows, f"layer {self.layer_idx}: {self.name}")
         inputs, new_state = self.prepare_inputs(
-            hidden_states, position_embeddings, state, token_mask, cu_seqlens, slots=slots, in_place=in_place
+            hidden_states, position_embeddings, state, token_mask, cu_seqlens, access=access
         )
         initial = None if state is None else state["recurrent"]
         o, last = apply_recurrence(
-            inputs, self.scale, initial, cu_seqlens, slots=slots, in_place=in_place, leaks=self.leaks_state
+            inputs, self.scale, initial, cu_seqlens, access=access, leaks=self.leaks_state
         )
         mixed = self.apply_normalizer(o, inputs)
         if self.options.window:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.models.kernels.policy import inference_kernels, use_triton
+from evalsuite.models.recurrence import OWN, StateAccess
 
 
 class ShortConvolution(nn.Module):
@@ -40,9 +41,7 @@ def apply_short_convolutions(
     state: Tensor | None,
     token_mask: Tensor | None,
     cu_seqlens: Tensor | None,
-    *,
-    slots: Tensor | None = None,
-    in_place: bool = False,
+    access: StateAccess = OWN,
 ) -> tuple[Sequence[Tensor], Tensor]:
     """Convolve each part with its convolution.
 
@@ -53,9 +52,8 @@ def apply_short_convolutions(
             the start.
         token_mask: real tokens [B, T], contiguous in each row; None if all are real.
         cu_seqlens: bounds [N + 1] of packed sequences (B = 1); a state then has N rows.
-        slots: int64 [B], indices of the rows' states in `state` [S, ΣCᵢ, kernel_size − 1], over which the new
-            ones are written; it is then returned.
-        in_place: the new state may be written over the given one, which is then returned.
+        access: where the rows' states lie in `state`, then [S, ΣCᵢ, kernel_size − 1], and whether new ones
+            may be written over them; with slots `state` is returned.
 
     Returns:
         The outputs [B, T, Cᵢ], and the last kernel_size − 1 real inputs of each row (or packed sequence),
@@ -63,13 +61,16 @@ def apply_short_convolutions(
     """
     kernel_size = convolutions[0].kernel_size
     full = cu_seqlens is None and (state is None or token_mask is None)
-    apart = slots is None or parts[0].shape[1] == 1
-    if full and apart and kernel_size > 1 and (kernels := inference_kernels(parts[0])):
-        return _convolve_without_gradients(kernels, convolutions, parts, state, token_mask, slots, in_place)
+    slots = None if state is None else access.slots
+    # A program of several tokens would overwrite the state that those of the same row still read.
+    readable = slots is None or access.discards or parts[0].shape[1] == 1
+    if full and readable and kernel_size > 1 and (kernels := inference_kernels(parts[0])):
+        return _convolve_without_gradients(kernels, convolutions, parts, state, token_mask, access)
     if slots is not None:
         assert state is not None
         outputs, last = apply_short_convolutions(convolutions, parts, state[slots], token_mask, cu_seqlens)
-        state[slots] = last.to(state.dtype)
+        if not access.discards:
+            state[slots] = last.to(state.dtype)
         return outputs, state
     # A row's state may belong in the middle of the row (after pads): only the torch path handles that.
     unpadded = token_mask is None and cu_seqlens is None
@@ -91,15 +92,14 @@ def _convolve_without_gradients(
     parts: Sequence[Tensor],
     state: Tensor | None,
     token_mask: Tensor | None,
-    slots: Tensor | None,
-    in_place: bool,
+    access: StateAccess,
 ) -> tuple[Sequence[Tensor], Tensor]:
     """`apply_short_convolutions` in one kernel, the states included."""
     rows, length = parts[0].shape[:2]
-    step = in_place and length == 1 and state is not None
-    if state is not None and (
-        slots is not None or (step and state.is_contiguous() and state.dtype == parts[0].dtype)
-    ):
+    step = state is not None and length == 1 and not access.discards
+    own = access.in_place and state is not None and state.is_contiguous() and state.dtype == parts[0].dtype
+    if step and (access.slots is not None or own):
+        assert state is not None
         after = state
     else:
         channels = sum(convolution.channels for convolution in convolutions)
@@ -110,7 +110,7 @@ def _convolve_without_gradients(
         token_mask,
         state,
         after,
-        slots=slots,
+        slots=None if state is None else access.slots,
         num_activated=sum(convolution.activation is not None for convolution in convolutions),
     )
     return outputs, after

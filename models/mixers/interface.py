@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.models.mixers.attention_shape import AttentionShape
+from evalsuite.models.recurrence import StateAccess
 
 
 class StateKind(Flag):
@@ -34,20 +35,18 @@ MixerState = dict[str, Tensor]
 class LayerCache(Protocol):
     """Cache of one recurrent layer between calls."""
 
-    @property
-    def in_place(self) -> bool:
-        """Whether new states may be written over those that `read` returns, and be passed to `write` so."""
-
-    @property
-    def slots(self) -> Tensor | None:
-        """Index of each row's state in those that `read` returns, where new states have to be written: int64
-        [B]. None: state i is that of row i."""
-
     def read(self) -> MixerState | None:
         """Return the last state, or None."""
 
+    def lend(self, *, slots: bool) -> tuple[MixerState | None, StateAccess]:
+        """Return the last state as it is stored, or None, and how it may be used.
+
+        Args:
+            slots: whether the layer can find its rows' states among others.
+        """
+
     def write(self, state: MixerState) -> None:
-        """Store `state`."""
+        """Store `state`, of which lent parts may have been written in place."""
 
 
 ServedAs = Literal["recurrence", "attention"] | None

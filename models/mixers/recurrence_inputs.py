@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.recurrence import mask_padding, recurrence, recurrence_matrix
+from evalsuite.models.recurrence import OWN, StateAccess, mask_padding, recurrence, recurrence_matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,13 @@ def apply_recurrence(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     *,
-    slots: Tensor | None = None,
-    in_place: bool = False,
+    access: StateAccess = OWN,
     leaks: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence. Returns o [B, T, H, V] and the final states.
 
     Args:
-        slots: indices [B] of the rows' states in `initial_state`; see `recurrence`.
-        in_place: the final states may be written over the initial ones.
+        access: see `recurrence`.
         leaks: reproduce a defect of published code (Gated DeltaNet of arXiv 2504.14366, whose recurrence
             reads the bounds of sequences anew from the caller, where they are missing): the state runs on
             through all sequences of the batch, while convolutions respect their bounds. Training only, so
@@ -62,8 +60,7 @@ def apply_recurrence(
         initial_state=initial_state,
         cu_seqlens=cu_seqlens,
         token_mask=inputs.token_mask,
-        slots=slots,
-        in_place=in_place,
+        access=access,
     )
     return o.view(shape) if leaks else o, last
 

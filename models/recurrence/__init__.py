@@ -11,8 +11,11 @@ from evalsuite.models.recurrence.op import (
     recurrence_matrix,
 )
 from evalsuite.models.recurrence.padding import mask_padding
+from evalsuite.models.recurrence.states import OWN, StateAccess
 
 __all__ = [
+    "OWN",
+    "StateAccess",
     "backend_messages",
     "last_kernels",
     "mask_padding",

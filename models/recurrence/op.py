@@ -13,6 +13,7 @@ from evalsuite.models.recurrence.chunked import chunked, next_power_of_2, scores
 from evalsuite.models.recurrence.naive import naive_recurrent
 from evalsuite.models.recurrence.padding import mask_padding
 from evalsuite.models.recurrence.shapes import state_dtype, validate_shapes
+from evalsuite.models.recurrence.states import OWN, StateAccess
 
 _last_kernels: dict[str, str] = {}
 
@@ -38,8 +39,7 @@ def recurrence(
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     token_mask: Tensor | None = None,
-    slots: Tensor | None = None,
-    in_place: bool = False,
+    access: StateAccess = OWN,
 ) -> tuple[Tensor, Tensor]:
     """Compute S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t.
 
@@ -56,9 +56,8 @@ def recurrence(
         cu_seqlens: integer bounds [N + 1] of sequences packed into one row (B = 1); None: N = B rows.
         token_mask: bool [B, T], the real tokens; the others leave the state as it is, and their outputs are
             arbitrary but finite. None: all are real.
-        slots: int64 [B], indices of the rows' states in `initial_state` [S, H, K, V], over which the final
-            ones are written; it is then returned. Without `cu_seqlens`.
-        in_place: the final states may be written over the initial ones, which are then returned.
+        access: where the rows' states lie in `initial_state`, then [S, H, K, V], and whether final ones may
+            be written over them. Slots are for rows without `cu_seqlens`; `initial_state` is then returned.
 
     Returns:
         The outputs [B, T, H, V] in the dtype of `v`, and the final states [N, H, K, V] in float32.
@@ -66,6 +65,7 @@ def recurrence(
     Raises:
         ConfigError: a shape is wrong; the message names the tensor and the expected shape.
     """
+    slots = access.slots
     own_states = initial_state if slots is None else None
     decay_shape = validate_shapes(q, k, v, log_decay, beta, own_states, cu_seqlens)
     transition = decay_shape + (" decay, delta rule" if beta is not None else " decay, additive")
@@ -86,8 +86,7 @@ def recurrence(
             scale=scale,
             initial_state=initial_state,
             token_mask=token_mask,
-            slots=slots,
-            in_place=in_place,
+            access=access,
         )
         return found
     elif use_triton(v):
@@ -122,10 +121,10 @@ def recurrence(
         initial_state=own_states,
         cu_seqlens=cu_seqlens,
     )
-    if slots is None:
+    if slots is None or initial_state is None:
         return o, last
-    assert initial_state is not None
-    initial_state[slots] = last.to(initial_state.dtype)
+    if not access.discards:
+        initial_state[slots] = last.to(initial_state.dtype)
     return o, initial_state
 
 

@@ -8,6 +8,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers import CacheSpec
+from evalsuite.models.recurrence import OWN, StateAccess
 
 StateDict = dict[str, Tensor]
 
@@ -17,8 +18,6 @@ class RecurrentLayerCache(DynamicLayer):
 
     is_croppable = False
     supports_early_init = False
-    in_place = False
-    slots = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,6 +26,10 @@ class RecurrentLayerCache(DynamicLayer):
     def read(self) -> StateDict | None:
         """The last written state, or None."""
         return self._state
+
+    def lend(self, *, slots: bool) -> tuple[StateDict | None, StateAccess]:
+        """See `LayerCache.lend`."""
+        return self._state, OWN
 
     def write(self, state: StateDict) -> None:
         """Store `state`: "recurrent" [B, H, K, V] in float32, "convolution" [B, C, kernel size − 1]."""

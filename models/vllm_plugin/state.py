@@ -7,12 +7,12 @@ declare the same number of bytes, and each layer views its own part.
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from evalsuite.models.mixers import MixerState, RecurrentMixer
+from evalsuite.models.recurrence import OWN, StateAccess
 
 PAGE_ALIGNMENT = 16
 """Page sizes are multiples of this, so that copies move full words and float32 views are possible."""
@@ -49,13 +49,8 @@ def state_views(pages: Tensor, mixer: RecurrentMixer, dtype: torch.dtype) -> Mix
 
 @dataclass(frozen=True)
 class PagedLayerCache:
-    """States of one batch in one layer, with the interface of a mixer's `LayerCache`.
+    """States of one batch in one layer, with the interface of a mixer's `LayerCache`."""
 
-    States of decoding sequences are read and written where they are: copying them out of their slots and back
-    takes twice as long as a step computes.
-    """
-
-    in_place: ClassVar[bool] = False
     views: MixerState
     state_indices: Tensor
     """Slot of each sequence, int64 [N]."""
@@ -63,26 +58,26 @@ class PagedLayerCache:
     """Sequences that already have a state, bool [N]; None: all, each of which reads one token. vLLM does not
     clear slots."""
 
-    @property
-    def slots(self) -> Tensor | None:
-        """See `LayerCache.slots`."""
-        return self.state_indices if self.has_initial_state is None else None
-
     def read(self) -> MixerState:
-        """Return the states of all slots; with new sequences copies for the batch, zeros for the new ones."""
+        """Return copies of the states of the batch, with zeros for new sequences."""
+        states = {name: view[self.state_indices] for name, view in self.views.items()}
         has_state = self.has_initial_state
         if has_state is None:
-            return dict(self.views)
-        states = {name: view[self.state_indices] for name, view in self.views.items()}
+            return states
         # `where` instead of a product: the previous owner may have left infinities.
         return {
             name: x.where(has_state.view(-1, *[1] * (x.dim() - 1)), x.new_zeros(()))
             for name, x in states.items()
         }
 
+    def lend(self, *, slots: bool) -> tuple[MixerState, StateAccess]:
+        """See `LayerCache.lend`: decoding sequences' states where they are."""
+        if slots and self.has_initial_state is None:
+            return self.views, StateAccess(slots=self.state_indices)
+        return self.read(), OWN
+
     def write(self, state: MixerState) -> None:
         """Write copies of states back into their slots."""
-        if self.slots is not None:
-            return
         for name, view in self.views.items():
-            view[self.state_indices] = state[name].to(view.dtype)
+            if state[name] is not view:
+                view[self.state_indices] = state[name].to(view.dtype)

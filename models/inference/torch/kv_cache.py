@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.models.inference.torch.unpadding import UnpaddedLayout
+from evalsuite.models.recurrence import OWN, StateAccess
 
 
 @dataclass(slots=True)
@@ -133,9 +134,6 @@ class BranchingCache:
 
 
 class _BranchingLayer:
-    in_place = False
-    slots = None
-
     def __init__(
         self,
         before: LayerState | None,
@@ -185,6 +183,14 @@ class _BranchingLayer:
         if self.before is None or not self.before.recurrent:
             return None
         return {name: self._select(state) for name, state in self.before.recurrent.items()}
+
+    def lend(self, *, slots: bool) -> tuple[dict[str, Tensor] | None, StateAccess]:
+        if self.keep:
+            return self.read(), OWN
+        if not slots or self.before is None or not self.before.recurrent:
+            return self.read(), StateAccess(discards=True)
+        # Rows that are not kept read their parents' states where they are.
+        return self.before.recurrent, StateAccess(slots=self.parent_rows, discards=True)
 
     def write(self, state: dict[str, Tensor]) -> None:
         if self.keep:

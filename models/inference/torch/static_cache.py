@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.models.inference.torch.kv_cache import KVCache, LayerState
+from evalsuite.models.recurrence import StateAccess
 
 
 class StaticKVCache:
@@ -99,16 +100,16 @@ class StaticCacheView:
 
 
 class _StaticLayer:
-    in_place = True
-    """Copying what a step of recurrent layers has written takes about as long as writing it."""
-    slots = None
-
     def __init__(self, state: LayerState, num_seqs: int) -> None:
         self.state = state
         self._recurrent = {name: stored[:num_seqs] for name, stored in state.recurrent.items()}
 
     def read(self) -> dict[str, Tensor] | None:
         return dict(self._recurrent) or None
+
+    def lend(self, *, slots: bool) -> tuple[dict[str, Tensor] | None, StateAccess]:
+        # Copying what a step of recurrent layers has written takes about as long as writing it.
+        return self.read(), StateAccess(in_place=True)
 
     def write(self, state: dict[str, Tensor]) -> None:
         for name, new in state.items():

@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
+from evalsuite.models.kernels.inference.rows import as_states
 from evalsuite.models.recurrence.naive import naive_recurrent
 from evalsuite.models.recurrence.padding import mask_padding
 from evalsuite.models.recurrence.shapes import DecayShape, decay_shape_of
+from evalsuite.models.recurrence.states import StateAccess
 
 VALUES = 32
 """Channels of the values of one program."""
@@ -28,7 +30,7 @@ def _recurrent_kernel(  # type: ignore[no-untyped-def]
     q, k, v, log_decay, beta, mask, slots, initial, final, out, length, heads, state_row, scale,
     KEY_WIDTH: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_BLOCK: tl.constexpr,
     DECAY: tl.constexpr, DELTA: tl.constexpr, HAS_STATE: tl.constexpr, HAS_MASK: tl.constexpr,
-    HAS_SLOTS: tl.constexpr,
+    HAS_SLOTS: tl.constexpr, STORES: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
@@ -85,8 +87,9 @@ def _recurrent_kernel(  # type: ignore[no-untyped-def]
             log_decay += heads * KEY_WIDTH
         elif DECAY == "scalar":
             log_decay += heads
-    # In place too: no other program reads this part of the state.
-    tl.store(final + place, state, mask=inside)
+    if STORES:
+        # In place too: no other program reads this part of the state.
+        tl.store(final + place, state, mask=inside)
 
 
 def recurrent(
@@ -99,8 +102,7 @@ def recurrent(
     scale: float,
     initial_state: Tensor | None,
     token_mask: Tensor | None,
-    slots: Tensor | None,
-    in_place: bool,
+    access: StateAccess,
 ) -> tuple[Tensor, Tensor]:
     """S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t, in float32.
 
@@ -113,25 +115,23 @@ def recurrent(
         initial_state: float32 [B, H, K, V]; None for zeros. With slots [S, H, K, V], of which only the first
             axis may have any stride.
         token_mask: bool [B, T], false at padding, which leaves the state as it is and gets zeros; None: all.
-        slots: int64 [B], index of each row's initial state, over which its final one is written; rows that
-            share one race. None: those of row i are state i.
-        in_place: write the final state over a contiguous initial one, which is then returned.
+        access: where the initial states lie; final ones are written over those in slots (rows that share a
+            slot race), and over contiguous ones if they may be.
 
     Returns:
         The outputs [B, T, H, V] in the dtype of `v`, and the final states [B, H, K, V] in float32.
     """
     rows, length, heads, key_width = k.shape
     value_width = v.shape[-1]
-    initial, final = initial_state, None
-    if slots is not None:
-        assert initial is not None
-        final = initial
-    elif initial is not None:
-        in_place = in_place and initial.is_contiguous() and initial.dtype == torch.float32
-        initial = initial.contiguous()
-        final = initial if in_place else None
+    initial, final, slots = initial_state, None, None if initial_state is None else access.slots
+    if initial is not None:
+        own = access.in_place and initial.is_contiguous() and initial.dtype == torch.float32
+        writes = (own or slots is not None) and not access.discards
+        initial = as_states(initial, slots is not None, writes)
+        final = initial if writes else None
     if final is None:
-        final = torch.empty(rows, heads, key_width, value_width, dtype=torch.float32, device=v.device)
+        shape = (0 if access.discards else rows, heads, key_width, value_width)
+        final = torch.empty(shape, dtype=torch.float32, device=v.device)
     out = torch.empty(rows, length, heads, value_width, dtype=v.dtype, device=v.device)
     key_block = max(16, triton.next_power_of_2(key_width))
     q = q.contiguous()
@@ -142,10 +142,10 @@ def recurrent(
         q if token_mask is None else token_mask.contiguous().view(torch.uint8),
         q if slots is None else slots.contiguous(),
         q if initial is None else initial,
-        final, out, length, heads, final.stride(0), scale,
+        final, out, length, heads, (final if initial is None else initial).stride(0), scale,
         KEY_WIDTH=key_width, KEY_BLOCK=key_block, VALUE_WIDTH=value_width, VALUE_BLOCK=VALUES,
         DECAY=decay_shape_of(k, log_decay), DELTA=beta is not None, HAS_STATE=initial is not None,
-        HAS_MASK=token_mask is not None, HAS_SLOTS=slots is not None,
+        HAS_MASK=token_mask is not None, HAS_SLOTS=slots is not None, STORES=not access.discards,
         num_warps=max(1, key_block * VALUES // ELEMENTS_PER_WARP),
     )  # fmt: skip
     return out, final
@@ -199,8 +199,7 @@ def _deviations(device: torch.device, dtype: torch.dtype, decay: DecayShape, del
             scale=0.5,
             initial_state=states if case == "in slots" else initial,
             token_mask=real if case == "with padding" else None,
-            slots=slots if case == "in slots" else None,
-            in_place=case == "in place",
+            access=StateAccess(slots if case == "in slots" else None, in_place=case == "in place"),
         )
         mine = out, final[slots] if case == "in slots" else final
         found += [relative_difference(*pair) for pair in zip(mine, exact, strict=True)]

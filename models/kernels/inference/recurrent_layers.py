@@ -16,7 +16,7 @@ from torch.nn import functional
 from evalsuite.models.kernels import reference
 from evalsuite.models.kernels.inference.decode_attention import rotated_halves
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
-from evalsuite.models.kernels.inference.rows import as_rows
+from evalsuite.models.kernels.inference.rows import as_rows, as_states
 
 ELEMENTS = 2048
 """Elements of one program of a norm or of the rotary embedding."""
@@ -156,6 +156,8 @@ def _short_conv_kernel(  # type: ignore[no-untyped-def]
         owner = tl.load(slots + row)
     first = owner * state_row + before * (TAPS - 1)
     state += first
+    if not IN_PLACE:
+        first = (row * (CHANNELS0 + CHANNELS1 + CHANNELS2) + before) * (TAPS - 1)
     after += first
     total = tl.zeros([TILE, BLOCK], tl.float32)
     for lag in tl.static_range(TAPS):
@@ -218,8 +220,8 @@ def short_conv_step(
         token_mask: bool [B, T], real tokens, contiguous in each row; None: all. Not together with a state.
         state: the kernel_size − 1 inputs before the parts, [B, ΣCᵢ, kernel_size − 1]; None: zeros.
         after: the same after them, contiguous; written. For one token it may be `state`.
-        slots: int64 [B], for one token with `state` as `after`: index of each row's state in it, whose states
-            may lie apart; rows that share one race. None: state i is that of row i.
+        slots: int64 [B], index of each row's state in `state`, whose states may lie apart; rows that share a
+            slot race if `after` is `state`. None: state i is that of row i.
         num_activated: number of parts, the first ones, to which SiLU is applied.
 
     Returns:
@@ -231,7 +233,7 @@ def short_conv_step(
     tile = min(TOKENS, triton.next_power_of_2(length))
     tiles, block = triton.cdiv(length, tile), 64
     mask = parts[0] if token_mask is None else token_mask.contiguous().view(torch.uint8)
-    before = parts[0] if state is None else state if slots is not None else state.contiguous()
+    before = after if state is None else as_states(state, slots is not None, state is after)
     outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in parts]
     missing = 3 - len(parts)
     channels = [x.shape[2] for x in parts] + [0] * missing
@@ -239,11 +241,11 @@ def short_conv_step(
     _short_conv_kernel[(rows * tiles, sum(blocks))](
         *(each for group in (parts, weights, outs) for each in (*group, *group[:1] * missing)),
         mask, mask if slots is None else slots.contiguous(), before, after,
-        length, tiles, sum(blocks[:num_activated]), *distances, *[0] * missing, after.stride(0),
+        length, tiles, sum(blocks[:num_activated]), *distances, *[0] * missing, before.stride(0),
         CHANNELS0=channels[0], CHANNELS1=channels[1], CHANNELS2=channels[2],
         BLOCK=block, TAPS=weights[0].shape[1], TILE=tile,
         HAS_STATE=state is not None, HAS_SLOTS=slots is not None,
-        IN_PLACE=before.data_ptr() == after.data_ptr(),
+        IN_PLACE=state is not None and before.data_ptr() == after.data_ptr(),
         HAS_MASK=token_mask is not None, MASK_BLOCK=256, num_warps=4,
     )  # fmt: skip
     return outs

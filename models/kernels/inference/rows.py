@@ -1,4 +1,4 @@
-"""Tensors as matrices whose rows lie apart, as the parts of a joined projection do."""
+"""Tensors whose rows lie apart, as the parts of a joined projection and states in pages do."""
 
 from torch import Tensor
 
@@ -13,3 +13,16 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
             return x.contiguous(), x.shape[-1]
         expected *= size
     return (x, distance) if x.stride(-1) == 1 else (x.contiguous(), x.shape[-1])
+
+
+def as_states(x: Tensor, apart: bool, written: bool) -> Tensor:
+    """States [S, …], each contiguous, and next to each other unless they may lie apart.
+
+    Raises:
+        ValueError: they would have to be copied, and are written in place.
+    """
+    if (x[:1] if apart else x).is_contiguous():
+        return x
+    if written:
+        raise ValueError(f"states of strides {x.stride()} cannot be written in place")
+    return x.contiguous()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.recurrence import mask_padding, naive_recurrent
+from evalsuite.models.recurrence import OWN, StateAccess, mask_padding, naive_recurrent
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -47,7 +47,6 @@ def draw(
         "scale": 0.3,
         "initial_state": torch.randn(rows, heads, keys, values, device=DEVICE),
         "token_mask": None,
-        "slots": None,
     }
 
 
@@ -56,7 +55,6 @@ def compare(inputs: dict[str, Any], tolerance: float = 1e-5, in_place: bool = Fa
 
     exact = {name: value.double() if isinstance(value, Tensor) else value for name, value in inputs.items()}
     real = exact.pop("token_mask")
-    del exact["slots"]
     if real is not None:
         exact["k"], exact["log_decay"], exact["beta"] = mask_padding(
             exact["k"], exact["log_decay"], exact["beta"], inputs["token_mask"]
@@ -64,7 +62,7 @@ def compare(inputs: dict[str, Any], tolerance: float = 1e-5, in_place: bool = Fa
     expected = naive_recurrent(**exact, cu_seqlens=None)
     if real is not None:
         expected[0].mul_(inputs["token_mask"][..., None, None])
-    o, state = recurrent(**inputs, in_place=in_place)
+    o, state = recurrent(**inputs, access=StateAccess(in_place=in_place))
     assert o.dtype == inputs["v"].dtype
     assert state.dtype == torch.float32
     assert (state is inputs["initial_state"]) == in_place
@@ -91,9 +89,12 @@ def test_states_in_slots_that_lie_apart(decay: str, delta: bool, length: int) ->
     pages = torch.randn(6, 7 + 3 * 16 * 20, device=DEVICE)
     states = pages[:, 4:-3].view(6, 3, 16, 20)
     slots = torch.tensor([4, 1], device=DEVICE)
-    alone = recurrent(**inputs | {"initial_state": states[slots]}, in_place=False)
-    before = pages.clone()
-    o, returned = recurrent(**inputs | {"initial_state": states, "slots": slots}, in_place=False)
+    alone = recurrent(**inputs | {"initial_state": states[slots]}, access=OWN)
+    before, inputs["initial_state"] = pages.clone(), states
+    o, _ = recurrent(**inputs, access=StateAccess(slots, discards=True))
+    assert torch.equal(o, alone[0])
+    assert torch.equal(pages, before)
+    o, returned = recurrent(**inputs, access=StateAccess(slots))
     assert returned is states
     assert torch.equal(o, alone[0])
     assert torch.equal(states[slots], alone[1])
@@ -131,12 +132,12 @@ def test_widths_and_dtypes(keys: int, values: int, dtype: torch.dtype) -> None:
 def test_rows_start_from_zeros() -> None:
     inputs = draw("scalar", True, length=4)
     zeros = torch.zeros_like(inputs["initial_state"])
-    plain = {name: value for name, value in inputs.items() if name not in ("token_mask", "slots")}
+    plain = {name: value for name, value in inputs.items() if name != "token_mask"}
     expected = naive_recurrent(**plain | {"initial_state": zeros}, cu_seqlens=None)
     from evalsuite.models.kernels.inference.recurrent import recurrent
 
     for in_place in (False, True):
-        found = recurrent(**inputs | {"initial_state": None}, in_place=in_place)
+        found = recurrent(**inputs | {"initial_state": None}, access=StateAccess(in_place=in_place))
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
@@ -161,7 +162,7 @@ def test_a_state_that_is_not_contiguous_is_not_written() -> None:
     inputs = draw("scalar", True)
     stored = inputs["initial_state"][:1].expand(2, -1, -1, -1)
     before = stored.clone()
-    _, state = recurrent(**inputs | {"initial_state": stored}, in_place=True)
+    _, state = recurrent(**inputs | {"initial_state": stored}, access=StateAccess(in_place=True))
     assert state.data_ptr() != stored.data_ptr()
     assert torch.equal(stored, before)
 
@@ -204,7 +205,9 @@ def test_steps_write_into_their_slots(mixer: str, make_teacher: Any, monkeypatch
     runner = ModelRunner(student)
     calls, right = [], module.recurrent
     monkeypatch.setattr(
-        module, "recurrent", lambda *given, **rest: calls.append(rest["in_place"]) or right(*given, **rest)
+        module,
+        "recurrent",
+        lambda *given, **rest: calls.append(rest["access"].in_place) or right(*given, **rest),
     )
     copied, write = [], _StaticLayer.write
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from evalsuite.models.mixers import convolution
 from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
-from evalsuite.models.recurrence import fla_backend, inference, last_kernels, recurrence
+from evalsuite.models.recurrence import StateAccess, fla_backend, inference, last_kernels, recurrence
 from evalsuite.models.recurrence.chunked import chunked
 
 CASES = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for delta in (False, True)]
@@ -75,9 +75,9 @@ def test_short_rows_without_gradients_run_on_the_kernel_for_them(
         return True
 
     def stand_in(
-        q: Tensor, k: Tensor, v: Tensor, *, token_mask: None, slots: None, in_place: bool, **given: Any
+        q: Tensor, k: Tensor, v: Tensor, *, token_mask: None, access: StateAccess, **given: Any
     ) -> tuple[Tensor, Tensor]:
-        places.append(in_place)
+        places.append(access.in_place)
         return chunked(q, k, v, cu_seqlens=None, **given)
 
     kernels = SimpleNamespace(applies=applies, recurrent=stand_in)
@@ -90,7 +90,7 @@ def test_short_rows_without_gradients_run_on_the_kernel_for_them(
     for length, in_place in ((1, True), (longest, False), (longest + 1, True)):
         inputs = draw(decay, delta, length)
         with torch.no_grad():
-            found = recurrence(**inputs, in_place=in_place)
+            found = recurrence(**inputs, access=StateAccess(in_place=in_place))
         assert (list(last_kernels().values())[-1] == "recurrent") == (length <= longest)
         wanted = recurrence(**inputs)
         for actual, expected in zip(found, wanted, strict=True):

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models import build_student
 from evalsuite.models.inference.torch.attention import AttentionMasks, FusedAttention
 from evalsuite.models.inference.torch.fusion import norms
+from evalsuite.models.inference.torch.kv_cache import BranchingCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 
 
@@ -82,3 +84,30 @@ def test_contexts_are_read_in_place_where_their_keys_come_first(
     assert seen[1].cache_places.tolist() == [0, 1] * 3
     assert seen[2].cache_places is not None
     assert seen[2].cache_places.tolist() == [3, 4] * 2
+
+
+def test_branches_read_the_states_of_their_parents_where_they_are(make_teacher: Callable[..., Any]) -> None:
+    runner = ModelRunner(build_student(make_teacher("llama"), "gated_deltanet").eval())
+    with torch.inference_mode():
+        _, parent = runner.prefill([[5, 6, 7], [8, 9]], keep=True)
+    assert parent is not None
+    before = [{name: state.clone() for name, state in layer.recurrent.items()} for layer in parent.layers]
+    rows = torch.tensor([1, 0, 1])
+    passing = BranchingCache(len(parent.layers), parent, rows, keep=False).layers[0]
+    lent, access = passing.lend(slots=True)
+    assert lent is parent.layers[0].recurrent
+    assert access.discards
+    assert access.slots is rows
+    kept = BranchingCache(len(parent.layers), parent, rows, keep=True).layers[0].read()
+    assert kept is not None
+    for name, state in kept.items():
+        assert torch.equal(state, parent.layers[0].recurrent[name][rows])
+    with torch.inference_mode():
+        runner.prefill([[3, 4], [4], [6, 7]], parent=parent, parent_rows=[1, 0, 1])
+        _, child = runner.prefill([[3, 4], [4], [6, 7]], parent=parent, parent_rows=[1, 0, 1], keep=True)
+    assert child is not None
+    # Nothing was written over them.
+    for layer, old in zip(parent.layers, before, strict=True):
+        for name, state in layer.recurrent.items():
+            assert torch.equal(state, old[name])
+            assert len(child.layers[0].recurrent[name]) == 3
