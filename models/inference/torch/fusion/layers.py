@@ -21,7 +21,7 @@ from evalsuite.models.kernels.policy import inference_kernels
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.layers import PerHeadLinear
 
-KNOWN = {
+KNOWN: dict[type[nn.Module], tuple[type[nn.Module], type[nn.Module]]] = {
     LlamaDecoderLayer: (LlamaMLP, LlamaRMSNorm),
     MistralDecoderLayer: (MistralMLP, MistralRMSNorm),
     Qwen2DecoderLayer: (Qwen2MLP, Qwen2RMSNorm),
@@ -38,7 +38,7 @@ class FusedLayers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        found = [module for module in model.modules() if _is_fusible(module)]
+        found: list[Any] = [module for module in model.modules() if _is_fusible(module)]
         with torch.no_grad():
             applies = found and inference_kernels(found[0].mlp.gate_proj.weight, "decoder_layers")
         self._layers = found if applies else []
@@ -59,9 +59,8 @@ class FusedLayers:
 def _is_fusible(layer: Any) -> bool:
     if type(layer) not in KNOWN or "forward" in layer.__dict__:
         return False
-    mlp_type, norm_type = KNOWN[type(layer)]
     mlp, norm = layer.mlp, layer.post_attention_layernorm
-    if type(mlp) is not mlp_type or type(norm) is not norm_type or "forward" in mlp.__dict__:
+    if (type(mlp), type(norm)) != KNOWN[type(layer)] or "forward" in mlp.__dict__:
         return False
     half = mlp.down_proj.weight.dtype in (torch.bfloat16, torch.float16)
     projections = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
