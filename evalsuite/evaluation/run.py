@@ -139,22 +139,23 @@ def _run_phases(config: RunConfig, calls: Calls, executor: Executor) -> Summary:
     if config.track is not None:
         check_tracker(config.track)
     checkpoints = expand_folders(config.checkpoints)
+    if "build" in config.phases:
+        calls.start(HarnessPhases.describe, config, checkpoints)
+    if "infer" in config.phases:
+        prepare_workers(config, executor)
+        from evalsuite.evaluation.inference.engines import check_servable
+
+        check_servable(config, [path for path in (config.teacher, *checkpoints) if path is not None])
     summary = Summary(run=out)
     preloaded: PreloadedEngine | None = None
     with locked(out / ".lock", wait=False):
-        if "build" in config.phases:
-            # In a process of its own it begins at once, while this one imports what runs models.
-            calls.start(HarnessPhases.build, config, checkpoints)
-        if "infer" in config.phases:
-            prepare_workers(config, executor)
-            from evalsuite.evaluation.inference.engines import check_servable
-
-            check_servable(config, [path for path in (config.teacher, *checkpoints) if path is not None])
         for phase in (phase for phase in PHASES if phase in config.phases):
             started = time.monotonic()
             if phase == "build":
+                calls.start(HarnessPhases.build, config, checkpoints)
                 if "infer" in config.phases and works_in_parallel(config, calls):
                     preloaded = _preload(config, config.teacher or checkpoints[0])
+                calls.result()
                 calls.result()
                 if "score" in config.phases:
                     calls.start(HarnessPhases.prepare_score)

@@ -12,7 +12,7 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.inference.warm_up import prepare_workers, warm_up
 from evalsuite.executors import LocalExecutor
-from evalsuite.foundation import ConfigError, RunFolderError
+from evalsuite.foundation import RunFolderError
 
 
 @pytest.fixture
@@ -79,32 +79,3 @@ def test_a_run_that_fails_before_inference_ends_its_workers(
         evaluate(config)
     assert len(processes) == 2
     assert [each.exit_code() for each in processes] == [-15, -15]
-
-
-class Recorder:
-    """Calls in another process, as a list of what happens."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def start(self, function: Any, *args: Any) -> None:
-        self.events.append(function.__name__)
-
-    def result(self) -> None:
-        raise AssertionError("the run was refused")
-
-    def close(self) -> None:
-        self.events.append("close")
-
-
-def test_requests_are_built_while_the_engine_is_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = Recorder()
-    monkeypatch.setattr("evalsuite.evaluation.run.open_phases", lambda config: calls)
-    monkeypatch.setattr(
-        "evalsuite.evaluation.run.prepare_workers", lambda config, executor: calls.events.append("import")
-    )
-    with pytest.raises(ConfigError, match="did you mean 'torch'"):
-        evaluate(RunConfig(suite="pocket", teacher="pocket", out=tmp_path / "run", engine="torhc"))
-    assert calls.events == ["build", "import", "close"]

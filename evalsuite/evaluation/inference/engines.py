@@ -66,7 +66,7 @@ def check_device(engine: str, device: str) -> None:
 
 
 def check_servable(config: RunConfig, paths: Sequence[str]) -> None:
-    """Refuse an unknown engine, invalid settings, and checkpoints that it cannot serve, before any inference.
+    """Refuse an unknown engine, invalid settings, and checkpoints that it cannot serve, before any work.
 
     Engines that load a checkpoint as they open it are opened later, one at a time.
     """

@@ -8,13 +8,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation.processes.background import Background, Calls, Here
 from evalsuite.evaluation.processes.workers import WorkerPool, pays_off, start_importing
 from evalsuite.evaluation.run_paths import Cell, index_path, read_index
 from evalsuite.foundation.tracking import Tracker, open_tracker
+
+if TYPE_CHECKING:
+    from evalsuite.evaluation.checkpoints import RunCheckpoint
 
 _prepared: Background | None = None
 """The process that the next run of this one uses."""
@@ -43,20 +46,29 @@ class HarnessPhases:
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
+        self._described: tuple[object, list[RunCheckpoint]] | None = None
+
+    def describe(self, config: RunConfig, checkpoints: Sequence[str]) -> None:
+        """Read the metadata of the checkpoints for `build`. Raises as `describe_checkpoints`."""
+        from evalsuite.evaluation.checkpoints import describe_checkpoints
+
+        chosen = tuple(checkpoints), config.teacher, config.trust_remote_code
+        if self._described is None or self._described[0] != chosen:
+            found = describe_checkpoints(
+                checkpoints, config.teacher, trust_remote_code=config.trust_remote_code
+            )
+            self._described = chosen, found
 
     def build(self, config: RunConfig, checkpoints: Sequence[str]) -> None:
         """Build the requests of a run. Raises as `evalsuite.evaluation.evaluate`."""
-        from evalsuite.evaluation.checkpoints import describe_checkpoints
-
-        # While the process that workers are forked from imports the harnesses.
-        described = describe_checkpoints(
-            checkpoints, config.teacher, trust_remote_code=config.trust_remote_code
-        )
         from evalsuite.evaluation.build import build_requests
         from evalsuite.evaluation.loss_curves import read_curves, rename_curves, write_curves
         from evalsuite.evaluation.plan import resolve_suite
 
         assert config.suite is not None
+        self.describe(config, checkpoints)
+        assert self._described is not None
+        _, described = self._described
         out = Path(config.out)
         curves = read_curves({each.weights_id: each.training for each in described})
         resolved = resolve_suite(config.suite, described, limit=config.limit, max_length=config.max_length)
