@@ -47,7 +47,7 @@ def state_views(pages: Tensor, mixer: RecurrentMixer, dtype: torch.dtype) -> Mix
     return views
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PagedLayerCache:
     """States of one batch in one layer, with the interface of a mixer's `LayerCache`."""
 
