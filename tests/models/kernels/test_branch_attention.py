@@ -3,23 +3,19 @@
 Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpreter.py).
 """
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
+from tests.models.kernels.device import DEVICE, INTERPRETED, NEEDS_DEVICE
+
 # The interpreter has no products of bfloat16 matrices; on a device only layers in half precision qualify.
 DTYPES = [torch.float16, torch.float32 if INTERPRETED else torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = NEEDS_DEVICE
 
 
 @pytest.mark.parametrize(

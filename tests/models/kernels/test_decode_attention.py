@@ -3,7 +3,6 @@
 Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpreter.py).
 """
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
+from tests.models.kernels.device import DEVICE, INTERPRETED, NEEDS_DEVICE
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = NEEDS_DEVICE
 
 
 def reference(query: Tensor, key: Tensor, value: Tensor, positions: Tensor) -> Tensor:

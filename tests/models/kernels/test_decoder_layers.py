@@ -3,7 +3,6 @@
 Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpreter.py).
 """
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +10,9 @@ import pytest
 import torch
 
 from evalsuite.models.kernels import reference
+from tests.models.kernels.device import DEVICE, INTERPRETED, NEEDS_DEVICE
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = NEEDS_DEVICE
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16][: 2 if INTERPRETED else None]
 

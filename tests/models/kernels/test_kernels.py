@@ -3,7 +3,6 @@
 Runs on a CUDA device, or on a CPU under Triton's interpreter if TRITON_INTERPRET=1 (see test_interpreter.py).
 """
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -13,14 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.models.kernels import reference
+from tests.models.kernels.device import DEVICE, INTERPRETED, NEEDS_DEVICE
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = NEEDS_DEVICE
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpreter.py).
 """
 
-import os
 from typing import Any
 
 import pytest
@@ -12,14 +11,9 @@ from torch import Tensor
 
 from evalsuite.models.inference.logprobs import NON_FINITE_LOGPROBS, sum_responses, target_logprobs
 from evalsuite.models.inference.requests import ScoreRequest
+from tests.models.kernels.device import DEVICE, INTERPRETED, NEEDS_DEVICE
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = NEEDS_DEVICE
 
 
 @pytest.fixture(autouse=True)

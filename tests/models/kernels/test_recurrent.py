@@ -3,7 +3,6 @@
 Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpreter.py).
 """
 
-import os
 from typing import Any
 
 import pytest
@@ -12,15 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.models.recurrence import OWN, StateAccess, mask_padding, naive_recurrent
+from tests.models.kernels.device import DEVICE, INTERPRETED, NEEDS_DEVICE
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 FORMS = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for delta in (False, True)]
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = NEEDS_DEVICE
 
 
 def draw(
