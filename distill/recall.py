@@ -220,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1 (default: cpu)")
     parser.add_argument("--choose", metavar="BASE", help="print the student that the rule picks")
     parser.add_argument("--among", nargs="+", default=[], metavar="NAME", help="students to choose from")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     if given.data is not None:
         os.environ["EVALSUITE_DATA"] = str(given.data)
     students = {}

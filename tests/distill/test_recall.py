@@ -55,7 +55,7 @@ def test_the_command_measures_and_chooses(tmp_path, small_recipe, stage, teacher
     out = tmp_path / "recall"
     student = tmp_path / "students" / "gated_deltanet"
     options = ["--out", str(out), "--tokens", "8192", "--spans", "2"]
-    main([str(path), f"student={student}", f"itself={teacher_folder}", *options])
+    main([str(path), *options, f"student={student}", f"itself={teacher_folder}"])
     printed = capsys.readouterr().out
     assert printed == (out / "summary.csv").read_text()
     assert printed.splitlines()[0].startswith("student,kl_512,agreement_512,kl_2048,kl_4096,kl_new,")
