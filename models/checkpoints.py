@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from evalsuite.foundation import CheckpointError, EvalsuiteError, content_hash
 from evalsuite.models.checkpoint_config import STUDENT_TYPE, check_config, read_object
+from evalsuite.models.checkpoint_location import TRAINING, Location, first_line, locate
 from evalsuite.models.fingerprint import weights_id
 from evalsuite.models.gguf_reader import cached_gguf_reader
 from evalsuite.models.safetensors_index import stored_tensors
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     # Describing a checkpoint does without what builds models, which takes seconds to import.
     from transformers import PreTrainedModel
 
-POCKET = Path(__file__).parent / "pocket"
-"""Folder of the pocket teacher."""
-
-TRAINING = "training.jsonl"
-"""File name of the loss curve in a student's folder."""
-
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-_HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w.][\w./-]*))?")
-"""`ORG/NAME` or, for a commit, tag or branch, `ORG/NAME@REVISION`."""
 _QUANTIZATION = re.compile(r"(?:BF16|F16|F32|I?Q\d\w*)", re.IGNORECASE)
 
 
@@ -71,28 +62,6 @@ class CheckpointInfo:
     """Where its files lie: the folder or, of a hub model, that of the commit in the hub's cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Location:
-    """Local folder (and GGUF file) of a checkpoint."""
-
-    source: str
-    folder: Path
-    gguf: str | None = None
-
-    @property
-    def revision(self) -> str | None:
-        """The commit of a hub model, after which the hub's cache names the folder."""
-        return self.folder.name if self.folder.parent.name == "snapshots" else None
-
-    @property
-    def path(self) -> Path:
-        return self.folder / self.gguf if self.gguf else self.folder
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return {"gguf_file": self.gguf} if self.gguf else {}
-
-
 def load_checkpoint(
     path: str | Path,
     *,
@@ -113,7 +82,7 @@ def load_checkpoint(
         CheckpointError: missing, truncated, pickled, of another schema, in need of remote code, or with a
             tokenizer of another model; the message names the problem and a remedy.
     """
-    location = _find(str(path))
+    location = locate(str(path))
     _check_files(location)
     torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
     if torch_dtype != "auto" and not isinstance(torch_dtype, torch.dtype):
@@ -178,7 +147,7 @@ def without_progress_bars() -> Iterator[None]:
 
 def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) -> CheckpointInfo:
     """Describe a checkpoint without loading its weights. Raises CheckpointError as `load_checkpoint`."""
-    location = _find(str(path))
+    location = locate(str(path))
     _check_files(location)
     with cached_gguf_reader() if location.gguf else nullcontext():
         config = _load(AutoConfig, location, trust_remote_code)
@@ -201,7 +170,7 @@ def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) ->
 
 def count_parameters(path: str | Path) -> int:
     """Number of weights in a checkpoint, from the headers of its files. Raises as `load_checkpoint`."""
-    location = _find(str(path))
+    location = locate(str(path))
     _check_files(location)
     with cached_gguf_reader() if location.gguf else nullcontext():
         return _parameters(location)
@@ -217,7 +186,7 @@ def training_file(folder: Path) -> Path | None:
     return folder / TRAINING if found else None
 
 
-def _check_files(location: _Location) -> None:
+def _check_files(location: Location) -> None:
     """Validate what transformers would trip over later, without a word about the file.
 
     A student is registered with transformers here: other models do without its modules.
@@ -232,55 +201,7 @@ def _check_files(location: _Location) -> None:
         stored_tensors(location.folder)
 
 
-def _find(source: str) -> _Location:
-    """Locate the checkpoint; a hub id is looked up in the cache and downloaded unless offline."""
-    try:
-        return _locate(source)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"{source[:200]}: cannot be read ({reason})") from error
-
-
-def _locate(source: str) -> _Location:
-    if source == "pocket":
-        if not (POCKET / "config.json").is_file():
-            raise CheckpointError("pocket: this installation has no pocket teacher; reinstall evalsuite")
-        return _Location(source, POCKET)
-    path = Path(source).expanduser()
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise CheckpointError(f"{source}: a checkpoint is a hub id, a folder or a .gguf file")
-        return _Location(source, path.parent, path.name)
-    if path.is_dir():
-        if not (path / "config.json").exists():
-            raise CheckpointError(f"{source}: no config.json; a checkpoint is a Hugging Face folder")
-        return _Location(source, path)
-    if not _HUB_ID.fullmatch(source):
-        raise CheckpointError(f"{source}: no such folder or file")
-    return _Location(source, _from_hub(source))
-
-
-def _from_hub(source: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    found = _HUB_ID.fullmatch(source)
-    assert found is not None
-    name, revision = found["name"], found["revision"]
-    try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
-        if (folder / "lineage.json").is_file():
-            snapshot_download(name, revision=revision, allow_patterns=[TRAINING])
-        return folder
-    except Exception as error:
-        # The hub client raises a dozen exception types (offline, gated, not found, timeouts).
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-        raise CheckpointError(
-            f"{source}: no such folder, and not available from the Hugging Face hub{offline}: "
-            f"{_first_line(error)}"
-        ) from error
-
-
-def _load(kind: Any, location: _Location, trust_remote_code: bool, **arguments: Any) -> Any:
+def _load(kind: Any, location: Location, trust_remote_code: bool, **arguments: Any) -> Any:
     """Call `kind.from_pretrained` and convert its errors."""
     try:
         # Converting a GGUF tokenizer logs a warning about merges that does not concern the user.
@@ -311,15 +232,10 @@ _FILES = {
 
 
 def _explain(error: Exception) -> str:
-    text = _first_line(error)
+    text = first_line(error)
     if "trust_remote_code" in str(error):
         return f"{text} (the checkpoint includes Python code; --trust-remote-code allows it to run)"
     return text
-
-
-def _first_line(error: Exception) -> str:
-    first, *rest = (str(error).strip() or type(error).__name__).splitlines()
-    return f"{first} {rest[0].strip()}" if first.endswith(":") and rest else first
 
 
 def _remove_quantization_config(model: "PreTrainedModel") -> None:
@@ -339,7 +255,7 @@ def _check_tokenizer(source: str, tokenizer: Any, rows: int) -> None:
         )
 
 
-def _parameters(location: _Location) -> int:
+def _parameters(location: Location) -> int:
     if location.gguf is None:
         return sum(tensor.elements for tensor in stored_tensors(location.folder))
     from gguf import GGUFReader
@@ -347,14 +263,14 @@ def _parameters(location: _Location) -> int:
     return int(sum(int(tensor.n_elements) for tensor in GGUFReader(location.path).tensors))
 
 
-def _lineage(location: _Location) -> dict[str, Any]:
+def _lineage(location: Location) -> dict[str, Any]:
     file = location.folder / "lineage.json"
     if location.gguf is not None or not file.is_file():
         return {}
     return read_object(file)
 
 
-def _label(location: _Location) -> str:
+def _label(location: Location) -> str:
     if location.gguf is None:
         return location.source.rstrip("/").rsplit("/", 1)[-1] if location.source != "pocket" else "pocket"
     stem = location.gguf.removesuffix(".gguf")

@@ -156,8 +156,13 @@ def _expanded(name: str | Path, above: tuple[str, ...]) -> Suite:
     return suite.model_copy(update={"include": (), "benchmarks": tuple(entries.values())})
 
 
+def suite_folder(name: str | Path) -> Path | None:
+    """Return the folder that a suite names files of benchmarks from; None for a built-in suite."""
+    return Path(name).parent if str(name).endswith((".yaml", ".yml")) else None
+
+
 def _read(name: str | Path) -> Suite:
-    if str(name).endswith((".yaml", ".yml")):
+    if suite_folder(name) is not None:
         return _read_file(Path(name))
     path = FOLDER / f"{name}.yaml"
     if "/" in str(name) or not path.is_file():

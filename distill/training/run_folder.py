@@ -32,7 +32,8 @@ from evalsuite.foundation import (
     write_text,
 )
 from evalsuite.foundation.strict import parse, read_yaml
-from evalsuite.models.checkpoints import TRAINING, without_progress_bars
+from evalsuite.models.checkpoint_location import TRAINING
+from evalsuite.models.checkpoints import without_progress_bars
 
 
 def init_run_dir(out: Path, recipe: Recipe) -> None:

@@ -25,7 +25,7 @@ from evalsuite.reports.records.run_folder import (
 )
 from evalsuite.tasks.benchmark import Benchmark, SamplingSpec
 from evalsuite.tasks.sources.documents import Document
-from evalsuite.tasks.suite import Entry, Suite, load_suite, resolve, resolve_sampling
+from evalsuite.tasks.suite import Entry, Suite, load_suite, resolve, resolve_sampling, suite_folder
 
 DocumentCounts = Mapping[tuple[str, str], int | dict[int, int]]
 """(benchmark, protocol) → number of documents, per context if there are contexts."""
@@ -131,8 +131,7 @@ def resolve_suite(
     if max_length is not None:
         check_max_length(checkpoints, max_length)
     loaded = load_suite(suite)
-    near = Path(suite).parent if str(suite).endswith((".yaml", ".yml")) else None
-    entries = resolve(loaded, near=near)
+    entries = resolve(loaded, near=suite_folder(suite))
     if limit is not None:
         if limit < 1:
             raise ConfigError(f"limit = {limit}: must be at least 1")

@@ -17,6 +17,7 @@ from evalsuite.evaluation.environment import (
     update_environment,
 )
 from evalsuite.evaluation.inference.warm_up import prepare_workers
+from evalsuite.evaluation.inputs import check_inputs
 from evalsuite.evaluation.processes.background import Calls
 from evalsuite.evaluation.processes.phases import (
     HarnessPhases,
@@ -27,7 +28,7 @@ from evalsuite.evaluation.processes.phases import (
 )
 from evalsuite.evaluation.run_paths import CheckpointRef, read_index, responses_folder
 from evalsuite.executors import Executor, open_executor
-from evalsuite.foundation import ConfigError, RunFolderError, locked
+from evalsuite.foundation import locked
 from evalsuite.foundation.tracking import Tracker, check_tracker
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def _run_phases(config: RunConfig, calls: Calls, executor: Executor) -> Summary:
     if config.track is not None:
         check_tracker(config.track)
     checkpoints = expand_folders(config.checkpoints)
+    check_inputs(config, checkpoints)
     if "build" in config.phases:
         calls.start(HarnessPhases.describe, config, checkpoints)
     if "infer" in config.phases:
@@ -159,20 +161,17 @@ def _run_phases(config: RunConfig, calls: Calls, executor: Executor) -> Summary:
                 calls.result()
                 if "score" in config.phases:
                     calls.start(HarnessPhases.prepare_score)
+            elif phase == "infer":
+                _infer(config, out, checkpoints, executor, summary, preloaded)
+                preloaded = None
             else:
-                if "build" not in config.phases:
-                    _check_suite(config, out)
-                if phase == "infer":
-                    _infer(config, out, checkpoints, executor, summary, preloaded)
-                    preloaded = None
-                else:
-                    calls.start(HarnessPhases.score, config)
-                    # Imported while another process scores: the result has a table of pandas.
-                    import pandas as pd  # noqa: F401
+                calls.start(HarnessPhases.score, config)
+                # Imported while another process scores: the result has a table of pandas.
+                import pandas as pd  # noqa: F401
 
-                    if "build" in config.phases:
-                        calls.result()
-                    _take_scores(summary, calls.result())
+                if "build" in config.phases:
+                    calls.result()
+                _take_scores(summary, calls.result())
             summary.unread = read_index(out).unread
             update_environment(
                 out,
@@ -219,38 +218,6 @@ def _engine_choice(config: RunConfig) -> "EngineChoice":
         dtype=config.dtype,
         trust_remote_code=config.trust_remote_code,
     )
-
-
-def _check_suite(config: RunConfig, out: Path) -> None:
-    """Refuse a suite that is not the one of the run.
-
-    The infer phase compares names only: it runs without the packages that read a suite.
-    """
-    if config.suite is None:
-        return
-    index = read_index(out)
-    if "score" in config.phases:
-        from evalsuite.evaluation.plan import check_suite
-
-        left_out = read_environment(out).get("left_out", {})
-        check_suite(config.suite, index, left_out, out, limit=config.limit)
-    elif (name := suite_name(config.suite)) != index.suite:
-        raise RunFolderError(
-            f"{out}: holds a run of suite {index.suite}, not {name}; name that suite or none, or choose "
-            "another --out"
-        )
-
-
-def suite_name(suite: Path | str) -> str:
-    """Return the name of a suite, which a YAML file states. Raises ConfigError for an unreadable file."""
-    if not str(suite).endswith((".yaml", ".yml")):
-        return str(suite)
-    import yaml
-
-    try:
-        return str(yaml.safe_load(Path(suite).read_text())["name"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise ConfigError(f"{suite}: not a suite ({error})") from error
 
 
 def _infer(

@@ -21,7 +21,7 @@ from evalsuite.tasks.sources.data import DataSource, frozen_path, open_source, r
 from evalsuite.tasks.sources.documents import documents
 from evalsuite.tasks.sources.generated_cache import encode_generated, generated_path
 from evalsuite.tasks.sources.transform import EXTRA_SPLITS
-from evalsuite.tasks.suite import load_suite, resolve
+from evalsuite.tasks.suite import load_suite, resolve, suite_folder
 from evalsuite.tasks.synthetic.generators import CountTokens
 
 SCHEMA = 2
@@ -85,10 +85,9 @@ def freeze(
         DataError: an unusable source or manifest.
         RunFolderError: the folder cannot be written.
     """
-    near = Path(suite).parent if str(suite).endswith((".yaml", ".yml")) else None
     splits: dict[Path, _Split] = {}
     assets: dict[str, None] = {}
-    for entry, benchmark in resolve(load_suite(suite), near=near):
+    for entry, benchmark in resolve(load_suite(suite), near=suite_folder(suite)):
         fewshot = any(entry.num_fewshot[protocol] for protocol in entry.protocols)
         for split in _splits(benchmark, fewshot=fewshot):
             splits.setdefault(split.path, split)

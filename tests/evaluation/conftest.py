@@ -101,6 +101,12 @@ class Crew:
 
         return make
 
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """Replace checkpoints and engines of runs by these."""
+        patch.setattr("evalsuite.evaluation.inputs.locate_here", lambda path: None)
+        patch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", self.describe_checkpoints)
+        patch.setattr("evalsuite.evaluation.inference.engines.engine_factory", self.engine_factory)
+
     @property
     def computed(self) -> int:
         """Requests that were answered so far."""
@@ -111,8 +117,7 @@ class Crew:
 def crew(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> Crew:
     """Replace checkpoints and engines by stand-ins."""
     made = Crew(tokenizer)
-    monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", made.describe_checkpoints)
-    monkeypatch.setattr("evalsuite.evaluation.inference.engines.engine_factory", made.engine_factory)
+    made.install(monkeypatch)
     return made
 
 

@@ -151,10 +151,16 @@ def test_an_error_of_a_prepared_process_is_the_runs_own(
     suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(phases, "pays_off", lambda config: True)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_text("[]")
     config = RunConfig(
-        suite=suite, checkpoints=[str(tmp_path / "none")], out=tmp_path / "run", phases=("build",), quiet=True
+        suite=suite,
+        checkpoints=[str(tmp_path / "damaged")],
+        out=tmp_path / "run",
+        phases=("build",),
+        quiet=True,
     )
     phases.prepare(config)
-    with pytest.raises(CheckpointError, match="none: no such folder"):
+    with pytest.raises(CheckpointError, match="expected a JSON object"):
         evaluate(config)
     assert not (tmp_path / "run" / "plan.yaml").exists()

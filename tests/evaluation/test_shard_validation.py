@@ -32,8 +32,7 @@ def built(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     (folder / "small.yaml").write_text(SUITE)
     crew = Crew(tokenizer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", crew.describe_checkpoints)
-        patch.setattr("evalsuite.evaluation.inference.engines.engine_factory", crew.engine_factory)
+        crew.install(patch)
         evaluate(
             RunConfig(
                 suite=folder / "small.yaml", out=folder / "home", teacher="t", phases=("build",), quiet=True

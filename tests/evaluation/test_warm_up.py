@@ -12,7 +12,7 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.inference.warm_up import prepare_workers, warm_up
 from evalsuite.executors import LocalExecutor
-from evalsuite.foundation import RunFolderError
+from evalsuite.foundation import ConfigError
 
 
 @pytest.fixture
@@ -73,9 +73,14 @@ def test_a_run_that_fails_before_inference_ends_its_workers(
 
     monkeypatch.setattr(LocalExecutor, "prepare", noted)
     config = RunConfig(
-        out=tmp_path / "run", executor_args={"num_workers": 2}, device="cpu", phases=("infer",)
+        suite="pocket",
+        teacher="pocket",
+        out=tmp_path / "run",
+        executor_args={"num_workers": 2},
+        engine_args={"batch_size": 3},
+        device="cpu",
     )
-    with pytest.raises(RunFolderError, match="no requests were built"):
+    with pytest.raises(ConfigError, match="batch_size"):
         evaluate(config)
     assert len(processes) == 2
     assert [each.exit_code() for each in processes] == [-15, -15]

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalsuite.config import RunConfig
+from evalsuite.evaluation.checkpoints import expand_folders
+from evalsuite.evaluation.inputs import check_inputs
 from evalsuite.evaluation.processes.background import Background, Calls, Here
 from evalsuite.evaluation.processes.workers import WorkerPool, pays_off, start_importing
 from evalsuite.evaluation.run_paths import Cell, index_path, read_index
@@ -120,10 +122,15 @@ class HarnessPhases:
 def prepare(config: RunConfig) -> None:
     """Start a process for the phases of this run if they are likely to need workers.
 
-    There the harnesses are imported, while this process imports what runs models.
+    There the harnesses are imported, while this process imports what runs models. Inputs are checked first: a
+    refused run would wait for these imports wherever its output is read to the end.
+
+    Raises:
+        EvalsuiteError: as `check_inputs`.
     """
     global _prepared
     if pays_off(config):
+        check_inputs(config, expand_folders(config.checkpoints))
         _prepared = Background(_phases_with_workers)
 
 

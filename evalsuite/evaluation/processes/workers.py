@@ -73,11 +73,10 @@ def _rows_of_run(config: RunConfig) -> int:
     if config.suite is None:
         index = json.loads((Path(config.out) / "requests" / "index.json").read_text())
         return sum(cell["documents"] for cell in index["cells"]) * len(index["checkpoints"])
-    from evalsuite.tasks.suite import load_suite, resolve
+    from evalsuite.tasks.suite import load_suite, resolve, suite_folder
 
-    suite = load_suite(config.suite)
-    near = Path(config.suite).parent if str(config.suite).endswith((".yaml", ".yml")) else None
-    return expected_rows(resolve(suite, near=near), config.limit)
+    entries = resolve(load_suite(config.suite), near=suite_folder(config.suite))
+    return expected_rows(entries, config.limit)
 
 
 def expected_rows(entries: Iterable[tuple["Entry", "Benchmark"]], limit: int | None) -> int:

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3Fo
 
 from evalsuite.foundation import CheckpointError
 from evalsuite.models import build_student, describe_checkpoint, load_checkpoint
-from evalsuite.models.checkpoints import POCKET
+from evalsuite.models.checkpoint_location import POCKET
 from evalsuite.models.mixers import MIXERS
 from evalsuite.models.student import StudentForCausalLM
 from evalsuite.models.student.deferred_init import DeferredInit, DrawnWeights
