@@ -33,11 +33,12 @@ from evalsuite.foundation import MissingDependencyError, write_json
 from evalsuite.models import build_student
 from evalsuite.models.checkpoints import Checkpoint, load_checkpoint
 from evalsuite.models.inference.in_process import InProcessEngine
+from evalsuite.models.inference.logprobs import TargetIndex
 from evalsuite.models.inference.prefetch import prefetch
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.response_cache import ResponseCache
 from evalsuite.models.inference.stopping import StopChecker
-from evalsuite.models.inference.torch import loglikelihood, model_runner
+from evalsuite.models.inference.torch import model_runner
 from evalsuite.models.inference.torch.cuda_graphs import CudaGraphStep
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.torch.loglikelihood import LoglikelihoodBatch
@@ -67,7 +68,7 @@ PHASES: Targets = {
     ],
     "launch": [
         (ModelRunner, "prefill"),
-        (loglikelihood, "target_logprobs"),
+        (TargetIndex, "score"),
         (GenerationScheduler, "_dispatch"),
         (GenerationScheduler, "_prefill_into"),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.performance.bench_engine import compare, part, table, workloads
+from tests.performance.bench_engine import PHASES, compare, part, table, workloads
 
 
 @pytest.mark.long
@@ -30,3 +30,10 @@ def test_a_part_has_complete_documents(build: Callable[..., Any]) -> None:
     hellaswag, _, generation = workloads(build("llama").tokenizer, scale=0.005)
     assert len(part(hellaswag, 0.3).pairs) == 12
     assert len(part(generation, 0.5).prompts) == 2
+
+
+def test_phases_of_the_profile_exist() -> None:
+    missing = [
+        (owner, name) for targets in PHASES.values() for owner, name in targets if not hasattr(owner, name)
+    ]
+    assert not missing
