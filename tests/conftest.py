@@ -1,0 +1,14 @@
+"""What all tests share: processes that run side by side do not compete for processors or collect twice."""
+
+import gc
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Before numpy and torch are imported, whose threads would wait for the processors of the other worker.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what collection imported from garbage collection: it lives until the end."""
+    gc.collect()
+    gc.freeze()
