@@ -10,8 +10,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# A shell's background processes ignore SIGINT, and so would the commands below.
 DURING_IMPORT = """
 import os, runpy, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
@@ -25,6 +28,8 @@ runpy.run_module("evalsuite", run_name="__main__")
 
 DURING_WORK = """
 import importlib, os, signal, sys, time
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def work(*_, **__):
     os.kill(os.getpid(), signal.{signal})
