@@ -173,7 +173,8 @@ def test_task_files_of_a_user_need_trust(through: str, tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(
         f"open({str(ran)!r}, 'w').write('x')\ndef process(docs):\n    return docs\n"
     )
-    root = Path(str(lm_eval.tasks.__file__)).parent
+    # `..` behind a linked environment leads out of the folder that the link names.
+    root = Path(str(lm_eval.tasks.__file__)).resolve().parent
     subject, task = None, str(tmp_path / "task.yaml")
     if through == "relative":
         task = os.path.relpath(task, root)
