@@ -1,11 +1,14 @@
 """Synthetic runs: simulated checkpoints of known ability on documents of known difficulty."""
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,10 +71,9 @@ class SyntheticCheckpoint:
         return self.weights or f"{abs(hash_text(self.label)):016x}"
 
 
+@lru_cache(maxsize=50_000)
 def hash_text(text: str) -> int:
     """A stable 60-bit number."""
-    import hashlib
-
     return int(hashlib.sha256(text.encode()).hexdigest()[:15], 16)
 
 
@@ -201,10 +203,10 @@ def _answers(
     return records
 
 
-def _picked(values: Mapping[str, float], detail: Mapping[str, object]) -> dict[str, int]:
+def _picked(values: Mapping[str, float], detail: Mapping[str, Any]) -> dict[str, int]:
     """The most likely choice, which `acc` picks."""
-    logprobs = np.array(detail.get("logprobs", ()))
-    return {"acc": int(np.argmax(logprobs))} if "acc" in values and len(logprobs) > 1 else {}
+    logprobs = detail.get("logprobs", ())
+    return {"acc": logprobs.index(max(logprobs))} if "acc" in values and len(logprobs) > 1 else {}
 
 
 def _choices(number: int, right: bool, rng: np.random.Generator) -> dict[str, object]:

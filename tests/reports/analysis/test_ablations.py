@@ -50,8 +50,8 @@ def made(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -
         ),
     ]
     benchmarks = [
-        synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 800),
-        synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 800, chance=0.5),
+        synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 400),
+        synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 400, chance=0.5),
     ]
     run = tmp_path_factory.mktemp("run")
     synthetic.make_run(

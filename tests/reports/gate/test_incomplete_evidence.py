@@ -43,7 +43,7 @@ def identical(synthetic: SimpleNamespace, folder: Path, **facts: Any) -> Path:
     """A teacher, and a student that gives the same responses to 1,000 documents."""
     return synthetic.make_run(
         folder,
-        [synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 1000, protocols=("loglikelihood",))],
+        [synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 500, protocols=("loglikelihood",))],
         [
             synthetic.SyntheticCheckpoint("teacher", lambda b, p, c: 0.8, "teacher"),
             synthetic.SyntheticCheckpoint("student", lambda b, p, c: 0.8),
@@ -84,7 +84,7 @@ def test_errors_count_as_wrong(synthetic: SimpleNamespace, tmp_path: Path) -> No
     verdict = run_gate([run], policy_from_options(min_recovery=0.95))
     assert verdict.exit_code == 1
     (result,) = verdict.results
-    assert result.documents == 1000
+    assert result.documents == 500
     assert "95 log-likelihood responses of 'student' are errors and count as wrong" in verdict.text
 
 

@@ -39,7 +39,7 @@ def report(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory)
     run = synthetic.make_run(
         tmp_path_factory.mktemp("closeness") / "run",
         [
-            synthetic.SyntheticBenchmark(name, name, "knowledge", 700, protocols=("loglikelihood",))
+            synthetic.SyntheticBenchmark(name, name, "knowledge", 500, protocols=("loglikelihood",))
             for name in ("arc_easy", "hellaswag")
         ],
         [synthetic.SyntheticCheckpoint("t", lambda *_: 0.75, "teacher"), *students],

@@ -12,7 +12,7 @@ TOKENS = (1_000_000, 2_000_000, 4_000_000, 8_000_000)
 
 
 def report_of(
-    synthetic: SimpleNamespace, folder: Path, curves: dict[str, tuple[float, ...]], documents: int = 4000
+    synthetic: SimpleNamespace, folder: Path, curves: dict[str, tuple[float, ...]], documents: int = 500
 ) -> Report:
     """One training run per mixer, whose checkpoints have these true scores at 1M, 2M, 4M … tokens."""
     students = [
@@ -47,7 +47,7 @@ def test_slope_is_least_squares_per_doubling(synthetic: SimpleNamespace, tmp_pat
     assert row.values == TOKENS
     assert row.slope.point == pytest.approx(np.polyfit([0, 1, 2, 3], averages, 1)[0])
     assert row.slope.low < 0.125 < row.slope.high
-    assert row.slope.width < 0.03
+    assert row.slope.width < 0.04
     assert row.last_gain.point == pytest.approx(averages[3] - averages[2])
     assert (row.plateau, row.quantity, row.scope, row.name) == (None, "tokens", "informative", "GLA")
 
@@ -95,7 +95,7 @@ def test_families_by_size_have_a_teacher_each(synthetic: SimpleNamespace, tmp_pa
         student = synthetic.SyntheticCheckpoint(
             f"s{parameters}", lambda *_, score=score: score, lineage=lineage, prompts=str(parameters)
         )
-        benchmark = synthetic.SyntheticBenchmark("a", "A", "knowledge", 1000, protocols=("loglikelihood",))
+        benchmark = synthetic.SyntheticBenchmark("a", "A", "knowledge", 500, protocols=("loglikelihood",))
         runs.append(synthetic.make_run(tmp_path / str(parameters), [benchmark], [teacher, student]))
     (row,) = build_report(runs).scaling
     assert row.quantity == "size"
