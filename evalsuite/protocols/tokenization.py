@@ -184,7 +184,7 @@ def splits_words(backend: Any) -> bool:
     """
     parts = json.loads(backend.to_str())
     model, before = parts["model"], parts["pre_tokenizer"]
-    if model["type"] != "BPE" or model.get("dropout") or parts["normalizer"] not in (None, {"type": "NFC"}):
+    if model["type"] != "BPE" or model.get("dropout") or not _keeps_words(parts["normalizer"]):
         return False
     # Added tokens are found before the text is split, and these could reach over the place.
     reaching = ("lstrip", "rstrip", "single_word")
@@ -192,6 +192,14 @@ def splits_words(backend: Any) -> bool:
         return False
     steps = before["pretokenizers"] if before and before["type"] == "Sequence" else [before]
     return all(map(_keeps_places, steps)) and any(map(_splits_words, steps))
+
+
+def _keeps_words(normalizer: Any) -> bool:
+    """Whether a normalizer changes nothing across a space between two letters."""
+    if normalizer is None or normalizer == {"type": "NFC"}:
+        return True
+    # transformers gives tokenizers from GGUF files a sequence of none.
+    return normalizer["type"] == "Sequence" and all(map(_keeps_words, normalizer["normalizers"]))
 
 
 def _keeps_places(step: Any) -> bool:

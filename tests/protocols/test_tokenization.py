@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
-from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from evalsuite.foundation import DataError
@@ -111,7 +111,9 @@ WORDS = [
 TEXTS = st.lists(st.sampled_from([*WORDS, " "]), max_size=8).map("".join)
 
 
-def trained(*split: Any, special: tuple[AddedToken, ...] = ()) -> PreTrainedTokenizerFast:
+def trained(
+    *split: Any, special: tuple[AddedToken, ...] = (), normalizer: Any = None
+) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer with few merges, which therefore differ by what is around a text."""
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.Sequence(list(split)) if len(split) > 1 else split[0]
@@ -120,6 +122,8 @@ def trained(*split: Any, special: tuple[AddedToken, ...] = ()) -> PreTrainedToke
     )
     inner.train_from_iterator([" ".join(WORDS) * 3, "the cat thecat a catthe Answer: cats"] * 5, trainer)
     inner.add_tokens(list(special))
+    if normalizer is not None:
+        inner.normalizer = normalizer
     return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="<s>")
 
 
@@ -135,9 +139,17 @@ SPLITS = {
 }
 
 
-@pytest.fixture(params=SPLITS)
+NORMALIZERS = {
+    "GGUF": normalizers.Sequence([]),
+    "NFC": normalizers.Sequence([normalizers.NFC(), normalizers.Sequence([])]),
+}
+"""What transformers gives tokenizers that it converts, and a stack of what changes no spaces."""
+
+
+@pytest.fixture(params=[*SPLITS, *NORMALIZERS])
 def splitting(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
-    return trained(*SPLITS[request.param])
+    split = SPLITS.get(request.param, SPLITS["GPT-2"])
+    return trained(*split, normalizer=NORMALIZERS.get(request.param))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -178,6 +190,10 @@ def test_long_contexts_are_encoded_once(splitting: PreTrainedTokenizerFast) -> N
         trained(pre_tokenizers.ByteLevel(add_prefix_space=False), special=(AddedToken("<y>", rstrip=True),)),
         trained(
             pre_tokenizers.Split(Regex(r"\w+ \w+"), "isolated"), pre_tokenizers.ByteLevel(use_regex=False)
+        ),
+        trained(
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            normalizer=normalizers.Sequence([normalizers.Replace("a c", "c")]),
         ),
     ],
 )
