@@ -67,6 +67,11 @@ def compare(inputs: dict[str, Any], tolerance: float = 1e-5, in_place: bool = Fa
         assert error < bound, error
 
 
+def assert_equal_but_for_rounding(mine: Tensor, theirs: Tensor) -> None:
+    """Pages that are not aligned are read in narrower pieces on a GPU, which sums in another order."""
+    assert torch.equal(mine, theirs) if INTERPRETED else (mine - theirs).norm() < 1e-6 * theirs.norm()
+
+
 @pytest.mark.parametrize(("decay", "delta"), FORMS)
 @pytest.mark.parametrize("length", [1, 5])
 @pytest.mark.parametrize("in_place", [True, False])
@@ -87,12 +92,12 @@ def test_states_in_slots_that_lie_apart(decay: str, delta: bool, length: int) ->
     alone = recurrent(**inputs | {"initial_state": states[slots]}, access=OWN)
     before, inputs["initial_state"] = pages.clone(), states
     o, _ = recurrent(**inputs, access=StateAccess(slots, discards=True))
-    assert torch.equal(o, alone[0])
+    assert_equal_but_for_rounding(o, alone[0])
     assert torch.equal(pages, before)
     o, returned = recurrent(**inputs, access=StateAccess(slots))
     assert returned is states
-    assert torch.equal(o, alone[0])
-    assert torch.equal(states[slots], alone[1])
+    assert_equal_but_for_rounding(o, alone[0])
+    assert_equal_but_for_rounding(states[slots], alone[1])
     states[slots] = before[:, 4:-3].view(6, 3, 16, 20)[slots]
     assert torch.equal(pages, before)
 
