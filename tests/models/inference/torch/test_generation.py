@@ -54,6 +54,7 @@ def test_common_prefixes_are_prefilled_once(engine: TorchEngine, monkeypatch: py
     ]
     inputs = [*few_shot, *needles, haystacks[0], *prompts(4, seed=6)]
     requests = [GenerateRequest(prompt, SamplingParams(max_new_tokens=12)) for prompt in inputs]
+    expected = [reference(engine, prompt, 12) for prompt in inputs]
     prefilled: list[int] = []
     original = ModelRunner.prefill
 
@@ -70,8 +71,7 @@ def test_common_prefixes_are_prefilled_once(engine: TorchEngine, monkeypatch: py
         saved = sum(map(len, inputs)) - sum(prefilled)
         # The prefixes themselves cost two prompts; a recurrent state cannot be truncated at the needles.
         assert saved > (1500 if not engine.runner.state_bytes_per_seq else 1000)
-        for index, request in enumerate(requests):
-            tokens, ended = reference(engine, request.prompt, 12)
+        for index, (tokens, ended) in enumerate(expected):
             assert list(responses[index].tokens) == tokens
             assert responses[index].finish_reason == ("eos" if ended else "length")
 
