@@ -1,6 +1,6 @@
 """A teacher of a few thousand parameters, and recipes small enough to run in a second."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from evalsuite.distill.config import ArchitectureConfig
+from evalsuite.distill.data import preparation
+from evalsuite.distill.data.config import PocketSourceConfig
+from evalsuite.distill.data.examples import Example
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.training.builders import build_random_model, load_architecture_tokenizer
 
@@ -31,6 +34,22 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def texts_drawn_once() -> Iterator[None]:
+    """Draw each text of the pocket corpus once: it depends on its number and the source's settings only."""
+    draw, known = preparation._pocket_examples, {}
+
+    def drawn(source: PocketSourceConfig, numbers: range) -> Sequence[Example]:
+        key = source.model_dump_json(), numbers
+        if key not in known:
+            known[key] = draw(source, numbers)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "_pocket_examples", drawn)
+        yield
 
 
 @pytest.fixture(scope="session")
