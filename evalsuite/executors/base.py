@@ -112,7 +112,8 @@ def open_executor(name: str, arguments: Mapping[str, Any]) -> Executor:
         ConfigError: no such executor, or arguments that it does not take.
     """
     kind: Any = EXECUTORS.get_or_raise(name, "'executor'")
-    known = signature(kind).parameters
+    # A class without a constructor has that of a protocol, which takes anything.
+    known = {} if kind.__init__ is Executor.__init__ else signature(kind).parameters
     for given in arguments:
         if given not in known:
             raise ConfigError(f"executor {name} takes no argument '{given}'{nearest(given, known)}")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from counting import CountJob, CountWorker, Messages
 
-from evalsuite.executors import Executor, LocalExecutor, open_executor
+from evalsuite.executors import EXECUTORS, Executor, LocalExecutor, open_executor
 from evalsuite.foundation import ConfigError, DataError, EvalsuiteError
 
 PARALLEL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -101,6 +101,23 @@ def test_bad_arguments_are_refused(name: str, arguments: dict[str, Any], match: 
 
 
 @pytest.mark.long
+def test_executors_need_two_methods_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Inline(Executor):
+        def workers(self, gpus: int | None) -> int:
+            return 1
+
+        def map(self, make_worker: Any, jobs: Any, channel: Any, folder: Path) -> Iterator[Any]:
+            return ((index, make_worker().run(job.prepare(), channel)) for index, job in enumerate(jobs))
+
+    monkeypatch.setattr(EXECUTORS, "get_or_raise", lambda name, key: Inline)
+    for _ in range(2):
+        executor = open_executor("inline", {})
+        executor.prepare(int, None)
+        executor.close()
+    with pytest.raises(ConfigError, match="takes no argument 'speed'"):
+        open_executor("inline", {"speed": 2})
+
+
 def test_a_cluster_without_gpus_is_refused() -> None:
     ray = pytest.importorskip("ray")
     executor = open_executor("ray", {"num_workers": 1})
