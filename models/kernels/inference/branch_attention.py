@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
+from evalsuite.models.kernels.inference.sizes import ceil_div, next_power_of_2
 
 BLOCK = 64
 """Queries, and keys, of one step of a program."""
@@ -125,12 +126,12 @@ def branch_attention(
     kv_heads, v_width = key.shape[1], value.shape[3]
     groups = heads // kv_heads
     out = torch.empty(rows, tokens, heads, v_width, dtype=value.dtype, device=query.device)
-    _branch_attention_kernel[(rows * kv_heads, triton.cdiv(tokens * groups, BLOCK))](
+    _branch_attention_kernel[(rows * kv_heads, ceil_div(tokens * groups, BLOCK))](
         query, key, value, parent_key, parent_value, parent_rows, parent_lengths, out,
         tokens, scale * 1.4426950408889634, *key.stride()[:3], *value.stride()[:3],
         *parent_key.stride()[:3], *parent_value.stride()[:3],
-        KV_HEADS=kv_heads, GROUPS=groups, WIDTH=width, K_BLOCK=max(16, triton.next_power_of_2(width)),
-        V_WIDTH=v_width, V_BLOCK=max(16, triton.next_power_of_2(v_width)),
+        KV_HEADS=kv_heads, GROUPS=groups, WIDTH=width, K_BLOCK=max(16, next_power_of_2(width)),
+        V_WIDTH=v_width, V_BLOCK=max(16, next_power_of_2(v_width)),
         # Keys and values of wide heads share the memory of a multiprocessor.
         QUERIES=BLOCK, KEYS=BLOCK if max(width, v_width) <= 128 else BLOCK // 2, num_warps=4, num_stages=2,
     )  # fmt: skip

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from evalsuite.models.kernels.inference.sizes import next_power_of_2
+
 BLOCK_KEYS = 64
 MIN_KEYS = 256
 """Fewest keys of one part: below, joining costs more than the parallel reads save."""
@@ -109,7 +111,7 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tenso
     parts, part_keys = split(rows * kv_heads, length, query.device)
     groups = heads // kv_heads
     # tl.dot takes at least 16 rows.
-    block_rows = max(16, triton.next_power_of_2(groups))
+    block_rows = max(16, next_power_of_2(groups))
     sums = torch.empty(rows, heads, parts, v_width, dtype=torch.float32, device=query.device)
     maxima, totals = torch.empty(2, rows, heads, parts, dtype=torch.float32, device=query.device)
     _part_kernel[(rows * kv_heads, parts)](
@@ -117,15 +119,15 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tenso
         scale * 1.4426950408889634, query.stride(0), query.stride(1), *key.stride()[:3], *value.stride()[:3],
         part_keys,
         KV_HEADS=kv_heads, GROUPS=groups, ROWS=block_rows,
-        WIDTH=width, K_BLOCK=max(16, triton.next_power_of_2(width)),
-        V_WIDTH=v_width, V_BLOCK=max(16, triton.next_power_of_2(v_width)),
+        WIDTH=width, K_BLOCK=max(16, next_power_of_2(width)),
+        V_WIDTH=v_width, V_BLOCK=max(16, next_power_of_2(v_width)),
         KEYS=BLOCK_KEYS, PARTS=parts, num_warps=4, num_stages=3,
     )  # fmt: skip
     out = torch.empty(rows, 1, heads, v_width, dtype=value.dtype, device=query.device)
     _join_kernel[(rows * heads,)](
         sums, maxima, totals, out,
-        V_WIDTH=v_width, V_BLOCK=max(16, triton.next_power_of_2(v_width)),
-        PARTS=parts, PARTS_BLOCK=triton.next_power_of_2(parts), num_warps=4,
+        V_WIDTH=v_width, V_BLOCK=max(16, next_power_of_2(v_width)),
+        PARTS=parts, PARTS_BLOCK=next_power_of_2(parts), num_warps=4,
     )  # fmt: skip
     return out
 
@@ -216,10 +218,10 @@ def rotate_and_store(
         query, key, value, cos, sin, positions, rotated, keys, values,
         count // len(keys), *query.stride()[:2], *key.stride()[:2], *value.stride()[:2],
         cos.stride(0) if len(cos) > 1 else 0, width, *keys.stride()[:3], *values.stride()[:3],
-        HEADS=heads, Q_BLOCK=triton.next_power_of_2(heads),
-        KV_HEADS=kv_heads, KV_BLOCK=triton.next_power_of_2(kv_heads),
-        WIDTH=width, HALF_BLOCK=triton.next_power_of_2(width // 2),
-        V_WIDTH=v_width, V_BLOCK=triton.next_power_of_2(v_width), num_warps=4,
+        HEADS=heads, Q_BLOCK=next_power_of_2(heads),
+        KV_HEADS=kv_heads, KV_BLOCK=next_power_of_2(kv_heads),
+        WIDTH=width, HALF_BLOCK=next_power_of_2(width // 2),
+        V_WIDTH=v_width, V_BLOCK=next_power_of_2(v_width), num_warps=4,
         # LLVM narrows a product and a sum that are rounded to 16 bits, and would fuse the two without
         # rounding the product: a quarter of the results was off by a unit in the last place.
         enable_fp_fusion=False,

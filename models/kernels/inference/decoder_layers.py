@@ -15,6 +15,7 @@ from torch.nn import functional
 from evalsuite.models.kernels import reference
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
 from evalsuite.models.kernels.inference.rows import as_rows
+from evalsuite.models.kernels.inference.sizes import ceil_div, next_power_of_2
 
 ELEMENTS = 2048
 """Elements of one program."""
@@ -56,10 +57,10 @@ def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[T
     """
     x, residual = x.contiguous(), residual.contiguous()
     width = x.shape[-1]
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     rows, count = max(1, ELEMENTS // block), x.numel() // width
     normed, total = torch.empty_like(x), torch.empty_like(x)
-    _add_norm_kernel[(triton.cdiv(count, rows),)](
+    _add_norm_kernel[(ceil_div(count, rows),)](
         x, residual, weight, normed, total, count, eps, WIDTH=width, BLOCK=block, ROWS=rows, num_warps=4
     )
     return normed, total
@@ -91,10 +92,10 @@ def gated(gate: Tensor, x: Tensor) -> Tensor:
     width = x.shape[-1]
     # The largest power of two that divides the width, if it is not tiny.
     divisor = width & -width
-    block = min(MAX_BLOCK, divisor if divisor >= 16 else triton.next_power_of_2(width))
+    block = min(MAX_BLOCK, divisor if divisor >= 16 else next_power_of_2(width))
     rows, count = max(1, ELEMENTS // block), x.numel() // width
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _gated_kernel[(triton.cdiv(count, rows), triton.cdiv(width, block))](
+    _gated_kernel[(ceil_div(count, rows), ceil_div(width, block))](
         gate, x, out, count, gate_row, x_row, WIDTH=width, BLOCK=block, ROWS=rows, num_warps=4
     )
     return out
