@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from evalsuite.evaluation.environment import (
     read_environment,
     update_environment,
 )
-from evalsuite.evaluation.inference.warm_up import prepare_workers
+from evalsuite.evaluation.inference.warm_up import prepare_workers, serves_any
 from evalsuite.evaluation.inputs import check_inputs
 from evalsuite.evaluation.processes.background import Calls
 from evalsuite.evaluation.processes.phases import (
@@ -141,48 +141,64 @@ def _run_phases(config: RunConfig, calls: Calls, executor: Executor) -> Summary:
         check_tracker(config.track)
     checkpoints = expand_folders(config.checkpoints)
     check_inputs(config, checkpoints)
-    if "build" in config.phases:
-        calls.start(HarnessPhases.describe, config, checkpoints)
-    if "infer" in config.phases:
-        prepare_workers(config, executor)
-        from evalsuite.evaluation.inference.engines import check_servable
-
-        check_servable(config, [path for path in (config.teacher, *checkpoints) if path is not None])
     summary = Summary(run=out)
-    preloaded: PreloadedEngine | None = None
-    with locked(out / ".lock", wait=False):
-        for phase in (phase for phase in PHASES if phase in config.phases):
-            started = time.monotonic()
-            if phase == "build":
-                calls.start(HarnessPhases.build, config, checkpoints)
-                if "infer" in config.phases and works_in_parallel(config, calls):
-                    preloaded = _preload(config, config.teacher or checkpoints[0])
-                calls.result()
-                calls.result()
-                if "score" in config.phases:
-                    calls.start(HarnessPhases.prepare_score)
-            elif phase == "infer":
-                _infer(config, out, checkpoints, executor, summary, preloaded)
-                preloaded = None
-            else:
-                calls.start(HarnessPhases.score, config)
-                # Imported while another process scores: the result has a table of pandas.
-                import pandas as pd  # noqa: F401
+    with ExitStack() as stack:
+        if "build" in config.phases:
+            calls.start(HarnessPhases.describe, config, checkpoints)
+        early = "build" in config.phases and serves_any(config)
+        if early:
+            # Another process builds while this one imports what runs models, which takes seconds.
+            stack.enter_context(locked(out / ".lock", wait=False))
+            calls.start(HarnessPhases.build, config, checkpoints)
+        if "infer" in config.phases:
+            prepare_workers(config, executor)
+            from evalsuite.evaluation.inference.engines import check_servable
 
-                if "build" in config.phases:
-                    calls.result()
-                _take_scores(summary, calls.result())
-            summary.unread = read_index(out).unread
-            update_environment(
-                out,
-                config=read_environment(out).get("config", {}) | {phase: config.record(phase)},
-                **({"unread": summary.unread} if summary.unread else {}),
-            )
-            summary.seconds[phase] = time.monotonic() - started
+            check_servable(config, [path for path in (config.teacher, *checkpoints) if path is not None])
+        if not early:
+            stack.enter_context(locked(out / ".lock", wait=False))
+            if "build" in config.phases:
+                calls.start(HarnessPhases.build, config, checkpoints)
+        _run_locked(config, calls, executor, checkpoints, summary)
     facts = read_environment(out)
     summary.partial, summary.left_out = facts.get("partial", {}), facts.get("left_out", {})
     summary.notices = engine_notices(out, read_index(out).labels)
     return summary
+
+
+def _run_locked(
+    config: RunConfig, calls: Calls, executor: Executor, checkpoints: Sequence[str], summary: Summary
+) -> None:
+    """Carry out the phases in a folder that this process has locked; the build is started."""
+    out = summary.run
+    preloaded: PreloadedEngine | None = None
+    for phase in (phase for phase in PHASES if phase in config.phases):
+        started = time.monotonic()
+        if phase == "build":
+            if "infer" in config.phases and works_in_parallel(config, calls):
+                preloaded = _preload(config, config.teacher or checkpoints[0])
+            calls.result()
+            calls.result()
+            if "score" in config.phases:
+                calls.start(HarnessPhases.prepare_score)
+        elif phase == "infer":
+            _infer(config, out, checkpoints, executor, summary, preloaded)
+            preloaded = None
+        else:
+            calls.start(HarnessPhases.score, config)
+            # Imported while another process scores: the result has a table of pandas.
+            import pandas as pd  # noqa: F401
+
+            if "build" in config.phases:
+                calls.result()
+            _take_scores(summary, calls.result())
+        summary.unread = read_index(out).unread
+        update_environment(
+            out,
+            config=read_environment(out).get("config", {}) | {phase: config.record(phase)},
+            **({"unread": summary.unread} if summary.unread else {}),
+        )
+        summary.seconds[phase] = time.monotonic() - started
 
 
 def _take_scores(summary: Summary, found: ScoreResult) -> None:

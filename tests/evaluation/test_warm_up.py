@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
+from evalsuite.evaluation import evaluate, run
+from evalsuite.evaluation.inference import engines
 from evalsuite.evaluation.inference.warm_up import prepare_workers, warm_up
 from evalsuite.executors import LocalExecutor
 from evalsuite.foundation import ConfigError
@@ -59,6 +60,48 @@ def test_nothing_starts_for_an_engine_with_processes_of_its_own(monkeypatch: pyt
             RunConfig(out="run", engine=engine, device=device, phases=("infer",)), LocalExecutor()
         )
     assert calls == [0, None]
+
+
+class StoppedError(Exception):
+    """Ends a run before it builds."""
+
+
+class Recorder:
+    """Calls in another process that are noted; the first result ends the run."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self._notes = notes
+
+    def start(self, function: Any, *_: object) -> None:
+        self._notes.append(function.__name__)
+
+    def result(self) -> None:
+        raise StoppedError
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "order"),
+    [
+        ({}, ["describe", "build", "prepare", "check"]),
+        ({"engine": "transformers"}, ["describe", "build", "prepare", "check"]),
+        ({"engine": "vllm"}, ["describe", "prepare", "check", "build"]),
+        ({"engine_args": {"batch_size": 3}}, ["describe", "prepare", "check", "build"]),
+        ({"phases": ("build",)}, ["describe", "build"]),
+    ],
+)
+def test_requests_are_built_while_an_engine_is_imported_that_refuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], order: list[str]
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(run, "open_phases", lambda config: Recorder(notes))
+    monkeypatch.setattr(run, "prepare_workers", lambda *_: notes.append("prepare"))
+    monkeypatch.setattr(engines, "check_servable", lambda *_: notes.append("check"))
+    with pytest.raises(StoppedError):
+        evaluate(RunConfig(suite="pocket", teacher="pocket", out=tmp_path / "run", **settings))
+    assert notes == order
 
 
 def test_a_run_that_fails_before_inference_ends_its_workers(

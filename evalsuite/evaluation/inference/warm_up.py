@@ -15,6 +15,11 @@ IN_PROCESS = ("torch", "transformers")
 process of its own, and states how many GPUs it takes only once it is imported."""
 
 
+def serves_any(config: RunConfig) -> bool:
+    """Whether no engine refuses this run before it loads a checkpoint, as `check_servable` may."""
+    return "infer" not in config.phases or (config.engine in IN_PROCESS and not config.engine_args)
+
+
 def prepare_workers(config: RunConfig, executor: Executor) -> None:
     """Start the workers of a run's infer phase, if it is known what they will need."""
     if config.engine in IN_PROCESS:
