@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation.processes import workers
 from evalsuite.evaluation.processes.workers import MIN_ROWS, MIN_ROWS_TO_IMPORT, Shared, WorkerPool, pays_off
 from evalsuite.foundation import DataError, RunFolderError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def double(task: tuple[int, Shared]) -> tuple[int, int]:
@@ -102,9 +106,28 @@ def test_parallel_build_equals_serial(crew: Any, suite: Path, tmp_path: Path) ->
             assert (tmp_path / "two" / file).read_bytes() == (tmp_path / "one" / file).read_bytes()
 
 
+def test_workers_import_no_models_and_no_formulas_while_they_score() -> None:
+    code = (
+        "import sys\n"
+        f"for name in {[*workers._PRELOADED, *workers._PRELOADED_TO_SCORE]}:\n"
+        "    __import__(name)\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+    )
+    found = done.stdout.split()
+    assert {"evalsuite.evaluation.build", "evalsuite.evaluation.score", "sympy", "math_verify"} <= {*found}
+    # Automatic classes, models and generation of transformers take seconds to import.
+    models = ("evalsuite.models.checkpoints", "evalsuite.models.mixers", "evalsuite.models.student")
+    auto = ("transformers.models.auto", "transformers.generation", "transformers.modeling_utils")
+    assert not [name for name in found if name.startswith((*models, *auto, "torch._dynamo"))]
+
+
 def test_modules_to_import_in_advance_exist() -> None:
     from importlib.util import find_spec
 
     from evalsuite.protocols.preload import MODULES
 
-    assert all(find_spec(name) for name in (*MODULES, *workers._PRELOADED))
+    names = (*MODULES, *workers._PRELOADED, *workers._PRELOADED_TO_SCORE)
+    assert all(find_spec(name) for name in names)

@@ -131,7 +131,7 @@ def prepare(config: RunConfig) -> None:
     global _prepared
     if pays_off(config):
         check_inputs(config, expand_folders(config.checkpoints))
-        _prepared = Background(_phases_with_workers)
+        _prepared = Background(partial(_phases_with_workers, to_score="score" in config.phases))
 
 
 def open_phases(config: RunConfig) -> Calls:
@@ -154,8 +154,8 @@ def _phases(workers: int | None) -> Iterator[HarnessPhases]:
         yield HarnessPhases(pool)
 
 
-def _phases_with_workers() -> AbstractContextManager[HarnessPhases]:
-    start_importing()
+def _phases_with_workers(*, to_score: bool) -> AbstractContextManager[HarnessPhases]:
+    start_importing(to_score=to_score)
     return _phases(None)
 
 

@@ -32,6 +32,7 @@ MIN_ROWS_TO_PREPARE = 2_000
 ROWS_OF_UNKNOWN = 1_000
 """Documents to expect of a benchmark that does not state how many it has."""
 _PRELOADED = ["evalsuite.evaluation.score", "evalsuite.protocols.preload"]
+_PRELOADED_TO_SCORE = ["evalsuite.evaluation.processes.preload_scoring"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -58,12 +59,17 @@ def pays_off(config: RunConfig) -> bool:
         return False
 
 
-def start_importing() -> None:
-    """Start the process that workers of this one are forked from; it imports the harnesses."""
+def start_importing(*, to_score: bool = True) -> None:
+    """Start the process that workers of this one are forked from; it imports the harnesses.
+
+    Args:
+        to_score: whether the workers score responses, too.
+    """
     global _prepared
     from multiprocessing.forkserver import ensure_running
 
-    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+    modules = _PRELOADED + (_PRELOADED_TO_SCORE if to_score else [])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
     ensure_running()
     _prepared = True
 
