@@ -9,7 +9,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -76,13 +75,8 @@ def inference_kernels(x: Tensor, module: str = "recurrent_layers", *form: Any) -
     has several): without gradients, where they prove right. None otherwise; the modules need Triton."""
     if torch.is_grad_enabled() or not use_triton(x):
         return None
-    kernels = _inference_module(module)
+    kernels = importlib.import_module(f"evalsuite.models.kernels.inference.{module}")
     return kernels if kernels.applies(x, *form) else None
-
-
-@cache
-def _inference_module(name: str) -> Any:
-    return importlib.import_module(f"evalsuite.models.kernels.inference.{name}")
 
 
 def backend_messages() -> list[str]:
