@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,21 @@ def opened() -> Iterator[list[int]]:
     yield []
 
 
+class Slow:
+    """Takes a while to release what it holds."""
+
+    def __init__(self, marks: Path) -> None:
+        self._marks = marks
+
+    def __enter__(self) -> list[int]:
+        return []
+
+    def __exit__(self, *_: object) -> None:
+        (self._marks / "releasing").touch()
+        time.sleep(0.3)
+        (self._marks / "released").touch()
+
+
 def append(target: list[int], number: int) -> tuple[int, list[int]]:
     target.append(number)
     return os.getpid(), list(target)
@@ -52,6 +68,11 @@ def work(target: list[int], marks: str) -> None:
         time.sleep(60)
     finally:
         Path(marks, "released").touch()
+
+
+def wait_for(mark: Path) -> None:
+    while not mark.exists():
+        time.sleep(0.01)
 
 
 @pytest.fixture(params=KINDS)
@@ -100,11 +121,28 @@ def test_a_killed_process_is_named() -> None:
 def test_a_call_that_is_given_up_releases_what_it_holds(tmp_path: Path) -> None:
     background = Background(opened)
     background.start(work, str(tmp_path))
-    while not (tmp_path / "started").exists():
-        time.sleep(0.01)
+    wait_for(tmp_path / "started")
     background.close()
     assert (tmp_path / "released").exists()
     assert not background._process.is_alive()
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_nothing_interrupts_the_release(tmp_path: Path, given_up: bool) -> None:
+    background = Background(partial(Slow, tmp_path))
+    if given_up:
+        (tmp_path / "call").mkdir()
+        background.start(work, str(tmp_path / "call"))
+        wait_for(tmp_path / "call" / "started")
+        assert background._process.pid is not None
+        os.kill(background._process.pid, signal.SIGTERM)
+    else:
+        background._pipe.close()
+    wait_for(tmp_path / "releasing")
+    background._process.terminate()
+    background._process.join()
+    assert (tmp_path / "released").exists()
+    background.close()
 
 
 def test_it_ends_with_the_process_that_made_it() -> None:

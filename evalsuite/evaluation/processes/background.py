@@ -93,9 +93,10 @@ class Background:
     def close(self) -> None:
         """See `Calls.close`; the process may end a little later."""
         atexit.unregister(self.close)
-        self._pipe.close()
         if self._running:
             self._process.terminate()
+        self._pipe.close()
+        if self._running:
             self._process.join()
 
 
@@ -104,14 +105,17 @@ def _serve(pipe: Connection, make: Callable[[], AbstractContextManager[Any]]) ->
     # The other side decides what an interruption of both means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
-    with make() as target, suppress(EOFError, ConnectionError):
-        while True:
-            function, args = pipe.recv()
-            try:
-                reply = True, function(target, *args)
-            except Exception as error:
-                reply = False, _portable(error)
-            pipe.send(reply)
+    with make() as target:
+        with suppress(EOFError, ConnectionError):
+            while True:
+                function, args = pipe.recv()
+                try:
+                    reply = True, function(target, *args)
+                except Exception as error:
+                    reply = False, _portable(error)
+                pipe.send(reply)
+        # Workers that are being ended when it comes would be waited for without end.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # As a forked process ends: freeing what is imported would take longer than a second.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -119,6 +123,7 @@ def _serve(pipe: Connection, make: Callable[[], AbstractContextManager[Any]]) ->
 
 
 def _end(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # An exception lets the workers of this process end as well.
     raise SystemExit(128 + signal.SIGTERM)
 
