@@ -7,7 +7,7 @@ import pickle
 import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
@@ -179,8 +179,11 @@ class WorkerPool:
         if self._pool is None:
             # A plain fork of a process with data sets loaded, and their threads, may deadlock.
             self._pool = ProcessPoolExecutor(size, _context(), initializer=_ignore_interrupts)
-        futures = {self._pool.submit(function, task): number for number, task in enumerate(tasks)}
+        futures: dict[Future[Result], int] = {}
         try:
+            # A process can also be killed while tasks are still handed out.
+            for number, task in enumerate(tasks):
+                futures[self._pool.submit(function, task)] = number
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BrokenProcessPool as error:
