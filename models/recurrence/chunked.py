@@ -68,7 +68,7 @@ def chunked(
 
 
 def next_power_of_2(size: int) -> int:
-    """Smallest power of two that is at least `size`."""
+    """Smallest power of two that is at least `size`; on the host faster than Triton's function."""
     return 1 << max(size - 1, 0).bit_length()
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
-from evalsuite.models.kernels.inference.sizes import ceil_div, next_power_of_2
+from evalsuite.models.recurrence.chunked import next_power_of_2
 
 BLOCK = 64
 """Queries, and keys, of one step of a program."""
@@ -126,7 +126,7 @@ def branch_attention(
     kv_heads, v_width = key.shape[1], value.shape[3]
     groups = heads // kv_heads
     out = torch.empty(rows, tokens, heads, v_width, dtype=value.dtype, device=query.device)
-    _branch_attention_kernel[(rows * kv_heads, ceil_div(tokens * groups, BLOCK))](
+    _branch_attention_kernel[(rows * kv_heads, -(-tokens * groups // BLOCK))](
         query, key, value, parent_key, parent_value, parent_rows, parent_lengths, out,
         tokens, scale * 1.4426950408889634, *key.stride()[:3], *value.stride()[:3],
         *parent_key.stride()[:3], *parent_value.stride()[:3],

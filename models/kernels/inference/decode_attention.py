@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evalsuite.models.kernels.inference.sizes import next_power_of_2
+from evalsuite.models.recurrence.chunked import next_power_of_2
 
 BLOCK_KEYS = 64
 MIN_KEYS = 256

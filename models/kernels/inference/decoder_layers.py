@@ -15,7 +15,7 @@ from torch.nn import functional
 from evalsuite.models.kernels import reference
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
 from evalsuite.models.kernels.inference.rows import as_rows
-from evalsuite.models.kernels.inference.sizes import ceil_div, next_power_of_2
+from evalsuite.models.recurrence.chunked import next_power_of_2
 
 ELEMENTS = 2048
 """Elements of one program."""
@@ -60,7 +60,7 @@ def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[T
     block = next_power_of_2(width)
     rows, count = max(1, ELEMENTS // block), x.numel() // width
     normed, total = torch.empty_like(x), torch.empty_like(x)
-    _add_norm_kernel[(ceil_div(count, rows),)](
+    _add_norm_kernel[(-(-count // rows),)](
         x, residual, weight, normed, total, count, eps, WIDTH=width, BLOCK=block, ROWS=rows, num_warps=4
     )
     return normed, total
@@ -95,7 +95,7 @@ def gated(gate: Tensor, x: Tensor) -> Tensor:
     block = min(MAX_BLOCK, divisor if divisor >= 16 else next_power_of_2(width))
     rows, count = max(1, ELEMENTS // block), x.numel() // width
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _gated_kernel[(ceil_div(count, rows), ceil_div(width, block))](
+    _gated_kernel[(-(-count // rows), -(-width // block))](
         gate, x, out, count, gate_row, x_row, WIDTH=width, BLOCK=block, ROWS=rows, num_warps=4
     )
     return out

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
 from evalsuite.models.kernels.inference.rows import as_states
-from evalsuite.models.kernels.inference.sizes import ceil_div, next_power_of_2
+from evalsuite.models.recurrence.chunked import next_power_of_2
 from evalsuite.models.recurrence.naive import naive_recurrent
 from evalsuite.models.recurrence.padding import mask_padding
 from evalsuite.models.recurrence.shapes import DecayShape, decay_shape_of
@@ -137,7 +137,7 @@ def recurrent(
     key_block = max(16, next_power_of_2(key_width))
     q = q.contiguous()
     # Few and plain arguments: the host takes longer to bind them than the device to compute a short row.
-    _recurrent_kernel[(rows * heads, ceil_div(value_width, VALUES))](
+    _recurrent_kernel[(rows * heads, -(-value_width // VALUES))](
         q, k.contiguous(), v.contiguous(), q if log_decay is None else log_decay.contiguous(),
         q if beta is None else beta.contiguous(),
         q if token_mask is None else token_mask.contiguous().view(torch.uint8),

@@ -17,7 +17,7 @@ from evalsuite.models.kernels import reference
 from evalsuite.models.kernels.inference.decode_attention import rotated_halves
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
 from evalsuite.models.kernels.inference.rows import as_rows, as_states
-from evalsuite.models.kernels.inference.sizes import ceil_div, next_power_of_2
+from evalsuite.models.recurrence.chunked import next_power_of_2
 
 ELEMENTS = 2048
 """Elements of one program of a norm or of the rotary embedding."""
@@ -71,7 +71,7 @@ def head_norms(parts: Sequence[Tensor], weight: Tensor | None, eps: float, gain:
     rows = max(1, ELEMENTS // block)
     counts = [x.numel() // width for x in parts]
     outs = [torch.empty_like(x) for x in parts]
-    _head_norm_kernel[(ceil_div(max(counts), rows), len(parts))](
+    _head_norm_kernel[(-(-max(counts) // rows), len(parts))](
         first, last, first if weight is None else weight, outs[0], outs[-1], counts[0], counts[-1], eps, gain,
         WIDTH=width, BLOCK=block, ROWS=rows, HAS_WEIGHT=weight is not None, num_warps=4,
     )  # fmt: skip
@@ -113,7 +113,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = next_power_of_2(width // 2)
     block = min(next_power_of_2(heads), max(1, ELEMENTS // half))
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _rotary_kernel[(rows * length, ceil_div(heads, block))](
+    _rotary_kernel[(rows * length, -(-heads // block))](
         x, cos, sin, out, length, *x.stride()[:3], *cos.stride()[:2], *sin.stride()[:2],
         HEADS=heads, WIDTH=width, HEAD_BLOCK=block, HALF_BLOCK=half, num_warps=4,
         enable_fp_fusion=False,  # See `decode_attention.rotate_and_store`.
@@ -232,13 +232,13 @@ def short_conv_step(
     parts, distances = zip(*map(as_rows, parts), strict=True)
     weights = [weight.contiguous() for weight in weights]
     tile = min(TOKENS, next_power_of_2(length))
-    tiles, block = ceil_div(length, tile), 64
+    tiles, block = -(-length // tile), 64
     mask = parts[0] if token_mask is None else token_mask.contiguous().view(torch.uint8)
     before = after if state is None else as_states(state, slots is not None, state is after)
     outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in parts]
     missing = 3 - len(parts)
     channels = [x.shape[2] for x in parts] + [0] * missing
-    blocks = [ceil_div(each, block) for each in channels]
+    blocks = [-(-each // block) for each in channels]
     _short_conv_kernel[(rows * tiles, sum(blocks))](
         *(each for group in (parts, weights, outs) for each in (*group, *group[:1] * missing)),
         mask, mask if slots is None else slots.contiguous(), before, after,
@@ -288,7 +288,7 @@ def delta_gates(a: Tensor, b: Tensor, bias: Tensor, rate: Tensor, most: float) -
     a, b = (each if each.stride(-1) == 1 else each.contiguous() for each in (a, b))
     count = a.numel()
     log_decay, beta = torch.empty(2, rows, length, heads, dtype=torch.float32, device=a.device)
-    _delta_gates_kernel[(ceil_div(count, GATES),)](
+    _delta_gates_kernel[(-(-count // GATES),)](
         a, b, bias, rate, log_decay, beta, count, a.stride(0), b.stride(0), most, HEADS=heads, BLOCK=GATES
     )
     return log_decay, beta

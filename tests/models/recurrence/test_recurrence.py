@@ -1,6 +1,7 @@
 """The chunked recurrence against the naive one, for every decay and write rule."""
 
 import logging
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from evalsuite.models.recurrence import (
     recurrence,
     recurrence_matrix,
 )
+from evalsuite.models.recurrence.chunked import next_power_of_2
 from tests.parity.kernel_accuracy import draw_case, relative_errors
 
 DECAYS = ("none", "head", "scalar", "channel")
@@ -193,3 +195,8 @@ def test_kernel_accuracy_detects_errors(decay: str, delta: bool) -> None:
         relative_errors(wrong, *case)
     scaled = relative_errors(lambda q, k, v, **rest: naive_recurrent(q, 1.1 * k, v, **rest), *case)
     assert min(scaled[name] for name in ("o", "state", "dk")) > 0.01
+
+
+def test_next_power_of_2() -> None:
+    for size in range(1, 300):
+        assert next_power_of_2(size) == 2 ** math.ceil(math.log2(size))
