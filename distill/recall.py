@@ -30,7 +30,7 @@ from evalsuite.foundation import ConfigError, append_jsonl, write_json
 
 if TYPE_CHECKING:
     from evalsuite.distill import Recipe
-    from evalsuite.models.diagnostics.repeated_spans import RepeatedSpan
+    from evalsuite.models.diagnostics.repeated_spans import RepeatedSpan, SpanScores
 
 LENGTHS = (512, 2048, 4096)
 """Tokens of the sequences; the longest is a multiple of the others."""
@@ -106,14 +106,14 @@ def text_rows(teacher: Any, student: Any, rows: NDArray[np.int64]) -> list[dict[
 
 
 def span_rows(
-    teacher: Any, student: Any, spans: Mapping[int, "Sequence[RepeatedSpan]"]
+    spans: Mapping[int, "Sequence[RepeatedSpan]"], teacher: Mapping[int, "SpanScores"], student: Any
 ) -> list[dict[str, Any]]:
     """Recall by gap: share of predicted tokens, of both models and of those the teacher predicts."""
     from evalsuite.models.diagnostics.repeated_spans import span_scores
 
     found = []
     for gap, members in spans.items():
-        theirs, ours = span_scores(teacher, members), span_scores(student, members)
+        theirs, ours = teacher[gap], span_scores(student, members)
         known = int(theirs.right.sum())
         found.append(
             {
@@ -169,33 +169,49 @@ def choose(rows: Sequence[Mapping[str, Any]], base: str, candidates: Sequence[st
     return str(max(allowed, key=lambda row: (row["recall"] or 0.0, -row["kl_512"]))["student"])
 
 
-def measure(
-    recipe: "Recipe", students: Mapping[str, str], out: Path, *, tokens: int, spans: int, device: str
-) -> None:
-    """Measure students and write their files; see the module."""
-    from evalsuite.distill.data.preparation import eos_token_id
-    from evalsuite.models import load_checkpoint
-    from evalsuite.models.diagnostics.repeated_spans import repeated_spans
+class HeldOut:
+    """What the students of a recipe are measured on: its teacher, held-out text, and spans that come back.
 
-    if recipe.teacher is None:
-        raise ConfigError(f"recipe '{recipe.name}' has no teacher; set one with --set teacher=…")
-    teacher = load_checkpoint(recipe.teacher, dtype="float32", device=device)
-    rows = held_out_rows(recipe, teacher.tokenizer, tokens)
-    made = {
-        gap: repeated_spans(rows.reshape(-1), gap, spans, end=eos_token_id(teacher.tokenizer)) for gap in GAPS
-    }
-    for name, folder in students.items():
-        dtype = "bfloat16" if device.startswith("cuda") else "float32"
-        student = load_checkpoint(folder, dtype=dtype, device=device)
+    Args:
+        tokens: of the text, at least.
+        spans: per gap.
+        device: of all models; students are read in bfloat16 on a GPU, the teacher in float32.
+
+    Raises:
+        ConfigError: the recipe has no teacher or no held-out natural text.
+    """
+
+    def __init__(self, recipe: "Recipe", *, tokens: int, spans: int, device: str) -> None:
+        from evalsuite.distill.data.preparation import eos_token_id
+        from evalsuite.models import load_checkpoint
+        from evalsuite.models.diagnostics.repeated_spans import repeated_spans, span_scores
+
+        if recipe.teacher is None:
+            raise ConfigError(f"recipe '{recipe.name}' has no teacher; set one with --set teacher=…")
+        self._recipe, self._count, self._device = recipe.name, spans, device
+        checkpoint = load_checkpoint(recipe.teacher, dtype="float32", device=device)
+        self._teacher = checkpoint.model
+        self._rows = held_out_rows(recipe, checkpoint.tokenizer, tokens)
+        stream, end = self._rows.reshape(-1), eos_token_id(checkpoint.tokenizer)
+        self._spans = {gap: repeated_spans(stream, gap, spans, end=end) for gap in GAPS}
+        self._scores = {gap: span_scores(self._teacher, members) for gap, members in self._spans.items()}
+
+    def measure(self, name: str, folder: str, out: Path) -> None:
+        """Measure the student in `folder`, write `out`/NAME.json and note the look."""
+        from evalsuite.models import load_checkpoint
+
+        dtype = "bfloat16" if self._device.startswith("cuda") else "float32"
+        student = load_checkpoint(folder, dtype=dtype, device=self._device)
         measured = {
             "student": name,
             "weights_id": student.weights_id,
-            "text": text_rows(teacher.model, student.model, rows),
-            "spans": span_rows(teacher.model, student.model, made),
+            "text": text_rows(self._teacher, student.model, self._rows),
+            "spans": span_rows(self._spans, self._scores, student.model),
         }
         write_json(out / f"{name}.json", measured)
-        look = {"time": round(time.time()), "recipe": recipe.name, "student": name, "tokens": rows.size}
-        append_jsonl(out / "looks.jsonl", [{**look, "spans": spans, "weights_id": student.weights_id}])
+        look = {"time": round(time.time()), "recipe": self._recipe, "student": name}
+        look |= {"tokens": self._rows.size, "spans": self._count, "weights_id": student.weights_id}
+        append_jsonl(out / "looks.jsonl", [look])
 
 
 def summaries(out: Path) -> list[dict[str, Any]]:
@@ -234,7 +250,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     if students:
         recipe = load_recipe(given.recipe, given.overrides)
-        measure(recipe, students, given.out, tokens=given.tokens, spans=given.spans, device=given.device)
+        held_out = HeldOut(recipe, tokens=given.tokens, spans=given.spans, device=given.device)
+        for name, folder in students.items():
+            held_out.measure(name, folder, given.out)
     rows = summaries(given.out)
     if not rows:
         raise ConfigError(f"{given.out}: no student was measured; name one as NAME=FOLDER")
