@@ -43,8 +43,13 @@ TOLERANCE = 1.03
 """Factor on the base's KL at 512 tokens that a chosen student may have."""
 
 
-def held_out_rows(recipe: "Recipe", tokenizer: Any, tokens: int) -> NDArray[np.int64]:
+def held_out_rows(
+    recipe: "Recipe", tokenizer: Any, tokens: int, *, num_workers: int = 0
+) -> NDArray[np.int64]:
     """Held-out natural text of the recipe's last stage: ids [rows, LENGTHS[-1]], at least `tokens`.
+
+    Args:
+        num_workers: processes that read it.
 
     Raises:
         ConfigError: a source was trained on in full, or all sources repeat chunks.
@@ -69,7 +74,9 @@ def held_out_rows(recipe: "Recipe", tokenizer: Any, tokens: int) -> NDArray[np.i
         update={"data": natural, "seq_len": LENGTHS[-1], "packing": "concat", "loss_mask": "full"}
     )
     count = -(-tokens // LENGTHS[-1])
-    batches = held_out_batches(recipe, reading, tokenizer, count, torch.device("cpu"))
+    batches = held_out_batches(
+        recipe, reading, tokenizer, count, torch.device("cpu"), num_workers=num_workers
+    )
     return np.concatenate([batch.input_ids.numpy() for batch in batches])[:count]
 
 
@@ -183,6 +190,7 @@ class HeldOut:
 
     def __init__(self, recipe: "Recipe", *, tokens: int, spans: int, device: str) -> None:
         from evalsuite.distill.data.preparation import eos_token_id
+        from evalsuite.distill.data.workers import default_num_workers
         from evalsuite.models import load_checkpoint
         from evalsuite.models.diagnostics.repeated_spans import repeated_spans, span_scores
 
@@ -191,7 +199,8 @@ class HeldOut:
         self._recipe, self._count, self._device = recipe.name, spans, device
         checkpoint = load_checkpoint(recipe.teacher, dtype="float32", device=device)
         self._teacher = checkpoint.model
-        self._rows = held_out_rows(recipe, checkpoint.tokenizer, tokens)
+        workers = default_num_workers(device.partition(":")[0], 1)
+        self._rows = held_out_rows(recipe, checkpoint.tokenizer, tokens, num_workers=workers)
         stream, end = self._rows.reshape(-1), eos_token_id(checkpoint.tokenizer)
         self._spans = {gap: repeated_spans(stream, gap, spans, end=end) for gap in GAPS}
         self._scores = {gap: span_scores(self._teacher, members) for gap, members in self._spans.items()}

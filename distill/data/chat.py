@@ -106,13 +106,17 @@ def read_messages(value: Any, where: str, column: str) -> list[dict[str, str]]:
     raise DataError(f"{where}: column '{column}' is not a list of {{role, content}} or {{from, value}}")
 
 
-def render_conversation(messages: Sequence[dict[str, str]], render: Render) -> tuple[tuple[str, bool], ...]:
-    """Segments of the conversation; True marks assistant turns, including their end-of-turn token.
+def conversation_segments(
+    messages: Sequence[dict[str, str]], text: str, render: Render
+) -> tuple[tuple[str, bool], ...]:
+    """Segments of a conversation; True marks assistant turns, including their end-of-turn token.
+
+    Args:
+        text: the whole conversation as `render` renders it.
 
     Raises:
         DataError: the last assistant turn cannot be separated from its prompt.
     """
-    text = render(messages, False)
     spans: list[tuple[int, int]] = []
     last = max((index for index, turn in enumerate(messages) if turn["role"] == "assistant"), default=-1)
     for index, turn in enumerate(messages):

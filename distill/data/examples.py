@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evalsuite.distill.data.chat import Render, read_messages, render_conversation
+from evalsuite.distill.data.chat import Render, conversation_segments, read_messages
 from evalsuite.distill.data.config import TableSourceConfig
 from evalsuite.distill.recipe import RECIPES
 from evalsuite.foundation import DataError, nearest
@@ -58,8 +58,12 @@ def parse_row(
             _column(row, source.messages, name), f"data source '{name}'", source.messages
         )
         assert render is not None
-        example = Example(render_conversation(messages, render), has_eos=True)
-    elif source.prompt is not None and source.completion is not None:
+        text = render(messages, False)
+        # Turns take further renderings, and most conversations may belong to other parts of the source.
+        if not passes_filters(text, source):
+            return None
+        return Example(conversation_segments(messages, text, render), has_eos=True)
+    if source.prompt is not None and source.completion is not None:
         prompt, completion = _text(row, source.prompt, name), _text(row, source.completion, name)
         example = Example(((prompt, False), (completion, True)))
     else:

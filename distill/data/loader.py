@@ -81,6 +81,11 @@ class DataSources:
             )
         return self._documents[name]
 
+    @property
+    def num_workers(self) -> int:
+        """Processes that parse and tokenize."""
+        return self._pool.num_workers
+
     def close(self) -> None:
         """End the worker processes."""
         self._pool.close()

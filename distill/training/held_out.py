@@ -1,6 +1,7 @@
 """The held-out slice, which no student is trained on, and measurements on it."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from math import exp
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.distill.data.config import Subset
-from evalsuite.distill.data.loader import StageDataLoader
+from evalsuite.distill.data.loader import DataSources, StageDataLoader
 from evalsuite.distill.objectives.forward import lm_head, student_hidden_states
 from evalsuite.distill.objectives.kl_and_cross_entropy import (
     DistillLossConfig,
@@ -36,9 +37,12 @@ def _with_subset(recipe: Recipe, subset: Subset) -> Recipe:
 
 
 def held_out_batches(
-    recipe: Recipe, stage: Stage, tokenizer: Any, count: int, device: torch.device
+    recipe: Recipe, stage: Stage, tokenizer: Any, count: int, device: torch.device, *, num_workers: int = 0
 ) -> list[MicroBatch]:
     """Return the first `count` sequences of the held-out subset of a stage's data.
+
+    Args:
+        num_workers: processes that parse and tokenize; they do not change the sequences.
 
     Raises:
         DataError: the subset has no loss tokens.
@@ -57,7 +61,9 @@ def held_out_batches(
             "token_weights": None,
         }
     )
-    step = next(StageDataLoader(_with_subset(recipe, "held_out"), reading, tokenizer))
+    held_out = _with_subset(recipe, "held_out")
+    with closing(DataSources(held_out, tokenizer, num_workers=num_workers)) as sources:
+        step = next(StageDataLoader(held_out, reading, tokenizer, sources=sources))
     if step.num_loss_tokens == 0:
         raise DataError(f"stage '{stage.name}': the held-out slice has no loss tokens")
     return [batch.to(device) for batch in step.micro_batches]

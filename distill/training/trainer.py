@@ -274,6 +274,7 @@ class Trainer:
                 students,
                 self.process_group.device,
                 clock,
+                num_workers=self.sources.num_workers,
             )
             callbacks.insert(0, validation)
         return callbacks

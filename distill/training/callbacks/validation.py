@@ -29,10 +29,12 @@ class Validation(Callback):
         train_states: Sequence[StudentTrainState],
         device: torch.device,
         clock: TrainingClock,
+        *,
+        num_workers: int = 0,
     ) -> None:
         self._every, self._steps = config.every_steps, stage.steps
         count = -(-config.tokens // stage.seq_len)
-        batches = held_out_batches(recipe, stage, models.tokenizer, count, device)
+        batches = held_out_batches(recipe, stage, models.tokenizer, count, device, num_workers=num_workers)
         self._held_out = HeldOut(models.teacher, batches)
         self._train_states, self._clock = train_states, clock
 

@@ -4,13 +4,13 @@ import pytest
 
 from evalsuite.distill.data.chat import (
     chat_renderer,
+    conversation_segments,
     read_messages,
-    render_conversation,
     shipped_templates,
     source_renderer,
 )
 from evalsuite.distill.data.config import DataSourceConfig, HubSourceConfig
-from evalsuite.distill.data.examples import Example
+from evalsuite.distill.data.examples import Example, parse_row
 from evalsuite.distill.data.packing import tokenize
 from evalsuite.foundation import ConfigError, DataError
 
@@ -36,10 +36,14 @@ MARKED = {
 }
 
 
+def rendered_segments(messages, render):
+    return conversation_segments(messages, render(messages, False), render)
+
+
 @pytest.mark.parametrize("template", MARKED)
 def test_assistant_turns_are_marked_with_their_end_of_turn_token(tokenizer, template):
     tokenizer.bos_token = "<|end|>"
-    segments = render_conversation(CONVERSATION, chat_renderer(tokenizer, template))
+    segments = rendered_segments(CONVERSATION, chat_renderer(tokenizer, template))
     assert [text for text, marked in segments if marked] == MARKED[template]
     rendered = tokenizer.apply_chat_template(
         CONVERSATION, chat_template=shipped_templates()[template], tokenize=False
@@ -50,7 +54,7 @@ def test_assistant_turns_are_marked_with_their_end_of_turn_token(tokenizer, temp
 @pytest.mark.parametrize("template", MARKED)
 def test_the_loss_mask_covers_exactly_the_marked_text(tokenizer, template):
     tokenizer.bos_token = "<|end|>"
-    segments = render_conversation(CONVERSATION, chat_renderer(tokenizer, template))
+    segments = rendered_segments(CONVERSATION, chat_renderer(tokenizer, template))
     (document,) = tokenize(
         [Example(segments, has_eos=True)],
         tokenizer.backend_tokenizer,
@@ -63,7 +67,7 @@ def test_the_loss_mask_covers_exactly_the_marked_text(tokenizer, template):
 
 
 def test_turns_that_a_template_rewrites_are_excluded_from_the_loss(tokenizer):
-    segments = render_conversation(CONVERSATION[1:], chat_renderer(tokenizer, REWRITES_HISTORY))
+    segments = rendered_segments(CONVERSATION[1:], chat_renderer(tokenizer, REWRITES_HISTORY))
     assert [text for text, marked in segments if marked] == ["an owl[/A]"]
 
 
@@ -71,7 +75,7 @@ def test_a_template_whose_prompt_is_not_a_prefix_is_refused(tokenizer):
     broken = "{%- if add_generation_prompt -%}other{%- endif -%}"
     broken += "{%- for m in messages -%}{{- m.content -}}{%- endfor -%}"
     with pytest.raises(DataError, match="chat_template"):
-        render_conversation(CONVERSATION, chat_renderer(tokenizer, broken))
+        rendered_segments(CONVERSATION, chat_renderer(tokenizer, broken))
 
 
 def test_unknown_templates_suggest_the_nearest(tokenizer):
@@ -107,7 +111,7 @@ def source(**changes) -> DataSourceConfig:
 
 def test_template_arguments_move_the_empty_thought_into_the_prompt(tokenizer):
     def loss_text(**changes) -> list[str]:
-        segments = render_conversation(CONVERSATION[1:3], source_renderer(tokenizer, source(**changes)))
+        segments = rendered_segments(CONVERSATION[1:3], source_renderer(tokenizer, source(**changes)))
         return [text for text, marked in segments if marked]
 
     assert loss_text() == ["<think></think>Penhall;"]
@@ -156,3 +160,19 @@ def test_conversations_of_two_forms_are_the_same():
 def test_other_conversations_are_refused(value, message):
     with pytest.raises(DataError, match=message):
         read_messages(value, "x", "c")
+
+
+def test_conversations_that_the_filters_drop_are_rendered_once(tokenizer):
+    render, calls = chat_renderer(tokenizer, "chatml"), []
+
+    def counted(messages, add_generation_prompt):
+        calls.append(len(messages))
+        return render(messages, add_generation_prompt)
+
+    chats = source(messages="messages", chat_template="chatml")
+    kept = parse_row({"messages": CONVERSATION}, chats, "chats", counted)
+    assert kept == Example(rendered_segments(CONVERSATION, render), has_eos=True)
+    assert len(calls) == 4
+    longer = chats.model_copy(update={"min_characters": len(kept.text) + 1})
+    assert parse_row({"messages": CONVERSATION}, longer, "chats", counted) is None
+    assert calls[4:] == [len(CONVERSATION)]
