@@ -52,7 +52,7 @@ from tests.performance.kernel_profile import profile_kernels
 TOLERANCES = {torch.float32: 0.01}
 """Maximum difference of a log-probability by dtype, in nats; 1 for others."""
 
-FIRST_CHUNK = 200_000
+FIRST_CHUNK = 400_000
 """Characters of the first chunk of texts to tokenize; each further one has twice as many, the last more."""
 
 Pair = tuple[str, str]
