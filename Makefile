@@ -86,7 +86,8 @@ $(TRITON)/.installed:
 	touch $@
 
 test-kernels: $(VENV)/.fixtures $(TRITON)/.installed
-	PYTHONPATH=$(abspath $(TRITON))/packages $(BIN)/python -m pytest tests/models/kernels/test_interpreter.py
+	PYTHONPATH=$(abspath $(TRITON))/packages $(BIN)/python -m pytest tests/models/kernels/test_interpreter.py \
+		tests/models/kernels/test_launch.py
 
 $(VLLM)/.installed:
 	$(PYTHON) -m venv $(VLLM)

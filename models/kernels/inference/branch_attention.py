@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from evalsuite.models.kernels.inference.launch import keep_compiled
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
 from evalsuite.models.recurrence.chunked import next_power_of_2
 
@@ -43,6 +44,7 @@ def _attend(  # type: ignore[no-untyped-def]
     return larger, total, mixed
 
 
+@keep_compiled
 @triton.jit(do_not_specialize=["tokens"])
 def _branch_attention_kernel(  # type: ignore[no-untyped-def]
     q, k, v, parent_k, parent_v, parent_rows, parent_lengths, out, tokens, scale,

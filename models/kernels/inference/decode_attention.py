@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from evalsuite.models.kernels.inference.launch import keep_compiled
 from evalsuite.models.recurrence.chunked import next_power_of_2
 
 BLOCK_KEYS = 64
@@ -23,6 +24,7 @@ WAVES = 4
 """Programs per multiprocessor to aim at."""
 
 
+@keep_compiled
 @triton.jit
 def _part_kernel(  # type: ignore[no-untyped-def]
     q, k, v, positions, sums, maxima, totals,
@@ -74,6 +76,7 @@ def _part_kernel(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
+@keep_compiled
 @triton.jit
 def _join_kernel(  # type: ignore[no-untyped-def]
     sums, maxima, totals, out,
@@ -150,6 +153,7 @@ def rotated_halves(x, cos, sin, head, half, inside, x_head, width: tl.constexpr)
     return low.to(kind), high.to(kind)
 
 
+@keep_compiled
 @triton.jit
 def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     q, k, v, cos, sin, positions, rotated, keys, values,

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.models.kernels import reference
+from evalsuite.models.kernels.inference.launch import keep_compiled
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
 from evalsuite.models.kernels.inference.rows import as_rows
 from evalsuite.models.recurrence.chunked import next_power_of_2
@@ -23,6 +24,7 @@ MAX_BLOCK = 256
 """Most adjacent channels of one program that gates values."""
 
 
+@keep_compiled
 @triton.jit(do_not_specialize=["rows"])
 def _add_norm_kernel(  # type: ignore[no-untyped-def]
     x, residual, weight, normed, total, rows, eps,
@@ -66,6 +68,7 @@ def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[T
     return normed, total
 
 
+@keep_compiled
 @triton.jit(do_not_specialize=["rows"])
 def _gated_kernel(  # type: ignore[no-untyped-def]
     gate, x, out, rows, gate_row, x_row, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr

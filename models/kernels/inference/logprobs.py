@@ -11,12 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from evalsuite.models.kernels.inference.launch import keep_compiled
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
 
 BLOCK = 2048
 """Logits of a row that a program reads at once."""
 
 
+@keep_compiled
 @triton.jit(do_not_specialize=["first_row", "vocabulary"])
 def _target_logprobs_kernel(  # type: ignore[no-untyped-def]
     logits, first_row, bounds, tokens, logprobs, is_argmax, vocabulary, logits_row, BLOCK: tl.constexpr

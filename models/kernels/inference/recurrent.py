@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from evalsuite.models.kernels.inference.launch import keep_compiled
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
 from evalsuite.models.kernels.inference.rows import as_states
 from evalsuite.models.recurrence.chunked import next_power_of_2
@@ -26,6 +27,7 @@ ELEMENTS_PER_WARP = 2048
 """Elements of the state in the registers of a warp, 64 a thread."""
 
 
+@keep_compiled
 @triton.jit(do_not_specialize=["length", "heads"])
 def _recurrent_kernel(  # type: ignore[no-untyped-def]
     q, k, v, log_decay, beta, mask, slots, initial, final, out, length, heads, state_row, scale,

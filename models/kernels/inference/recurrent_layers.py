@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from evalsuite.models.kernels import reference
 from evalsuite.models.kernels.inference.decode_attention import rotated_halves
+from evalsuite.models.kernels.inference.launch import keep_compiled
 from evalsuite.models.kernels.inference.proof import proves_right, relative_difference
 from evalsuite.models.kernels.inference.rows import as_rows, as_states
 from evalsuite.models.recurrence.chunked import next_power_of_2
@@ -27,6 +28,7 @@ GATES = 1024
 """Gates of one program."""
 
 
+@keep_compiled
 @triton.jit(do_not_specialize=["rows0", "rows1"])
 def _head_norm_kernel(  # type: ignore[no-untyped-def]
     x0, x1, weight, out0, out1, rows0, rows1, eps, gain,
@@ -78,6 +80,7 @@ def head_norms(parts: Sequence[Tensor], weight: Tensor | None, eps: float, gain:
     return outs
 
 
+@keep_compiled
 @triton.jit(do_not_specialize=["length"])
 def _rotary_kernel(  # type: ignore[no-untyped-def]
     x, cos, sin, out, length, x_row, x_token, x_head, cos_row, cos_token, sin_row, sin_token,
@@ -121,6 +124,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
+@keep_compiled
 @triton.jit(do_not_specialize=["length", "tiles", "activated"])
 def _short_conv_kernel(  # type: ignore[no-untyped-def]
     x0, x1, x2, weight0, weight1, weight2, out0, out1, out2, mask, slots, state, after,
@@ -252,6 +256,7 @@ def short_conv_step(
     return outs
 
 
+@keep_compiled
 @triton.jit(do_not_specialize=["count"])
 def _delta_gates_kernel(  # type: ignore[no-untyped-def]
     a, b, bias, rate, log_decay, beta, count, a_row, b_row, most, HEADS: tl.constexpr, BLOCK: tl.constexpr
