@@ -106,7 +106,7 @@ def _convolve_without_gradients(
         after = parts[0].new_empty(rows, channels, convolutions[0].kernel_size - 1)
     outputs: Sequence[Tensor] = kernels.short_conv_step(
         parts,
-        [convolution.weight.squeeze(1).to(parts[0].dtype) for convolution in convolutions],
+        [convolution.weight.to(parts[0].dtype) for convolution in convolutions],
         token_mask,
         state,
         after,

@@ -97,7 +97,7 @@ def gated(gate: Tensor, x: Tensor) -> Tensor:
     divisor = width & -width
     block = min(MAX_BLOCK, divisor if divisor >= 16 else next_power_of_2(width))
     rows, count = max(1, ELEMENTS // block), x.numel() // width
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _gated_kernel[(-(-count // rows), -(-width // block))](
         gate, x, out, count, gate_row, x_row, WIDTH=width, BLOCK=block, ROWS=rows, num_warps=4
     )

@@ -135,7 +135,7 @@ def recurrent(
     if final is None:
         shape = (0 if access.discards else rows, heads, key_width, value_width)
         final = torch.empty(shape, dtype=torch.float32, device=v.device)
-    out = torch.empty(rows, length, heads, value_width, dtype=v.dtype, device=v.device)
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
     key_block = max(16, next_power_of_2(key_width))
     q = q.contiguous()
     # Few and plain arguments: the host takes longer to bind them than the device to compute a short row.

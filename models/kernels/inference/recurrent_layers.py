@@ -115,7 +115,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = (each if each.stride(-1) == 1 else each.contiguous() for each in (cos, sin))
     half = next_power_of_2(width // 2)
     block = min(next_power_of_2(heads), max(1, ELEMENTS // half))
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _rotary_kernel[(rows * length, -(-heads // block))](
         x, cos, sin, out, length, *x.stride()[:3], *cos.stride()[:2], *sin.stride()[:2],
         HEADS=heads, WIDTH=width, HEAD_BLOCK=block, HALF_BLOCK=half, num_warps=4,
@@ -221,7 +221,8 @@ def short_conv_step(
 
     Args:
         parts: one to three tensors [B, T, Cᵢ], convolved together; tokens may lie apart by one stride.
-        weights: [Cᵢ, kernel_size]; the last column applies to the current token.
+        weights: [Cᵢ, kernel_size], or [Cᵢ, 1, kernel_size] as in torch; the last column applies to the
+            current token.
         token_mask: bool [B, T], real tokens, contiguous in each row; None: all. Not together with a state.
         state: the kernel_size − 1 inputs before the parts, [B, ΣCᵢ, kernel_size − 1]; None: zeros.
         after: the same after them, contiguous; written. For one token it may be `state`.
@@ -239,7 +240,7 @@ def short_conv_step(
     tiles, block = -(-length // tile), 64
     mask = parts[0] if token_mask is None else token_mask.contiguous().view(torch.uint8)
     before = after if state is None else as_states(state, slots is not None, state is after)
-    outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in parts]
+    outs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in parts]
     missing = 3 - len(parts)
     channels = [x.shape[2] for x in parts] + [0] * missing
     blocks = [-(-each // block) for each in channels]
@@ -248,7 +249,7 @@ def short_conv_step(
         mask, mask if slots is None else slots.contiguous(), before, after,
         length, tiles, sum(blocks[:num_activated]), *distances, *[0] * missing, before.stride(0),
         CHANNELS0=channels[0], CHANNELS1=channels[1], CHANNELS2=channels[2],
-        BLOCK=block, TAPS=weights[0].shape[1], TILE=tile,
+        BLOCK=block, TAPS=weights[0].shape[-1], TILE=tile,
         HAS_STATE=state is not None, HAS_SLOTS=slots is not None,
         IN_PLACE=state is not None and before.data_ptr() == after.data_ptr(),
         HAS_MASK=token_mask is not None, MASK_BLOCK=256, num_warps=4,
@@ -288,13 +289,13 @@ def delta_gates(a: Tensor, b: Tensor, bias: Tensor, rate: Tensor, most: float) -
     Returns:
         Two tensors [B, T, H] in float32.
     """
-    rows, length, heads = a.shape
-    a, b = (each.flatten(0, 1) for each in (a, b))
-    a, b = (each if each.stride(-1) == 1 else each.contiguous() for each in (a, b))
+    (a, a_row), (b, b_row) = as_rows(a), as_rows(b)
     count = a.numel()
-    log_decay, beta = torch.empty(2, rows, length, heads, dtype=torch.float32, device=a.device)
+    log_decay, beta = (
+        torch.empty_like(each, dtype=torch.float32, memory_format=torch.contiguous_format) for each in (a, b)
+    )
     _delta_gates_kernel[(-(-count // GATES),)](
-        a, b, bias, rate, log_decay, beta, count, a.stride(0), b.stride(0), most, HEADS=heads, BLOCK=GATES
+        a, b, bias, rate, log_decay, beta, count, a_row, b_row, most, HEADS=a.shape[-1], BLOCK=GATES
     )
     return log_decay, beta
 

@@ -5,14 +5,23 @@ from torch import Tensor
 
 def as_rows(x: Tensor) -> tuple[Tensor, int]:
     """x [..., D] and the distance of its rows, in elements; a copy if there is more than one distance."""
-    wide = [(size, stride) for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
-    distance = wide[-1][1] if wide else x.shape[-1]
-    expected = distance
-    for size, stride in reversed(wide):
+    *sizes, width = x.shape
+    if x.is_contiguous():
+        return x, width
+    *strides, step = x.stride()
+    distance = expected = None
+    while sizes:
+        size, stride = sizes.pop(), strides.pop()
+        if size == 1:
+            continue
+        if distance is None:
+            distance = expected = stride
         if stride != expected:
-            return x.contiguous(), x.shape[-1]
+            return x.contiguous(), width
         expected *= size
-    return (x, distance) if x.stride(-1) == 1 else (x.contiguous(), x.shape[-1])
+    if step != 1:
+        return x.contiguous(), width
+    return x, width if distance is None else distance
 
 
 def as_states(x: Tensor, apart: bool, written: bool) -> Tensor:
@@ -21,7 +30,7 @@ def as_states(x: Tensor, apart: bool, written: bool) -> Tensor:
     Raises:
         ValueError: they would have to be copied, and are written in place.
     """
-    if (x[:1] if apart else x).is_contiguous():
+    if x.is_contiguous() or (apart and x[:1].is_contiguous()):
         return x
     if written:
         raise ValueError(f"states of strides {x.stride()} cannot be written in place")
