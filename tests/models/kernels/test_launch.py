@@ -32,10 +32,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.device, self.launches = 0, list[tuple[Any, ...]]()
-        self.utils = SimpleNamespace(
-            load_binary=lambda name, *_: (name, name, 0, 0, 1024),
-            get_device_properties=lambda device: {"max_shared_mem": 0},
-        )
+        self.utils = SimpleNamespace(load_binary=lambda name, *_: (name, name, 0, 0, 1024))
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
@@ -81,6 +78,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
     stand_in = Driver()
     monkeypatch.setattr(compiler, "compile", compile)
+    # Triton's own would remember this driver's answer for the device.
+    monkeypatch.setattr(compiler, "max_shared_mem", lambda device: 0)
     monkeypatch.setattr(triton.compiler, "compile", compile)
     monkeypatch.setattr(active, "_active", stand_in)
     return stand_in
