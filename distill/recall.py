@@ -10,7 +10,8 @@ chunks are left out. One file per student is written below --out, `summary.csv` 
 - the same by token class (`evalsuite.models.diagnostics.token_classes`): `copied` tokens by the distance from
   the earlier n-gram, `repeated`, and `new` ones;
 - recall: of the tokens of a span that comes back, and that the teacher predicts, the share that the
-  student predicts (`evalsuite.models.diagnostics.repeated_spans`), by the gap.
+  student predicts (`evalsuite.models.diagnostics.repeated_spans`), by the gap; and the gain, by how many
+  nats a token of the span is more likely than where the span stood first.
 
 `--choose BASE` prints the student that `choose` picks from all files below --out.
 """
@@ -138,7 +139,11 @@ def span_rows(
 
 
 def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """One row of the table: KL and agreement by length, KL of copied tokens by distance, recall by gap."""
+    """One row of the table: KL and agreement by length, KL of copied tokens by distance, recall and gain by gap.
+
+    A student that cannot look back still has some recall, of tokens that follow from the cue. What it gains
+    over the first occurrence, in nats per token, shows that.
+    """
     by_class = {(row["length"], row["class"]): row for row in measured["text"]}
     recalls = [row["recall"] for row in measured["spans"]]
     return {
@@ -148,6 +153,7 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
         **{f"kl_{length}": by_class[length, "all"]["kl"] for length in LENGTHS[1:]},
         **{f"kl_{name}": by_class[LENGTHS[-1], name]["kl"] for name in CLASSES},
         **{f"recall_{row['gap']}": row["recall"] for row in measured["spans"]},
+        **{f"gain_{row['gap']}": row["student_gain"] for row in measured["spans"]},
         "recall": None if None in recalls else float(np.mean(recalls)),
     }
 

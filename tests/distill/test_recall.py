@@ -62,6 +62,8 @@ def test_the_command_measures_and_chooses(tmp_path, small_recipe, stage, teacher
     measured = {name: json.loads((out / f"{name}.json").read_text()) for name in ("student", "itself")}
     itself, made = summary(measured["itself"]), summary(measured["student"])
     assert itself["kl_512"] == pytest.approx(0, abs=1e-6)
+    gains = {f"gain_{found['gap']}": found["student_gain"] for found in measured["student"]["spans"]}
+    assert gains == {name: value for name, value in made.items() if name.startswith("gain_")}
     assert itself["agreement_512"] == 1
     assert made["kl_512"] > 1e-3
     for each in measured.values():
