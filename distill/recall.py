@@ -139,7 +139,7 @@ def span_rows(
 
 
 def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """One row of the table: KL and agreement by length, KL of copied tokens by distance, recall and gain by gap.
+    """One row: KL and agreement by length, KL of copied tokens by distance, recall and gain by gap.
 
     A student that cannot look back still has some recall, of tokens that follow from the cue. What it gains
     over the first occurrence, in nats per token, shows that.
