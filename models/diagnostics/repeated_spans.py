@@ -29,6 +29,8 @@ FIRST = 16
 """Tokens before the first occurrence, at least."""
 SHORTEST, LONGEST = 8, 32
 """Tokens of a span."""
+ROWS = 4096
+"""Predictions whose logits are held at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,27 +121,43 @@ def span_scores(model: Any, spans: Sequence[RepeatedSpan], *, batch_tokens: int 
         tokens = np.zeros((len(places), width), dtype=np.int64)
         for row, place in enumerate(places):
             tokens[row, : len(spans[place].tokens)] = spans[place].tokens
-        hidden = split.hidden(torch.from_numpy(tokens).to(split.device))
-        for row, place in enumerate(places):
-            scored = torch.from_numpy(spans[place].scored).to(split.device)
-            logits = split.logits(hidden[row * width + scored.flatten() - 1])
-            right[place], gain[place] = _compare(logits, scored, tokens[row], place)
+        scored = [spans[place].scored.flatten() for place in places]
+        hits, nll = _predictions(
+            split,
+            split.hidden(torch.from_numpy(tokens).to(split.device)),
+            np.concatenate([row * width + each - 1 for row, each in enumerate(scored)]),
+            np.concatenate([tokens[row, each] for row, each in enumerate(scored)]),
+        )
+        ends = np.cumsum([len(each) for each in scored])[:-1]
+        for place, hit, loss in zip(places, np.split(hits, ends), np.split(nll, ends), strict=True):
+            if not np.isfinite(loss).all():
+                raise DataError(f"span {place}: log-probabilities of a model are not finite")
+            first, second = loss.reshape(2, -1)
+            right[place], gain[place] = hit.reshape(2, -1)[1], first - second
     order = range(len(spans))
     return SpanScores(
         np.concatenate([right[place] for place in order]), np.concatenate([gain[place] for place in order])
     )
 
 
-def _compare(
-    logits: Tensor, scored: Tensor, tokens: NDArray[np.int64], place: int
+def _predictions(
+    split: SplitModel, hidden: Tensor, rows: NDArray[np.int64], targets: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Scores of one span from logits [2 · scored, vocabulary]."""
-    target = torch.from_numpy(tokens).to(logits.device)[scored.flatten()]
-    first, second = cross_entropy(logits.float(), target, reduction="none").view(2, -1).double().cpu().numpy()
-    if not np.isfinite(first + second).all():
-        raise DataError(f"span {place}: log-probabilities of a model are not finite")
-    right = (logits.argmax(-1) == target).view(2, -1)[1].cpu().numpy()
-    return right, first - second
+    """Whether each target [N] is the most likely token, and its negative log-probability in nats.
+
+    Args:
+        hidden: [B · T, width].
+        rows: [N] rows of the hidden states that predict the targets.
+    """
+    hits, losses = [], []
+    for start in range(0, len(rows), ROWS):
+        place, target = (
+            torch.from_numpy(each[start : start + ROWS]).to(split.device) for each in (rows, targets)
+        )
+        logits = split.logits(hidden[place])
+        hits.append(logits.argmax(-1) == target)
+        losses.append(cross_entropy(logits.float(), target, reduction="none").double())
+    return torch.cat(hits).cpu().numpy(), torch.cat(losses).cpu().numpy()
 
 
 __all__ = ["CUE", "OPENING", "RepeatedSpan", "SpanScores", "repeated_spans", "span_scores"]
