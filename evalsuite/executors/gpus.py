@@ -23,6 +23,17 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(found)
 
 
+def share_memory(processes: int) -> None:
+    """Let this process plan with its part of the GPU's memory, unless a variable limits it already."""
+    import torch
+
+    from evalsuite.models.inference.torch.batch_limits import MEMORY_LIMIT_ENV
+
+    if MEMORY_LIMIT_ENV not in os.environ and torch.cuda.is_available():
+        _, total = torch.cuda.mem_get_info()
+        os.environ[MEMORY_LIMIT_ENV] = f"{total / 2**30 / processes:.2f}"
+
+
 def likely_gpus(devices: Path = Path("/dev")) -> tuple[str, ...]:
     """Return what `visible_gpus` is likely to return, without the seconds that importing torch takes.
 

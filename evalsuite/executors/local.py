@@ -25,15 +25,18 @@ class LocalExecutor:
 
     Args:
         num_workers: processes, each with GPUs of its own if there are any; with 1, jobs run in this process.
+        workers_per_gpu: processes that share a GPU. Each plans with an equal part of its memory. A small
+            model alone keeps a large GPU busy for less than half of the time.
         retries: processes that a job may lose before the run ends with an error.
     """
 
     num_workers: int = 1
+    workers_per_gpu: int = 1
     retries: int = 3
     _prepared: list[WorkerProcess] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, least in (("num_workers", 1), ("retries", 0)):
+        for name, least in (("num_workers", 1), ("workers_per_gpu", 1), ("retries", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ConfigError(
@@ -60,11 +63,11 @@ class LocalExecutor:
                 warm_up()
             return
         names = likely_gpus() if gpus != 0 else ()
-        needed = _needed(gpus, names)
         # Too few are refused by `workers`.
-        if needed * self.num_workers <= len(names):
-            for devices in _shares(names, needed, self.num_workers):
-                self._prepared.append(WorkerProcess(devices, warm_up))
+        if (shares := self._shares(gpus, names)) is not None:
+            sharing = _sharing(shares)
+            for devices in shares:
+                self._prepared.append(WorkerProcess(devices, warm_up, sharing=sharing))
 
     def map(
         self, make_worker: Callable[[], Worker], jobs: Sequence[Job], channel: Channel, folder: Path
@@ -72,10 +75,11 @@ class LocalExecutor:
         """Yield the results as jobs end, as `Executor.map`; with one worker the next job starts when the last
         one's result is taken."""
         if self.num_workers > 1 and jobs:
-            devices = self._devices(jobs[0].gpus)[: len(jobs)]
+            devices = self._devices(jobs[0].gpus)
+            sharing, devices = _sharing(devices), devices[: len(jobs)]
             if any(each.devices not in devices for each in self._prepared):
                 self.close()
-            pool = _Pool(make_worker, jobs, channel, self.retries, devices, self._prepared)
+            pool = _Pool(make_worker, jobs, channel, self.retries, devices, sharing, self._prepared)
             yield from pool.results()
             return
         with closing(make_worker()) as worker:
@@ -91,13 +95,27 @@ class LocalExecutor:
     def _devices(self, gpus: int | None) -> list[str]:
         """`VISIBLE` of each worker; empty without GPUs."""
         names = visible_gpus() if gpus != 0 else ()
-        needed = _needed(gpus, names)
-        if needed * self.num_workers > len(names):
+        shares = self._shares(gpus, names)
+        if shares is None:
             raise ConfigError(
-                f"executor local: num_workers = {self.num_workers} with {needed} GPU each, and this process "
-                f"sees {len(names)}; lower num_workers ({VISIBLE} chooses the GPUs)"
+                f"executor local: num_workers = {self.num_workers} with {_needed(gpus, names)} GPU each, and "
+                f"this process sees {len(names)}; lower num_workers, or raise workers_per_gpu (now "
+                f"{self.workers_per_gpu}), so that processes share GPUs ({VISIBLE} chooses the GPUs)"
             )
-        return _shares(names, needed, self.num_workers)
+        return shares
+
+    def _shares(self, gpus: int | None, names: Sequence[str]) -> list[str] | None:
+        """`VISIBLE` of each worker, spread over these GPUs; None if they are too few."""
+        needed = _needed(gpus, names)
+        if not needed:
+            return [""] * self.num_workers
+        sets = len(names) // needed
+        if self.num_workers > sets * self.workers_per_gpu:
+            return None
+        return [
+            ",".join(names[needed * (each % sets) : needed * (each % sets + 1)])
+            for each in range(self.num_workers)
+        ]
 
 
 def _needed(gpus: int | None, names: Sequence[str]) -> int:
@@ -105,14 +123,17 @@ def _needed(gpus: int | None, names: Sequence[str]) -> int:
     return int(bool(names)) if gpus is None else gpus
 
 
-def _shares(names: Sequence[str], needed: int, workers: int) -> list[str]:
-    return [",".join(names[needed * each : needed * (each + 1)]) for each in range(workers)]
+def _sharing(shares: Sequence[str]) -> int:
+    """Workers that share a GPU, at most."""
+    return max(shares.count(each) for each in shares) if any(shares) else 1
 
 
 class _Pool:
     """The processes of one call of `map`.
 
     Args:
+        devices: `VISIBLE` of each process.
+        sharing: processes that share a GPU.
         prepared: processes that are there already; those with one of the `devices` are taken out.
     """
 
@@ -123,10 +144,11 @@ class _Pool:
         channel: Channel,
         retries: int,
         devices: Sequence[str],
+        sharing: int,
         prepared: list[WorkerProcess],
     ) -> None:
         self._make_worker, self._jobs, self._channel = make_worker, jobs, channel
-        self._devices, self._prepared = devices, prepared
+        self._devices, self._sharing, self._prepared = devices, sharing, prepared
         self._threads = max(1, len(os.sched_getaffinity(0)) // len(devices))
         self._queue = JobQueue(jobs, retries)
         self._running: dict[Connection, tuple[WorkerProcess, int]] = {}
@@ -155,7 +177,7 @@ class _Pool:
             return
         process = next((each for each in self._prepared if each.devices == devices), None)
         if process is None:
-            process = WorkerProcess(devices)
+            process = WorkerProcess(devices, sharing=self._sharing)
         else:
             self._prepared.remove(process)
         self._running[process.pipe] = process, index

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from evalsuite.executors.base import Worker, portable_error
-from evalsuite.executors.gpus import VISIBLE
+from evalsuite.executors.gpus import VISIBLE, share_memory
 
 END_SECONDS = 30.0
 """Time in which a process that has no job left releases what it holds."""
@@ -21,14 +21,15 @@ class WorkerProcess:
     Args:
         devices: `VISIBLE` in the process; empty without GPUs.
         warm_up: see `Executor.prepare`.
+        sharing: processes that share its GPU.
     """
 
-    def __init__(self, devices: str, warm_up: Callable[[], None] | None = None) -> None:
+    def __init__(self, devices: str, warm_up: Callable[[], None] | None = None, *, sharing: int = 1) -> None:
         self.devices = devices
         # A forked process could not use CUDA.
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, devices, warm_up))
+        self._process = context.Process(target=_serve, args=(theirs, devices, warm_up, sharing))
         self._process.start()
         theirs.close()
 
@@ -71,11 +72,13 @@ class _Channel:
         self._pipe.send(("description", desc))
 
 
-def _serve(pipe: Connection, devices: str, warm_up: Callable[[], None] | None) -> None:
+def _serve(pipe: Connection, devices: str, warm_up: Callable[[], None] | None, sharing: int) -> None:
     """In the process: get ready, and run the jobs that arrive."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # CUDA reads it when it is used first, which is in this process.
     os.environ[VISIBLE] = devices
+    if sharing > 1:
+        share_memory(sharing)
     if warm_up is not None:
         # What fails here fails again in a job, which reports it.
         with suppress(Exception):

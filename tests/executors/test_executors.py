@@ -1,5 +1,6 @@
 """Every executor delivers every message and result, survives lost workers, and passes errors on."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from counting import CountJob, CountWorker, Messages
 
 from evalsuite.executors import EXECUTORS, Executor, LocalExecutor, open_executor
+from evalsuite.executors.gpus import share_memory
 from evalsuite.foundation import ConfigError, DataError, EvalsuiteError
 
 PARALLEL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -138,6 +140,31 @@ def test_each_local_worker_gets_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ConfigError, match="num_workers = 2 with 4 GPU each, and this process sees 4"):
         executor.workers(4)
     assert LocalExecutor().workers(4) == 1
+
+
+def test_local_workers_share_gpus_if_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-ab,5")
+    three, five, seven = (LocalExecutor(num_workers=each, workers_per_gpu=2) for each in (3, 5, 7))
+    assert five._devices(None) == ["3", "GPU-ab", "5", "3", "GPU-ab"]
+    assert LocalExecutor(num_workers=2, workers_per_gpu=2)._devices(2) == ["3,GPU-ab", "3,GPU-ab"]
+    assert three._devices(0) == ["", "", ""]
+    with pytest.raises(ConfigError, match=r"num_workers = 7 .*raise workers_per_gpu \(now 2\)"):
+        seven.workers(None)
+    with pytest.raises(ConfigError, match="'workers_per_gpu' = 0: must be a number of at least 1"):
+        LocalExecutor(workers_per_gpu=0)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "35.00"), ("20", "20")])
+def test_processes_that_share_a_gpu_plan_with_a_part_of_its_memory(
+    given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (100 * 2**30, 140 * 2**30))
+    monkeypatch.setenv("EVALSUITE_GPU_GIB", given or "")
+    if given is None:
+        monkeypatch.delenv("EVALSUITE_GPU_GIB")
+    share_memory(4)
+    assert os.environ["EVALSUITE_GPU_GIB"] == expected
 
 
 def test_no_slurm_and_no_cluster_are_said(tmp_path: Path) -> None:
