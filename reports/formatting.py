@@ -1,5 +1,7 @@
 """Number formats and the headline, shared by the page, the exports and the gate."""
 
+from collections.abc import Sequence
+
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES as PROTOCOL_TITLES
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.rows import AverageRow, GapRow
@@ -73,6 +75,20 @@ def rank(row: AverageRow) -> str:
 def count(number: int) -> str:
     """An integer with thousands separators: ``33,412``."""
     return f"{number:,}"
+
+
+def benchmarks(report: Report) -> str:
+    """Number of benchmarks that have scores, `of` how many if others are planned."""
+    scored, planned = len({row.benchmark for row in report.scores}), len(report.benchmarks)
+    return str(planned) if scored == planned else f"{scored} of {planned}"
+
+
+def some(names: Sequence[str], most: int = 4) -> str:
+    """The names, joined by commas; of more than `most`, all but the first ones as their number."""
+    if len(names) <= most:
+        return ", ".join(names)
+    shown = most - 1
+    return f"{', '.join(names[:shown])} and {len(names) - shown} more"
 
 
 def tokens(number: int) -> str:

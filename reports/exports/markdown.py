@@ -55,8 +55,9 @@ def _about(report: Report) -> str:
     documents = report.documents
     names = ", ".join(escape(report.checkpoints[i].label) for i in report.teachers) or "none"
     return (
-        f"Teacher: {names} · students: {len(report.students())} · benchmarks: {len(report.benchmarks)} · "
-        f"documents: {formatting.count(documents)} · scores: {formatting.count(report.tensor.score_rows)}"
+        f"Teacher: {names} · students: {len(report.students())} · "
+        f"benchmarks: {formatting.benchmarks(report)} · documents: {formatting.count(documents)} · "
+        f"scores: {formatting.count(report.tensor.score_rows)}"
     )
 
 

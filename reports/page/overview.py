@@ -131,7 +131,7 @@ def _needle_reach(report: Report) -> Tile | None:
 
 def _documents(report: Report) -> Tile:
     documents = report.documents
-    text = f"documents of {len(report.benchmarks)} benchmarks, the same for every checkpoint"
+    text = f"documents of {formatting.benchmarks(report)} benchmarks, the same for every checkpoint"
     return Tile(formatting.count(documents), "", text, "#method")
 
 
@@ -144,8 +144,7 @@ def meta(report: Report) -> list[str]:
         parts.append("teacher " + ", ".join(teacher.label for teacher in teachers))
     parts.append(f"{students} student{'s' if students != 1 else ''}{_tokens_each(report)}")
     seeds = max((len(cell.seeds) for cell in report.tensor.cells), default=1)
-    benchmarks = len(report.benchmarks)
-    parts.append(f"{benchmarks} benchmark{'s' if benchmarks != 1 else ''}")
+    parts.append(f"{formatting.benchmarks(report)} benchmark{'s' if len(report.benchmarks) != 1 else ''}")
     if seeds > 1:
         parts.append(f"{seeds} seeds")
     parts.append(f"{formatting.count(report.tensor.score_rows)} scores")

@@ -92,6 +92,27 @@ def test_incomplete_students_are_marked(synthetic: SimpleNamespace, tmp_path: Pa
     assert lines.count(r"\* Incomplete: averaged over the benchmarks that have scores; no rank.") == 1
 
 
+def test_benchmarks_without_scores_are_not_counted(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    names = [f"b{number}" for number in range(8)]
+    benchmarks = [
+        synthetic.SyntheticBenchmark(name, name.upper(), "knowledge", 60, protocols=("loglikelihood",))
+        for name in names
+    ]
+    models = [
+        synthetic.SyntheticCheckpoint("t", lambda *_: 0.7, "teacher"),
+        synthetic.SyntheticCheckpoint("s", lambda *_: 0.6, "student"),
+    ]
+    run = synthetic.make_run(tmp_path / "run", benchmarks, models)
+    for name in names[2:]:
+        edit_rows(run, name, "loglikelihood", lambda *_: None)
+    made = compare([run], tmp_path / "out")
+    page = made.page.read_text()
+    assert "2 of 8 benchmarks" in page
+    assert "documents of 2 of 8 benchmarks" in page
+    assert "benchmarks: 2 of 8 · documents: 120" in made.markdown
+    assert "incomplete, no rank: missing b2, b3, b4 and 3 more" in page
+
+
 def test_page_is_deterministic(small_run: Path, plain: Comparison, tmp_path: Path) -> None:
     assert compare([small_run], tmp_path).page.read_bytes() == plain.page.read_bytes()
 

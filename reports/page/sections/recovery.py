@@ -280,7 +280,7 @@ def _line(
     if not lineage.complete and lineage.tokens:
         about.append(f"after {formatting.tokens(lineage.tokens)} tokens")
     if average and average.missing:
-        about.append(f"incomplete, no rank: missing {', '.join(average.missing)}")
+        about.append(f"incomplete, no rank: missing {formatting.some(average.missing)}")
     if entry is None:
         reference = "100" if report.checkpoints[checkpoint].is_teacher else formatting.NOTHING
         summaries = [Summary(reference), *(Summary("") for _ in columns[1:])]
