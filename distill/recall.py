@@ -182,7 +182,7 @@ def choose(rows: Sequence[Mapping[str, Any]], base: str, candidates: Sequence[st
     return str(max(allowed, key=lambda row: (row["recall"] or 0.0, -row["kl_512"]))["student"])
 
 
-class HeldOut:
+class RecallMeasurement:
     """What the students of a recipe are measured on: its teacher, held-out text, and spans that come back.
 
     Args:
@@ -265,9 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     if students:
         recipe = load_recipe(given.recipe, given.overrides)
-        held_out = HeldOut(recipe, tokens=given.tokens, spans=given.spans, device=given.device)
+        measurement = RecallMeasurement(recipe, tokens=given.tokens, spans=given.spans, device=given.device)
         for name, folder in students.items():
-            held_out.measure(name, folder, given.out)
+            measurement.measure(name, folder, given.out)
     rows = summaries(given.out)
     if not rows:
         raise ConfigError(f"{given.out}: no student was measured; name one as NAME=FOLDER")

@@ -25,8 +25,7 @@ class LocalExecutor:
 
     Args:
         num_workers: processes, each with GPUs of its own if there are any; with 1, jobs run in this process.
-        workers_per_gpu: processes that share a GPU. Each plans with an equal part of its memory. A small
-            model alone keeps a large GPU busy for less than half of the time.
+        workers_per_gpu: processes that share a GPU. Each plans with an equal part of its memory.
         retries: processes that a job may lose before the run ends with an error.
     """
 
@@ -65,9 +64,8 @@ class LocalExecutor:
         names = likely_gpus() if gpus != 0 else ()
         # Too few are refused by `workers`.
         if (shares := self._shares(gpus, names)) is not None:
-            sharing = _sharing(shares)
             for devices in shares:
-                self._prepared.append(WorkerProcess(devices, warm_up, sharing=sharing))
+                self._prepared.append(WorkerProcess(devices, warm_up))
 
     def map(
         self, make_worker: Callable[[], Worker], jobs: Sequence[Job], channel: Channel, folder: Path
@@ -75,11 +73,10 @@ class LocalExecutor:
         """Yield the results as jobs end, as `Executor.map`; with one worker the next job starts when the last
         one's result is taken."""
         if self.num_workers > 1 and jobs:
-            devices = self._devices(jobs[0].gpus)
-            sharing, devices = _sharing(devices), devices[: len(jobs)]
+            devices = self._devices(jobs[0].gpus)[: len(jobs)]
             if any(each.devices not in devices for each in self._prepared):
                 self.close()
-            pool = _Pool(make_worker, jobs, channel, self.retries, devices, sharing, self._prepared)
+            pool = _Pool(make_worker, jobs, channel, self.retries, devices, self._prepared)
             yield from pool.results()
             return
         with closing(make_worker()) as worker:
@@ -123,17 +120,11 @@ def _needed(gpus: int | None, names: Sequence[str]) -> int:
     return int(bool(names)) if gpus is None else gpus
 
 
-def _sharing(shares: Sequence[str]) -> int:
-    """Workers that share a GPU, at most."""
-    return max(shares.count(each) for each in shares) if any(shares) else 1
-
-
 class _Pool:
     """The processes of one call of `map`.
 
     Args:
         devices: `VISIBLE` of each process.
-        sharing: processes that share a GPU.
         prepared: processes that are there already; those with one of the `devices` are taken out.
     """
 
@@ -144,11 +135,11 @@ class _Pool:
         channel: Channel,
         retries: int,
         devices: Sequence[str],
-        sharing: int,
         prepared: list[WorkerProcess],
     ) -> None:
         self._make_worker, self._jobs, self._channel = make_worker, jobs, channel
-        self._devices, self._sharing, self._prepared = devices, sharing, prepared
+        self._devices, self._prepared = devices, prepared
+        self._sharing = max(map(devices.count, devices))
         self._threads = max(1, len(os.sched_getaffinity(0)) // len(devices))
         self._queue = JobQueue(jobs, retries)
         self._running: dict[Connection, tuple[WorkerProcess, int]] = {}
@@ -177,11 +168,11 @@ class _Pool:
             return
         process = next((each for each in self._prepared if each.devices == devices), None)
         if process is None:
-            process = WorkerProcess(devices, sharing=self._sharing)
+            process = WorkerProcess(devices)
         else:
             self._prepared.remove(process)
         self._running[process.pipe] = process, index
-        process.begin(self._make_worker, self._threads)
+        process.begin(self._make_worker, self._threads, self._sharing)
         process.send(self._jobs[index].prepare())
 
     def _receive(self, pipe: Connection) -> Iterator[tuple[int, Mapping[str, Any]]]:

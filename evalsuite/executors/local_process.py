@@ -21,21 +21,20 @@ class WorkerProcess:
     Args:
         devices: `VISIBLE` in the process; empty without GPUs.
         warm_up: see `Executor.prepare`.
-        sharing: processes that share its GPU.
     """
 
-    def __init__(self, devices: str, warm_up: Callable[[], None] | None = None, *, sharing: int = 1) -> None:
+    def __init__(self, devices: str, warm_up: Callable[[], None] | None = None) -> None:
         self.devices = devices
         # A forked process could not use CUDA.
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, devices, warm_up, sharing))
+        self._process = context.Process(target=_serve, args=(theirs, devices, warm_up))
         self._process.start()
         theirs.close()
 
-    def begin(self, make_worker: Callable[[], Worker], threads: int) -> None:
-        """Make the worker; without a GPU it computes with so many threads."""
-        self.send((make_worker, threads))
+    def begin(self, make_worker: Callable[[], Worker], threads: int, sharing: int) -> None:
+        """Make the worker: so many threads compute without a GPU, so many processes share one."""
+        self.send((make_worker, threads, sharing))
 
     def send(self, value: Any) -> None:
         """Send a prepared job, or None; that the process has died shows when its messages are read."""
@@ -72,20 +71,20 @@ class _Channel:
         self._pipe.send(("description", desc))
 
 
-def _serve(pipe: Connection, devices: str, warm_up: Callable[[], None] | None, sharing: int) -> None:
+def _serve(pipe: Connection, devices: str, warm_up: Callable[[], None] | None) -> None:
     """In the process: get ready, and run the jobs that arrive."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # CUDA reads it when it is used first, which is in this process.
     os.environ[VISIBLE] = devices
-    if sharing > 1:
-        share_memory(sharing)
     if warm_up is not None:
         # What fails here fails again in a job, which reports it.
         with suppress(Exception):
             warm_up()
     with suppress(EOFError, ConnectionError):
         try:
-            make_worker, threads = pipe.recv()
+            make_worker, threads, sharing = pipe.recv()
+            if devices and sharing > 1:
+                share_memory(sharing)
             if not devices and "OMP_NUM_THREADS" not in os.environ:
                 import torch
 
