@@ -1,6 +1,8 @@
 """The held-out slice, which no student is trained on, and measurements on it."""
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from math import exp
 from typing import Any
@@ -23,6 +25,9 @@ from evalsuite.foundation import DataError
 
 MICRO_TOKENS = 1 << 14
 """Maximum tokens per forward pass."""
+
+SEQUENCE_FIELDS = {"data", "seq_len", "packing", "loss_mask", "batch_size", "micro_batch_size"}
+"""Fields of a stage that its held-out sequences depend on."""
 
 
 def without_held_out(recipe: Recipe) -> Recipe:
@@ -47,6 +52,15 @@ def held_out_batches(
     Raises:
         DataError: the subset has no loss tokens.
     """
+    held_out = _with_subset(recipe, "held_out")
+    with closing(DataSources(held_out, tokenizer, num_workers=num_workers)) as sources:
+        batches = _read(held_out, stage, tokenizer, count, sources)
+    return [batch.to(device) for batch in batches]
+
+
+def _read(
+    held_out: Recipe, stage: Stage, tokenizer: Any, count: int, sources: DataSources
+) -> list[MicroBatch]:
     micro = stage.micro_batch_size or stage.batch_size
     if stage.packing == "concat":
         # Sequences of packed documents are one long row with quadratic attention; concatenated ones are not.
@@ -61,12 +75,59 @@ def held_out_batches(
             "token_weights": None,
         }
     )
-    held_out = _with_subset(recipe, "held_out")
-    with closing(DataSources(held_out, tokenizer, num_workers=num_workers)) as sources:
-        step = next(StageDataLoader(held_out, reading, tokenizer, sources=sources))
+    step = next(StageDataLoader(held_out, reading, tokenizer, sources=sources))
     if step.num_loss_tokens == 0:
         raise DataError(f"stage '{stage.name}': the held-out slice has no loss tokens")
-    return [batch.to(device) for batch in step.micro_batches]
+    return step.micro_batches
+
+
+class HeldOutBatches:
+    """Held-out batches of several stages, read while students are trained.
+
+    Finding the documents means reading through all sources, which takes longer than the first steps. A thread
+    does it, in the order of the stages, if worker processes parse and tokenize; otherwise it is done here.
+    Stages of the same sequences share them.
+
+    Args:
+        tokens: of each stage, rounded up to whole sequences.
+    """
+
+    def __init__(
+        self, recipe: Recipe, stages: Sequence[Stage], tokenizer: Any, tokens: int, *, num_workers: int = 0
+    ) -> None:
+        self._futures: dict[str, Future[list[MicroBatch]]] = {stage.name: Future() for stage in stages}
+        arguments = (_with_subset(recipe, "held_out"), stages, tokenizer, tokens, num_workers)
+        if num_workers:
+            threading.Thread(target=self._fill, args=arguments, daemon=True, name="held-out").start()
+        else:
+            self._fill(*arguments)
+
+    def _fill(
+        self, held_out: Recipe, stages: Sequence[Stage], tokenizer: Any, tokens: int, num_workers: int
+    ) -> None:
+        read: dict[str, list[MicroBatch]] = {}
+        with closing(DataSources(held_out, tokenizer, num_workers=num_workers)) as sources:
+            for stage in stages:
+                future, key = self._futures[stage.name], stage.model_dump_json(include=SEQUENCE_FIELDS)
+                try:
+                    if key not in read:
+                        count = -(-tokens // stage.seq_len)
+                        read[key] = _read(held_out, stage, tokenizer, count, sources)
+                    future.set_result(read[key])
+                except BaseException as error:  # raised again by `get`
+                    future.set_exception(error)
+
+    def is_read(self, stage: Stage) -> bool:
+        """Whether `get` returns, or raises, at once."""
+        return self._futures[stage.name].done()
+
+    def get(self, stage: Stage) -> list[MicroBatch]:
+        """The batches of a stage, on the CPU; waits for them.
+
+        Raises:
+            DataError: the data cannot be read, or have no loss tokens.
+        """
+        return self._futures[stage.name].result()
 
 
 class HeldOut:

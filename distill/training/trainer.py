@@ -8,7 +8,7 @@ Students are trained together so that they see identical data and share every te
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from evalsuite.distill.training.callbacks.metrics import MetricsLogger, truncate
 from evalsuite.distill.training.callbacks.validation import Validation
 from evalsuite.distill.training.checkpoint import Checkpointer
 from evalsuite.distill.training.distributed import ProcessGroup
+from evalsuite.distill.training.held_out import HeldOutBatches
 from evalsuite.distill.training.kernel_compilation import KernelCompilation
 from evalsuite.distill.training.loop import TrainingLoop
 from evalsuite.distill.training.memory.gpu_usage import PEAK_FLOPS, GpuUsage, explain_out_of_memory
@@ -182,6 +183,18 @@ class Trainer:
         """How far the run is."""
         return self.train_state.progress
 
+    @cached_property
+    def _held_out_batches(self) -> HeldOutBatches:
+        """Of the remaining stages; reading begins with the first use."""
+        assert self.recipe.validation is not None
+        return HeldOutBatches(
+            self.data_recipe,
+            self.recipe.stages[self.progress.stage :],
+            self.models.tokenizer,
+            self.recipe.validation.tokens,
+            num_workers=self.sources.num_workers,
+        )
+
     def train(self) -> None:
         """Run the remaining stages, then write the students."""
         with StopSignals(single=self.process_group.world_size == 1) as stop:
@@ -268,13 +281,12 @@ class Trainer:
         if recipe.validation is not None:
             validation = Validation(
                 recipe.validation,
-                self.data_recipe,
                 stage,
                 self.models,
                 students,
                 self.process_group.device,
                 clock,
-                num_workers=self.sources.num_workers,
+                self._held_out_batches,
             )
             callbacks.insert(0, validation)
         return callbacks

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from evalsuite.distill import Recipe, distill
-from evalsuite.distill.training.held_out import held_out_batches
-from evalsuite.foundation import ConfigError, read_jsonl
+from evalsuite.distill.training import held_out
+from evalsuite.distill.training.held_out import HeldOutBatches, held_out_batches
+from evalsuite.foundation import ConfigError, DataError, read_jsonl
 from evalsuite.foundation.strict import parse
 from evalsuite.models import load_checkpoint
 from evalsuite.reports.records.loss_curves import parse_loss_curves
@@ -88,6 +89,47 @@ def test_validation_does_not_change_the_training(
         rows = read_jsonl(tmp_path / name / "metrics.jsonl")
         found[name] = [(row["step"], row["loss"], row["grad_norm"]) for row in rows]
     assert found["plain"] == found["validated"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_held_out_batches_are_those_of_each_stage_and_shared_by_equal_ones(
+    small_recipe: Any, stage: Any, tokenizer: Any, num_workers: int
+) -> None:
+    stages = [
+        stage("align", "attention_output", seq_len=32),
+        stage("kd", "kd"),
+        stage("late", "kd", lr=1e-4, tokens=2048),
+    ]
+    recipe = small_recipe("unused", stages=stages)
+    found = HeldOutBatches(recipe, recipe.stages, tokenizer, 200, num_workers=num_workers)
+    for each, count in zip(recipe.stages, (7, 4, 4), strict=True):
+        expected = held_out_batches(recipe, each, tokenizer, count, torch.device("cpu"))
+        for ours, theirs in zip(found.get(each), expected, strict=True):
+            torch.testing.assert_close(ours.input_ids, theirs.input_ids, rtol=0, atol=0)
+            torch.testing.assert_close(ours.labels, theirs.labels, rtol=0, atol=0)
+        assert found.is_read(each)
+    assert found.get(recipe.stages[1]) is found.get(recipe.stages[2])
+    assert found.get(recipe.stages[0]) is not found.get(recipe.stages[1])
+
+
+def test_unreadable_held_out_documents_end_a_stage_after_its_first_step(
+    teacher_folder: Path, small_recipe: Any, stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = held_out._read
+
+    def failing(recipe: Recipe, each: Any, *rest: Any) -> Any:
+        if each.name == "late":
+            raise DataError("stage 'late': the held-out slice has no loss tokens")
+        return read(recipe, each, *rest)
+
+    monkeypatch.setattr(held_out, "_read", failing)
+    stages = [stage("kd", "kd"), stage("late", "kd", seq_len=32)]
+    recipe = small_recipe(teacher_folder, stages=stages, validation={"every_steps": 100, "tokens": 64})
+    with pytest.raises(DataError, match="'late': the held-out slice"):
+        distill(recipe, tmp_path / "out", device="cpu", quiet=True)
+    rows = [row["stage"] for row in read_jsonl(tmp_path / "out" / "metrics.jsonl")]
+    assert rows.count("kd") == 4
+    assert rows.count("late") <= 1
 
 
 @pytest.mark.long
