@@ -69,7 +69,7 @@ class AverageRow:
     protocol: str
     benchmarks: tuple[str, ...]
     missing: tuple[str, ...]
-    """Benchmarks of the scope without scores of this checkpoint; if any, it is not ranked."""
+    """Benchmarks of the scope without scores of this checkpoint; if any, it has no rank."""
     documents: int
     score: Interval
     drop: Interval | None

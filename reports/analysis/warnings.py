@@ -159,7 +159,7 @@ def _incomplete_averages(tensor: ResultTensor, averages: Sequence[AverageRow]) -
     for (protocol, missing, there), labels in groups.items():
         one = len(labels) == 1
         average = "its average is" if one else "their averages are"
-        without_rank = f"and {'is' if one else 'are'} not ranked."
+        without_rank = f"and {'has' if one else 'have'} no rank."
         if len(missing) > len(there):
             text = (
                 f"{'has' if one else 'have'} only {', '.join(there)} under {PROTOCOL_TITLES[protocol]}: "

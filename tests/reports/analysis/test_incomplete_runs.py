@@ -58,7 +58,7 @@ def zoo(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) ->
 def test_students_with_same_missing_benchmarks_share_a_warning(zoo: tuple[Report, Path]) -> None:
     said = [warning for warning in zoo[0].warnings if "average" in warning]
     assert said == [
-        "'heads', 'ce' have only gsm8k under generation: their averages are over these and are not ranked."
+        "'heads', 'ce' have only gsm8k under generation: their averages are over these and have no rank."
     ]
 
 
