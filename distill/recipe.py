@@ -237,7 +237,8 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """Load a shipped recipe by name, or any recipe by path, with variants and overrides applied.
 
     Args:
-        name: `pocket`, `kd-nine-2025:qkv-h2h`, `linearizing-2025:360m,10b`, or a path to a YAML file.
+        name: `pocket`, `kd-nine-2025:qkv-h2h`, `linearizing-2025:360m,10b`, or a path to a YAML file. Of
+            variants that set one key, the last counts, but their names are joined: `base.first-second`.
         overrides: `key=value` with dotted keys and YAML values. `stage.lr` addresses every stage;
             `stage.kd.lr` or `stages.2.lr` one stage, by name or number.
 
@@ -254,12 +255,17 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     value = read_yaml(path)
     source = str(path)
     offered = value.get("variants") or {}
+    base, names = value.get("name"), []
     for variant in filter(None, variants.split(",")):
         if variant not in offered:
             raise ConfigError(f"{source}: unknown variant '{variant}'{nearest(variant, offered)}")
         # Groups (`stages`) are set before keys inside them (`stage.tune.loss_mask`).
         for key, setting in sorted(offered[variant].items(), key=lambda item: item[0].count(".")):
             apply_override(value, key, setting, stage_settings, f"{source}, variant {variant}")
+        if "name" in offered[variant]:
+            names.append(str(value["name"]).removeprefix(f"{base}."))
+    if len(names) > 1:
+        value["name"] = f"{base}.{'-'.join(names)}"
     for override in overrides:
         key, equals, setting = override.partition("=")
         if not equals:
