@@ -120,6 +120,15 @@ SELECTORS.add(
     ),
 )
 SELECTORS.add(
+    "span_recall",
+    Selector(
+        summary="greedy search by recall of returning text, with windows in the other layers of the teacher",
+        source="this package",
+        requires="teacher",
+        select=_imported("span_recall:span_recall"),
+    ),
+)
+SELECTORS.add(
     "smart",
     Selector(
         summary="KL reduction per restored layer, with terminal preservation and near-uniform spacing",
