@@ -17,7 +17,6 @@ WINDOW, SINKS = 64, 4
 """Tokens that the other layers attend to: the latest, and the first."""
 GAP = 512
 """Tokens between the two occurrences of a span, at most half of the teacher's positions."""
-MEASURE = "nats per token by which a span of held-out text is likelier when it comes back"
 
 
 class WindowedRecall:
@@ -46,7 +45,7 @@ class WindowedRecall:
         }
 
     def __call__(self, softmax: Collection[int]) -> dict[str, Any]:
-        """`gain`: see `MEASURE`. `recall`: share of the tokens of returning spans that are predicted."""
+        """`gain`: nats by which a span's tokens are likelier when it returns; `recall`: share predicted."""
         key = frozenset(softmax)
         if key not in self._known:
             self._measure([key])
@@ -96,7 +95,7 @@ def span_recall(context: SelectionContext, k: int) -> SelectionResult:
     return SelectionResult(
         layers=tuple(sorted(chosen)),
         scores=tuple(measure(each)["gain"] - windows["gain"] for each in single),
-        measure=f"{MEASURE}: increase by full attention in this layer alone, with windows in the others",
+        measure="gain of returning spans by full attention in this layer alone, nats per token",
         history=tuple(history),
         details={
             "selected": measure(chosen),
