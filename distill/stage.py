@@ -103,6 +103,10 @@ class Stage(StrictUnion):
     def activation_bytes(self, shape: ModelShape, width: int) -> float:
         """Bytes of activations and logits of one micro-batch; `width`: bytes of an activation."""
 
+    def num_concurrent(self, students: int) -> int:
+        """How many of the students hold their activations at the same time."""
+        return 1
+
     @abstractmethod
     def start(
         self, teacher: "CausalLM | None", students: "Sequence[StudentWithLoss]", device: "torch.device"

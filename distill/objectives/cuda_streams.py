@@ -28,6 +28,11 @@ class SideStreams:
         self._active.add(stream)
         return torch.cuda.stream(stream)
 
+    def wait(self, number: int) -> None:
+        """Let the current stream wait for the work of stream `number` so far, if there is any."""
+        if self._streams and self._streams[number] in self._active:
+            torch.cuda.current_stream().wait_stream(self._streams[number])
+
     def join(self, *references: object) -> None:
         """Wait for all streams; keep `references` to the tensors they read alive until the next `join`."""
         # Waiting for a stream that is not yet part of the capture would be an error.

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 LOGITS_BYTES = 4 * 2**29
 """The fused loss holds about four fp32 tensors of at most one chunk of logits each."""
+CONCURRENT_STUDENTS = 4
+"""Students of one teacher that run at a time on a GPU, each with its own activations."""
+CONCURRENT_TOKENS = 8192
+"""In longer micro-batches students run one after another, since each of them fills the GPU."""
 
 
 class EndToEndStage(Stage):
@@ -73,6 +77,10 @@ class EndToEndStage(Stage):
             inputs = shape.num_hidden_layers * tokens * shape.hidden_size * width
             return inputs + layer + logits
         return shape.num_hidden_layers * layer + logits
+
+    def num_concurrent(self, students: int) -> int:
+        """See `Stage.num_concurrent`: several in short micro-batches."""
+        return min(students, CONCURRENT_STUDENTS) if self.micro_batch_tokens <= CONCURRENT_TOKENS else 1
 
     def start(
         self, teacher: "CausalLM | None", students: "Sequence[StudentWithLoss]", device: "torch.device"

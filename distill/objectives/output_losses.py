@@ -18,6 +18,8 @@ from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig,
 from evalsuite.distill.objectives.step_losses import StudentWithLoss
 from evalsuite.distill.types import CausalLM, MicroBatch
 
+TEACHER_STREAM = 0
+
 
 @dataclass(frozen=True, eq=False)
 class LossTokens:
@@ -50,7 +52,10 @@ class LossTokens:
 
 
 class OutputLosses:
-    """`StepLosses` of an end-to-end stage: every student runs once, the teacher at most once for all."""
+    """`StepLosses` of an end-to-end stage: every student runs once, the teacher at most once for all.
+
+    During CUDA graph capture the teacher has a stream, and so have `Stage.num_concurrent` students.
+    """
 
     def __init__(
         self,
@@ -70,9 +75,10 @@ class OutputLosses:
     def backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
         """See `StepLosses.backward`; a loss token has its weight over `num_loss_tokens`."""
         teacher_hidden = teacher_head = None
-        streams = SideStreams(1, batch.input_ids.device)
+        concurrent = self._stage.num_concurrent(len(self._students))
+        streams = SideStreams(1 + concurrent, batch.input_ids.device)
         if self._teacher is not None:
-            with torch.no_grad(), streams.fork(0):
+            with torch.no_grad(), streams.fork(TEACHER_STREAM):
                 teacher_hidden = batch.select(teacher_hidden_states(self._teacher, batch))
                 teacher_head = lm_head(self._teacher)
         labels = batch.select(batch.labels)
@@ -83,16 +89,18 @@ class OutputLosses:
 
         def loss(student: CausalLM) -> Sequence[Tensor]:
             hidden = batch.select(student_hidden_states(student, batch))
-            streams.join()
+            streams.wait(TEACHER_STREAM)
             return self._stage.loss_columns(
                 LossTokens(hidden, lm_head(student), labels, weights, teacher_hidden, teacher_head)
             )
 
         rows = []
-        for student in self._students:
-            columns = student(loss)
-            columns[0].backward()
-            rows.append(torch.stack([column.detach() for column in columns]))
+        for number, student in enumerate(self._students):
+            with streams.fork(1 + number % concurrent):
+                columns = student(loss)
+                columns[0].backward()
+                rows.append(torch.stack([column.detach() for column in columns]))
+        streams.join()
         self._losses += torch.stack(rows)
 
     def reduce(self, all_reduce: Callable[[Tensor], None]) -> tuple[Tensor, None]:

@@ -66,7 +66,17 @@ TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 SHAPES = {"smollm2-135m": SMOLLM2_135M, "qwen3-0.6b": QWEN3_600M, "tiny": TINY}
 SHARED_TEACHER_MIXERS = ("linear_attention", "retnet", "gla", "gated_deltanet")
 ALL_MIXERS = (*SHARED_TEACHER_MIXERS, "deltanet", "kda", "mlstm")
-SECTIONS = ("accuracy", "naive", "kd", "layerwise", "shared_teacher", "all_mixers", "losses", "profile")
+SECTIONS = (
+    "accuracy",
+    "naive",
+    "kd",
+    "layerwise",
+    "shared_teacher",
+    "shared_teacher_kd",
+    "all_mixers",
+    "losses",
+    "profile",
+)
 
 
 def measurements(
@@ -90,6 +100,9 @@ def measurements(
             if name != mixer or "layerwise" not in sections:
                 yield partial(bench.trainer_step, "attention_output", [name], batch_size)
         yield lambda: bench.trainer_step("attention_output", SHARED_TEACHER_MIXERS, batch_size)
+    if "shared_teacher_kd" in sections:
+        for names in (*([name] for name in SHARED_TEACHER_MIXERS), SHARED_TEACHER_MIXERS):
+            yield partial(bench.trainer_step, "kd", names, batch_size)
     if "all_mixers" in sections:
         for name in ALL_MIXERS:
             yield partial(bench.trainer_step, "kd", [name], batch_size)
@@ -127,14 +140,18 @@ def ratios(timings: Sequence[Timing]) -> list[str]:
             if timing.peak_gigabytes is not None and best.peak_gigabytes:
                 line += f", {timing.peak_gigabytes / best.peak_gigabytes:.2f} × its peak memory"
             lines.append(line)
-    layerwise = [timing for timing in timings if timing.name.startswith("attention")]
-    alone = {timing.name.split()[-1]: timing for timing in layerwise if timing.students == 1}
-    for timing in timings:
-        if timing.students > 1 and all(mixer in alone for mixer in SHARED_TEACHER_MIXERS):
-            separately = sum(1 / alone[mixer].tokens_per_second for mixer in SHARED_TEACHER_MIXERS)
+    for together in timings:
+        objective = together.name.split()[0]
+        alone = {
+            timing.name.split()[-1]: timing.tokens_per_second
+            for timing in timings
+            if timing.students == 1 and timing.name.startswith(f"{objective} ")
+        }
+        if together.students > 1 and all(mixer in alone for mixer in SHARED_TEACHER_MIXERS):
+            separately = sum(1 / alone[mixer] for mixer in SHARED_TEACHER_MIXERS)
             lines.append(
-                f"{timing.students} students sharing one teacher forward: "
-                f"{separately * timing.tokens_per_second:.2f} × as fast as separate runs"
+                f"{objective}, {together.students} students sharing one teacher forward: "
+                f"{separately * together.tokens_per_second:.2f} × as fast as separate runs"
             )
     return lines
 

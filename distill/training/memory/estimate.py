@@ -190,7 +190,7 @@ def stage_memory(
         total += width * (models * shape.embedding_params + 2 * block) + 4 * max(
             shape.embedding_params, block
         )
-    return total + stage.activation_bytes(shape, width)
+    return total + stage.num_concurrent(students) * stage.activation_bytes(shape, width)
 
 
 def recipe_shape(recipe: Recipe) -> ModelShape:

@@ -38,6 +38,7 @@ def test_replayed_micro_batches_train_as_eager_ones(tokenizer, stage):
     for parameter in teacher.parameters():
         parameter.data = parameter.data.bfloat16()
     normalized = {"alignment_loss": {"normalize_by_teacher": True}}
+    # More students than run at a time, so that two of them share a stream.
     for objective, options in (
         ("attention_output", {}),
         ("attention_output", normalized),
@@ -49,7 +50,7 @@ def test_replayed_micro_batches_train_as_eager_ones(tokenizer, stage):
         for cuda_graphs in (False, True):
             train_states = [
                 StudentTrainState(mixer, build_student(teacher, mixer).train(), torch.bfloat16)
-                for mixer in ("gated_deltanet", "gla", "linear_attention")
+                for mixer in ("gated_deltanet", "gla", "linear_attention", "retnet", "kda")
             ]
             for train_state in train_states:
                 train_state.begin_stage(chosen)
