@@ -12,7 +12,7 @@ from evalsuite.models.recurrence import fla_backend, inference
 from evalsuite.models.recurrence.chunked import chunked, next_power_of_2, scores_in_chunk
 from evalsuite.models.recurrence.naive import naive_recurrent
 from evalsuite.models.recurrence.padding import mask_padding
-from evalsuite.models.recurrence.shapes import state_dtype, validate_shapes
+from evalsuite.models.recurrence.shapes import decay_shape_of, state_dtype, validate_shapes
 from evalsuite.models.recurrence.states import OWN, StateAccess
 
 _last_kernels: dict[str, str] = {}
@@ -69,13 +69,11 @@ def recurrence(
     own_states = initial_state if slots is None else None
     decay_shape = validate_shapes(q, k, v, log_decay, beta, own_states, cu_seqlens)
     transition = decay_shape + (" decay, delta rule" if beta is not None else " decay, additive")
-    compute: Callable[..., tuple[Tensor, Tensor]]
     delta, wide = beta is not None, k.shape[-1] > fla_backend.MAX_KEY_DIM
     single = q.shape[1] == 1 and cu_seqlens is None
-    short = q.shape[1] <= inference.MAX_RECURRENT_LENGTH and cu_seqlens is None
-    if single and (torch.is_grad_enabled() or wide or not use_triton(v)):
-        compute = naive_recurrent
-    elif short and not wide and (kernels := inference_kernels(v, "recurrent", decay_shape, delta)):
+    stepwise = single and (torch.is_grad_enabled() or wide or not use_triton(v))
+    short = q.shape[1] <= inference.MAX_RECURRENT_LENGTH and cu_seqlens is None and not wide
+    if short and not stepwise and (kernels := inference_kernels(v, "recurrent", decay_shape, delta)):
         _record_kernel(transition, "recurrent")
         found: tuple[Tensor, Tensor] = kernels.recurrent(
             q,
@@ -89,6 +87,13 @@ def recurrence(
             access=access,
         )
         return found
+    if token_mask is not None:
+        k, log_decay, beta = mask_padding(k, log_decay, beta, token_mask)
+        # A fixed decay becomes one per token, as pads do not decay, which other kernels compute.
+        decay_shape = decay_shape_of(k, log_decay)
+    compute: Callable[..., tuple[Tensor, Tensor]]
+    if stepwise:
+        compute = naive_recurrent
     elif use_triton(v):
         if torch.is_grad_enabled():
             kernel = fla_backend.kernel_for(decay_shape, delta=delta, dtype=v.dtype)
@@ -106,8 +111,6 @@ def recurrence(
     else:
         _record_kernel(transition, "torch chunked")
         compute = chunked
-    if token_mask is not None:
-        k, log_decay, beta = mask_padding(k, log_decay, beta, token_mask)
     if slots is not None:
         assert initial_state is not None
         own_states = initial_state[slots]

@@ -109,6 +109,39 @@ def test_short_rows_without_gradients_run_on_the_kernel_for_them(
     assert len(places) == 2
 
 
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+@pytest.mark.parametrize("needs_gradients", [False, True])
+def test_kernels_of_padded_rows_take_the_decay_that_padding_gives(
+    monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, needs_gradients: bool
+) -> None:
+    seen = []
+
+    def stand_in(kernel: fla_backend.Kernel, *given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        if kernel.keyword:
+            fla_backend.broadcast_decay(named["log_decay"], kernel.decay_shape, given[1])
+        seen.append(kernel.name)
+        return chunked(*given, **named)
+
+    monkeypatch.setattr("evalsuite.models.recurrence.op.use_triton", lambda x: True)
+    monkeypatch.setattr(fla_backend, "scalar_decay_backward_broken", lambda: False)
+    monkeypatch.setattr(fla_backend, "run", stand_in)
+    length = inference.MAX_RECURRENT_LENGTH + 2
+    inputs = draw(decay, delta, length)
+    real = torch.arange(length) >= torch.tensor([0, 1, length - 2])[:, None]
+    with torch.set_grad_enabled(needs_gradients):
+        o, state = recurrence(**inputs, token_mask=real)
+    assert len(seen) == 1
+    for row, padding in enumerate((0, 1, length - 2)):
+        alone = {
+            name: value[row : row + 1, padding:] if isinstance(value, Tensor) and value.dim() > 1 else value
+            for name, value in inputs.items()
+            if name != "initial_state"
+        }
+        wanted, last = chunked(**alone, initial_state=inputs["initial_state"][row : row + 1], cu_seqlens=None)
+        torch.testing.assert_close(o[row : row + 1, padding:], wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state[row : row + 1], last, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(("decay", "delta"), CASES)
