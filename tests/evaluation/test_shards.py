@@ -231,7 +231,8 @@ def test_interrupted_inference_exports_its_shard(
 
     monkeypatch.setattr("evalsuite.evaluation.inference.engines.engine_factory", lambda *_, **__: interrupted)
     shard = tmp_path / "p.tar.xz"
-    answer = ["run", "--checkpoint", "t", "--out", str(host), "--quiet", "--infer-only"]
+    # The second checkpoint is registered, and has no responses when the run is interrupted.
+    answer = ["run", "--checkpoint", "t", "late", "--out", str(host), "--quiet", "--infer-only"]
     assert main([*answer, "--protocol", "generation", "--export-shard", str(shard)]) != 0
     environment = json.loads((host / "environment.json").read_text())
     assert [(each["label"], each["responses"]) for each in environment["inference"]] == [("t", 3)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from evalsuite.evaluation.environment import environment_path, fingerprints
-from evalsuite.evaluation.registration import registered_path
+from evalsuite.evaluation.registration import read_registered, registered_path
 from evalsuite.evaluation.run_paths import read_index, read_requests, responses_folder
 from evalsuite.foundation import RunFolderError, canonical_json, read_jsonl, write_bytes
 from evalsuite.models.inference.response_cache import ResponseCache
@@ -39,8 +39,9 @@ def export_shard(run: Path, out: Path) -> Path:
     with tarfile.open(fileobj=buffer, mode="w:xz") as archive:
         _add_member(archive, CHECKPOINTS, canonical_json([asdict(each) for each in checkpoints]).encode())
         _add_member(archive, environment_path(Path()).name, environment_path(run).read_bytes())
-        if registered_path(run).is_file():
-            _add_member(archive, str(registered_path(Path())), registered_path(run).read_bytes())
+        # A run that was interrupted has registered checkpoints without responses, too.
+        if registered := {key: value for key, value in read_registered(run).items() if key in known}:
+            _add_member(archive, str(registered_path(Path())), canonical_json(registered).encode())
         for log in logs:
             rows = sorted((_as_float32(row) for row in read_jsonl(log)), key=lambda row: str(row["key"]))
             _add_member(archive, f"responses/{log.name}", _lines(rows))

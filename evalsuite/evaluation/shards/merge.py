@@ -88,8 +88,9 @@ def _is_error(row: Mapping[str, Any]) -> bool:
 
 def _write_facts(run: Path, shard: Shard, labels: Mapping[str, str]) -> None:
     """Write registered checkpoints, loss curves and the other machine's facts into the run."""
-    if shard.registered:
-        write_json(registered_path(run), read_registered(run) | shard.registered)
+    # A shard of an interrupted run can register checkpoints of which it has nothing.
+    if registered := {key: value for key, value in shard.registered.items() if key in labels}:
+        write_json(registered_path(run), read_registered(run) | registered)
     write_curves(run, {labels[weights_id]: data for weights_id, data in shard.curves.items()})
     here, there = read_environment(run), shard.environment
     machine = {key: there[key] for key in ("accelerators", "packages", "python", "platform") if key in there}
