@@ -209,22 +209,30 @@ def gap_clause(row: GapRow) -> str:
 
 
 def _best_incomplete(report: Report) -> str:
-    """The best student among those that lack benchmarks; empty if none has a recovery."""
-    for protocol in report.protocols:
-        rows = [
-            row for s in report.students() if (row := report.average(s, protocol, INFORMATIVE)) is not None
-        ]
-        rows = [row for row in rows if row.recovery.point is not None]
-        if rows:
-            best = max(rows, key=lambda row: row.recovery.point or 0.0)
-            planned = len({*best.benchmarks, *best.missing})
-            label = report.checkpoints[best.checkpoint].label
-            return (
-                f"{label} recovers {percent(best.recovery.point)} % of its teacher under "
-                f"{PROTOCOL_TITLES[protocol]}, over {len(best.benchmarks)} of {planned} benchmarks; the "
-                "others are missing."
-            )
-    return ""
+    """The best of the students that have most benchmarks; empty if none has a recovery.
+
+    A student with fewer benchmarks is not compared, and a second protocol is named if it was measured.
+    """
+    found: dict[int, list[AverageRow]] = {}
+    for student in report.students():
+        rows = [report.average(student, protocol, INFORMATIVE) for protocol in report.protocols]
+        found[student] = [row for row in rows if row is not None and row.recovery.point is not None]
+    measured = {student: rows for student, rows in found.items() if rows}
+    if not measured:
+        return ""
+    most = max(sum(len(row.benchmarks) for row in rows) for rows in measured.values())
+    rows = max(
+        (rows for rows in measured.values() if sum(len(row.benchmarks) for row in rows) == most),
+        key=lambda rows: rows[0].recovery.point or 0.0,
+    )
+    clauses = []
+    for row in rows:
+        planned = len({*row.benchmarks, *row.missing})
+        part = f" over {len(row.benchmarks)} of {planned} benchmarks" if row.missing else ""
+        protocol = PROTOCOL_TITLES[row.protocol]
+        clauses.append(f"{percent(row.recovery.point)} % of its teacher under {protocol}{part}")
+    label = report.checkpoints[rows[0].checkpoint].label
+    return f"{label} recovers {' and '.join(clauses)}; the others are missing."
 
 
 def _without_recovery(report: Report) -> str:

@@ -10,9 +10,9 @@ import evalsuite
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 
-SCHEMA = 5
+SCHEMA = 6
 """2: recipe hashes leave out defaults. 3: stages have `trainable` and `seq_len`. 4: ancestors and distinct
-tokens. 5: distinct tokens leave out second copies of chunks."""
+tokens. 5: distinct tokens leave out second copies of chunks. 6: windows."""
 SUMMARY = (
     "label", "mixers", "teacher", "recipe", "seed", "selection", "stages", "tokens", "distinct_tokens",
     "complete",
@@ -43,6 +43,7 @@ def build_lineage(
     *,
     label: str,
     mixers: Sequence[str] | None,
+    windows: Mapping[str, int],
     teacher_weights_id: str | None,
     teacher_revision: str | None,
     teacher_ancestors: Sequence[dict[str, Any]],
@@ -57,6 +58,7 @@ def build_lineage(
 
     Args:
         mixers: the mixer of each layer; None for a model trained from random weights.
+        windows: mixer → its window in tokens, that of a sliding window or next to a recurrence.
         teacher_ancestors: the teacher's `chain` if it was distilled itself.
         ancestors: `chain` of the checkpoint that training started from.
         tokens: stage → tokens this checkpoint was trained on; stages that have not started are absent.
@@ -68,6 +70,7 @@ def build_lineage(
         "schema": SCHEMA,
         "label": label,
         "mixers": None if mixers is None else list(mixers),
+        "windows": dict(windows),
         "teacher": None
         if recipe.teacher is None
         else {

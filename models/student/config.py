@@ -103,6 +103,15 @@ class StudentConfig(PreTrainedConfig):
         """The installed packages that define its mixers, with versions; empty if all are ours."""
         return ", ".join(sorted({MIXERS.origin(name) for name in self.mixers} - {"evalsuite"}))
 
+    @property
+    def windows(self) -> dict[str, int]:
+        """Mixer → its window in tokens, that of a sliding window or next to a recurrence."""
+        options = {
+            name: parse_options(MIXERS[name].Options, self.mixer_options.get(name, {}), name)
+            for name in dict.fromkeys(self.mixers)
+        }
+        return {name: size for name, each in options.items() if (size := getattr(each, "window", 0))}
+
     def __getattr__(self, name: str) -> Any:
         # Called only for attributes that the student does not have itself.
         base = self.__dict__.get("base")

@@ -5,7 +5,7 @@ or of another type becomes None, never an error.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,8 @@ class Lineage:
     seed: int | None
     mixers: tuple[str, ...]
     """One per layer; empty if unknown."""
+    windows: Mapping[str, int]
+    """Mixer → its window in tokens, that of a sliding window or next to a recurrence."""
     stages: tuple[Stage, ...]
     tokens: int | None
     """Tokens trained on, over all stages, including those of the checkpoints that training started from."""
@@ -76,13 +78,24 @@ class Lineage:
         """Whether the layers do not all use the same mixer."""
         return len(set(self.mixers)) > 1
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all layers use the same mixer, and no recurrence has a window."""
+        return not self.is_hybrid and not self.windows.keys() - {"sliding_window"}
+
     def describe_mixers(self) -> str:
-        """Such as ``Gated DeltaNet`` or ``8 × softmax + 22 × GLA``; empty if unknown."""
+        """Such as ``Gated DeltaNet`` or ``8 × softmax + 22 × GLA (window 256)``; empty if unknown."""
         counts = Counter(self.mixers)
         if len(counts) == 1:
-            return MIXER_TITLES.get(self.mixers[0], self.mixers[0])
+            return self._describe(self.mixers[0])
         softmax_first = sorted(counts.items(), key=lambda item: item[0] != "softmax")
-        return " + ".join(f"{count} × {MIXER_TITLES.get(name, name)}" for name, count in softmax_first)
+        return " + ".join(f"{count} × {self._describe(name)}" for name, count in softmax_first)
+
+    def _describe(self, mixer: str) -> str:
+        title = MIXER_TITLES.get(mixer, mixer)
+        if mixer not in self.windows:
+            return title
+        return f"{title} ({'' if mixer == 'sliding_window' else 'window '}{self.windows[mixer]})"
 
 
 def lineage_of(checkpoint: CheckpointPlan) -> Lineage:
@@ -100,6 +113,7 @@ def lineage_of(checkpoint: CheckpointPlan) -> Lineage:
         recipe_hash=_text(recipe.get("hash")) if isinstance(recipe, dict) else None,
         seed=_whole(raw.get("seed")),
         mixers=_names(raw.get("mixers")),
+        windows=_windows(raw.get("windows")),
         stages=stages,
         tokens=tokens if tokens is not None else sum(known) if known else None,
         distinct_tokens=_whole(raw.get("distinct_tokens")),
@@ -131,6 +145,11 @@ def _names(value: Any) -> tuple[str, ...]:
     if isinstance(value, Sequence) and all(isinstance(name, str) for name in value):
         return tuple(value)
     return ()
+
+
+def _windows(value: Any) -> dict[str, int]:
+    found = {str(name): _whole(size) for name, size in value.items()} if isinstance(value, dict) else {}
+    return {name: size for name, size in found.items() if size}
 
 
 def _mappings(value: Any) -> list[dict[str, Any]]:

@@ -89,7 +89,7 @@ def paper_rows(pool: Pool) -> list[PaperRow]:
         lineage = lineage_of(checkpoint.plan)
         if not lineage.complete:
             continue
-        model = None if lineage.is_hybrid else MODELS.get(lineage.main_mixer or "")
+        model = MODELS.get(lineage.main_mixer or "") if lineage.is_plain else None
         scale = nearest_scale(pool.tensor.checkpoints[checkpoint.teacher].plan.parameters)
         if scale is not None:
             row = _row(pool, student, checkpoint.teacher, model, scale)

@@ -57,6 +57,7 @@ class StudentWriter:
                 self._recipe,
                 label=student.label,
                 mixers=getattr(student.model.config, "mixers", None),
+                windows=getattr(student.model.config, "windows", {}),
                 teacher_weights_id=models.teacher_weights_id,
                 teacher_revision=models.teacher_revision,
                 teacher_ancestors=models.teacher_ancestors,

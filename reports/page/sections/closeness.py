@@ -122,7 +122,12 @@ def _mixers(report: Report, teacher: int) -> list[int]:
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for student in report.students(teacher):
         lineage = lineage_of(report.checkpoints[student].plan)
-        if lineage.recipe is None or lineage.main_mixer is None or lineage.is_hybrid or not lineage.complete:
+        if (
+            lineage.recipe is None
+            or lineage.main_mixer is None
+            or not lineage.is_plain
+            or not lineage.complete
+        ):
             continue
         own = found.setdefault(lineage.recipe, {})
         entry = (lineage.seed or 0, student)

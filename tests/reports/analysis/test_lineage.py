@@ -21,3 +21,18 @@ def test_older_and_hand_written_lineages_state_less():
     assert (found.tokens, found.distinct_tokens, found.ancestors) == (100, None, ())
     assert lineage_of(plan(ancestors="mine", distinct_tokens="many")).ancestors == ()
     assert lineage_of(plan(ancestors=[{"weights_id": "a" * 16}])).ancestors == ("a" * 16,)
+
+
+def test_a_recurrence_with_a_window_is_not_its_papers_mixer():
+    pure, window = lineage_of(plan(mixers=["kda"] * 2)), {"windows": {"kda": 256}}
+    branch = lineage_of(plan(mixers=["kda"] * 2, **window))
+    mixed = lineage_of(plan(mixers=["softmax", "kda"], **window))
+    sliding = lineage_of(plan(mixers=["sliding_window"] * 2, windows={"sliding_window": 64}))
+    assert [each.is_plain for each in (pure, branch, mixed, sliding)] == [True, False, False, True]
+    assert [each.describe_mixers() for each in (pure, branch, mixed, sliding)] == [
+        "KDA",
+        "KDA (window 256)",
+        "1 × softmax + 1 × KDA (window 256)",
+        "sliding window (64)",
+    ]
+    assert not lineage_of(plan(mixers=["kda"], windows={"kda": "wide"})).windows

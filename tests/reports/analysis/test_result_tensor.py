@@ -381,18 +381,25 @@ def test_headline_names_number_of_benchmarks(synthetic: SimpleNamespace, tmp_pat
                 "arc_easy", "ARC-Easy", "knowledge", 100, protocols=("loglikelihood",)
             ),
             synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 100, protocols=("loglikelihood",)),
+            synthetic.SyntheticBenchmark("boolq", "BoolQ", "knowledge", 100),
         ],
         [
             synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.7, "teacher"),
             synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.6),
+            # Better, on fewer benchmarks.
+            synthetic.SyntheticCheckpoint("fewer", lambda b, p, c: 0.68),
         ],
     )
-    edit(run, "piqa", "loglikelihood", lambda row: row if row["checkpoint"] != "s" else None)
+    edit(run, "piqa", "loglikelihood", lambda row: row if row["checkpoint"] == "t" else None)
+    edit(run, "boolq", "loglikelihood", lambda row: row if row["checkpoint"] != "fewer" else None)
     report = build_report([run])
-    row = report.average(1, "loglikelihood")
-    assert row is not None
-    assert row.recovery.point is not None
+    points = []
+    for protocol in ("loglikelihood", "generation"):
+        row = report.average(1, protocol)
+        assert row is not None
+        assert row.recovery.point is not None
+        points.append(f"{100 * row.recovery.point:.1f} % of its teacher under")
     assert headline(report) == (
-        f"s recovers {100 * row.recovery.point:.1f} % of its teacher under log-likelihood, "
-        "over 1 of 2 benchmarks; the others are missing."
+        f"s recovers {points[0]} log-likelihood over 2 of 3 benchmarks and {points[1]} generation; "
+        "the others are missing."
     )
