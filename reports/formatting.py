@@ -153,7 +153,7 @@ def headline(report: Report) -> str:
     )
     row = report.gap(best.checkpoint)
     if best.protocol != "loglikelihood" or row is None:
-        return f"{recovered}."
+        return f"{recovered}{_unmeasured_clause(report, best)}."
     if row.teacher_below_chance and row.gap.low <= 0:
         # The teacher is at chance on those benchmarks; the other generation benchmarks say more.
         lowest = _lowest_category(report, best.checkpoint)
@@ -176,6 +176,14 @@ def _agreement_clause(report: Report, best: AverageRow) -> str:
         return ""
     what = "makes its choice" if best.protocol == "loglikelihood" else "gives its answer"
     return f" and {what} on {percent(row.agreement.point)} % of the documents"
+
+
+def _unmeasured_clause(report: Report, best: AverageRow) -> str:
+    """Says that a student has no scores under generation, where others have some."""
+    measured = {s for s in report.students() if (row := report.average(s, "generation")) and row.benchmarks}
+    if not measured or best.checkpoint in measured:
+        return ""
+    return "; it was not measured under generation"
 
 
 def _lowest_category(report: Report, checkpoint: int) -> AverageRow | None:
@@ -215,23 +223,23 @@ def _best_incomplete(report: Report) -> str:
     """
     found: dict[int, list[AverageRow]] = {}
     for student in report.students():
-        rows = [report.average(student, protocol, INFORMATIVE) for protocol in report.protocols]
-        found[student] = [row for row in rows if row is not None and row.recovery.point is not None]
+        averages = (report.average(student, protocol, INFORMATIVE) for protocol in report.protocols)
+        found[student] = [row for row in averages if row is not None and row.recovery.point is not None]
     measured = {student: rows for student, rows in found.items() if rows}
     if not measured:
         return ""
     most = max(sum(len(row.benchmarks) for row in rows) for rows in measured.values())
-    rows = max(
+    best = max(
         (rows for rows in measured.values() if sum(len(row.benchmarks) for row in rows) == most),
         key=lambda rows: rows[0].recovery.point or 0.0,
     )
     clauses = []
-    for row in rows:
+    for row in best:
         planned = len({*row.benchmarks, *row.missing})
         part = f" over {len(row.benchmarks)} of {planned} benchmarks" if row.missing else ""
         protocol = PROTOCOL_TITLES[row.protocol]
         clauses.append(f"{percent(row.recovery.point)} % of its teacher under {protocol}{part}")
-    label = report.checkpoints[rows[0].checkpoint].label
+    label = report.checkpoints[best[0].checkpoint].label
     return f"{label} recovers {' and '.join(clauses)}; the others are missing."
 
 

@@ -106,7 +106,7 @@ class StudentConfig(PreTrainedConfig):
     @property
     def windows(self) -> dict[str, int]:
         """Mixer → its window in tokens, that of a sliding window or next to a recurrence."""
-        options = {
+        options: dict[str, Any] = {
             name: parse_options(MIXERS[name].Options, self.mixer_options.get(name, {}), name)
             for name in dict.fromkeys(self.mixers)
         }
