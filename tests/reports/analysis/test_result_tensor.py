@@ -368,38 +368,3 @@ def test_interrupted_student_is_not_measured(synthetic: SimpleNamespace, tmp_pat
     assert tensor.find("piqa", "generation")[0].present == (0, 1)
     said = "PIQA: 's' has 60 of 100 documents under log-likelihood: not measured."
     assert said in tensor.warnings
-
-
-def test_headline_names_number_of_benchmarks(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    from evalsuite.reports.formatting import headline
-    from evalsuite.reports.report import build_report
-
-    run = synthetic.make_run(
-        tmp_path / "run",
-        [
-            synthetic.SyntheticBenchmark(
-                "arc_easy", "ARC-Easy", "knowledge", 100, protocols=("loglikelihood",)
-            ),
-            synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 100, protocols=("loglikelihood",)),
-            synthetic.SyntheticBenchmark("boolq", "BoolQ", "knowledge", 100),
-        ],
-        [
-            synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.7, "teacher"),
-            synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.6),
-            # Better, on fewer benchmarks.
-            synthetic.SyntheticCheckpoint("fewer", lambda b, p, c: 0.68),
-        ],
-    )
-    edit(run, "piqa", "loglikelihood", lambda row: row if row["checkpoint"] == "t" else None)
-    edit(run, "boolq", "loglikelihood", lambda row: row if row["checkpoint"] != "fewer" else None)
-    report = build_report([run])
-    points = []
-    for protocol in ("loglikelihood", "generation"):
-        row = report.average(1, protocol)
-        assert row is not None
-        assert row.recovery.point is not None
-        points.append(f"{100 * row.recovery.point:.1f} % of its teacher under")
-    assert headline(report) == (
-        f"s recovers {points[0]} log-likelihood over 2 of 3 benchmarks and {points[1]} generation; "
-        "the others are missing."
-    )

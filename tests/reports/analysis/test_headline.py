@@ -1,0 +1,71 @@
+"""The headline of pages whose students lack benchmarks."""
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+from evalsuite.reports.formatting import headline
+from evalsuite.reports.report import Report, build_report
+from tests.reports.score_edits import Row, edit_rows
+
+
+def without(labels: set[str], number: int, row: Row) -> Row | None:
+    return None if row["checkpoint"] in labels else row
+
+
+def make_report(synthetic: SimpleNamespace, run: Path, lacking: dict[str, dict[str, set[str]]]) -> Report:
+    """A run of three benchmarks; `lacking`: benchmark → protocol → the checkpoints without scores there."""
+    synthetic.make_run(
+        run,
+        [
+            synthetic.SyntheticBenchmark(
+                "arc_easy", "ARC-Easy", "knowledge", 100, protocols=("loglikelihood",)
+            ),
+            synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 100),
+            synthetic.SyntheticBenchmark("boolq", "BoolQ", "knowledge", 100),
+        ],
+        [
+            synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.7, "teacher"),
+            synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.6),
+            synthetic.SyntheticCheckpoint("better", lambda b, p, c: 0.68),
+        ],
+    )
+    for benchmark, protocols in lacking.items():
+        for protocol, labels in protocols.items():
+            edit_rows(run, benchmark, protocol, partial(without, labels))
+    return build_report([run])
+
+
+def recoveries(report: Report, label: str) -> list[str]:
+    (student,) = (i for i in report.students() if report.checkpoints[i].label == label)
+    rows = [report.average(student, protocol) for protocol in ("loglikelihood", "generation")]
+    points = [row.recovery.point for row in rows if row is not None and row.recovery.point is not None]
+    return [f"{100 * point:.1f} % of its teacher" for point in points]
+
+
+def test_incomplete_students_are_compared_if_they_have_most_benchmarks(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    nobody, fewer = {"s", "better"}, {"better"}
+    lacking = {
+        "piqa": {"loglikelihood": nobody, "generation": nobody},
+        "boolq": {"loglikelihood": fewer, "generation": fewer},
+    }
+    report = make_report(synthetic, tmp_path / "run", lacking)
+    chosen, generated = recoveries(report, "s")
+    assert headline(report) == (
+        f"s recovers {chosen} under log-likelihood over 2 of 3 benchmarks and {generated} under generation "
+        "over 1 of 2 benchmarks; the others are missing."
+    )
+
+
+def test_a_protocol_that_only_others_were_measured_under_is_named(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    lacking = {name: {"generation": {"better"}} for name in ("piqa", "boolq")}
+    report = make_report(synthetic, tmp_path / "run", lacking)
+    (recovered,) = recoveries(report, "better")
+    assert headline(report).startswith(f"better recovers {recovered} under log-likelihood")
+    assert headline(report).endswith("; it was not measured under generation.")
+    whole = make_report(synthetic, tmp_path / "whole", {})
+    assert "was not measured" not in headline(whole)
