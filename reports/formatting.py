@@ -163,7 +163,7 @@ def headline(report: Report) -> str:
                 f"{recovered}; its lowest recovery under generation is {percent(lowest.recovery.point)} % "
                 f"({kind})."
             )
-        generation = report.average(best.checkpoint, "generation")
+        generation = report.average(best.checkpoint, "generation", INFORMATIVE)
         if generation is not None and generation.recovery.point is not None:
             return f"{recovered} and {percent(generation.recovery.point)} % under generation."
     return f"{recovered}; {gap_clause(row)}."
@@ -193,7 +193,7 @@ def _lowest_category(report: Report, checkpoint: int) -> AverageRow | None:
         row
         for row in report.averages
         if (row.checkpoint, row.protocol) == (checkpoint, "generation")
-        and row.scope != ALL
+        and row.scope not in (ALL, INFORMATIVE)
         and row.recovery.point is not None
         and not row.missing
         and not both & set(row.benchmarks)

@@ -69,3 +69,36 @@ def test_a_protocol_that_only_others_were_measured_under_is_named(
     assert headline(report).endswith("; it was not measured under generation.")
     whole = make_report(synthetic, tmp_path / "whole", {})
     assert "was not measured" not in headline(whole)
+
+
+def test_an_incomplete_category_gives_way_to_the_informative_benchmarks(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    def score(label: str, benchmark: str, protocol: str) -> float:
+        if benchmark == "boolq" and protocol == "generation":
+            return 0.1
+        return 0.7 if label == "t" else 0.5
+
+    run = synthetic.make_run(
+        tmp_path / "run",
+        [
+            synthetic.SyntheticBenchmark("boolq", "BoolQ", "knowledge", 400),
+            *(
+                synthetic.SyntheticBenchmark(name, name, "recall", 400, chance=0.0, protocols=("generation",))
+                for name in ("single", "multikey")
+            ),
+        ],
+        [
+            synthetic.SyntheticCheckpoint("t", lambda b, p, c: score("t", b, p), "teacher"),
+            synthetic.SyntheticCheckpoint("s", lambda b, p, c: score("s", b, p)),
+        ],
+    )
+    edit_rows(run, "multikey", "generation", partial(without, {"t", "s"}))
+    report = build_report([run])
+    gap = report.gap(1)
+    generation = report.average(1, "generation", "informative")
+    assert gap is not None
+    assert gap.teacher_below_chance
+    assert generation is not None
+    assert generation.benchmarks == ("single",)
+    assert headline(report).endswith(f" and {100 * generation.recovery.point:.1f} % under generation.")
