@@ -1,11 +1,17 @@
 """Redaction of a report for publication: no absolute paths of the machine that made it."""
 
+import re
 from dataclasses import replace
 from pathlib import PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from evalsuite.reports.records.merging import CheckpointEntry
 from evalsuite.reports.report import Report
+
+_PATHS = re.compile(
+    r"(?<![\w.~/\\])(?:file://)?(?:/[\w.@+~%-]+){2,}/?" r"|(?<![A-Za-z])[A-Za-z]:\\[^\s'\"<>|]+"
+)
+"""Absolute paths of two components or more within a text; one component may be a unit: ``tokens /s``."""
 
 
 def redact(report: Report) -> Report:
@@ -35,7 +41,7 @@ def _subject(checkpoint: CheckpointEntry) -> CheckpointEntry:
 
 
 def last_components(value: Any) -> Any:
-    """Reduce every string of a JSON value that is an absolute path to its last component."""
+    """Reduce every absolute path in the strings of a JSON value to its last component."""
     if isinstance(value, dict):
         return {key: last_components(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -45,4 +51,9 @@ def last_components(value: Any) -> Any:
         for kind in kinds:
             if kind(value).is_absolute() and kind(value).name:
                 return kind(value).name
-    return value
+    return without_paths(value) if isinstance(value, str) else value
+
+
+def without_paths(text: str) -> str:
+    """Reduce the absolute paths within a text to their last components."""
+    return _PATHS.sub(lambda found: re.split(r"[/\\]", found[0].rstrip("/\\"))[-1], text)
