@@ -286,7 +286,8 @@ def _clusters(
     known = frame["cluster"].notna().to_numpy()
     if not known.any():
         return None
-    names, _ = pd.factorize(frame["cluster"])
+    # By name: the draws of the bootstrap must not depend on the order of the rows.
+    names, _ = pd.factorize(frame["cluster"], sort=True)
     clusters = np.full(documents, -1, dtype=np.int64)
     clusters[codes] = names
     if not known.all() or (clusters[codes] != names).any():
