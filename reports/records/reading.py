@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from evalsuite.foundation import DataError, nearest
+from evalsuite.foundation import DataError, content_hash, nearest
 from evalsuite.foundation.taxonomy import OUTCOMES, PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports.records.schema import KEY
 from evalsuite.reports.records.score_files import (
@@ -23,7 +23,8 @@ from evalsuite.reports.records.score_files import (
     score_paths,
 )
 
-_CONSTANT = ("weights_id", "fingerprint", "benchmark", "protocol")
+_OF_CHECKPOINT = ("weights_id", "fingerprint")
+_CONSTANT = (*_OF_CHECKPOINT, "benchmark", "protocol")
 _OPTIONAL = ("context", "chance", "error", "cluster")
 _REPETITIVE = (*_CONSTANT, "sampling", "checkpoint", "outcome")
 _READ = tuple(name for name in SCALARS if name != "error")
@@ -32,6 +33,8 @@ NO_CHOICE = -1
 """Value of the integer columns `choice.<metric>` where no choice is known."""
 NO_CONTEXT = -1
 """Value of the integer column `context` for a benchmark without contexts."""
+MAX_ANSWER = 240
+"""Characters of an extracted answer that are compared as such; the rest of a longer one is hashed."""
 
 
 def read_score_rows(
@@ -52,7 +55,7 @@ def read_score_files(
     """Read the score files of checkpoints without their details, as one frame: pandas is slow on small ones.
 
     Args:
-        paths: at least one, each of one checkpoint, benchmark and protocol.
+        paths: at least one, each of one benchmark and protocol, and of one checkpoint if it is not merged.
         metrics: metrics that every row without an error must have.
         choices: metrics whose choices are read.
         extracted: whether the extracted answers are read, which parses the details.
@@ -62,15 +65,15 @@ def read_score_files(
         (NaN for None), `cluster` (missing for None), `outcome`, `out_of_distribution`, `file` (index into
         `paths`), `row` (1-based), and one column `value.<metric>` per metric (NaN if a row of outcome `error`
         has none). Repetitive strings are categorical. With `choices`, one column `choice.<metric>` each: the
-        index of the choice that it picks, −1 if none is known. With `extracted`, a column of that name: the
-        extracted answer, stripped and in lower case, None without one. And the version of each file's scorer.
+        index of the choice that it picks, −1 if none is known. With `extracted`, a column of that name, see
+        `comparable_answer`. And the version of each file's scorer.
 
     Raises:
         DataError: a missing, damaged or empty file, another schema, a missing column or metric, a repeated
             key, a NaN, or rows of another checkpoint, benchmark or protocol; the message names file and row.
     """
     paths = list(map(Path, paths))
-    tables, scorers = [], []
+    tables, infos = [], []
     for path in paths:
         file, info = open_score_file(path)
         if not file.metadata.num_rows:
@@ -78,12 +81,13 @@ def read_score_files(
         picks = [BEYOND, *(f"choice.{name}" for name in choices)]
         wanted = [name for name in file.schema_arrow.names if name.startswith("value.") or name in picks]
         tables.append(read_columns(file, path, [*_READ, *wanted, *(["detail"] if extracted else [])]))
-        scorers.append(info.scorer)
+        infos.append(info)
     # Columns that only some files have are null in the others.
     table = pa.concat_tables(tables, promote_options="default")
     values = [name for name in table.column_names if name.startswith("value.")]
     sizes = [len(each) for each in tables]
-    rows = _Rows(paths, np.repeat(np.arange(len(paths)), sizes), np.concatenate(list(map(np.arange, sizes))))
+    number = np.concatenate(list(map(np.arange, sizes)))
+    rows = _Rows(paths, infos, np.repeat(np.arange(len(paths)), sizes), number)
     for name in _READ:
         if name not in _OPTIONAL and table[name].null_count:
             rows.refuse(table[name].is_null(), f"'{name}' is missing")
@@ -99,7 +103,20 @@ def read_score_files(
         frame[f"choice.{name}"] = _choices(table[f"choice.{name}"]) if known else np.int32(NO_CHOICE)
     if extracted:
         frame["extracted"] = _extracted(table["detail"], rows)
-    return frame, scorers
+    return frame, [info.scorer for info in infos]
+
+
+def comparable_answer(extracted: object) -> str | None:
+    """The form in which extracted answers are compared: stripped, in lower case, None for none.
+
+    One of more than `MAX_ANSWER` characters ends with a hash of the whole. Its form is its own form, so that
+    samples that were published with it are compared like the run that they are of.
+    """
+    answer = "" if extracted is None else str(extracted).strip().lower()
+    if len(answer) <= MAX_ANSWER:
+        return answer or None
+    end = f"… {content_hash(answer)}"
+    return answer[: MAX_ANSWER - len(end)] + end
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +124,7 @@ class _Rows:
     """Where each row of a table comes from."""
 
     paths: Sequence[Path]
+    infos: Sequence[ScoreFileInfo]
     file: np.ndarray
     """Index into `paths`. [rows]"""
     number: np.ndarray
@@ -185,9 +203,7 @@ def _extracted(details: pa.ChunkedArray, rows: _Rows) -> np.ndarray:
     """
     answers = np.full(len(details), None, dtype=object)
     for at, text in enumerate(details.to_pylist()):
-        answer = parse_detail(text, rows.place(at)).get("extracted")
-        if answer is not None and (found := str(answer).strip().lower()):
-            answers[at] = found
+        answers[at] = comparable_answer(parse_detail(text, rows.place(at)).get("extracted"))
     return answers
 
 
@@ -195,9 +211,11 @@ def _check_names(rows: _Rows, frame: pd.DataFrame) -> None:
     """Raises DataError for empty or unknown names, and for rows that belong to another file."""
     for name in (*(key for key in KEY if key not in ("seed", "context", "sampling")), "checkpoint"):
         rows.refuse(frame[name] == "", f"'{name}' is empty")
+    several = np.array([info.merged for info in rows.infos])[rows.file]
     for name in _CONSTANT:
         codes = frame[name].cat.codes.to_numpy()
-        for at in np.flatnonzero(codes != codes[rows.first])[:1]:
+        differs = codes != codes[rows.first]
+        for at in np.flatnonzero(differs & ~several if name in _OF_CHECKPOINT else differs)[:1]:
             first = frame[name].iloc[rows.first[at]]
             raise DataError(f"{rows.place(at)}: another {name} than row 1 ('{first}')")
     for name, allowed in (("protocol", PROTOCOLS), ("outcome", OUTCOMES)):
@@ -205,10 +223,11 @@ def _check_names(rows: _Rows, frame: pd.DataFrame) -> None:
             rows.refuse(frame[name] == found, f"'{name}' = {found!r}; expected one of {', '.join(allowed)}")
     starts = np.flatnonzero(rows.number == 0)
     named = zip(*(frame[name].iloc[starts] for name in _CONSTANT[1:]), strict=True)
-    for path, (fingerprint, benchmark, protocol) in zip(rows.paths, named, strict=True):
-        if path.name != f"{benchmark}.{protocol}.{fingerprint}.parquet":
-            raise DataError(f"{path}: has score rows of {benchmark}, {protocol}, fingerprint {fingerprint}")
-    keys = frame[["seed", "context", "doc_id", "prompt_hash", "sampling"]].assign(file=rows.file)
+    for path, info, (fingerprint, benchmark, protocol) in zip(rows.paths, rows.infos, named, strict=True):
+        if path.name != info.file_name(benchmark, protocol, fingerprint):
+            who = f"scorer {info.scorer}" if info.merged else f"fingerprint {fingerprint}"
+            raise DataError(f"{path}: has score rows of {benchmark}, {protocol}, {who}")
+    keys = frame[[name for name in KEY if name not in ("benchmark", "protocol")]].assign(file=rows.file)
     for at in np.flatnonzero(keys.duplicated())[:1]:
         same = np.flatnonzero((keys.astype(str) == keys.iloc[at].astype(str)).all(axis=1))
         raise DataError(

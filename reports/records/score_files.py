@@ -1,5 +1,7 @@
 """Score files: `scores/<benchmark>.<protocol>.<fingerprint>.parquet`, one per checkpoint and cell.
 
+A file of published samples holds all checkpoints that one version of a scorer scored (`merged`).
+
 Scores are derived from documents, responses and scorers. The metadata of a file holds the hash of everything
 that it was derived from, so that the score phase knows whether it is up to date. Files are written atomically
 and never appended to.
@@ -16,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evalsuite.foundation import DataError, write_bytes
+from evalsuite.foundation import DataError, content_hash, write_bytes
 from evalsuite.reports.records.schema import SCHEMA, ScoreRow
 
 METADATA = b"evalsuite"
@@ -72,10 +74,17 @@ class ScoreFileInfo:
     rows: int
     undecided: int = 0
     """Rows that the scorer could not decide; the next score phase tries again."""
+    merged: bool = False
+    """Whether the file holds several checkpoints; its name has the hash of the scorer then."""
+
+    def file_name(self, benchmark: str, protocol: str, fingerprint: str) -> str:
+        """Return the name that a file of these rows must have; `fingerprint` is that of its first row."""
+        which = content_hash(asdict(self.scorer)) if self.merged else fingerprint
+        return f"{benchmark}.{protocol}.{which}.parquet"
 
 
 def score_paths(run: Path, benchmark: str, protocol: str) -> list[Path]:
-    """Return the score files of one benchmark and protocol, sorted; one per checkpoint."""
+    """Return the score files of one benchmark and protocol, sorted."""
     pattern = re.compile(rf"{re.escape(benchmark)}\.{re.escape(protocol)}\.[A-Za-z0-9_-]+\.parquet")
     folder = Path(run) / "scores"
     return sorted(path for path in folder.glob(f"{benchmark}.*") if pattern.fullmatch(path.name))
@@ -116,11 +125,17 @@ def pack_rows(rows: Sequence[Mapping[str, Any]], info: ScoreFileInfo) -> bytes:
         columns[BEYOND] = pa.array([bool(row.get(BEYOND)) for row in rows], pa.bool_())
     details = (json.dumps(row["detail"], ensure_ascii=False, allow_nan=False) for row in rows)
     columns["detail"] = pa.array(details, pa.string())
-    table = pa.table(columns).replace_schema_metadata(
-        {METADATA: json.dumps({"schema": SCHEMA, **asdict(info)}, sort_keys=True)}
-    )
+    return pack_table(pa.table(columns), info, compression_level=9)
+
+
+def pack_table(table: pa.Table, info: ScoreFileInfo, **options: Any) -> bytes:
+    """Return the content of a score file with these columns; `options` are those of `pq.write_table`."""
+    metadata = {"schema": SCHEMA, **asdict(info)}
+    if not info.merged:
+        del metadata["merged"]
+    table = table.replace_schema_metadata({METADATA: json.dumps(metadata, sort_keys=True)})
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", compression_level=9)
+    pq.write_table(table, buffer, compression="zstd", **options)
     return buffer.getvalue()
 
 
@@ -146,7 +161,8 @@ def open_score_file(path: Path) -> tuple[pq.ParquetFile, ScoreFileInfo]:
             raise DataError(f"{path}: scores of schema {schema!r}, this evalsuite reads {SCHEMA}; {REPAIR}")
         info = ScoreFileInfo(scorer=ScorerVersion(**value.pop("scorer")), **value)
         texts = (info.inputs, *asdict(info.scorer).values())
-        if {*map(type, texts)} != {str} or {type(info.rows), type(info.undecided)} != {int}:
+        numbers = (info.rows, info.undecided)
+        if {*map(type, texts)} != {str} or {*map(type, numbers)} != {int} or type(info.merged) is not bool:
             raise TypeError("a value has another type")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: not a score file (no evalsuite metadata: {error!r}); {REPAIR}") from error

@@ -89,7 +89,7 @@ def collect_score_rows(
     frame = _without_repeats(frame, checkpoints, log)
     _compare_scorers(frame, source, checkpoints, log)
     if source.protocol == "generation":
-        codes, names = pd.factorize(frame["answer"], sort=True)
+        codes, names = pd.factorize(_answers(frame), sort=True)
         frame["answer"] = codes.astype(np.int32)
         log.answers[source.benchmark.name] = tuple(map(str, names))
     return _with_errors(frame, source, checkpoints, selection, log)
@@ -124,7 +124,7 @@ def _read(source: BenchmarkProtocol, run: Path, log: ReadLog) -> pd.DataFrame | 
     if has_choices:
         selected["answer"], selected["scored_answer"] = frame[f"choice.{SUMMED}"], frame[f"choice.{metric}"]
     else:
-        selected["answer"] = _answers(frame, value) if source.extracts_answers else None
+        selected["answer"] = frame["extracted"] if source.extracts_answers else None
         selected["scored_answer"] = np.full(len(frame), NO_CHOICE, dtype=np.int32)
     selected["file"] = frame["file"] + len(log.score_files)
     log.score_files += paths
@@ -133,11 +133,10 @@ def _read(source: BenchmarkProtocol, run: Path, log: ReadLog) -> pd.DataFrame | 
     return selected
 
 
-def _answers(frame: pd.DataFrame, value: pd.Series) -> np.ndarray:
-    """Extracted answers; None in a file with fractions, such as F1, which compare texts. [rows]"""
-    fractions = frame.loc[value.notna() & ~value.isin([0.0, 1.0]), "file"].unique()
-    compares_text = ~frame["file"].isin(fractions).to_numpy()
-    return np.where(compares_text, frame["extracted"].to_numpy(dtype=object), np.array(None, dtype=object))
+def _answers(frame: pd.DataFrame) -> pd.Series:
+    """Extracted answers; none for a checkpoint with fractions, such as F1, which compare texts. [rows]"""
+    fractions = frame.loc[frame["value"].notna() & ~frame["value"].isin([0.0, 1.0]), "checkpoint"].unique()
+    return frame["answer"].mask(frame["checkpoint"].isin(fractions))
 
 
 def _place(paths: Sequence[Path], row: pd.Series) -> str:
@@ -257,7 +256,8 @@ def _compare_scorers(
 ) -> None:
     """Warn if checkpoints were scored by different versions."""
     versions: dict[ScorerVersion, list[str]] = {}
-    for checkpoint, number in frame[["checkpoint", "file"]].drop_duplicates().itertuples(index=False):
+    scored = frame[["checkpoint", "file"]].drop_duplicates().sort_values(["checkpoint", "file"])
+    for checkpoint, number in scored.itertuples(index=False):
         if log.scorers[number] != UNKNOWN_SCORER:
             versions.setdefault(log.scorers[number], []).append(checkpoints[checkpoint].label)
     if len(versions) > 1:
