@@ -6,7 +6,15 @@ from pathlib import Path
 
 from evalsuite.foundation import ConfigError, DataError, nearest
 from evalsuite.foundation.context_limits import ContextLimit
-from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan, read_plan
+from evalsuite.foundation.taxonomy import Protocol
+from evalsuite.reports.records.run_folder import (
+    BenchmarkPlan,
+    CheckpointPlan,
+    Plan,
+    ProtocolPlan,
+    UnplannedCells,
+    read_plan,
+)
 from evalsuite.reports.records.run_selection import RunSelection
 
 CellKey = tuple[str, str, int | None]
@@ -58,6 +66,50 @@ class MergedPlan:
             if (checkpoint, key) not in planned
         }
 
+    def as_plan(self) -> Plan:
+        """Return the one plan of a run folder that holds what all runs have of these checkpoints.
+
+        Raises:
+            DataError: one plan cannot say it.
+        """
+        suites = dict.fromkeys(name for plan in self.plans for name in plan.suite.split(" + "))
+        checkpoints = [each.plan.model_copy(update={"label": each.label}) for each in self.checkpoints]
+        plan = Plan(
+            suite=" + ".join(suites),
+            created=max(plan.created for plan in self.plans),
+            benchmarks=self.benchmarks,
+            checkpoints=tuple(checkpoints),
+            max_length=max((plan.max_length for plan in self.plans if plan.max_length), default=None),
+            unplanned=self._unplanned(),
+        )
+        again = MergedPlan((), (plan,), plan.benchmarks, _pair_with_teachers(checkpoints, []), ())
+        if (again.planned_cells(), again.unread_cells()) != (self.planned_cells(), self.unread_cells()):
+            raise DataError(
+                "the runs extend checkpoints to different positions (max_length), so that no single plan "
+                "says which contexts each checkpoint reads: export their samples one by one"
+            )
+        if [each.teacher for each in again.checkpoints] != [each.teacher for each in self.checkpoints]:
+            raise DataError(
+                "a student whose lineage names no teacher of the runs would be compared with the only "
+                "teacher that is left: select its teacher too (--checkpoint), or leave the student out"
+            )
+        return plan
+
+    def _unplanned(self) -> tuple[UnplannedCells, ...]:
+        planned = {(who, key) for who, key, _ in self._cells()}
+        contexts: dict[tuple[str, Protocol, tuple[str, ...]], list[int | None]] = {}
+        for benchmark in self.benchmarks:
+            for protocol, how in benchmark.protocols.items():
+                for context in how.contexts:
+                    key = benchmark.name, protocol, context
+                    who = [i for i in range(len(self.checkpoints)) if (i, key) not in planned]
+                    if labels := tuple(self.checkpoints[i].label for i in who):
+                        contexts.setdefault((benchmark.name, protocol, labels), []).append(context)
+        return tuple(
+            UnplannedCells(benchmark=name, protocol=protocol, contexts=tuple(found), checkpoints=labels)
+            for (name, protocol, labels), found in contexts.items()
+        )
+
     def _cells(self) -> Iterator[tuple[int, CellKey, ContextLimit]]:
         """Every checkpoint and cell of every plan, and which contexts the checkpoint reads there."""
         index = {checkpoint.plan.weights_id: i for i, checkpoint in enumerate(self.checkpoints)}
@@ -67,7 +119,9 @@ class MergedPlan:
                 for benchmark in plan.benchmarks:
                     for protocol, how in benchmark.protocols.items():
                         for context in how.contexts:
-                            yield index[checkpoint.weights_id], (benchmark.name, protocol, context), limit
+                            if plan.has(checkpoint, benchmark.name, protocol, context):
+                                key = benchmark.name, protocol, context
+                                yield index[checkpoint.weights_id], key, limit
 
 
 def merge_plans(runs: Sequence[Path], selection: RunSelection | None = None) -> MergedPlan:

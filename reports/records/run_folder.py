@@ -131,6 +131,17 @@ class CheckpointPlan(Strict):
     """Content of `lineage.json` in the checkpoint's folder; see `evalsuite.reports.analysis.lineage`."""
 
 
+class UnplannedCells(Strict):
+    """Cells of a merged plan that no run of these checkpoints has."""
+
+    benchmark: str
+    protocol: Protocol
+    contexts: tuple[int | None, ...] = Field(min_length=1)
+    """[null] for a benchmark without contexts."""
+    checkpoints: tuple[str, ...] = Field(min_length=1)
+    """Labels."""
+
+
 class Plan(Strict):
     """`plan.yaml`: benchmarks, checkpoints, and everything else that the reports need to know about a run."""
 
@@ -142,10 +153,21 @@ class Plan(Strict):
     checkpoints: tuple[CheckpointPlan, ...] = Field(min_length=1)
     max_length: int | None = Field(default=None, ge=1)
     """Positions that checkpoints are extended to where their configs state fewer; None: they are not."""
+    unplanned: tuple[UnplannedCells, ...] = ()
+    """Of published samples, whose runs may have planned other benchmarks for each checkpoint."""
 
     def limit(self, checkpoint: CheckpointPlan) -> ContextLimit:
         """Return which contexts a checkpoint reads in this run."""
         return ContextLimit(checkpoint.positions, self.max_length)
+
+    def has(self, checkpoint: CheckpointPlan, benchmark: str, protocol: str, context: int | None) -> bool:
+        """Whether a cell of the plan is planned for a checkpoint."""
+        return not any(
+            (benchmark, protocol) == (cells.benchmark, cells.protocol)
+            and context in cells.contexts
+            and checkpoint.label in cells.checkpoints
+            for cells in self.unplanned
+        )
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Plan":
@@ -172,11 +194,21 @@ def write_plan(run: Path, plan: Plan) -> None:
         ConfigError: the plan is not valid (`model_copy` does not validate) and could not be read again.
     """
     path = Path(run) / "plan.yaml"
+    write_text(path, plan_text(plan, str(path)))
+
+
+def plan_text(plan: Plan, source: str) -> str:
+    """Return the content of a `plan.yaml`; `source` names the file in errors.
+
+    Raises:
+        ConfigError: as `write_plan`.
+    """
     value = plan.model_dump(mode="json", by_alias=True)
-    if plan.max_length is None:
-        del value["max_length"]
-    parse(value, Plan, str(path))
-    write_text(path, yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100))
+    for name in ("max_length", "unplanned"):
+        if not value[name]:
+            del value[name]
+    parse(value, Plan, source)
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
 
 
 def read_plan(run: Path) -> Plan:
