@@ -186,9 +186,9 @@ def compare_with_texts(config: CompareConfig) -> "tuple[Comparison, dict[str, st
         samples=config.samples,
     )
     if config.export_samples:
-        from evalsuite.reports.exports.samples import export_samples
+        from evalsuite.reports.exports.samples.folder import export_samples
 
-        export_samples(runs, Path(config.out))
+        export_samples(comparison.report, Path(config.out), redacted=config.redact)
     return comparison, {} if questions is None else dict(questions.missing)
 
 

@@ -198,7 +198,7 @@ class CompareConfig(_Selected):
     samples: bool = field(default=True, metadata={"flag": "--no-samples"})
     """Write the samples that the page loads on demand (``OUT/samples/*.js``)."""
     export_samples: bool = False
-    """Also write every response and score by document id, without questions."""
+    """Also write the run folder ``OUT/samples``: scores and responses by document id, without questions."""
     data: Path | str | None = None
     """Frozen data: source of question texts, and of documents for checkpoints."""
     suite: Path | str | None = None

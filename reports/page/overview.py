@@ -166,6 +166,9 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _devices(environment: Mapping[str, Any]) -> list[str]:
+    # Published samples have the environments of all of their runs.
+    if runs := _mappings(environment.get("runs")):
+        return [name for run in runs for name in _devices(run)]
     machines = [environment, *_mappings(environment.get("inference_hosts"))]
     found = {str(name) for machine in machines for name in machine.get("accelerators") or ()}
     if found:

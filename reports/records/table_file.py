@@ -41,14 +41,23 @@ class TableFile:
             DataError: invalid rows.
             RunFolderError: the folder cannot be written.
         """
+        write_bytes(path, self.pack(frame, path))
+        return path
+
+    def pack(self, frame: pd.DataFrame, path: Path, compression_level: int | None = None) -> bytes:
+        """Return the content of a file with these rows; `path` names it in errors.
+
+        Raises:
+            DataError: invalid rows.
+        """
         columns = [pa.array(frame[name], kind, from_pandas=True) for name, kind in self.columns.items()]
         table = pa.table(dict(zip(self.columns, columns, strict=True)))
         self.check(table, path)
         buffer = io.BytesIO()
         metadata = {METADATA: json.dumps({"schema": self.schema})}
-        pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
-        write_bytes(path, buffer.getvalue())
-        return path
+        table = table.replace_schema_metadata(metadata)
+        pq.write_table(table, buffer, compression="zstd", compression_level=compression_level)
+        return buffer.getvalue()
 
     def read(self, path: Path) -> pd.DataFrame:
         """Read one file.

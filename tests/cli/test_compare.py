@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from evalsuite.cli.entry import main
+from evalsuite.reports.records.run_folder import read_plan
 from evalsuite.reports.records.score_files import read_rows
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources.documents import documents
@@ -101,6 +102,48 @@ def test_compare_redact_omits_question_texts(run: Path, data: Path, tmp_path: Pa
     assert all("question" not in row for row in sample_rows(out))
     assert main(["compare", str(run), "--redact", "--questions", "--out", str(out)]) == 64
     assert main(["compare", str(run), "--redact", "--data", str(data), "--out", str(out)]) == 64
+
+
+def test_published_samples_are_compared_with_a_run(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, mine, merged = (str(tmp_path / name) for name in ("page", "mine", "merged"))
+    exported = ["compare", str(run), "--redact", "--export-samples", "--out", page]
+    assert main(exported) == 0
+    # My run: the same suite and teacher, another student.
+    shutil.copytree(run, mine)
+    plan = Path(mine) / "plan.yaml"
+    (student,) = (each for each in read_plan(run).checkpoints if each.role == "student")
+    plan.write_text(
+        plan.read_text().replace(student.weights_id, "m" * 16).replace("label: student", "label: mine")
+    )
+    for path in (Path(mine) / "scores").iterdir():
+        rows = list(read_rows(path).values())
+        changed = [row | {"weights_id": "m" * 16} for row in rows if row["weights_id"] == student.weights_id]
+        write_unchecked(path, changed or rows)
+    assert main(["compare", f"{page}/samples", mine, "--out", merged]) == 0
+    assert main(["compare", str(run), mine, "--out", f"{merged}-runs"]) == 0
+    for name in ("leaderboard.csv", "scores.csv", "gap.csv"):
+        found = (Path(merged) / name).read_text()
+        assert found == (Path(f"{merged}-runs") / name).read_text()
+        assert "mine" in found
+    assert main(["compare", f"{page}/samples", mine, *exported[2:]]) == 0
+    assert [each.label for each in read_plan(Path(page) / "samples").checkpoints][-1] == "mine"
+    capsys.readouterr()
+    codes = {name: main(["gate", name, "--min-recovery", "0.9"]) for name in (str(run), f"{page}/samples")}
+    assert set(codes.values()) == {1}
+
+
+def test_no_file_of_published_samples_names_this_machine(run: Path, tmp_path: Path) -> None:
+    plan = (run / "plan.yaml").read_text()
+    (run / "plan.yaml").write_text(re.sub("path: .*", f"path: {tmp_path}/student", plan))
+    out = ["--export-samples", "--out", str(tmp_path / "page")]
+    files = tmp_path / "page" / "samples"
+    assert main(["compare", str(run), *out]) == 0
+    assert str(tmp_path) in (files / "plan.yaml").read_text()
+    assert main(["compare", str(run), "--redact", *out]) == 0
+    assert not [path for path in files.rglob("*.*") if str(tmp_path).encode() in path.read_bytes()]
+    assert "path: student" in (files / "plan.yaml").read_text()
 
 
 def test_compare_policy_shows_verdict_and_exits_0(

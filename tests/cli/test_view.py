@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from evalsuite.cli import main
 from evalsuite.cli.commands.view import Refresh, report_folder
 from evalsuite.foundation import ConfigError
 from evalsuite.reports.page.server import make_server
@@ -42,6 +43,15 @@ def get(port: int, path: str, host: str = "localhost") -> tuple[int, bytes]:
     connection.endheaders()
     response = connection.getresponse()
     return response.status, response.read()
+
+
+def test_published_samples_are_viewed_like_a_run(run: Path, tmp_path: Path) -> None:
+    assert main(["compare", str(run), "--redact", "--export-samples", "--out", str(tmp_path / "page")]) == 0
+    folder = tmp_path / "page" / "samples"
+    refresh = Refresh(folder, report_folder(folder))
+    refresh()
+    assert refresh.page == folder / "report" / "index.html"
+    assert "student" in refresh.page.read_text()
 
 
 def test_page_and_samples_are_served(run: Path, port: int) -> None:

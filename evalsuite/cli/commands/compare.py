@@ -19,7 +19,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         example=(
             "  evalsuite compare runs/first runs/second --out report\n"
             "  evalsuite compare runs/first --policy gate.yaml --data data --out report\n"
-            "  evalsuite compare runs/first --redact --out docs/leaderboard\n"
+            "  evalsuite compare runs/first --redact --export-samples --out page\n"
+            "  evalsuite compare page/samples runs/mine --out merged\n"
             "  evalsuite compare ./student-a ./student-b --suite quick --teacher ./teacher --out report\n"
             "  evalsuite compare lm-eval-logs --teacher big-model --out report"
         ),
@@ -47,7 +48,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--export-samples",
         action="store_true",
-        help="also write every response and score by document id, without questions (OUT/samples/*.parquet)",
+        help="also write the run folder OUT/samples: the scores and responses that are compared, by document "
+        "id and without questions; `compare OUT/samples RUN` compares a later run with them",
     )
     add_import_options(parser)
     add_selection_options(parser)
