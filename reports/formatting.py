@@ -165,7 +165,7 @@ def headline(report: Report) -> str:
             )
         generation = report.average(best.checkpoint, "generation", INFORMATIVE)
         if generation is not None and generation.recovery.point is not None:
-            return f"{recovered} and {percent(generation.recovery.point)} % under generation."
+            return f"{recovered}; under generation it recovers {percent(generation.recovery.point)} %."
     return f"{recovered}; {gap_clause(row)}."
 
 

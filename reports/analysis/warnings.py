@@ -7,6 +7,7 @@ from evalsuite.reports.analysis.measures.informative import InformativeRow
 from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.rows import AverageRow, DropRow, GapRow
 from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.records.merging import CheckpointEntry
 from evalsuite.reports.records.sidecars import DoctorResult
 
 
@@ -30,7 +31,7 @@ def report_warnings(
         *_incomplete_averages(tensor, averages),
         *_above_teacher(tensor, averages),
         *_gains_by_benchmark(tensor, drops, gaps),
-        *_teachers_below_chance(tensor, gaps),
+        *teachers_below_chance(tensor.checkpoints, gaps),
         *_numerical_artefacts(tensor, gaps, doctor),
     )
 
@@ -222,11 +223,11 @@ def _gains_by_benchmark(tensor: ResultTensor, drops: Sequence[DropRow], gaps: Se
     return found
 
 
-def _teachers_below_chance(tensor: ResultTensor, gaps: Sequence[GapRow]) -> list[str]:
+def teachers_below_chance(checkpoints: Sequence[CheckpointEntry], gaps: Sequence[GapRow]) -> list[str]:
     """Teachers whose generation score on documents of both protocols is below chance."""
     found: dict[int, str] = {}
     for row in gaps:
-        teacher = tensor.checkpoints[row.checkpoint].teacher
+        teacher = checkpoints[row.checkpoint].teacher
         if (
             row.benchmark == ALL
             and row.teacher_below_chance
@@ -236,7 +237,7 @@ def _teachers_below_chance(tensor: ResultTensor, gaps: Sequence[GapRow]) -> list
             unnamed = row.outcomes["teacher"]["extraction_failed"]
             found.setdefault(
                 teacher,
-                f"On benchmarks with both protocols '{tensor.checkpoints[teacher].label}' itself scores "
+                f"On benchmarks with both protocols '{checkpoints[teacher].label}' itself scores "
                 f"{100 * row.generation['teacher']:.1f} % under generation, below the chance level of "
                 f"{100 * row.chance:.1f} % ({100 * unnamed:.0f} % of its responses name no choice): its "
                 "students can lose little there, so a small gap is weak evidence.",

@@ -10,6 +10,7 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.gaps import CLASSES
 from evalsuite.reports.analysis.rows import Agreement, GapRow
 from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.analysis.warnings import teachers_below_chance
 from evalsuite.reports.page.axes import Axis, nice_axis
 from evalsuite.reports.page.figures import Figure, Table
 from evalsuite.reports.page.paper_tables import paper_gap_sentence
@@ -98,11 +99,14 @@ def gap_view(report: Report) -> GapView | None:
         chosen=max(totals, key=lambda row: row.gap.point).checkpoint,
         failures=tuple(_failures(report, totals)),
         ranks=tuple(_ranks(report)),
-        caption=(
-            f"{formatting.count(documents)} documents of {len(benchmarks)} "
-            f"benchmark{'s' if len(benchmarks) != 1 else ''} were evaluated under both protocols. Each line "
-            "runs from the teacher (ring) to the student (disc); columns show the change in points. "
-            "The gap is the drop under generation minus the drop under log-likelihood."
+        caption=" ".join(
+            (
+                f"{formatting.count(documents)} documents of {len(benchmarks)} "
+                f"benchmark{'s' if len(benchmarks) != 1 else ''} were evaluated under both protocols. Each "
+                "line runs from the teacher (ring) to the student (disc); columns show the change in points. "
+                "The gap is the drop under generation minus the drop under log-likelihood.",
+                *teachers_below_chance(report.checkpoints, report.gaps),
+            )
         ),
     )
 

@@ -101,4 +101,6 @@ def test_an_incomplete_category_gives_way_to_the_informative_benchmarks(
     assert gap.teacher_below_chance
     assert generation is not None
     assert generation.benchmarks == ("single",)
-    assert headline(report).endswith(f" and {100 * generation.recovery.point:.1f} % under generation.")
+    assert headline(report).endswith(
+        f"; under generation it recovers {100 * generation.recovery.point:.1f} %."
+    )

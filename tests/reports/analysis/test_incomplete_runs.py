@@ -92,12 +92,14 @@ def test_recovery_over_fewer_benchmarks_is_a_dash(zoo: tuple[Report, Path]) -> N
 
 
 def test_teacher_below_chance_is_a_warning(zoo: tuple[Report, Path]) -> None:
-    report, _ = zoo
+    report, out = zoo
     row = report.gap(1)
     assert row is not None
     assert row.chance == pytest.approx(0.375)
     assert row.teacher_below_chance
     assert any("'t' itself scores" in w and "below the chance level of 37.5 %" in w for w in report.warnings)
+    section = (out / "index.html").read_text().partition("minus the drop under log-likelihood.")[2]
+    assert "itself scores" in section.partition("</p>")[0]
     # The headline uses GSM8K, because the benchmarks with both protocols are not informative.
     loglikelihood = report.average(1, "loglikelihood", "informative")
     agreement = report.agreement_with_teacher(1, "loglikelihood", "informative")
