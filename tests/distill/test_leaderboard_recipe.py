@@ -96,6 +96,14 @@ def test_hybrids_and_windows_differ_in_their_layers_only():
         assert (options["window"], options["sinks"]) == (256, 4)
 
 
+def test_wide_keys_differ_in_the_size_of_the_state_only():
+    wide, base = (
+        load_recipe(f"{NAME}:{variant}tokens-90m", ["student.mixers=[kda]"]) for variant in ("wide-keys,", "")
+    )
+    assert (wide.stages, wide.data) == (base.stages, base.data)
+    assert wide.student.options["kda"] == {**base.student.options["kda"], "expand_k": 2.0}
+
+
 def test_the_suite_has_all_of_ruler_and_longbench_and_bear_does_not_lead():
     entries = {benchmark.name: (entry, benchmark) for entry, benchmark in resolve(load_suite(NAME))}
     ruler = [name for name in entries if name.startswith(("niah_", "ruler_"))]
