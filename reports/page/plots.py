@@ -1,4 +1,4 @@
-"""The kinds of figures that several sections share: curves, heatmaps, rank changes, bars per layer."""
+"""The kinds of figures that several sections share: curves, scatters, heatmaps and rank changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from evalsuite.reports.page.figures import DASHES, SERIES_COLORS, SYMBOLS, Figure, Table, color, figure, text
+from evalsuite.reports.statistics.intervals import Interval
 
 Ticks = Sequence[tuple[float, str]]
 """Positions on an axis and their labels."""
@@ -35,8 +36,19 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """One checkpoint of a scatter: two fractions with their intervals."""
+
+    name: str
+    x: Interval
+    y: Interval
+    label: str
+    """Shown on hover."""
+
+
+@dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of curves."""
+    """One axis of curves or of a scatter."""
 
     title: str
     suffix: str = ""
@@ -111,6 +123,72 @@ def curves(
         table=table or _point_table(series, x_axis, y_axis),
         is_wide=len(series) > SERIES_COLORS,
     )
+
+
+def scatter(
+    marks: Sequence[Mark],
+    x_axis: Axis,
+    y_axis: Axis,
+    *,
+    title: str,
+    caption: str,
+    table: Table,
+    reference: float | None = None,
+) -> Figure:
+    """Checkpoints at two fractions, in percent, with their intervals.
+
+    Args:
+        marks: one each; a name that would overlap another is left to the hover text.
+        x_axis: in percent.
+        y_axis: in percent.
+        title: heading.
+        caption: one or two sentences.
+        table: the values.
+        reference: a dotted horizontal line, as a fraction.
+    """
+    x, y = [100 * mark.x.point for mark in marks], [100 * mark.y.point for mark in marks]
+    trace = go.Scatter(
+        x=x,
+        y=y,
+        error_x=_whiskers([mark.x for mark in marks]),
+        error_y=_whiskers([mark.y for mark in marks]),
+        mode="markers+text",
+        text=[
+            text(mark.name) if is_alone else "" for mark, is_alone in zip(marks, _alone(x, y), strict=True)
+        ],
+        textposition="top center",
+        marker={"size": 9, "color": "var(--accent)"},
+        hovertext=[text(mark.label) for mark in marks],
+        hoverinfo="text",
+    )
+    level = None if reference is None else 100 * reference
+    shapes = [] if level is None else [_line(x0=0, x1=1, xref="paper", y0=level, y1=level)]
+    layout = {"xaxis": x_axis.layout(), "yaxis": y_axis.layout(), "shapes": shapes, "showlegend": False}
+    height = max(380, 20 * len(marks) + 70)
+    return figure([trace], layout, title=title, caption=caption, height=height, table=table)
+
+
+def _alone(x: Sequence[float], y: Sequence[float]) -> list[bool]:
+    """Whether the label above a point is clear of all others: labels are much wider than high."""
+    width, height = max(x) - min(x) or 1.0, max(y) - min(y) or 1.0
+    return [
+        not any(
+            abs(x[i] - x[j]) < 0.25 * width and abs(y[i] - y[j]) < 0.1 * height
+            for j in range(len(x))
+            if j != i
+        )
+        for i in range(len(x))
+    ]
+
+
+def _whiskers(intervals: Sequence[Interval]) -> dict[str, object]:
+    return {
+        "array": [100 * (each.high - each.point) for each in intervals],
+        "arrayminus": [100 * (each.point - each.low) for each in intervals],
+        "color": "var(--span)",
+        "thickness": 1.2,
+        "width": 0,
+    }
 
 
 def _curve(curve: Curve, index: int, is_step: bool) -> list[go.Scatter]:
@@ -301,42 +379,4 @@ def slopes(
     }
     return figure(
         traces, layout, title=title, caption=caption, table=table, height=24 * len(lines) + 50, is_wide=True
-    )
-
-
-def layer_bars(
-    values: Sequence[float | None], softmax: Sequence[int], *, title: str, caption: str, y_title: str
-) -> Figure:
-    """One bar per layer, from 0; softmax layers are highlighted, None leaves a gap."""
-    traces = []
-    for name, is_softmax, paint in (("softmax", True, "var(--point)"), ("linear", False, "var(--wrong)")):
-        mine = [(at, v) for at, v in enumerate(values) if v is not None and (at in softmax) == is_softmax]
-        if mine:
-            traces.append(
-                go.Bar(
-                    x=[layer for layer, _ in mine],
-                    y=[value for _, value in mine],
-                    marker={"color": paint},
-                    name=name,
-                    hovertext=[f"layer {layer}: {value:.4g}, {name}" for layer, value in mine],
-                    hoverinfo="text",
-                )
-            )
-    rows = tuple(
-        (str(layer), "softmax" if layer in softmax else "linear", "" if v is None else f"{v:.4g}")
-        for layer, v in enumerate(values)
-    )
-    layout = {
-        "xaxis": {"title": {"text": "layer"}, "showgrid": False},
-        "yaxis": {"title": {"text": text(y_title)}},
-        "bargap": 0.18,
-        "barmode": "overlay",
-    }
-    return figure(
-        traces,
-        layout,
-        title=title,
-        caption=caption,
-        table=Table(("layer", "mixer", y_title), rows),
-        height=240,
     )

@@ -3,14 +3,15 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+import plotly.graph_objects as go
 from markupsafe import Markup
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import MIXER_TITLES, lineage_of
 from evalsuite.reports.page.axes import exact_axis
 from evalsuite.reports.page.charts import layer_strip
-from evalsuite.reports.page.figures import Figure
-from evalsuite.reports.page.plots import Axis, Curve, Point, curves, layer_bars
+from evalsuite.reports.page.figures import Figure, Table, figure, text
+from evalsuite.reports.page.plots import Axis, Curve, Point, curves
 from evalsuite.reports.page.section import section
 from evalsuite.reports.page.sections.scaling import comparable_students, recovery_charts
 from evalsuite.reports.records.sidecars import Selection
@@ -207,12 +208,40 @@ def _selector(selection: Selection, name: str) -> SelectorView:
 
 
 def _importance(scores: Sequence[float | None], selection: Selection, name: str, measure: str) -> Figure:
-    return layer_bars(
-        scores,
-        selection.layers,
+    """One bar per layer, from 0; softmax layers are highlighted, None leaves a gap."""
+    traces = []
+    for kind, is_softmax, paint in (("softmax", True, "var(--point)"), ("linear", False, "var(--wrong)")):
+        mine = [
+            (at, v) for at, v in enumerate(scores) if v is not None and (at in selection.layers) == is_softmax
+        ]
+        if mine:
+            traces.append(
+                go.Bar(
+                    x=[layer for layer, _ in mine],
+                    y=[value for _, value in mine],
+                    marker={"color": paint},
+                    name=kind,
+                    hovertext=[f"layer {layer}: {value:.4g}, {kind}" for layer, value in mine],
+                    hoverinfo="text",
+                )
+            )
+    rows = tuple(
+        (str(layer), "softmax" if layer in selection.layers else "linear", "" if v is None else f"{v:.4g}")
+        for layer, v in enumerate(scores)
+    )
+    layout = {
+        "xaxis": {"title": {"text": "layer"}, "showgrid": False},
+        "yaxis": {"title": {"text": text(measure)}},
+        "bargap": 0.18,
+        "barmode": "overlay",
+    }
+    return figure(
+        traces,
+        layout,
         title=f"{name}: importance by layer",
         caption=f"Softmax layers: {_listed(selection.layers)}.",
-        y_title=measure,
+        table=Table(("layer", "mixer", measure), rows),
+        height=240,
     )
 
 

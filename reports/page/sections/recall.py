@@ -1,4 +1,4 @@
-"""Heatmaps: needle retrieval by context length, LongBench by task."""
+"""Needles against recovery; heatmaps of needles by context length and of LongBench by task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,9 +7,10 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.recall import Kind
 from evalsuite.reports.analysis.rows import BenchmarkRow
+from evalsuite.reports.analysis.scopes import INFORMATIVE
 from evalsuite.reports.analysis.warnings import unread_contexts
 from evalsuite.reports.page.figures import Figure, Table
-from evalsuite.reports.page.plots import heatmap
+from evalsuite.reports.page.plots import Axis, Mark, heatmap, scatter
 from evalsuite.reports.page.section import section
 from evalsuite.reports.records.merging import CellKey
 from evalsuite.reports.report import Report
@@ -205,6 +206,47 @@ def _numbers(report: Report) -> Table | None:
     return Table(("model", *heads), tuple(lines))
 
 
+def _against_recovery(report: Report) -> Figure | None:
+    """Students by recovery under log-likelihood and needles in the shortest context; None for one student."""
+    rows = [
+        row
+        for row in report.recall
+        if (row.kind, row.protocol) == ("needles", "generation") and row.context is not None
+    ]
+    if not rows:
+        return None
+    shortest = min(row.context for row in rows if row.context is not None)
+    found = {row.checkpoint: row for row in rows if row.context == shortest}
+    averages = {s: report.average(s, "loglikelihood", INFORMATIVE) for s in report.students() if s in found}
+    marks = []
+    for student, average in averages.items():
+        x, y = average and average.recovery.interval, found[student].score.interval
+        if x and y:
+            label = report.checkpoints[student].label
+            recovery, needles = formatting.estimate(Estimate(x)), formatting.estimate(Estimate(y))
+            spoken = f"{label}: recovery {recovery} %, needles {needles} %"
+            marks.append((Mark(label, x, y, spoken), (label, recovery, needles)))
+    if len(marks) < 2:
+        return None
+    teachers = [point for i in report.teachers if i in found and (point := found[i].score.point) is not None]
+    teacher = teachers[0] if len(teachers) == 1 else None
+    caption = (
+        f"Needles in {formatting.tokens(shortest)} tokens that are found in generation, and recovery over "
+        "the informative benchmarks: equal recoveries hide different recall."
+    )
+    if teacher is not None:
+        caption += f" Dotted: the teacher, {formatting.percent(teacher)} %."
+    return scatter(
+        [mark for mark, _ in marks],
+        Axis("recovery, log-likelihood, %"),
+        Axis("needles found, %", low=0),
+        title="Needles against recovery",
+        caption=caption,
+        reference=teacher,
+        table=Table(("model", "recovery %", "needles %"), tuple(line for _, line in marks)),
+    )
+
+
 def _estimate(pair: tuple[Estimate, Estimate] | None, at: int) -> str:
     return formatting.NOTHING if pair is None else formatting.estimate(pair[at])
 
@@ -215,6 +257,7 @@ class RecallView:
 
     numbers: Table | None
     """Per checkpoint and protocol: needles, RULER's mean and LongBench, each with its recovery."""
+    against_recovery: Figure | None
     needles: list[Figure]
     longbench: Figure | None
     unread: tuple[str, ...] = ()
@@ -225,6 +268,10 @@ class RecallView:
 def recall_view(report: Report) -> RecallView | None:
     """Needles and LongBench; None without either."""
     view = RecallView(
-        _numbers(report), needle_views(report), longbench_view(report), tuple(unread_contexts(report.tensor))
+        _numbers(report),
+        _against_recovery(report),
+        needle_views(report),
+        longbench_view(report),
+        tuple(unread_contexts(report.tensor)),
     )
     return view if view.needles or view.longbench else None

@@ -10,7 +10,7 @@ from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.agreement import AgreementRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.page.figures import Figure, Table, figure, text
-from evalsuite.reports.page.plots import Axis, Curve, Point, curves
+from evalsuite.reports.page.plots import Axis, Curve, Mark, Point, curves, scatter
 from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 
@@ -68,82 +68,28 @@ def _scatter(report: Report, rows: list[AgreementRow], protocol: str) -> Figure 
         if row.protocol == protocol and row.scope == ALL and row.agreement.point is not None
     ]
     labels = [report.checkpoints[row.checkpoint].label for row, _, _ in points]
-    spoken = [
-        f"{label}: recovery {formatting.estimate(Estimate(x))} %, "
-        f"agreement {formatting.estimate(Estimate(y))} %"
-        for label, (_, x, y) in zip(labels, points, strict=True)
-    ]
-    trace = go.Scatter(
-        x=[100 * x.point for _, x, _ in points],
-        y=[100 * y.point for _, _, y in points],
-        error_x=_whiskers([(x.low, x.point, x.high) for _, x, _ in points]),
-        error_y=_whiskers([(y.low, y.point, y.high) for _, _, y in points]),
-        mode="markers+text",
-        text=[
-            text(label) if is_alone else ""
-            for label, is_alone in zip(
-                labels, _alone([x.point for _, x, _ in points], [y.point for _, _, y in points]), strict=True
-            )
+    texts = [(formatting.estimate(Estimate(x)), formatting.estimate(Estimate(y))) for _, x, y in points]
+    caption, ceiling = "Equal recoveries hide different choices.", fmean(ceilings) if ceilings else None
+    if ceiling is not None:
+        caption += f" Dotted: agreement of two training runs of one recipe, {100 * ceiling:.1f} % on average."
+    return scatter(
+        [
+            Mark(label, x, y, f"{label}: recovery {recovery} %, agreement {agreement} %")
+            for label, (_, x, y), (recovery, agreement) in zip(labels, points, texts, strict=True)
         ],
-        textposition="top center",
-        marker={"size": 9, "color": "var(--accent)"},
-        hovertext=[text(each) for each in spoken],
-        hoverinfo="text",
-    )
-    shapes = []
-    caption = "Equal recoveries hide different choices."
-    if ceilings:
-        level = 100 * fmean(ceilings)
-        line = {"color": "var(--ref)", "width": 1.3, "dash": "dot"}
-        shapes = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": level, "y1": level, "line": line}]
-        caption += f" Dotted: agreement of two training runs of one recipe, {level:.1f} % on average."
-    return figure(
-        [trace],
-        {
-            "xaxis": {"title": {"text": "recovery, %"}},
-            "yaxis": {"title": {"text": "agreement, %"}},
-            "shapes": shapes,
-            "showlegend": False,
-        },
+        Axis("recovery, %"),
+        Axis("agreement, %"),
         title=f"Agreement against recovery, {formatting.PROTOCOL_TITLES[protocol]}",
         caption=caption,
-        height=max(380, 20 * len(points) + 70),
+        reference=ceiling,
         table=Table(
             ("model", "recovery %", "agreement %", "κ"),
             tuple(
-                (
-                    label,
-                    formatting.estimate(Estimate(x)),
-                    formatting.estimate(Estimate(y)),
-                    formatting.NOTHING if row.kappa.point is None else f"{row.kappa.point:.2f}",
-                )
-                for label, (row, x, y) in zip(labels, points, strict=True)
+                (label, *both, formatting.NOTHING if row.kappa.point is None else f"{row.kappa.point:.2f}")
+                for label, both, (row, _, _) in zip(labels, texts, points, strict=True)
             ),
         ),
     )
-
-
-def _alone(x: list[float], y: list[float]) -> list[bool]:
-    """Whether the label above a point is clear of all others: labels are much wider than high."""
-    width, height = max(x) - min(x) or 1.0, max(y) - min(y) or 1.0
-    return [
-        not any(
-            abs(x[i] - x[j]) < 0.25 * width and abs(y[i] - y[j]) < 0.1 * height
-            for j in range(len(x))
-            if j != i
-        )
-        for i in range(len(x))
-    ]
-
-
-def _whiskers(intervals: list[tuple[float, float, float]]) -> dict[str, object]:
-    return {
-        "array": [100 * (high - point) for _, point, high in intervals],
-        "arrayminus": [100 * (point - low) for low, point, _ in intervals],
-        "color": "var(--span)",
-        "thickness": 1.2,
-        "width": 0,
-    }
 
 
 def _flips(report: Report, rows: list[AgreementRow], protocol: str) -> Figure | None:

@@ -1,6 +1,6 @@
-"""Labels in the scatter of agreement against recovery."""
+"""Labels in a scatter."""
 
-from evalsuite.reports.page.sections.retention import _alone
+from evalsuite.reports.page.plots import _alone
 
 
 def test_labels_that_would_overlap_are_left_to_the_hover_text() -> None:

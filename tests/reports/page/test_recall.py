@@ -1,0 +1,76 @@
+"""Needles against recovery: equal recoveries can hide different recall."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from evalsuite.reports.page.sections.recall import recall_view
+from evalsuite.reports.report import Report, build_report
+
+
+def report_of(synthetic: SimpleNamespace, folder: Path, students: dict[str, float]) -> Report:
+    """Students of equal recovery that find these shares of the needles at 512 tokens, and none at 1k."""
+
+    def scores(found: float) -> Callable[[str, str, int | None], float]:
+        return lambda benchmark, protocol, context: {None: 0.6, 512: found, 1024: 0.0}[context]
+
+    return build_report(
+        [
+            synthetic.make_run(
+                folder,
+                [
+                    synthetic.SyntheticBenchmark(
+                        "piqa", "PIQA", "common_sense", 400, protocols=("loglikelihood",)
+                    ),
+                    synthetic.SyntheticBenchmark(
+                        "niah_single_1",
+                        "S-NIAH-1",
+                        "recall",
+                        100,
+                        chance=0.0,
+                        contexts=(1024, 512),
+                        protocols=("generation",),
+                    ),
+                ],
+                [
+                    synthetic.SyntheticCheckpoint("t", scores(0.9), "teacher"),
+                    *(synthetic.SyntheticCheckpoint(name, scores(found)) for name, found in students.items()),
+                ],
+            )
+        ]
+    )
+
+
+def test_students_are_placed_by_recovery_and_needles_of_the_shortest_context(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    report = report_of(synthetic, tmp_path, {"looks": 0.8, "forgets": 0.1})
+    view = recall_view(report)
+    assert view is not None
+    assert view.against_recovery is not None
+    figure = view.against_recovery
+    drawn = json.loads(figure.data)
+    (points,) = drawn["data"]
+    needles = {
+        row.checkpoint: 100 * row.score.point
+        for row in report.recall
+        if (row.kind, row.context) == ("needles", 512)
+    }
+    assert points["y"] == pytest.approx([needles[1], needles[2]], rel=1e-4)
+    assert points["y"][0] > 60 > 30 > points["y"][1]
+    recoveries = [report.average(s, "loglikelihood", "informative").recovery.point for s in (1, 2)]
+    assert points["x"] == pytest.approx([100 * each for each in recoveries], rel=1e-4)
+    (line,) = drawn["layout"]["shapes"]
+    assert line["y0"] == line["y1"] == pytest.approx(needles[0], rel=1e-4)
+    assert "Needles in 512 tokens" in figure.caption
+    assert [row[0] for row in figure.table.rows] == ["looks", "forgets"]
+
+
+def test_one_student_is_compared_with_none(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    view = recall_view(report_of(synthetic, tmp_path, {"looks": 0.8}))
+    assert view is not None
+    assert view.against_recovery is None
+    assert view.needles
