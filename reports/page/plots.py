@@ -156,7 +156,8 @@ def scatter(
         text=[
             text(mark.name) if is_alone else "" for mark, is_alone in zip(marks, _alone(x, y), strict=True)
         ],
-        textposition="top center",
+        # Most marks lie below the line.
+        textposition="top center" if reference is None else "bottom center",
         marker={"size": 9, "color": "var(--accent)"},
         hovertext=[text(mark.label) for mark in marks],
         hoverinfo="text",
