@@ -64,7 +64,10 @@ def test_two_processes_train_the_same_student_as_one(alone, tmp_path, sharding):
     found = load_file(tmp_path / "two" / "gated_deltanet" / "model.safetensors")
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
+        # Where a gradient is almost 0, rounding decides in which direction Adam steps.
+        difference = (found[name] - tensor).abs()
+        assert difference.mean() < 2e-6, name
+        assert difference.max() < recipe.stages[-1].lr, name
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "two" / "gated_deltanet")
     assert torch.equal(model.lm_head.weight, found["model.embed_tokens.weight"])
 
