@@ -189,7 +189,7 @@ def load_result_tensor(runs: Sequence[Path], selection: RunSelection | None = No
                 incomplete += lacking
     if not log.score_rows:
         raise DataError(f"{', '.join(map(str, runs))}: no score rows yet, nothing to report")
-    warnings = (*selection.notices, *merged.warnings, *dict.fromkeys(log.warnings))
+    warnings = (*selection.notices, *merged.warnings, *log.all_warnings)
     return ResultTensor(
         merged,
         tuple(cells),

@@ -54,11 +54,21 @@ class ReadLog:
     scorers: list[ScorerVersion] = field(default_factory=list)
     """Of each score file, what scored it"""
     warnings: list[str] = field(default_factory=list)
+    unscored: dict[str, list[str]] = field(default_factory=dict)
+    """Title of a protocol → benchmarks without any score under it"""
     errors: dict[tuple[int, str, str], int] = field(default_factory=dict)
     """(checkpoint, benchmark, protocol) → number of responses with outcome `error`"""
     answers: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Benchmark → the extracted answers that the codes of its column `answer` stand for"""
     score_rows: int = 0
+
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """One sentence per protocol that names the benchmarks without scores, then the others, each once."""
+        holes = (
+            f"No {protocol} scores yet: {'; '.join(titles)}." for protocol, titles in self.unscored.items()
+        )
+        return (*holes, *dict.fromkeys(self.warnings))
 
 
 def collect_score_rows(
@@ -82,7 +92,7 @@ def collect_score_rows(
         frame = _of_known_checkpoints(pd.concat(frames, ignore_index=True), source, merged, log)
         frame = _planned(frame, source, log)
     if not frames or frame.empty:
-        log.warnings.append(f"{source.benchmark.title}: no {source.protocol_title} scores yet.")
+        log.unscored.setdefault(source.protocol_title, []).append(source.benchmark.title)
         return None
     frame = _one_sampling(frame, source, log)
     frame = _one_fingerprint(frame, source, checkpoints, log)

@@ -85,7 +85,7 @@ def test_an_incomplete_category_gives_way_to_the_informative_benchmarks(
             synthetic.SyntheticBenchmark("boolq", "BoolQ", "knowledge", 400),
             *(
                 synthetic.SyntheticBenchmark(name, name, "recall", 400, chance=0.0, protocols=("generation",))
-                for name in ("single", "multikey")
+                for name in ("single", "multikey", "words")
             ),
         ],
         [
@@ -93,7 +93,8 @@ def test_an_incomplete_category_gives_way_to_the_informative_benchmarks(
             synthetic.SyntheticCheckpoint("s", lambda b, p, c: score("s", b, p)),
         ],
     )
-    edit_rows(run, "multikey", "generation", partial(without, {"t", "s"}))
+    for name in ("multikey", "words"):
+        edit_rows(run, name, "generation", partial(without, {"t", "s"}))
     report = build_report([run])
     gap = report.gap(1)
     generation = report.average(1, "generation", "informative")
@@ -104,3 +105,5 @@ def test_an_incomplete_category_gives_way_to_the_informative_benchmarks(
     assert headline(report).endswith(
         f"; under generation it recovers {100 * generation.recovery.point:.1f} %."
     )
+    holes = [each for each in report.warnings if "scores yet" in each]
+    assert holes == ["No generation scores yet: multikey; words."]
