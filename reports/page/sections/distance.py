@@ -83,6 +83,7 @@ def _yardstick(report: Report, rows: Sequence[DistanceRow], place: str) -> Figur
     marks = [row for row in rows if row.checkpoint is None and row.kl.point > 0]
     places = list(range(len(students)))
     names = [_name(report, row) for row in students]
+    documents = " or ".join(formatting.count(n) for n in sorted({row.documents for row in rows}))
     trace = go.Scatter(
         x=[row.kl.point for row in students],
         y=places,
@@ -125,7 +126,9 @@ def _yardstick(report: Report, rows: Sequence[DistanceRow], place: str) -> Figur
             "margin": {"t": 30},
         },
         title=f"Distance: {place}",
-        caption="KL(teacher ‖ student). Dotted: the teacher rounded to so many bits.",
+        caption=(
+            f"KL(teacher ‖ student) over {documents} documents. Dotted: the teacher rounded to so many bits."
+        ),
         height=24 * len(students) + 110,
         table=Table(
             ("model", "KL, nats per token", "same top token %", "equivalent bits"),

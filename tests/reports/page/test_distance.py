@@ -60,6 +60,9 @@ def test_students_stand_between_roundings_of_the_teacher(small_run: Path, tmp_pa
     assert [mark["text"] for mark in yardstick["layout"]["annotations"]] == ["8", "4", "2"]
     places = [shape["x0"] for shape in yardstick["layout"]["shapes"]]
     assert places[0] < students["x"][0] < places[1] < students["x"][1] < places[2]
+    answers = [row for row in comparison.report.distances if (row.text, row.kind) == ("answers", "all")]
+    (documents,) = {row.documents for row in answers}
+    assert f"KL(teacher ‖ student) over {documents} documents." in page.text["distance"]
     by_position = figures["Distance by position in the text: held-out"]
     assert by_position["layout"]["xaxis"]["ticktext"] == ["0-1023", "1024-2047"]
     bits = comparison.report.distance(1).equivalent_bits.point
