@@ -49,7 +49,8 @@ def calibration_problem(recipe: "Recipe") -> str | None:
     if calibration.data not in recipe.data:
         known = nearest(calibration.data, recipe.data)
         return f"{where}.data: source '{calibration.data}' is not defined{known}"
-    names = [*student.mixers, *student.layers]
+    students = [student.of(label) for label in student.mixers]
+    names = [name for each in students for name in (*each.mixers, *each.layers)]
     if other := [name for name in names if name not in (CALIBRATED, *TEACHER_MIXERS)]:
         return (
             f"{where}: method taylor fits {CALIBRATED}, not {other[0]}; remove the calibration, or this mixer"

@@ -6,6 +6,7 @@ A name can be followed by variants after a colon. A variant is a set of override
 (its ablation grid). Overrides from the command line are applied last and validated in the same way.
 """
 
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -31,13 +32,30 @@ from evalsuite.foundation import ConfigError, content_hash, nearest
 from evalsuite.foundation.strict import Strict, parse, read_yaml
 
 RECIPES = Path(__file__).parent / "recipes"
+STUDENT_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+
+
+class NamedStudent(Strict):
+    """A student with layers of its own; what is not given is that of the recipe's other students."""
+
+    mixer: str
+    """Name from `evalsuite show mixers`."""
+    softmax_layers: list[int] | None = None
+    """Layers (from 0) that keep softmax attention."""
+    layers: dict[str, list[int]] | None = None
+    """Further mixers → the layers (from 0) that have them."""
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Mixer name → mixer options, instead of the recipe's for that mixer."""
 
 
 class StudentRecipe(Strict):
     """What is built from the teacher, once per mixer."""
 
     mixers: list[str] = Field(default_factory=lambda: ["gated_deltanet"], min_length=1)
-    """Names from `evalsuite show mixers`; one student each."""
+    """Names from `evalsuite show mixers`, or of `named` students; one student each."""
+    named: dict[str, NamedStudent] = Field(default_factory=dict)
+    """Name → a student that differs from the others in its layers. All students of a run share the data and
+    every forward pass of the teacher."""
     softmax_layers: list[int] | str = Field(default_factory=list)
     """Layers (from 0) that keep softmax attention, or a file written by `evalsuite select`."""
     selection: SelectionProvenance | None = None
@@ -60,6 +78,25 @@ class StudentRecipe(Strict):
     variant of the recipe, next to this run's folder."""
     shape_from: str | None = None
     """Without a teacher: the model whose shape a dry run uses."""
+
+    def of(self, label: str) -> "StudentRecipe":
+        """The settings of one student, with its mixer as the only one."""
+        named = self.named.get(label)
+        if named is None:
+            return self.model_copy(update={"mixers": [label]})
+        changes: dict[str, Any] = {"mixers": [named.mixer], "options": {**self.options, **named.options}}
+        if named.softmax_layers is not None:
+            changes |= {"softmax_layers": named.softmax_layers, "selection": None}
+        if named.layers is not None:
+            changes["layers"] = named.layers
+        return self.model_copy(update=changes)
+
+    @model_validator(mode="after")
+    def _names_are_folders(self) -> "StudentRecipe":
+        for name in self.named:
+            if not re.fullmatch(STUDENT_NAME, name):
+                raise ValueError(f"named: '{name}' names a folder: use letters, digits, '_', '.' and '-'")
+        return self
 
 
 class Recipe(Strict):
@@ -118,8 +155,12 @@ class Recipe(Strict):
         Only values that differ from the defaults are hashed, so that fields added by a later version do not
         change the hashes of existing recipes. Published defaults must therefore never change. `restart_data`
         is the exception: all stages of the first recipes restarted, so a stage that continues is marked.
+        Named students that are not trained do not count.
         """
         fields = non_default_fields(self, leave_out=NON_HASHED_FIELDS)
+        named = fields.get("student", {}).pop("named", {})
+        if trained := {name: named[name] for name in self.student.mixers if name in named}:
+            fields["student"]["named"] = trained
         earlier: set[str] = set()
         for stage, values in zip(self.stages, fields["stages"], strict=True):
             if not values.pop("restart_data", False) and not earlier.isdisjoint(stage.mixture):
@@ -131,6 +172,12 @@ class Recipe(Strict):
     def labels(self) -> list[str]:
         """Names of the checkpoints: one per mixer, or the recipe's name for an `architecture`."""
         return [self.name] if self.architecture is not None else list(self.student.mixers)
+
+    def name_of(self, label: str) -> str:
+        """Name of a student's recipe in its lineage; a named student has its own, as a variant may have."""
+        if label not in self.student.named:
+            return self.name
+        return f"{self.name}{'-' if '.' in self.name else '.'}{label}"
 
     @property
     def tokens(self) -> int:

@@ -111,7 +111,7 @@ class SelectionContext:
                 f"search, such as --mixer {recipe.student.mixers[-1]}"
             )
         self.options, self.work, self.quiet = options, Path(work), quiet
-        student = recipe.student.model_copy(
+        student = recipe.student.of(recipe.student.mixers[0]).model_copy(
             update={"softmax_layers": [], "layers": {}, "initial_checkpoints": {}}
         )
         self.recipe = recipe.model_copy(update={"student": student})

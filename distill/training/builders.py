@@ -17,8 +17,9 @@ from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.training.placement import Placement, Replicated, Sharded, is_sharded
 from evalsuite.distill.training.provenance import chain
 from evalsuite.distill.types import CausalLM
-from evalsuite.foundation import CheckpointError, ConfigError
+from evalsuite.foundation import CheckpointError, ConfigError, nearest
 from evalsuite.foundation.strict import parse
+from evalsuite.models.mixers import MIXERS
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,14 @@ class TrainingModels:
 
 
 def override_mixers(recipe: Recipe, mixers: Sequence[str] | None) -> Recipe:
-    """The recipe with other mixers, if any are given."""
+    """The recipe with other mixers or named students, if any are given.
+
+    Raises:
+        ConfigError: a name that no student has, or a mixer and a named student; mixers for an `architecture`,
+            or that its calibration does not fit.
+    """
     if not mixers:
+        _check_labels(recipe)
         return recipe
     if recipe.architecture is not None:
         raise ConfigError(
@@ -55,9 +62,20 @@ def override_mixers(recipe: Recipe, mixers: Sequence[str] | None) -> Recipe:
     changed = recipe.model_copy(
         update={"student": recipe.student.model_copy(update={"mixers": list(mixers)})}
     )
+    _check_labels(changed)
     if problem := calibration_problem(changed):
         raise ConfigError(problem)
     return changed
+
+
+def _check_labels(recipe: Recipe) -> None:
+    named = recipe.student.named
+    for label in recipe.student.mixers:
+        if label in named and label in MIXERS:
+            raise ConfigError(f"student.named.{label}: is the name of a mixer; choose another one")
+        if label not in named and label not in MIXERS:
+            known = nearest(label, [*named, *MIXERS.names()])
+            raise ConfigError(f"unknown mixer or named student '{label}'{known}")
 
 
 def resolve_checkpoints(recipe: Recipe, out: Path) -> Recipe:
@@ -147,8 +165,8 @@ def build_models(
     teacher = None if loaded is None else placement.stored(loaded)
     built: dict[str, Any] = {}
     ancestors: dict[str, list[dict[str, Any]]] = {}
-    for label, mixer in zip(recipe.labels, recipe.student.mixers, strict=True):
-        path = recipe.student.initial_checkpoints.get(mixer)
+    for label in recipe.labels:
+        path = recipe.student.initial_checkpoints.get(label)
         ancestors[label] = []
         if path is not None:
             checkpoint = placement.open(path)
@@ -157,7 +175,7 @@ def build_models(
             tokenizer = tokenizer or checkpoint.tokenizer
         else:
             assert teacher is not None
-            built[label] = _new_student(placement, recipe, mixer, teacher)
+            built[label] = _new_student(placement, recipe, label, teacher)
         vocab_size = placement.config(built[label]).vocab_size
         if teacher is not None and vocab_size != placement.config(teacher).vocab_size:
             raise ConfigError(
@@ -208,9 +226,9 @@ def check_lengths(recipe: Recipe, teacher: Any, students: Mapping[str, Any]) -> 
                 raise ConfigError(f"{where}, student '{label}': {error}; choose a shorter seq_len") from None
 
 
-def _new_student(placement: Placement, recipe: Recipe, mixer: str, teacher: Any) -> Any:
-    config = recipe.student
-    names = layer_mixers(recipe, mixer, placement.config(teacher).num_hidden_layers)
+def _new_student(placement: Placement, recipe: Recipe, label: str, teacher: Any) -> Any:
+    config = recipe.student.of(label)
+    names = layer_mixers(recipe, label, placement.config(teacher).num_hidden_layers)
     student = placement.new_student(
         teacher,
         names,
@@ -226,15 +244,18 @@ def _new_student(placement: Placement, recipe: Recipe, mixer: str, teacher: Any)
     return placement.random(partial(StudentForCausalLM, placement.config(student)), recipe.seed)
 
 
-def layer_mixers(recipe: Recipe, mixer: str, num_layers: int) -> list[str]:
-    """The mixer of each layer: softmax in the recipe's softmax layers, those of `layers`, `mixer` elsewhere.
+def layer_mixers(recipe: Recipe, label: str, num_layers: int) -> list[str]:
+    """The mixer of each layer: softmax in the student's softmax layers, those of `layers`, its own elsewhere.
+
+    Args:
+        label: a mixer, or one of the recipe's named students.
 
     Raises:
         ConfigError: a layer that does not exist or has two mixers, or a missing or invalid selection file.
     """
-    student = resolve_layer_selection(recipe).student
+    student = resolve_layer_selection(recipe).student.of(label)
     assert not isinstance(student.softmax_layers, str)
-    names = [mixer] * num_layers
+    names = student.mixers * num_layers
     given: dict[int, str] = {}
     places = [("softmax_layers", "softmax", student.softmax_layers)]
     places += [(f"layers.{name}", name, layers) for name, layers in student.layers.items()]

@@ -66,6 +66,7 @@ def build_lineage(
         sources: data source → its state; that of a hub dataset holds the commit that was read.
     """
     total = sum(tokens.values())
+    selection = recipe.student.of(label).selection
     return {
         "schema": SCHEMA,
         "label": label,
@@ -80,9 +81,9 @@ def build_lineage(
             "ancestors": list(teacher_ancestors),
         },
         "ancestors": list(ancestors),
-        "recipe": {"name": recipe.name, "hash": recipe.hash, "source": recipe.source},
+        "recipe": {"name": recipe.name_of(label), "hash": recipe.hash, "source": recipe.source},
         "seed": recipe.seed,
-        "selection": None if recipe.student.selection is None else recipe.student.selection.model_dump(),
+        "selection": None if selection is None else selection.model_dump(),
         "stages": [_stage(stage, tokens[stage.name]) for stage in recipe.stages if stage.name in tokens],
         "data_revisions": {
             name: state["position"]["revision"]

@@ -71,8 +71,10 @@ def copy_projections(mixer: Any, attention: nn.Module, init: str, kv_expansion: 
 def widen_heads(mixer: Any, letter: str, value: Tensor, place: Tensor) -> Tensor | None:
     """The teacher's heads as the first channels of wider ones (`expand_k`, `expand_v` above 1).
 
-    Further channels of queries, keys and values stay as drawn. Those of the output projection are zero, so
-    that further values do not change the output at first.
+    Further channels of values stay as drawn, and those of the output projection are zero, so that further
+    values do not change the output at first. Further channels of queries and keys are scaled to the mean
+    square of their head: a teacher's weights can be ten times those of a new layer, and channels drawn for
+    that would vanish in the norm of their head.
 
     Args:
         value: weight or bias of the teacher's projection, with the mixer's number of heads.
@@ -87,9 +89,12 @@ def widen_heads(mixer: Any, letter: str, value: Tensor, place: Tensor) -> Tensor
     if mixer.head_dim != head_dim or width <= head_dim or place.shape[dim] != heads * width:
         return None
     wide = torch.zeros_like(place) if letter == "o" else place.clone()
-    wide.unflatten(dim, (heads, width)).narrow(dim + 1, 0, head_dim).copy_(
-        value.unflatten(dim, (heads, head_dim))
-    )
+    parts = wide.unflatten(dim, (heads, width))
+    own, further = parts.split([head_dim, width - head_dim], dim + 1)
+    own.copy_(value.unflatten(dim, (heads, head_dim)))
+    if letter in "qk" and value.ndim == 2:
+        squares = [part.square().mean((1, 2), keepdim=True) for part in (own, further)]
+        further.mul_((squares[0] / squares[1]).sqrt())
     return wide
 
 

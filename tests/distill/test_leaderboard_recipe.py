@@ -76,32 +76,32 @@ def test_exclusions_of_the_recipes_that_were_compared_are_all_taken_over():
 
 
 def test_hybrids_and_windows_differ_in_their_layers_only():
-    base = load_recipe(NAME, ["student.mixers=[kda]"])
-    for variant in base.variants:
-        if not variant.startswith(("hybrid", "window")):
-            continue
-        recipe = load_recipe(f"{NAME}:{variant}")
-        assert recipe.student.mixers == ["kda"]
-        assert (recipe.stages, recipe.data) == (base.stages, base.data)
-        assert len(recipe.student.softmax_layers) == (int(variant[7]) if variant.startswith("hybrid") else 0)
-    windows = load_recipe(f"{NAME}:window-layers").student
-    assert windows.layers["sliding_window"] == load_recipe(f"{NAME}:hybrid-8").student.softmax_layers
+    recipe = load_recipe(NAME)
+    found = {name: recipe.student.of(name) for name in recipe.student.named}
+    shapes = {name: each for name, each in found.items() if name.startswith(("hybrid", "window"))}
+    assert len(shapes) == 7
+    for name, student in shapes.items():
+        assert student.mixers == ["kda"]
+        assert len(student.softmax_layers) == (int(name[7]) if name.startswith("hybrid") else 0)
+        if name != "window-branch":
+            assert student.options == recipe.student.options
+    windows = found["window-layers"]
+    assert windows.layers["sliding_window"] == found["hybrid-8"].softmax_layers
     for options in (
         windows.options["sliding_window"],
-        {
-            key.removeprefix("window_"): value
-            for key, value in load_recipe(f"{NAME}:window-branch").student.options["kda"].items()
-        },
+        {key.removeprefix("window_"): value for key, value in found["window-branch"].options["kda"].items()},
     ):
         assert (options["window"], options["sinks"]) == (256, 4)
 
 
-def test_wide_keys_differ_in_the_size_of_the_state_only():
-    wide, base = (
-        load_recipe(f"{NAME}:{variant}tokens-90m", ["student.mixers=[kda]"]) for variant in ("wide-keys,", "")
-    )
-    assert (wide.stages, wide.data) == (base.stages, base.data)
-    assert wide.student.options["kda"] == {**base.student.options["kda"], "expand_k": 2.0}
+def test_native_layers_have_the_preset_of_their_mixer():
+    student = load_recipe(NAME).student
+    native = [name for name in student.named if name.endswith("-native")]
+    assert native == ["gated_deltanet-native", "kda-native", "gla-native", "mlstm-native"]
+    for name in native:
+        (mixer,) = student.of(name).mixers
+        assert name == f"{mixer}-native"
+        assert student.of(name).options[mixer]["preset"] == "native"
 
 
 def test_the_suite_has_all_of_ruler_and_longbench_and_bear_does_not_lead():

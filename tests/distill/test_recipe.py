@@ -206,6 +206,17 @@ def test_hash_covers_exactly_what_affects_the_result(write):
         assert load_recipe(write(), [same]).hash == recipe.hash
 
 
+def test_named_students_count_for_the_hash_if_they_are_trained(write):
+    recipe = load_recipe(write())
+    named = "student.named={wide: {mixer: gated_deltanet, options: {gated_deltanet: {expand_k: 2.0}}}}"
+    assert load_recipe(write(), [named]).hash == recipe.hash
+    trained = [
+        load_recipe(write(), [each, "student.mixers=[wide]"]).hash
+        for each in (named, named.replace("2.0", "4.0"))
+    ]
+    assert len({recipe.hash, *trained}) == 3
+
+
 @pytest.mark.parametrize(
     "default",
     [
