@@ -158,9 +158,12 @@ class Recipe(Strict):
         Named students that are not trained do not count.
         """
         fields = non_default_fields(self, leave_out=NON_HASHED_FIELDS)
-        named = fields.get("student", {}).pop("named", {})
+        student = fields.pop("student", {})
+        named = student.pop("named", {})
         if trained := {name: named[name] for name in self.student.mixers if name in named}:
-            fields["student"]["named"] = trained
+            student["named"] = trained
+        if student:
+            fields["student"] = student
         earlier: set[str] = set()
         for stage, values in zip(self.stages, fields["stages"], strict=True):
             if not values.pop("restart_data", False) and not earlier.isdisjoint(stage.mixture):

@@ -66,6 +66,18 @@ def test_sources_of_the_same_files_are_disjoint():
     assert not set(data["novels"].files) & set(data["prose"].files)
 
 
+def test_text_that_returns_far_away_is_disjoint_from_the_other_sources():
+    recipe = load_recipe(f"{NAME}:tokens-8m,late-8k")
+    parts = {
+        name: (recipe.data[name].sample_start, recipe.data[name].sample_fraction) for name in recipe.data
+    }
+    assert (parts["spans"], parts["distant"], parts["far"]) == ((0.9, 0.06), (0.96, 0.02), (0.98, 0.02))
+    assert {recipe.data[name].repeat_chunk_tokens for name in ("distant", "far")} == {1800, 3600}
+    *others, late = recipe.stages
+    assert others == load_recipe(f"{NAME}:tokens-8m").stages[:2]
+    assert (late.seq_len, late.tokens_per_step, sum(late.mixture.values())) == (8192, 8192, 1.0)
+
+
 def test_exclusions_of_the_recipes_that_were_compared_are_all_taken_over():
     def listed(name: str) -> set[str]:
         return set((RECIPES / f"{name}.exclude.txt").read_text().split())
@@ -92,6 +104,11 @@ def test_hybrids_and_windows_differ_in_their_layers_only():
         {key.removeprefix("window_"): value for key, value in found["window-branch"].options["kda"].items()},
     ):
         assert (options["window"], options["sinks"]) == (256, 4)
+
+
+def test_wide_keys_differ_in_the_size_of_the_state_only():
+    student = load_recipe(NAME).student
+    assert student.of("kda-wide").options["kda"] == {**student.options["kda"], "expand_k": 2.0}
 
 
 def test_native_layers_have_the_preset_of_their_mixer():

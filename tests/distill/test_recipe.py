@@ -167,10 +167,10 @@ def test_retired_keys_are_no_keys_of_today():
 
 def test_names_of_joined_variants_are_joined():
     name = "smollm2-135m-instruct-2"
-    assert load_recipe(f"{name}:hybrid-8").name == f"{name}.hybrid-8"
-    assert load_recipe(f"{name}:hybrid-8,seed1").name == f"{name}.hybrid-8"
-    assert load_recipe(f"{name}:hybrid-8,tokens-8m").name == f"{name}.hybrid-8-tokens-8m"
-    assert load_recipe(f"{name}:hybrid-8,tokens-8m", ["name=mine"]).name == "mine"
+    assert load_recipe(f"{name}:late-8k").name == f"{name}.late-8k"
+    assert load_recipe(f"{name}:late-8k,seed1").name == f"{name}.late-8k"
+    assert load_recipe(f"{name}:late-8k,tokens-8m").name == f"{name}.late-8k-tokens-8m"
+    assert load_recipe(f"{name}:late-8k,tokens-8m", ["name=mine"]).name == "mine"
 
 
 def test_unknown_recipes_and_variants_suggest_the_nearest(write):
