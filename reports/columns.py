@@ -71,6 +71,12 @@ class Entry:
         found = self.report.average(self.average.checkpoint, self.average.protocol, INFORMATIVE)
         return self.average if found is None else found
 
+    @property
+    def leading_agreement(self) -> AgreementRow | None:
+        """Compared with its teacher over the benchmarks of `leading`."""
+        average = self.leading
+        return self.report.agreement_with_teacher(average.checkpoint, average.protocol, average.scope)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
@@ -181,6 +187,10 @@ def _retrained(entry: Entry) -> str:
 
 def _agreement(name: str) -> Callable[[Entry], Value]:
     return lambda entry: None if entry.agreement is None else getattr(entry.agreement, name)
+
+
+def _leading_agreement(name: str) -> Callable[[Entry], Value]:
+    return lambda entry: None if (row := entry.leading_agreement) is None else getattr(row, name)
 
 
 _CSV: tuple[Output, ...] = ("csv",)
@@ -294,11 +304,26 @@ for _name, _column in {
         hint="Share of documents on which the student makes the teacher's choice: the highest summed "
         "log-probability, or the extracted answer.",
         value=_agreement("agreement"),
+        outputs=("csv", "page"),
     ),
     "retained": Column(
         title="retained",
         hint="Share of the teacher's right answers that stay right.",
         value=_agreement("retained"),
+        outputs=("csv", "page"),
+    ),
+    # Tables of one row a checkpoint: over the benchmarks of the recovery next to it.
+    "informative_agreement": Column(
+        title="agreement",
+        hint="Agreement over the informative benchmarks.",
+        value=_leading_agreement("agreement"),
+        outputs=("markdown", "terminal"),
+    ),
+    "informative_retained": Column(
+        title="retained",
+        hint="Share of the teacher's right answers that stay right, over the informative benchmarks.",
+        value=_leading_agreement("retained"),
+        outputs=("markdown", "terminal"),
     ),
     "scored_agreement": Column(
         title="scored agreement",

@@ -1,16 +1,19 @@
 """Columns of the leaderboard: one declaration serves CSV, Markdown and terminal."""
 
 import csv
+import dataclasses
 import io
 from pathlib import Path
 
 import pytest
 
+from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.columns import COLUMNS, Column, Entry, columns_of
 from evalsuite.reports.exports.csv_tables import leaderboard_csv, scores_csv
 from evalsuite.reports.exports.markdown import report_markdown
 from evalsuite.reports.exports.terminal import leaderboard_text
 from evalsuite.reports.report import Report, build_report
+from evalsuite.reports.statistics.intervals import Interval
 
 OLD = [
     "label",
@@ -74,6 +77,25 @@ def test_one_declaration_reaches_every_output(report: Report, monkeypatch: pytes
         assert "right answers lost %" in text
         assert percent in next(line for line in text.splitlines() if "weak" in line and percent in line)
     assert columns_of("page")["forgotten"].sort_key(Entry.of(report, report.average(2, "loglikelihood")))
+
+
+@pytest.mark.parametrize("name", ["agreement", "retained"])
+def test_tables_of_one_row_have_one_set_of_benchmarks(report: Report, name: str) -> None:
+    average = report.average(2, "loglikelihood")
+    row, every = (
+        report.agreement_with_teacher(2, "loglikelihood", scope) for scope in ("informative", "all")
+    )
+    kept = [each for each in report.agreements if each is not every]
+    other = dataclasses.replace(every, **{name: Estimate(Interval(0.123, 0.1, 0.2))})
+    changed = dataclasses.replace(report, agreements=(*kept, other))
+    assert COLUMNS[name].value(Entry.of(changed, average)) == getattr(other, name)
+    column = COLUMNS[f"informative_{name}"]
+    assert column.header == COLUMNS[name].header
+    assert column.value(Entry.of(changed, average)) == getattr(row, name)
+    text = f"{100 * getattr(row, name).point:.1f}"
+    for table in (report_markdown(changed), leaderboard_text(changed)):
+        assert text in next(line for line in table.splitlines() if "weak" in line)
+        assert "12.3" not in table
 
 
 def test_csv_keeps_the_names_and_order_of_its_columns(report: Report) -> None:
