@@ -7,7 +7,7 @@ single heads retrieve (arXiv 2404.15574).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import log, sqrt
+from math import inf, log, sqrt
 from typing import Literal
 
 import numpy as np
@@ -23,6 +23,8 @@ FOUND, MISSED = "found", "missed"
 DEPTHS = ((0.0, 25.0), (25.0, 50.0), (50.0, 75.0), (75.0, 100.0))
 """Ranges of depths in percent; the last bound belongs to its range."""
 _NUMBERS = ("log_decay", "slowest_log_decay", "beta", "write", "norm", "rank", "retained", "readout")
+SHARE, POSITIVE = (0.0, 1.0), (0.0, inf)
+"""Ranges of values."""
 LEAST = 2
 """Documents that an interval needs."""
 Kind = Literal["all", "answer", "depth"]
@@ -145,34 +147,37 @@ def _row(
         segment=segment,
         documents=len(tokens),
         found=int((right == tokens).sum()),
-        tokens_right=_mean(right / tokens, ""),
+        tokens_right=_mean(right / tokens, "", bounds=SHARE),
         half_life=_half_life(np.median(wide["log_decay"], axis=1), missing),
         longest_half_life=_half_life(wide["slowest_log_decay"].max(axis=1), missing),
-        beta=_mean(wide["beta"].mean(axis=1), missing or "the mixer adds its writes"),
-        write=_mean(wide["write"].mean(axis=1), missing or "no tokens"),
-        norm=_mean(wide["norm"].mean(axis=1), missing),
-        rank=_mean(wide["rank"].mean(axis=1), missing),
-        retained=_mean(wide["retained"].mean(axis=1), missing or "the needle is not read yet"),
+        beta=_mean(wide["beta"].mean(axis=1), missing or "the mixer adds its writes", bounds=POSITIVE),
+        write=_mean(wide["write"].mean(axis=1), missing or "no tokens", bounds=POSITIVE),
+        norm=_mean(wide["norm"].mean(axis=1), missing, bounds=POSITIVE),
+        rank=_mean(wide["rank"].mean(axis=1), missing, bounds=POSITIVE),
+        retained=_mean(
+            wide["retained"].mean(axis=1), missing or "the needle is not read yet", bounds=POSITIVE
+        ),
         readout=Estimate(None, "the question is not read yet")
         if best is None
-        else _mean(wide["readout"][:, best], ""),
+        else _mean(wide["readout"][:, best], "", bounds=SHARE),
         readout_head=best,
     )
 
 
-def _mean(values: np.ndarray, why: str) -> Estimate:
+def _mean(values: np.ndarray, why: str, bounds: tuple[float, float] = (-inf, inf)) -> Estimate:
     """Mean over documents with Student's t interval; documents without a value are left out.
 
     Args:
         values: of the documents.
         why: the reason if fewer than two have a value.
+        bounds: range of the values, which the interval respects.
     """
     values = values[np.isfinite(values)]
     if len(values) < LEAST:
         return Estimate(None, why or "fewer than two documents")
     mean, deviation = float(values.mean()), float(values.std(ddof=1))
     half = student_quantile(len(values) - 1, 0.975) * deviation / sqrt(len(values))
-    return Estimate(Interval(mean, mean - half, mean + half, METHOD))
+    return Estimate(Interval(mean, mean - half, mean + half, METHOD).clipped(*bounds))
 
 
 def _half_life(log_decay: np.ndarray, why: str) -> Estimate:

@@ -97,6 +97,10 @@ def test_rows_are_means_over_documents_and_heads(run: Path, tmp_path: Path) -> N
     assert (one().readout_head, one().readout.point) == (1, pytest.approx(0.3))
     assert one("before").retained.why == "the needle is not read yet"
     assert one().beta.why == "the mixer adds its writes"
+    # Student's t of two documents reaches far beyond what a share or a norm can be.
+    few = one(group="0-25 %")
+    assert few.retained.interval.low == 0 < few.retained.interval.point
+    assert few.tokens_right.interval.high == 1 > few.tokens_right.interval.point
     attention = one(layer=1)
     assert attention.readout.point == pytest.approx(0.6)
     assert attention.rank.why == attention.half_life.why == "softmax attention has no state"
