@@ -10,7 +10,7 @@ A column is added by one definition and one registration; see docs/how-to/add-a-
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from evalsuite.foundation.registry import Registry
@@ -60,6 +60,12 @@ class Entry:
             gap=report.gap(average.checkpoint),
         )
 
+    @classmethod
+    def leading_of(cls, report: Report, average: AverageRow) -> "Entry":
+        """The only row of a checkpoint, compared with its teacher on the benchmarks of `leading`."""
+        entry = cls.of(report, average)
+        return replace(entry, agreement=cls.of(report, entry.leading).agreement)
+
     @property
     def is_student(self) -> bool:
         """Whether the checkpoint has a teacher."""
@@ -70,12 +76,6 @@ class Entry:
         """The average that ranks: over the informative benchmarks, or this one where none is informative."""
         found = self.report.average(self.average.checkpoint, self.average.protocol, INFORMATIVE)
         return self.average if found is None else found
-
-    @property
-    def leading_agreement(self) -> AgreementRow | None:
-        """Compared with its teacher over the benchmarks of `leading`."""
-        average = self.leading
-        return self.report.agreement_with_teacher(average.checkpoint, average.protocol, average.scope)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +143,9 @@ class Column:
             return {name: value}
         if self.kind == "interval":
             assert value is None or isinstance(value, Interval), f"column '{name}' is of kind '{self.kind}'"
-            return interval_cells(name, value)
+            return formatting.interval_cells(name, value)
         assert value is None or isinstance(value, Estimate), f"column '{name}' is of kind '{self.kind}'"
-        return estimate_cells(name, value)
+        return formatting.estimate_cells(name, value)
 
     @property
     def _scale(self) -> float:
@@ -156,19 +156,6 @@ class Column:
             return formatting.count(value)
         show = formatting.signed if self.unit == "points" else formatting.plain
         return show(self._scale * value, self.digits)
-
-
-def interval_cells(name: str, interval: Interval | None) -> dict[str, float | str | None]:
-    """CSV cells of an interval: the point and both ends."""
-    if interval is None:
-        return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
-    return {name: interval.point, f"{name}_low": interval.low, f"{name}_high": interval.high}
-
-
-def estimate_cells(name: str, estimate: Estimate | None) -> dict[str, float | str | None]:
-    """CSV cells of an estimate: those of its interval, and the reason why it is undefined."""
-    interval, why = (None, None) if estimate is None else (estimate.interval, estimate.why or None)
-    return {**interval_cells(name, interval), f"{name}_undefined": why}
 
 
 COLUMNS: Registry[Column] = Registry("leaderboard column")
@@ -187,10 +174,6 @@ def _retrained(entry: Entry) -> str:
 
 def _agreement(name: str) -> Callable[[Entry], Value]:
     return lambda entry: None if entry.agreement is None else getattr(entry.agreement, name)
-
-
-def _leading_agreement(name: str) -> Callable[[Entry], Value]:
-    return lambda entry: None if (row := entry.leading_agreement) is None else getattr(row, name)
 
 
 _CSV: tuple[Output, ...] = ("csv",)
@@ -304,26 +287,11 @@ for _name, _column in {
         hint="Share of documents on which the student makes the teacher's choice: the highest summed "
         "log-probability, or the extracted answer.",
         value=_agreement("agreement"),
-        outputs=("csv", "page"),
     ),
     "retained": Column(
         title="retained",
         hint="Share of the teacher's right answers that stay right.",
         value=_agreement("retained"),
-        outputs=("csv", "page"),
-    ),
-    # Tables of one row a checkpoint: over the benchmarks of the recovery next to it.
-    "informative_agreement": Column(
-        title="agreement",
-        hint="Agreement over the informative benchmarks.",
-        value=_leading_agreement("agreement"),
-        outputs=("markdown", "terminal"),
-    ),
-    "informative_retained": Column(
-        title="retained",
-        hint="Share of the teacher's right answers that stay right, over the informative benchmarks.",
-        value=_leading_agreement("retained"),
-        outputs=("markdown", "terminal"),
     ),
     "scored_agreement": Column(
         title="scored agreement",

@@ -255,3 +255,16 @@ def _without_recovery(report: Report) -> str:
         who = " or ".join(f"'{report.checkpoints[i].label}'" for i in report.teachers)
         return f"Nothing was measured: on no benchmark is {who} above chance with answers that it names."
     return f"Scores of {checkpoints}; no recovery is defined."
+
+
+def interval_cells(name: str, interval: Interval | None) -> dict[str, float | str | None]:
+    """CSV cells of an interval: the point and both ends."""
+    if interval is None:
+        return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+    return {name: interval.point, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def estimate_cells(name: str, estimate: Estimate | None) -> dict[str, float | str | None]:
+    """CSV cells of an estimate: those of its interval, and the reason why it is undefined."""
+    interval, why = (None, None) if estimate is None else (estimate.interval, estimate.why or None)
+    return {**interval_cells(name, interval), f"{name}_undefined": why}

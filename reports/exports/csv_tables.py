@@ -9,7 +9,8 @@ from evalsuite.reports.analysis.measures.agreement import AgreementRow
 from evalsuite.reports.analysis.measures.flips import MEASURES
 from evalsuite.reports.analysis.measures.letters import LetterRow
 from evalsuite.reports.analysis.rows import BenchmarkRow
-from evalsuite.reports.columns import Entry, columns_of, estimate_cells, interval_cells
+from evalsuite.reports.columns import Entry, columns_of
+from evalsuite.reports.formatting import estimate_cells, interval_cells
 from evalsuite.reports.report import Report
 
 

@@ -70,7 +70,7 @@ def _recovery(report: Report, teacher: int) -> list[str]:
     notes: list[str] = []
     for leading in order([Entry.of(report, row).leading for row in rows]):
         entries = {
-            protocol: Entry.of(report, row)
+            protocol: Entry.leading_of(report, row)
             for protocol in report.protocols
             if (row := report.average(leading.checkpoint, protocol)) is not None
         }

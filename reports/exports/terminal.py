@@ -80,7 +80,7 @@ def _table(report: Report, teacher: int | None, protocol: str) -> str:
     if teacher is not None:
         lines.append(["", "teacher", *("" for _ in shown), *cells(teacher)])
     entries = {
-        r.checkpoint: Entry.of(report, r)
+        r.checkpoint: Entry.leading_of(report, r)
         for r in report.averages
         if (r.protocol, r.scope) == (protocol, ALL) and r.checkpoint in members
     }
