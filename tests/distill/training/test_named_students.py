@@ -55,5 +55,5 @@ def test_labels_that_name_no_student_or_two_are_refused(teacher_folder, tmp_path
     recipe = small_recipe(teacher_folder, student={"mixers": ["gla"], "named": both})
     with pytest.raises(ConfigError, match=r"student.named.gla: is the name of a mixer"):
         distill(recipe, tmp_path / "out", quiet=True, device="cpu")
-    with pytest.raises(ConfigError, match=r"'\.\./gla' names a folder"):
+    with pytest.raises(ValueError, match=r"'\.\./gla' names a folder"):
         small_recipe(teacher_folder, student={"mixers": ["gla"], "named": {"../gla": {"mixer": "kda"}}})
