@@ -9,14 +9,17 @@ that do not exist, and of tokens of the window that are sinks, are ignored.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from evalsuite.models.mixers.interface import AttentionSpan
 
 State = dict[str, Tensor]
+BLOCKED_FROM = 2
+"""Windows of new tokens from which attention runs in blocks."""
 
 
 def state_shapes(
@@ -60,50 +63,120 @@ def attend_with_state(
     assert span.window is not None
     rows, length = q.shape[:2]
     real = q.new_ones(rows, length, dtype=torch.bool) if token_mask is None else token_mask
-    keys, values = k.transpose(1, 2), v.transpose(1, 2)
     seen = real.new_zeros(rows, dtype=torch.int32) if state is None else state["length"]
-    queries = seen[:, None] + real.int().cumsum(1) - 1
-    places, valid, stored = queries, real, 0
-    if state is not None:
-        keys = torch.cat([state["sink_keys"], state["window_keys"], keys], 2)
-        values = torch.cat([state["sink_values"], state["window_values"], values], 2)
-        sinks = torch.arange(span.sinks, device=q.device).expand(rows, -1)
-        window = _window_positions(seen, span)
-        places = torch.cat([sinks, window, queries], 1)
-        valid = torch.cat([sinks < seen[:, None], window >= span.sinks, real], 1)
-        stored = span.sinks + span.window - 1
-    # Pads see everything: a row without any key would be NaN, which spreads in the backward pass.
-    visible = span.visible(queries[:, :, None], places[:, None]) & valid[:, None] | ~real[:, :, None]
-    groups = q.shape[2] // k.shape[2]
-    queried, all_keys, all_values = (
-        q.transpose(1, 2),
-        keys.repeat_interleave(groups, 1),
-        values.repeat_interleave(groups, 1),
-    )
-    if cap is None:
-        out = scaled_dot_product_attention(
-            queried, all_keys, all_values, attn_mask=visible[:, None], scale=scale
-        )
+    positions = seen[:, None] + real.int().cumsum(1) - 1
+    call = _Call(span, span.window, scale, cap, real, positions, seen, state)
+    queries, keys, values = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    new = call.next_state(keys, values)
+    if length > BLOCKED_FROM * span.window:
+        out = call.attend_in_blocks(queries, keys, values, new)
     else:
-        scores = cap * torch.tanh(queried @ all_keys.transpose(2, 3) * scale / cap)
-        out = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1) @ all_values
-    new_length = seen + real.sum(1, dtype=torch.int32)
-    # Position p lies among the new tokens, after pads on the left, or in its slot of the old state.
-    first_new = stored + real.int().argmax(1)
-    sinks = torch.arange(span.sinks, device=q.device).expand(rows, -1)
-    window = _window_positions(new_length, span)
-    new = {"length": new_length}
-    for part, wanted, old in (
-        ("sink", sinks, sinks),
-        ("window", window, stored - (seen[:, None] - window)),
-    ):
-        source = torch.where(wanted >= seen[:, None], first_new[:, None] + wanted - seen[:, None], old)
-        source = source.clamp(0, keys.shape[2] - 1)[:, None, :, None].long()
-        exists = ((wanted >= 0) & (wanted < new_length[:, None]))[:, None, :, None]
-        for kind, tensor in (("keys", keys), ("values", values)):
-            taken = tensor.gather(2, source.expand(-1, tensor.shape[1], -1, tensor.shape[3]))
-            new[f"{part}_{kind}"] = taken * exists
+        out = call.attend(queries, keys, values)
     return out.transpose(1, 2), new
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """New tokens and the state before them.
+
+    Queries are [B, H, T, D], keys and values [B, H / groups, T, D].
+    """
+
+    span: AttentionSpan
+    window: int
+    scale: float
+    cap: float | None
+    real: Tensor
+    """bool [B, T]."""
+    positions: Tensor
+    """Of the real tokens in their sequences [B, T]."""
+    seen: Tensor
+    """Tokens before [B]."""
+    state: Mapping[str, Tensor] | None
+
+    @property
+    def sinks(self) -> Tensor:
+        """Positions [B, sinks]."""
+        return torch.arange(self.span.sinks, device=self.seen.device).expand(self.seen.shape[0], -1)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Compare every query with every key."""
+        places, valid = self.positions, self.real
+        if self.state is not None:
+            keys, values = self._with_stored("keys", keys), self._with_stored("values", values)
+            sinks, window = self.sinks, _window_positions(self.seen, self.span)
+            places = torch.cat([sinks, window, places], 1)
+            valid = torch.cat([sinks < self.seen[:, None], window >= self.span.sinks, valid], 1)
+        # Pads see everything: a row without any key would be NaN, which spreads in the backward pass.
+        visible = self.span.visible(self.positions[:, :, None], places[:, None]) & valid[:, None]
+        return self._mix(queries, keys, values, visible | ~self.real[:, :, None])
+
+    def attend_in_blocks(self, queries: Tensor, keys: Tensor, values: Tensor, new: State) -> Tensor:
+        """The same in linear time: blocks of `window` queries see their own tokens, those of the block
+        before, and the sinks, which the `new` state holds."""
+        rows, length, size = queries.shape[0], queries.shape[2], self.window
+        blocks = -(-length // size)
+        rest = blocks * size - length
+
+        def band(kind: str, tokens: Tensor) -> Tensor:
+            """Sinks, and tokens with the `size` before: [B · blocks, H / groups, sinks + 2 · size, D]."""
+            # A query sees size − 1 tokens before it, as many as are stored.
+            if self.state is None:
+                line = pad(tokens, [0, 0, size, rest])
+            else:
+                line = pad(torch.cat([self.state[f"window_{kind}"], tokens], 2), [0, 0, 1, rest])
+            bands = line.unfold(2, 2 * size, size).permute(0, 2, 1, 4, 3).flatten(0, 1)
+            return torch.cat([new[f"sink_{kind}"].repeat_interleave(blocks, 0), bands], 2)
+
+        stored = pad(_window_positions(self.seen, self.span), [1, 0], value=-1)
+        places = torch.cat([stored, torch.where(self.real, self.positions, -1)], 1)
+        # Sinks are seen once, as sinks.
+        places = torch.where(places < self.span.sinks, -1, places)
+        places = pad(places, [0, rest], value=-1).unfold(1, 2 * size, size)
+        sinks = torch.where(self.sinks < new["length"][:, None], self.sinks, -1)
+        places = torch.cat([sinks[:, None].expand(-1, blocks, -1), places], 2)[:, :, None]
+        asking = pad(self.positions, [0, rest]).view(rows, blocks, size, 1)
+        padding = ~pad(self.real, [0, rest]).view(rows, blocks, size, 1)
+        visible = self.span.visible(asking, places) & (places >= 0) | padding
+        blocked = pad(queries, [0, 0, 0, rest]).unflatten(2, (blocks, size)).transpose(1, 2).flatten(0, 1)
+        out = self._mix(blocked, band("keys", keys), band("values", values), visible.flatten(0, 1))
+        return out.unflatten(0, (rows, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :length]
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+        """Mix values, where `visible` [B, T, S], with the weights of their keys."""
+        groups = q.shape[1] // k.shape[1]
+        k, v, visible = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), visible[:, None]
+        if self.cap is None:
+            return scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=self.scale)
+        scores = self.cap * torch.tanh(q @ k.transpose(2, 3) * self.scale / self.cap)
+        return scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v
+
+    def _with_stored(self, kind: str, tokens: Tensor) -> Tensor:
+        assert self.state is not None
+        return torch.cat([self.state[f"sink_{kind}"], self.state[f"window_{kind}"], tokens], 2)
+
+    def next_state(self, keys: Tensor, values: Tensor) -> State:
+        """The state after the new tokens."""
+        stored = 0
+        if self.state is not None:
+            keys, values = self._with_stored("keys", keys), self._with_stored("values", values)
+            stored = self.span.sinks + self.window - 1
+        seen, new_length = self.seen, self.seen + self.real.sum(1, dtype=torch.int32)
+        # Position p lies among the new tokens, after pads on the left, or in its slot of the old state.
+        first_new = stored + self.real.int().argmax(1)
+        window = _window_positions(new_length, self.span)
+        new = {"length": new_length}
+        for part, wanted, old in (
+            ("sink", self.sinks, self.sinks),
+            ("window", window, stored - (seen[:, None] - window)),
+        ):
+            source = torch.where(wanted >= seen[:, None], first_new[:, None] + wanted - seen[:, None], old)
+            source = source.clamp(0, keys.shape[2] - 1)[:, None, :, None].long()
+            exists = ((wanted >= 0) & (wanted < new_length[:, None]))[:, None, :, None]
+            for kind, tensor in (("keys", keys), ("values", values)):
+                taken = tensor.gather(2, source.expand(-1, tensor.shape[1], -1, tensor.shape[3]))
+                new[f"{part}_{kind}"] = taken * exists
+        return new
 
 
 def _window_positions(length: Tensor, span: AttentionSpan) -> Tensor:

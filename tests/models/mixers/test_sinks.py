@@ -14,7 +14,7 @@ from evalsuite.models import StudentForCausalLM, build_student
 from evalsuite.models.checkpoints import Checkpoint
 from evalsuite.models.inference import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.torch.engine import TorchEngine
-from evalsuite.models.mixers import AttentionSpan
+from evalsuite.models.mixers import AttentionSpan, window_state
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
 from evalsuite.models.student.model import check_attention
 from evalsuite.models.vllm_plugin.validation import validate_student
@@ -64,6 +64,24 @@ def test_equals_attention_written_out(span: AttentionSpan) -> None:
     assert {name: x.shape[1:] for name, x in state.items()} == {
         name: torch.Size(shape) for name, shape in state_shapes(span, 2, 8, 8).items()
     }
+
+
+@spans
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_blocks_have_the_gradients_of_all_pairs(
+    span: AttentionSpan, cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = torch.ones(2, 13, dtype=torch.bool)
+    mask[1, :3] = False
+    found = []
+    for blocked_from in (0, 1000):
+        monkeypatch.setattr(window_state, "BLOCKED_FROM", blocked_from)
+        tensors = [x.requires_grad_() for x in inputs(2, 13)]
+        out, _ = attend(*tensors, span, token_mask=mask, cap=cap)
+        (out[mask] * torch.arange(8)).sum().backward()
+        found.append([out[mask], *(x.grad for x in tensors)])
+    for blocked, every in zip(*found, strict=True):
+        torch.testing.assert_close(blocked, every)
 
 
 @spans
