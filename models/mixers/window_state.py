@@ -135,9 +135,9 @@ class _Call:
         places = pad(places, [0, rest], value=-1).unfold(1, 2 * size, size)
         sinks = torch.where(self.sinks < new["length"][:, None], self.sinks, -1)
         places = torch.cat([sinks[:, None].expand(-1, blocks, -1), places], 2)[:, :, None]
-        asking = pad(self.positions, [0, rest]).view(rows, blocks, size, 1)
+        query_places = pad(self.positions, [0, rest]).view(rows, blocks, size, 1)
         padding = ~pad(self.real, [0, rest]).view(rows, blocks, size, 1)
-        visible = self.span.visible(asking, places) & (places >= 0) | padding
+        visible = self.span.visible(query_places, places) & (places >= 0) | padding
         blocked = pad(queries, [0, 0, 0, rest]).unflatten(2, (blocks, size)).transpose(1, 2).flatten(0, 1)
         out = self._mix(blocked, band("keys", keys), band("values", values), visible.flatten(0, 1))
         return out.unflatten(0, (rows, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :length]

@@ -167,7 +167,7 @@ def test_distill_refuses_invalid_selection_files(recipe, tmp_path, content, mess
         ({"selector": "ga_s3"}, ConfigError, "unknown selector 'ga_s3'; did you mean 'ga_s"),
         ({"budget": 4}, ConfigError, "--budget 4: must be between 1 and 3, the layers of the teacher"),
         ({"selector": "fixed"}, ConfigError, "give a published set"),
-        ({"mixer": "gated_deltanett"}, ConfigError, "unknown mixer 'gated_deltanett'"),
+        ({"mixer": "gated_deltanett"}, ConfigError, "unknown mixer or named student 'gated_deltanett'"),
     ],
 )
 def test_invalid_selections_are_refused(run_select, tmp_path, changes, error, message):
