@@ -19,6 +19,14 @@ SERIES_COLORS = 8
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
 
+Box = tuple[float, float, float, float]
+"""Left, right, low and high end, in pixels."""
+
+CHARACTER, LINE = 6.5, 15.0
+"""Pixels of a character and of a line of text."""
+RADIUS = 6.0
+"""Pixels from the centre of a point to its edge."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -110,3 +118,63 @@ def script_json(value: Any) -> Markup:
     for character in "<>&\u2028\u2029":
         content = content.replace(character, f"\\u{ord(character):04x}")
     return Markup(content)
+
+
+def label_positions(
+    names: Sequence[str],
+    points: Sequence[tuple[float, float]],
+    ends: tuple[tuple[float, float], tuple[float, float]],
+    size: tuple[float, float],
+    order: Sequence[str],
+    line: float | None = None,
+) -> list[str | None]:
+    """Position of every name next to its point, as Plotly's `textposition`; None where there is no room.
+
+    Names that come first choose first.
+
+    Args:
+        names: one a point.
+        points: x and y, in the units of the axes.
+        ends: both ends of the x axis and of the y axis.
+        size: width and height of the plot in pixels.
+        order: of the positions, the preferred one first.
+        line: y of a horizontal line that no name crosses.
+    """
+    scales = [pixels / ((high - low) or 1.0) for (low, high), pixels in zip(ends, size, strict=True)]
+    centres = [
+        tuple((value - low) * scale for value, (low, _), scale in zip(point, ends, scales, strict=True))
+        for point in points
+    ]
+    taken: list[Box] = [(x - RADIUS, x + RADIUS, y - RADIUS, y + RADIUS) for x, y in centres]
+    if line is not None:
+        height = (line - ends[1][0]) * scales[1]
+        taken.append((0.0, size[0], height - 1, height + 1))
+    found: list[str | None] = []
+    for name, (x, y) in zip(names, centres, strict=True):
+        boxes = {position: _box(name, x, y, position) for position in order}
+        free = (
+            position
+            for position, box in boxes.items()
+            if _is_within(box, size) and not any(_overlap(box, other) for other in taken)
+        )
+        position = next(free, None)
+        if position is not None:
+            taken.append(boxes[position])
+        found.append(position)
+    return found
+
+
+def _box(name: str, x: float, y: float, position: str) -> Box:
+    width = CHARACTER * len(name)
+    vertical, horizontal = position.split()
+    low = {"top": y + RADIUS, "middle": y - LINE / 2, "bottom": y - RADIUS - LINE}[vertical]
+    left = {"left": x - RADIUS - width, "center": x - width / 2, "right": x + RADIUS}[horizontal]
+    return left, left + width, low, low + LINE
+
+
+def _is_within(box: Box, size: tuple[float, float]) -> bool:
+    return box[0] >= 0 and box[1] <= size[0] and box[2] >= 0 and box[3] <= size[1]
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]

@@ -8,9 +8,23 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from evalsuite.reports.page.figures import DASHES, SERIES_COLORS, SYMBOLS, Figure, Table, color, figure, text
+from evalsuite.reports.page.figures import (
+    DASHES,
+    SERIES_COLORS,
+    SYMBOLS,
+    Figure,
+    Table,
+    color,
+    figure,
+    label_positions,
+    text,
+)
 from evalsuite.reports.statistics.intervals import Interval
 
+FEW_MARKS = 8
+"""A scatter of more checkpoints takes the whole width, so that their names have room."""
+WIDE, NARROW, MARGIN = 800, 460, 80
+"""Pixels of a figure and of what is around its plot."""
 Ticks = Sequence[tuple[float, str]]
 """Positions on an axis and their labels."""
 
@@ -147,39 +161,41 @@ def scatter(
         reference: a dotted horizontal line, as a fraction.
     """
     x, y = [100 * mark.x.point for mark in marks], [100 * mark.y.point for mark in marks]
+    is_wide, height = len(marks) > FEW_MARKS, max(380, 20 * len(marks) + 70)
+    level = None if reference is None else 100 * reference
+    # Most marks lie below the line.
+    order = ("top center", "bottom center") if level is None else ("bottom center", "top center")
+    places = label_positions(
+        [mark.name for mark in marks],
+        list(zip(x, y, strict=True)),
+        (_ends([mark.x for mark in marks], x_axis, None), _ends([mark.y for mark in marks], y_axis, level)),
+        ((WIDE if is_wide else NARROW) - MARGIN, height - MARGIN),
+        (*order, "middle right", "middle left"),
+        level,
+    )
     trace = go.Scatter(
         x=x,
         y=y,
         error_x=_whiskers([mark.x for mark in marks]),
         error_y=_whiskers([mark.y for mark in marks]),
         mode="markers+text",
-        text=[
-            text(mark.name) if is_alone else "" for mark, is_alone in zip(marks, _alone(x, y), strict=True)
-        ],
-        # Most marks lie below the line.
-        textposition="top center" if reference is None else "bottom center",
+        text=[text(mark.name) if place else "" for mark, place in zip(marks, places, strict=True)],
+        textposition=[place or order[0] for place in places],
         marker={"size": 9, "color": "var(--accent)"},
         hovertext=[text(mark.label) for mark in marks],
         hoverinfo="text",
     )
-    level = None if reference is None else 100 * reference
     shapes = [] if level is None else [_line(x0=0, x1=1, xref="paper", y0=level, y1=level)]
     layout = {"xaxis": x_axis.layout(), "yaxis": y_axis.layout(), "shapes": shapes, "showlegend": False}
-    height = max(380, 20 * len(marks) + 70)
-    return figure([trace], layout, title=title, caption=caption, height=height, table=table)
+    return figure([trace], layout, title=title, caption=caption, height=height, table=table, is_wide=is_wide)
 
 
-def _alone(x: Sequence[float], y: Sequence[float]) -> list[bool]:
-    """Whether the label above a point is clear of all others: labels are much wider than high."""
-    width, height = max(x) - min(x) or 1.0, max(y) - min(y) or 1.0
-    return [
-        not any(
-            abs(x[i] - x[j]) < 0.25 * width and abs(y[i] - y[j]) < 0.1 * height
-            for j in range(len(x))
-            if j != i
-        )
-        for i in range(len(x))
-    ]
+def _ends(intervals: Sequence[Interval], axis: Axis, level: float | None) -> tuple[float, float]:
+    """Both ends of an axis in percent, nearly as Plotly chooses them."""
+    values = [100 * end for each in intervals for end in (each.low, each.high)]
+    values += [value for value in (level, axis.low) if value is not None]
+    rest = 0.05 * (max(values) - min(values))
+    return min(values) if axis.low is not None else min(values) - rest, max(values) + rest
 
 
 def _whiskers(intervals: Sequence[Interval]) -> dict[str, object]:

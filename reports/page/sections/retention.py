@@ -10,7 +10,7 @@ from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.agreement import AgreementRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.page.figures import Figure, Table, figure, text
-from evalsuite.reports.page.plots import Axis, Curve, Mark, Point, curves, scatter
+from evalsuite.reports.page.plots import FEW_MARKS, Axis, Curve, Mark, Point, curves, scatter
 from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 
@@ -149,6 +149,7 @@ def _flips(report: Report, rows: list[AgreementRow], protocol: str) -> Figure | 
                 for label, row, _, _ in known
             ),
         ),
+        is_wide=len(rows) > FEW_MARKS,
     )
 
 
