@@ -22,7 +22,7 @@ class MixerOptions:
     """Heads of queries and keys, each shared by several heads of values as in Mamba-2; 0 for one per head."""
     expand_k: float = 1.0
     """Width of a head's queries and keys, as a multiple of the teacher's. The teacher's channels come first;
-    the others start at random and are not rotated."""
+    the others start at random, with the same mean square, and are not rotated."""
     expand_v: float = 1.0
     """Width of a head's values, as a multiple of the teacher's, which come first."""
     expand_kv: bool = True
