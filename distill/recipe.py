@@ -33,6 +33,8 @@ from evalsuite.foundation.strict import Strict, parse, read_yaml
 
 RECIPES = Path(__file__).parent / "recipes"
 STUDENT_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+RUN_FOLDERS = ("checkpoints", "executor", "failed", "state", "variants")
+"""What lies next to the students of a run."""
 
 
 class NamedStudent(Strict):
@@ -96,6 +98,8 @@ class StudentRecipe(Strict):
         for name in self.named:
             if not re.fullmatch(STUDENT_NAME, name):
                 raise ValueError(f"named: '{name}' names a folder: use letters, digits, '_', '.' and '-'")
+            if name in RUN_FOLDERS:
+                raise ValueError(f"named: '{name}' is another folder of every run; choose another name")
         return self
 
 

@@ -57,3 +57,5 @@ def test_labels_that_name_no_student_or_two_are_refused(teacher_folder, tmp_path
         distill(recipe, tmp_path / "out", quiet=True, device="cpu")
     with pytest.raises(ValueError, match=r"'\.\./gla' names a folder"):
         small_recipe(teacher_folder, student={"mixers": ["gla"], "named": {"../gla": {"mixer": "kda"}}})
+    with pytest.raises(ValueError, match="'state' is another folder of every run"):
+        small_recipe(teacher_folder, student={"mixers": ["gla"], "named": {"state": {"mixer": "kda"}}})
