@@ -12,6 +12,9 @@ from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.agreement import rank_agreement
 from evalsuite.reports.statistics.intervals import student_quantile
 
+LISTED = 6
+"""Students that a sentence lists in their order; of more, it names the first."""
+
 
 def replicate_sentences(report: Report, protocol: str) -> list[str]:
     """Describe the spread of recovery over training seeds; the pooled spread tells what is noise."""
@@ -130,15 +133,17 @@ def _over_everything(report: Report, ablation: Ablation) -> str:
 
 def _orders(report: Report, ablation: Ablation, first: Sequence[float], second: Sequence[float]) -> str:
     """Such as ``the order is a, b under log-likelihood and b, a under generation``."""
-    one, other = (_in_order(report, ablation.both, scores) for scores in (first, second))
+    number = len(ablation.both)
+    what, shown = ("the order", number) if number <= LISTED else (f"the first of {number}", 1)
+    one, other = (_in_order(report, ablation.both, scores, shown) for scores in (first, second))
     if one == other:
-        return f"the order is {one} under both protocols"
-    return f"the order is {one} under log-likelihood and {other} under generation"
+        return f"{what} is {one} under both protocols"
+    return f"{what} is {one} under log-likelihood and {other} under generation"
 
 
-def _in_order(report: Report, checkpoints: Sequence[int], scores: Sequence[float]) -> str:
+def _in_order(report: Report, checkpoints: Sequence[int], scores: Sequence[float], shown: int) -> str:
     pairs = sorted(zip(scores, checkpoints, strict=True), key=lambda pair: -pair[0])
-    return ", ".join(report.checkpoints[checkpoint].label for _, checkpoint in pairs)
+    return ", ".join(report.checkpoints[checkpoint].label for _, checkpoint in pairs[:shown])
 
 
 def _on_common_documents(report: Report, ablation: Ablation) -> str:

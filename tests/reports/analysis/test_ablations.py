@@ -11,6 +11,7 @@ from scipy.stats import kendalltau, t
 
 from evalsuite.foundation import DataError
 from evalsuite.reports import compare
+from evalsuite.reports.analysis import findings
 from evalsuite.reports.analysis.findings import replicate_sentences
 from evalsuite.reports.page.sections.layers import layer_charts
 from evalsuite.reports.page.sections.training_curves import training_views
@@ -131,6 +132,17 @@ def test_agreement_of_protocols_on_variants(made: tuple[Report, Path, Path]) -> 
     markdown = (out / "report.md").read_text()
     assert "#### tune" in markdown
     assert "| **heads** | gla |" in markdown
+
+
+def test_of_many_variants_the_first_is_named(
+    made: tuple[Report, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings, "LISTED", 3)
+    (tune,) = (each for each in made[0].ablations if each.base == "tune")
+    sentence = findings.ablation_sentence(made[0], tune)
+    first = "the first of 4 is tune-kd-full under log-likelihood and tune-kd-part under generation"
+    assert sentence.startswith(f"On documents evaluated under both protocols, {first} (Kendall τ")
+    assert "tune-sft" not in sentence
 
 
 def test_loss_charts_are_split_by_objective(synthetic: SimpleNamespace, tmp_path: Path) -> None:
