@@ -57,7 +57,8 @@ def parse_loss_curves(data: bytes, label: str, source: str) -> list[LossCurve]:
         try:
             row = json.loads(line.decode())
             stage, tokens = str(row["stage"]), int(row["tokens"])
-            values = {name: float(row[name]) for name in ("loss", *(row.keys() & set(VALIDATION)))}
+            names = ("loss", *(name for name in VALIDATION if name in row))
+            values = {name: float(row[name]) for name in names}
             for name, value in values.items():
                 if not math.isfinite(value):
                     raise ValueError(f"{name} {value}")

@@ -47,6 +47,8 @@ def test_measurements_on_held_out_documents_are_read_and_drawn(small_run: Path, 
         "validation_kl": ((128, 0.5), (256, 0.25)),
         "validation_ppl": ((128, 20.0), (256, 20.0)),
     }
+    # In one order, whatever strings hash to: exports are equal byte by byte.
+    assert list(weak.validation) == ["validation_kl", "validation_ppl"]
     assert weak.validation["validation_kl"] == ((128, 1.0), (256, 0.5))
     figures = Sections(compare([run], tmp_path / "out", samples=False).page.read_text()).figures["training"]
     assert list(figures) == [
