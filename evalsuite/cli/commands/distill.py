@@ -30,7 +30,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--mixer",
         nargs="+",
         metavar="M",
-        help="mixers of the students, instead of the recipe's; variants that name their own keep them",
+        help="mixers or named students, instead of the recipe's; variants that name their own keep them",
     )
     parser.add_argument(
         "--set",
