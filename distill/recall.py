@@ -6,7 +6,8 @@ Students are compared with the recipe's teacher on the held-out part of its natu
 chunks are left out. One file per student is written below --out, `summary.csv` has all of them, and
 `looks.jsonl` gets one line per measurement, so that every look at the data is known. No benchmark is read.
 
-- KL(teacher ‖ student) and top-1 agreement, for sequences of 512, 2,048 and 4,096 tokens of the same text;
+- KL(teacher ‖ student), top-1 agreement, and the share of the teacher's right next tokens that the student
+  retains, for sequences of 128 to 4,096 tokens of the same text;
 - the same by token class (`evalsuite.models.diagnostics.token_classes`): `copied` tokens by the distance from
   the earlier n-gram, `repeated`, and `new` ones;
 - recall: of the tokens of a span that comes back, and that the teacher predicts, the share that the
@@ -33,13 +34,15 @@ if TYPE_CHECKING:
     from evalsuite.distill import Recipe
     from evalsuite.models.diagnostics.repeated_spans import RepeatedSpan, SpanScores
 
-LENGTHS = (512, 2048, 4096)
+LENGTHS = (128, 512, 2048, 4096)
 """Tokens of the sequences; the longest is a multiple of the others."""
 DISTANCES = (64, 256, 1024, 4096)
 """Inclusive upper ends of the distances of copied tokens."""
 GAPS = (256, 1024, 3072)
 """Gaps of the spans that come back."""
 CLASSES = ("new", "repeated", *(f"copied-{distance}" for distance in DISTANCES))
+CRITERIA = ("recall", "retained_128", "retained_512")
+"""Columns that a student can be chosen by."""
 TOLERANCE = 1.03
 """Factor on the base's KL at 512 tokens that a chosen student may have."""
 
@@ -94,9 +97,9 @@ def classes_of(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def text_rows(teacher: Any, student: Any, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
     """Distances per token by length and class; KL is None for a class without tokens."""
-    from evalsuite.models.diagnostics.distance import Passage, compare_models
+    from evalsuite.models.diagnostics.distance import MEASURES, Passage, compare_models
 
-    columns = ("kl", "agreement", "teacher_nll", "student_nll")
+    columns = MEASURES[1:]
     found = []
     for length in LENGTHS:
         passages = [
@@ -105,7 +108,7 @@ def text_rows(teacher: Any, student: Any, rows: NDArray[np.int64]) -> list[dict[
         ]
         sums = np.zeros((len(CLASSES), 1 + len(columns)))
         for each in compare_models(teacher, {"": student}, passages, groups=len(CLASSES)):
-            sums[each.group] += each.tokens, each.kl, each.agreement, each.teacher_nll, each.student_nll
+            sums[each.group] += [getattr(each, name) for name in MEASURES]
         for name, (tokens, *measured) in zip(("all", *CLASSES), [sums.sum(0), *sums], strict=True):
             means = [float(value / tokens) if tokens else None for value in measured]
             counted = {"length": length, "class": name, "tokens": int(tokens)}
@@ -145,12 +148,15 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
     over the first occurrence, in nats per token, shows that.
     """
     by_class = {(row["length"], row["class"]): row for row in measured["text"]}
+    # Files of earlier versions lack the shortest sequences.
+    whole = {length: by_class.get((length, "all"), {}) for length in LENGTHS}
     recalls = [row["recall"] for row in measured["spans"]]
     return {
         "student": measured["student"],
-        "kl_512": by_class[512, "all"]["kl"],
-        "agreement_512": by_class[512, "all"]["agreement"],
-        **{f"kl_{length}": by_class[length, "all"]["kl"] for length in LENGTHS[1:]},
+        **{f"kl_{length}": row.get("kl") for length, row in whole.items()},
+        "agreement_512": whole[512]["agreement"],
+        "retained_128": _retained(whole[128]),
+        "retained_512": _retained(whole[512]),
         **{f"kl_{name}": by_class[LENGTHS[-1], name]["kl"] for name in CLASSES},
         **{f"recall_{row['gap']}": row["recall"] for row in measured["spans"]},
         **{f"gain_{row['gap']}": row["student_gain"] for row in measured["spans"]},
@@ -158,13 +164,27 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def choose(rows: Sequence[Mapping[str, Any]], base: str, candidates: Sequence[str] = ()) -> str:
-    """Return the student with the best mean recall whose KL at 512 tokens is at most 1.03 times the base's.
+def _retained(row: Mapping[str, Any]) -> float | None:
+    """Share of the teacher's right tokens that the student has right; None if that was not measured."""
+    return row["retained"] / row["teacher_right"] if row.get("teacher_right") else None
+
+
+def choose(
+    rows: Sequence[Mapping[str, Any]],
+    base: str,
+    candidates: Sequence[str] = (),
+    *,
+    by: str = "recall",
+    tolerance: float = TOLERANCE,
+) -> str:
+    """Return the best student whose KL at 512 tokens is at most `tolerance` times the base's.
 
     Args:
         rows: as `summary` returns them.
         base: the student that KL is compared with; it may be chosen.
         candidates: the students to choose from; default: all.
+        by: the column that is maximized, one of `CRITERIA`.
+        tolerance: factor on the base's KL.
 
     Raises:
         ConfigError: `base` was not measured.
@@ -172,14 +192,14 @@ def choose(rows: Sequence[Mapping[str, Any]], base: str, candidates: Sequence[st
     known = {row["student"]: row for row in rows}
     if base not in known:
         raise ConfigError(f"--choose {base}: was not measured; there are {', '.join(sorted(known))}")
-    limit = TOLERANCE * known[base]["kl_512"]
+    limit = tolerance * known[base]["kl_512"]
     allowed = [
         row
         for name, row in known.items()
         if name == base
-        or ((not candidates or name in candidates) and row["kl_512"] <= limit and row["recall"] is not None)
+        or ((not candidates or name in candidates) and row["kl_512"] <= limit and row[by] is not None)
     ]
-    return str(max(allowed, key=lambda row: (row["recall"] or 0.0, -row["kl_512"]))["student"])
+    return str(max(allowed, key=lambda row: (row[by] or 0.0, -row["kl_512"]))["student"])
 
 
 class RecallMeasurement:
@@ -251,6 +271,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1 (default: cpu)")
     parser.add_argument("--choose", metavar="BASE", help="print the student that the rule picks")
     parser.add_argument("--among", nargs="+", default=[], metavar="NAME", help="students to choose from")
+    parser.add_argument(
+        "--by", choices=CRITERIA, default="recall", help="what is maximized (default: recall)"
+    )
+    parser.add_argument(
+        "--tolerance", type=float, default=TOLERANCE, help="factor on the KL of BASE (default: %(default)s)"
+    )
     given = parser.parse_intermixed_args(arguments)
     if given.data is not None:
         os.environ["EVALSUITE_DATA"] = str(given.data)
@@ -272,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not rows:
         raise ConfigError(f"{given.out}: no student was measured; name one as NAME=FOLDER")
     if given.choose is not None:
-        print(choose(rows, given.choose, given.among))
+        print(choose(rows, given.choose, given.among, by=given.by, tolerance=given.tolerance))
         return
     table = _table(rows)
     (given.out / "summary.csv").write_text(table)

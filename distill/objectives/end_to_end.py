@@ -95,6 +95,10 @@ class LossConfig(Strict):
     """The `kd` objective: ce · CE + kl · KL, each a mean over the loss tokens."""
 
     ce: float = Field(default=0.0, ge=0)
+    ce_tokens: Literal["all", "teacher_right"] = "all"
+    """Tokens with a cross-entropy. teacher_right: those that are the teacher's most likely token, so that the
+    student learns from the text where the teacher is right, and nothing that the teacher does not know. The
+    mean is over all loss tokens either way."""
     kl: float = Field(default=1.0, ge=0)
     temperature: float = Field(default=1.0, gt=0)
     """Softmax temperature of both distributions in the KL; its gradient is scaled by temperature²."""
@@ -112,6 +116,8 @@ class LossConfig(Strict):
     def _nonzero(self) -> "LossConfig":
         if self.ce == 0 and self.kl == 0:
             raise ValueError("'ce' and 'kl' are both 0, so nothing would be learned")
+        if self.ce == 0 and self.ce_tokens != "all":
+            raise ValueError(f"'ce_tokens: {self.ce_tokens}' needs a 'ce' above 0")
         return self
 
 
@@ -126,8 +132,8 @@ class KnowledgeDistillation(EndToEndStage):
 
     @property
     def runs_teacher(self) -> bool:
-        """Whether the KL has a weight."""
-        return self.loss.kl > 0
+        """Whether the KL has a weight, or the teacher chooses the tokens of the cross-entropy."""
+        return self.loss.kl > 0 or self.loss.ce_tokens != "all"
 
     @property
     def fused_loss(self) -> "DistillLossConfig":
@@ -137,6 +143,7 @@ class KnowledgeDistillation(EndToEndStage):
         loss = self.loss
         return DistillLossConfig(
             ce=loss.ce,
+            ce_tokens=loss.ce_tokens,
             # The code published with arXiv 2504.14366 uses `batchmean`, which divides [B, T, V] by B alone.
             kl=loss.kl * (self.seq_len if loss.kl_reduction == "batchmean" else 1),
             temperature=loss.temperature,

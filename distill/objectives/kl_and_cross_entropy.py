@@ -27,6 +27,7 @@ class DistillLossConfig:
     """Weights and form of the loss; see `evalsuite.distill.objectives.end_to_end.LossConfig`."""
 
     ce: float = 0.0
+    ce_tokens: Literal["all", "teacher_right"] = "all"
     kl: float = 1.0
     temperature: float = 1.0
     direction: Literal["forward", "reverse"] = "forward"
@@ -111,7 +112,7 @@ class _FusedLinearDistillation(torch.autograd.Function):
                 )(
                     logits,
                     teacher_logits,
-                    None if labels is None else labels[chunk],
+                    None if labels is None else _labels_in_ce(labels[chunk], teacher_logits, config),
                     token_weights[chunk].to(accumulate),
                     config,
                 )
@@ -137,6 +138,13 @@ class _FusedLinearDistillation(torch.autograd.Function):
         if grad_weight is not None:
             grad_weight = grad_weight * grad_loss.to(grad_weight.dtype)
         return grad_hidden, grad_weight, *[None] * 8
+
+
+def _labels_in_ce(labels: Tensor, teacher_logits: Tensor | None, config: DistillLossConfig) -> Tensor:
+    """The labels, −1 for tokens without a cross-entropy."""
+    if config.ce_tokens == "all" or teacher_logits is None:
+        return labels
+    return labels.where(teacher_logits.argmax(-1) == labels, -1)
 
 
 def _triton_supported(hidden: Tensor, config: DistillLossConfig) -> bool:
@@ -191,10 +199,11 @@ def _loss_and_gradient(
     gradient: Tensor | None = None
     if labels is not None and config.ce:
         log_s = logits.log_softmax(-1) if teacher_logits is not None else _log_softmax_(logits)
-        ce = -(log_s.gather(-1, labels[:, None])[:, 0] * weights).sum()
+        places, ce_weights = labels.clamp(min=0)[:, None], weights.where(labels >= 0, 0)
+        ce = -(log_s.gather(-1, places)[:, 0] * ce_weights).sum()
         gradient = log_s.exp_()
-        gradient.scatter_add_(-1, labels[:, None], -torch.ones_like(weights)[:, None])
-        gradient *= (weights * config.ce)[:, None]
+        gradient.scatter_add_(-1, places, -torch.ones_like(weights)[:, None])
+        gradient *= (ce_weights * config.ce)[:, None]
     if teacher_logits is not None and config.kl:
         temperature = config.temperature
         if temperature != 1:
@@ -224,7 +233,8 @@ def _loss_by_autograd(
         kl = (kd_per_token(leaf, teacher_logits, config) * weights).sum()
         ce = logits.new_zeros(())
         if labels is not None and config.ce:
-            ce = -(leaf.log_softmax(-1).gather(-1, labels[:, None])[:, 0] * weights).sum()
+            chosen = leaf.log_softmax(-1).gather(-1, labels.clamp(min=0)[:, None])[:, 0]
+            ce = -(chosen * weights.where(labels >= 0, 0)).sum()
         (gradient,) = torch.autograd.grad(config.ce * ce + config.kl * kl, leaf)
     return ce.detach(), kl.detach(), gradient
 
@@ -249,7 +259,8 @@ def fused_linear_distillation(
         weight: the student's language-model head [V, D].
         token_weights: weight w of each token [N]; 1 / N for a per-token mean.
         labels: the next token [N]; required if config.ce > 0.
-        teacher_hidden, teacher_weight: [N, Dt] and [V, Dt], without gradient; required if config.kl > 0.
+        teacher_hidden, teacher_weight: [N, Dt] and [V, Dt], without gradient; required if config.kl > 0 or if
+            the cross-entropy is of the tokens that the teacher has right.
         soft_cap, teacher_soft_cap: soft caps of the two models' logits, cap · tanh(z / cap), if any.
         chunk_size: tokens per chunk; affects the result by rounding only.
 

@@ -19,8 +19,19 @@ from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models.inference.proof import largest_deviation
 from evalsuite.models.inference.torch.model_runner import logit_transform
 
-MEASURES = ("tokens", "kl", "agreement", "teacher_nll", "student_nll")
+MEASURES = (
+    "tokens",
+    "kl",
+    "agreement",
+    "teacher_nll",
+    "student_nll",
+    "teacher_right",
+    "student_right",
+    "retained",
+)
 """Columns of `compare_models`: sums over the tokens of one document and group."""
+COUNTS = ("tokens", "agreement", "teacher_right", "student_right", "retained")
+"""Those that count tokens."""
 MULTIPLE = 64
 """Batches are padded to a multiple of so many tokens, so that few shapes occur."""
 
@@ -66,6 +77,8 @@ class DocumentDistance:
         kl: KL(teacher ‖ student) over the full vocabulary, summed, in nats.
         agreement: tokens at which teacher and student have the same most likely next token.
         teacher_nll, student_nll: negative log-likelihood of the tokens themselves, summed, in nats.
+        teacher_right, student_right: tokens that are the model's most likely ones.
+        retained: tokens that are the most likely ones of both.
     """
 
     student: str
@@ -76,6 +89,9 @@ class DocumentDistance:
     agreement: int
     teacher_nll: float
     student_nll: float
+    teacher_right: int
+    student_right: int
+    retained: int
 
 
 def compare_logits(teacher: Tensor, student: Tensor, target: Tensor) -> Tensor:
@@ -86,9 +102,10 @@ def compare_logits(teacher: Tensor, student: Tensor, target: Tensor) -> Tensor:
         target: int64 [N], the tokens that follow in the text.
 
     Returns:
-        float32 [N, 4]: KL(teacher ‖ student) in nats, 1 where the most likely tokens are the same (the lower
-        id of tied ones) and 0 elsewhere, and both negative log-likelihoods of the target. Equal logits give
-        a KL of exactly 0.
+        float32 [N, 7], in the order of `MEASURES`: KL(teacher ‖ student) in nats, 1 where the most likely
+        tokens are the same (the lower id of tied ones) and 0 elsewhere, both negative log-likelihoods of the
+        target, and 1 where it is the most likely token of the teacher, of the student and of both. Equal
+        logits give a KL of exactly 0.
     """
     log_p = log_softmax(teacher, -1, dtype=torch.float32)
     log_q = log_softmax(student, -1, dtype=torch.float32)
@@ -97,10 +114,11 @@ def compare_logits(teacher: Tensor, student: Tensor, target: Tensor) -> Tensor:
     # Where p underflows to zero the term is zero, whatever the difference; infinite logits (a masked token)
     # would make it NaN.
     kl = torch.where(p > 0, p * difference, 0.0).sum(-1)
-    same = teacher.argmax(-1) == student.argmax(-1)
+    first, second = teacher.argmax(-1), student.argmax(-1)
     places = target.unsqueeze(-1)
     nll = [-each.gather(-1, places).squeeze(-1) for each in (log_p, log_q)]
-    return torch.stack([kl, same.float(), *nll], -1)
+    right = [first == target, second == target, (first == target) & (second == target)]
+    return torch.stack([kl, (first == second).float(), *nll, *(each.float() for each in right)], -1)
 
 
 def batched(lengths: Sequence[int], tokens: int) -> list[list[int]]:
@@ -255,16 +273,10 @@ def _rows(
             "teacher are not finite"
         )
     for cell in np.flatnonzero(sums[:, 0]).tolist():
-        tokens, kl, agreement, teacher_nll, student_nll = sums[cell].tolist()
+        found = dict(zip(MEASURES, sums[cell].tolist(), strict=True))
+        counts = {name: int(found.pop(name)) for name in COUNTS}
         yield DocumentDistance(
-            student=student,
-            doc_id=batch[cell // groups].doc_id,
-            group=cell % groups,
-            tokens=int(tokens),
-            kl=kl,
-            agreement=int(agreement),
-            teacher_nll=teacher_nll,
-            student_nll=student_nll,
+            student=student, doc_id=batch[cell // groups].doc_id, group=cell % groups, **counts, **found
         )
 
 

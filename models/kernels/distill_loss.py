@@ -74,8 +74,11 @@ def _row_loss_kernel(  # type: ignore[no-untyped-def]
     label = -1
     if HAS_CE:
         label = tl.load(labels + row)
-        label_logit = tl.load(student + label).to(tl.float32) * inverse_temperature
-        tl.store(ce_out + row, (log_sum_s - label_logit) * weight)
+        label_logit = (
+            tl.load(student + label, mask=label >= 0, other=0.0).to(tl.float32) * inverse_temperature
+        )
+        ce_scale = tl.where(label >= 0, ce_scale, 0.0)
+        tl.store(ce_out + row, tl.where(label >= 0, (log_sum_s - label_logit) * weight, 0.0))
     # All lanes must have read the label's logit before any lane overwrites it.
     tl.debug_barrier()
     kl = tl.zeros([BLOCK], tl.float32)
@@ -113,7 +116,8 @@ def row_losses(
     Args:
         logits: the student's [C, V]; overwritten by the gradient of ce · CE + kl · KL.
         teacher_logits: [C, V], required if kl > 0.
-        labels: int64 [C], required if ce > 0, which also requires a temperature of 1.
+        labels: int64 [C], required if ce > 0, which also requires a temperature of 1; negative ones have no
+            cross entropy.
         weights: weight of each token, float32 [C].
         ce, kl: weights of the two losses in the gradient.
         temperature: τ of both softmaxes.

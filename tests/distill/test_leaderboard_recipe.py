@@ -79,6 +79,26 @@ def test_text_that_returns_far_away_is_disjoint_from_the_other_sources():
     assert sum(late.mixture.values()) == pytest.approx(1)
 
 
+def test_last_stages_differ_in_their_loss_and_length_only():
+    base = load_recipe(f"{NAME}:tokens-8m")
+    (kl,) = load_recipe(f"{NAME}:last-stage").stages
+    assert kl == base.stages[-1]
+    (short,) = load_recipe(f"{NAME}:last-stage,short").stages
+    assert short == kl.model_copy(update={"seq_len": 256, "batch_size": 16})
+    assert short.tokens_per_step == kl.tokens_per_step
+    for name, ce, tokens in (
+        ("ce01", 0.1, "all"),
+        ("ce03", 0.3, "all"),
+        ("right03", 0.3, "teacher_right"),
+        ("right10", 1.0, "teacher_right"),
+    ):
+        recipe = load_recipe(f"{NAME}:tokens-90m,short,{name}")
+        assert recipe.name == f"{NAME}.tokens-90m-short-{name}"
+        loss = kl.loss.model_copy(update={"ce": ce, "ce_tokens": tokens})
+        assert recipe.stages[-1] == short.model_copy(update={"loss": loss, "tokens": 22_800_000})
+        assert recipe.stages[:2] == load_recipe(f"{NAME}:tokens-90m").stages[:2]
+
+
 def test_exclusions_of_the_recipes_that_were_compared_are_all_taken_over():
     def listed(name: str) -> set[str]:
         return set((RECIPES / f"{name}.exclude.txt").read_text().split())

@@ -34,6 +34,12 @@ def test_the_best_recall_within_the_bound_of_kl_is_chosen():
     assert choose(rows, "base", ["c"]) == "c"
     assert choose([row("base", 0.2, 0.3), row("a", 0.19, 0.3)], "base") == "a"
     assert choose([row("base", 0.2, None), row("a", 0.3, 0.3)], "base") == "base"
+    assert choose(rows, "base", tolerance=1.1) == "b"
+    retained = [
+        {**found, "retained_512": value} for found, value in zip(rows, (0.7, 0.8, 0.9, None), strict=True)
+    ]
+    assert choose(retained, "base", by="retained_512") == "a"
+    assert choose(retained, "base", by="retained_512", tolerance=1.0) == "base"
     with pytest.raises(ConfigError, match="base: was not measured"):
         choose([row("a", 1.0, 1.0)], "base")
 
@@ -58,16 +64,19 @@ def test_the_command_measures_and_chooses(tmp_path, small_recipe, stage, teacher
     main([str(path), *options, f"student={student}", f"itself={teacher_folder}"])
     printed = capsys.readouterr().out
     assert printed == (out / "summary.csv").read_text()
-    assert printed.splitlines()[0].startswith("student,kl_512,agreement_512,kl_2048,kl_4096,kl_new,")
+    assert printed.splitlines()[0].startswith(
+        "student,kl_128,kl_512,kl_2048,kl_4096,agreement_512,retained_128,retained_512,kl_new,"
+    )
     measured = {name: json.loads((out / f"{name}.json").read_text()) for name in ("student", "itself")}
     itself, made = summary(measured["itself"]), summary(measured["student"])
     assert itself["kl_512"] == pytest.approx(0, abs=1e-6)
     gains = {f"gain_{found['gap']}": found["student_gain"] for found in measured["student"]["spans"]}
     assert gains == {name: value for name, value in made.items() if name.startswith("gain_")}
-    assert itself["agreement_512"] == 1
+    assert itself["agreement_512"] == itself["retained_512"] == 1
+    assert 0 <= made["retained_512"] < 1
     assert made["kl_512"] > 1e-3
     for each in measured.values():
-        for length in (512, 2048, 4096):
+        for length in (128, 512, 2048, 4096):
             rows = {found["class"]: found for found in each["text"] if found["length"] == length}
             assert rows["all"]["tokens"] == 8192 - 8192 // length
             assert sum(rows[name]["tokens"] for name in CLASSES) == rows["all"]["tokens"]

@@ -25,14 +25,15 @@ CONFIGS = [
     DistillLossConfig(top_k=3, tail="bucket"),
     DistillLossConfig(top_k=4, tail="bucket", direction="reverse", ce=0.3),
     DistillLossConfig(top_k=4, direction="reverse"),
+    DistillLossConfig(ce=0.5, ce_tokens="teacher_right"),
+    DistillLossConfig(ce=0.5, ce_tokens="teacher_right", kl=0.0),
+    DistillLossConfig(ce=0.5, ce_tokens="teacher_right", direction="reverse"),
 ]
 
 
 def name(config: DistillLossConfig) -> str:
-    return "-".join(
-        f"{value}"
-        for value in (config.ce, config.kl, config.temperature, config.direction, config.top_k, config.tail)
-    )
+    form = (config.ce_tokens, config.direction, config.top_k, config.tail)
+    return "-".join(f"{value}" for value in (config.ce, config.kl, config.temperature, *form))
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def tensors():
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     weights = torch.tensor([0.5, 0.0, 1.0, 0.25, 2.0, 1.0, 0.1], dtype=torch.float64)
-    return {
+    tensors = {
         "hidden": draw(N, D),
         "weight": draw(V, D),
         "teacher_hidden": draw(N, D + 1),
@@ -51,6 +52,11 @@ def tensors():
         "labels": torch.randint(0, V, (N,), generator=generator),
         "token_weights": weights,
     }
+    # The teacher is right at three tokens, one of them without weight.
+    right = (tensors["teacher_hidden"] @ tensors["teacher_weight"].T).argmax(-1)
+    tensors["labels"][[0, 1, 4]] = right[[0, 1, 4]]
+    tensors["labels"][5] = (right[5] + 1) % V
+    return tensors
 
 
 def expected_kl(student, teacher, config):
@@ -77,7 +83,9 @@ def test_the_loss_equals_the_formulas_in_float64(tensors, config):
     teacher = tensors["teacher_hidden"] @ tensors["teacher_weight"].T
     kl = (expected_kl(student.numpy(), teacher.numpy(), config) * tensors["token_weights"]).sum()
     rows = torch.from_numpy(log_softmax(student.numpy(), axis=-1))
-    ce = -(rows[torch.arange(N), tensors["labels"]] * tensors["token_weights"]).sum()
+    labels = tensors["labels"]
+    counted = torch.ones(N) if config.ce_tokens == "all" else teacher.argmax(-1) == labels
+    ce = -(rows[torch.arange(N), labels] * tensors["token_weights"] * counted).sum()
 
     loss, ce_part, kl_part = fused_linear_distillation(**tensors, config=config, chunk_size=3)
 

@@ -12,6 +12,7 @@ from torch.distributions import Categorical, kl_divergence
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models import build_student, load_checkpoint
 from evalsuite.models.diagnostics.distance import (
+    MEASURES,
     DocumentDistance,
     Passage,
     batched,
@@ -33,13 +34,20 @@ def random_passages(vocabulary: int, lengths: list[int]) -> list[Passage]:
 
 def test_known_distributions() -> None:
     p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.5, 0.25]])
-    ((kl, same, teacher_nll, student_nll),) = compare_logits(
+    ((kl, same, teacher_nll, student_nll, *right),) = compare_logits(
         p.log() + 3, q.log() - 7, torch.tensor([1])
     ).tolist()
+    assert right == [0, 1, 0]
     assert kl == pytest.approx(0.25 * math.log(2), rel=1e-5)
     assert same == 0
     assert teacher_nll == pytest.approx(math.log(4), rel=1e-5)
     assert student_nll == pytest.approx(math.log(2), rel=1e-5)
+
+
+def test_the_right_tokens_of_the_teacher_that_are_retained() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 2.0, 1.0]])
+    found = compare_logits(logits, logits[[0, 2, 2]], torch.tensor([0, 0, 0]))
+    assert found[:, -3:].tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]
 
 
 def test_two_classes_shifted_by_a_nat() -> None:
@@ -108,7 +116,7 @@ def test_sums_are_those_of_whole_logits(which: str, request: pytest.FixtureReque
         expected = compare_logits(p, q, tokens[0, 1:]).sum(0).tolist()
         row = found[text.doc_id]
         assert row.tokens == len(text.tokens) - 1
-        assert [row.kl, row.agreement, row.teacher_nll, row.student_nll] == pytest.approx(expected, rel=1e-3)
+        assert [getattr(row, name) for name in MEASURES[1:]] == pytest.approx(expected, rel=1e-3)
 
 
 def test_only_compared_tokens_count_each_in_its_group(teacher: Any) -> None:

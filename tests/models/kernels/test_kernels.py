@@ -144,12 +144,14 @@ def test_row_losses(ce: float, kl: float, temperature: float, vocabulary: int) -
     rows = 2 if INTERPRETED else 64
     logits, teacher = 3 * draw(rows, vocabulary), 3 * draw(rows, vocabulary)
     labels = torch.randint(0, vocabulary, (rows,), device=DEVICE)
+    labels[0] = -1
     weights = torch.rand(rows, device=DEVICE)
     exact = logits.double().requires_grad_()
     log_student = (exact / temperature).log_softmax(-1)
     log_teacher = (teacher.double() / temperature).log_softmax(-1)
     divergence = (log_teacher.exp() * (log_teacher - log_student)).sum(-1)
-    expected_ce = (functional.cross_entropy(exact, labels, reduction="none") * weights).sum()
+    rows_ce = functional.cross_entropy(exact, labels, reduction="none", ignore_index=-1)
+    expected_ce = (rows_ce * weights).sum()
     expected_kl = (divergence * weights).sum() * temperature**2
     (ce * expected_ce + kl * expected_kl).backward()
     found_ce, found_kl = row_losses(logits, teacher, labels, weights, ce=ce, kl=kl, temperature=temperature)
