@@ -45,6 +45,14 @@ def has_answers(cell: Cell) -> bool:
     return is_binary(cell) and bool((cell.answers >= 0).any())
 
 
+def stores_choices(cell: Cell, row: int) -> bool:
+    """Whether choices of the scored documents of a row are known: scores can be published without them."""
+    scored = cell.outcomes[row] == OUTCOMES.index("ok")
+    return (
+        cell.protocol != "loglikelihood" or not scored.any() or bool((cell.answers[row][scored] >= 0).any())
+    )
+
+
 def has_choices(cell: Cell) -> bool:
     """Whether the answers are a few letters, so that agreement by chance is known."""
     return cell.chance is not None and bool((cell.chance > 0).all())
@@ -90,7 +98,7 @@ class Reference:
         cell = self.cell
         if measure in ("lost", "gained", "retained"):
             return self._flips(measure, row) if is_binary(cell) else None
-        if not has_answers(cell):
+        if not has_answers(cell) or not (stores_choices(cell, row) and stores_choices(cell, self.row)):
             return None
         picked = cell.answers
         if measure == "scored_agreement":

@@ -1,5 +1,6 @@
 """Agreement, retained, flips and κ against counts made by hand from the score rows."""
 
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +65,31 @@ def test_benchmarks_match_counts_by_hand(small_run: Path, report: Report, protoc
                 interval = getattr(row, name).interval
                 assert interval.point == pytest.approx(value)
                 assert 0 <= interval.low <= value <= interval.high <= 1
+
+
+def test_a_student_without_stored_choices_has_no_agreement_and_still_retains(
+    small_run: Path, tmp_path: Path, report: Report
+) -> None:
+    run = shutil.copytree(small_run, tmp_path / "run")
+    for benchmark in ("arc_easy", "piqa"):
+        edit_rows(
+            run,
+            benchmark,
+            "loglikelihood",
+            lambda _, r: r | {"choices": {}} if r["checkpoint"] == "weak" else r,
+        )
+    without = {
+        report.checkpoints[r.checkpoint].label: r
+        for report in [build_report([run])]
+        for r in report.agreements
+        if (r.scope, r.protocol) == ("all", "loglikelihood")
+    }
+    weak, strong = without["weak"], without["strong"]
+    assert weak.agreement.point is weak.scored_agreement.point is weak.kappa.point is None
+    index = [each.label for each in report.checkpoints].index("weak")
+    before = report.agreement_with_teacher(index, "loglikelihood")
+    assert weak.retained.point == before.retained.point
+    assert strong.agreement.point is not None
 
 
 def test_averages_are_macro_averages_and_perplexities_have_none(report: Report) -> None:
