@@ -276,7 +276,7 @@ def _agreements(
             pool = AgreementPool(tensor, protocol, teacher)
             rows += agreement_rows(pool, whole.recipes, names)
             by_benchmark += benchmark_agreement_rows(pool)
-        ceilings += ceiling_rows(tensor, protocol, whole.recipes)
+        ceilings += ceiling_rows(tensor, protocol, whole.recipes, informative[protocol])
     return rows, by_benchmark, ceilings
 
 

@@ -14,9 +14,10 @@ their clusters, as everywhere (`evalsuite.reports.statistics.bootstrap`). Benchm
 fractional scores, or whose responses are texts as a whole have no agreement under that protocol.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from types import MappingProxyType
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from evalsuite.reports.analysis.measures.flips import (
 )
 from evalsuite.reports.analysis.replicates import ONE_RUN, Recipes
 from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
-from evalsuite.reports.analysis.scopes import ALL, scopes_of, weights_of
+from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE, scopes_of, weights_of
 from evalsuite.reports.statistics.bootstrap import Stratum
 from evalsuite.reports.statistics.contrasts import Contrast
 from evalsuite.reports.statistics.paired import few_discordant
@@ -222,14 +223,35 @@ def benchmark_agreement_rows(pool: AgreementPool) -> list[AgreementRow]:
     return found
 
 
-def ceiling_rows(tensor: ResultTensor, protocol: str, recipes: Recipes) -> list[AgreementRow]:
-    """One row over all benchmarks per pair of training runs of one recipe: what another seed changes."""
+def ceiling_rows(
+    tensor: ResultTensor,
+    protocol: str,
+    recipes: Recipes,
+    informative: Mapping[int, Sequence[str]] = MappingProxyType({}),
+) -> list[AgreementRow]:
+    """Rows over all and over the informative benchmarks per pair of training runs of one recipe.
+
+    They tell what another seed changes.
+
+    Args:
+        tensor: the results.
+        protocol: `loglikelihood` or `generation`.
+        recipes: tells which checkpoints are runs of one recipe.
+        informative: index of a teacher → names of the informative benchmarks under this protocol.
+    """
     found = []
     for family in recipes.families:
         for reference, member in combinations(family, 2):
             pool = AgreementPool(tensor, protocol, reference, [member])
-            row = _row(pool, member, ALL, range(len(pool.cells)), None)
-            found += [] if row is None else [row]
+            teacher = tensor.checkpoints[member].teacher
+            names = None if teacher is None else informative.get(teacher)
+            scopes = scopes_of(pool.cells, names)
+            rows = [
+                _row(pool, member, scope, scopes[scope], None)
+                for scope in (ALL, INFORMATIVE)
+                if scope in scopes
+            ]
+            found += [row for row in rows if row is not None]
     return found
 
 

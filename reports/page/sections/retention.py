@@ -1,5 +1,6 @@
 """Agreement with the teacher: a scatter against recovery, and flips behind equal averages."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -8,6 +9,7 @@ import plotly.graph_objects as go
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.agreement import AgreementRow
+from evalsuite.reports.analysis.measures.tolerance import ToleranceRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.page.figures import Figure, Table, figure, text
 from evalsuite.reports.page.plots import FEW_MARKS, Axis, Curve, Mark, Point, curves, scatter
@@ -28,26 +30,38 @@ def retention_view(report: Report) -> RetentionView | None:
     """Scatter and flips per protocol; None if no answers can be compared."""
     figures = []
     for protocol in report.protocols:
+        scope = _scope(report.agreements, protocol)
         rows = [
             row
             for student in report.students()
-            if (row := report.agreement_with_teacher(student, protocol)) is not None
+            if (row := report.agreement_with_teacher(student, protocol, scope)) is not None
         ]
         made = _scatter(report, rows, protocol), _flips(report, rows, protocol), _tolerance(report, protocol)
         figures += [each for each in made if each is not None]
     return RetentionView(_sentence(report), figures) if figures else None
 
 
+def _scope(rows: Iterable[AgreementRow | ToleranceRow], protocol: str) -> str:
+    """The informative benchmarks, on which recovery is compared, too; all where none is informative."""
+    informative = any(row.scope == INFORMATIVE for row in rows if row.protocol == protocol)
+    return INFORMATIVE if informative else ALL
+
+
+def _benchmarks(scope: str) -> str:
+    return "informative benchmarks" if scope == INFORMATIVE else "all benchmarks"
+
+
 def _sentence(report: Report) -> str:
     """What the best student exchanged for its recovery; empty if it is unknown."""
     best = formatting.best_student(report)
-    row = None if best is None else report.agreement_with_teacher(best.checkpoint, best.protocol)
+    scope = ALL if best is None else _scope(report.agreements, best.protocol)
+    row = None if best is None else report.agreement_with_teacher(best.checkpoint, best.protocol, scope)
     if best is None or row is None or row.lost.point is None or row.gained.point is None:
         return ""
     label = report.checkpoints[row.checkpoint].label
     return (
         f"Recovery is a ratio of averages: {label} loses {formatting.percent(row.lost.point)} % of the "
-        f"documents and gains {formatting.percent(row.gained.point)} % over all benchmarks under "
+        f"documents and gains {formatting.percent(row.gained.point)} % over {_benchmarks(scope)} under "
         f"{formatting.PROTOCOL_TITLES[row.protocol]}; averages show only the difference."
     )
 
@@ -57,19 +71,21 @@ def _scatter(report: Report, rows: list[AgreementRow], protocol: str) -> Figure 
     found = [
         (row, average.recovery.interval, row.agreement.interval)
         for row in rows
-        if (average := report.average(row.checkpoint, protocol)) is not None
+        if (average := report.average(row.checkpoint, protocol, row.scope)) is not None
     ]
     points = [(row, x, y) for row, x, y in found if x is not None and y is not None]
     if not points:
         return None
+    scope = points[0][0].scope
     ceilings = [
         row.agreement.point
         for row in report.agreement_ceilings
-        if row.protocol == protocol and row.scope == ALL and row.agreement.point is not None
+        if (row.protocol, row.scope) == (protocol, scope) and row.agreement.point is not None
     ]
     labels = [report.checkpoints[row.checkpoint].label for row, _, _ in points]
     texts = [(formatting.estimate(Estimate(x)), formatting.estimate(Estimate(y))) for _, x, y in points]
-    caption, ceiling = "Equal recoveries hide different choices.", fmean(ceilings) if ceilings else None
+    caption = f"Over {_benchmarks(scope)}. Equal recoveries hide different choices."
+    ceiling = fmean(ceilings) if ceilings else None
     if ceiling is not None:
         caption += f" Dotted: agreement of two training runs of one recipe, {100 * ceiling:.1f} % on average."
     return scatter(
@@ -135,7 +151,10 @@ def _flips(report: Report, rows: list[AgreementRow], protocol: str) -> Figure | 
             "xaxis": {"title": {"text": "% of documents"}, "zeroline": True},
         },
         title=f"Flips, {formatting.PROTOCOL_TITLES[protocol]}",
-        caption="Documents that only the teacher has right (lost) or only the student (gained).",
+        caption=(
+            "Documents that only the teacher has right (lost) or only the student (gained), over "
+            f"{_benchmarks(rows[0].scope)}."
+        ),
         height=max(240, 20 * len(known) + 70),
         table=Table(
             ("model", "lost %", "gained %", "retained %"),
@@ -156,7 +175,7 @@ def _flips(report: Report, rows: list[AgreementRow], protocol: str) -> Figure | 
 def _tolerance(report: Report, protocol: str) -> Figure | None:
     """Tolerance curves over the informative benchmarks, or over all where none is informative."""
     every = [row for row in report.tolerances if row.protocol == protocol]
-    scope = INFORMATIVE if any(row.scope == INFORMATIVE for row in every) else ALL
+    scope = _scope(every, protocol)
     rows = sorted(
         (row for row in every if row.scope == scope and len(row.benchmarks) > 1),
         key=lambda row: row.critical_half.point,

@@ -106,14 +106,14 @@ def test_agreement_against_recovery_and_flips(made: tuple[Report, Sections]) -> 
     assert len(labels) == len(report.students())
     index = {s.label: i for i, s in enumerate(report.checkpoints)}
     for label, x, y in zip(labels, points["x"], points["y"], strict=True):
-        row = report.agreement_with_teacher(index[label], "loglikelihood")
+        row = report.agreement_with_teacher(index[label], "loglikelihood", "informative")
         assert y == pytest.approx(100 * row.agreement.point, rel=1e-4)
-        average = report.average(index[label], "loglikelihood")
+        average = report.average(index[label], "loglikelihood", "informative")
         assert x == pytest.approx(100 * average.recovery.point, rel=1e-4)
     lost, gained = figures["Flips, generation"]["data"]
     names = figures["Flips, generation"]["layout"]["yaxis"]["ticktext"]
     at = names.index("kda-135m")
-    row = report.agreement_with_teacher(index["kda-135m"], "generation")
+    row = report.agreement_with_teacher(index["kda-135m"], "generation", "informative")
     assert (lost["name"], gained["name"]) == ("lost", "gained")
     assert -lost["x"][at] == pytest.approx(100 * row.lost.point, rel=1e-4)
     assert gained["x"][at] == pytest.approx(100 * row.gained.point, rel=1e-4)
