@@ -7,6 +7,7 @@ from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.paper_comparison import PaperOrder
 from evalsuite.reports.analysis.rows import AverageRow
+from evalsuite.reports.analysis.scopes import INFORMATIVE
 from evalsuite.reports.analysis.variants import Ablation
 from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.agreement import rank_agreement
@@ -16,12 +17,18 @@ LISTED = 6
 """Students that a sentence lists in their order; of more, it names the first."""
 
 
-def replicate_sentences(report: Report, protocol: str) -> list[str]:
-    """Describe the spread of recovery over training seeds; the pooled spread tells what is noise."""
-    groups = [group for group in report.replicates if group.protocol == protocol]
+def replicate_sentences(report: Report, protocol: str, scope: str | None = None) -> list[str]:
+    """Describe the spread of recovery over training seeds; the pooled spread tells what is noise.
+
+    Nothing if recoveries are compared over another `scope`.
+    """
+    groups = [
+        group for group in report.replicates if group.protocol == protocol and scope in (None, group.scope)
+    ]
     if not groups:
         return []
-    how = formatting.PROTOCOL_TITLES[protocol]
+    which_benchmarks = "the informative" if groups[0].scope == INFORMATIVE else "all"
+    how = f"{formatting.PROTOCOL_TITLES[protocol]}, over {which_benchmarks} benchmarks"
     degrees = sum(len(group.checkpoints) - 1 for group in groups)
     squares = sum((len(group.checkpoints) - 1) * group.deviation**2 for group in groups)
     least = sqrt(2 * squares / degrees) * student_quantile(degrees, 0.975)

@@ -20,6 +20,8 @@ class Replicates:
 
     checkpoints: tuple[int, ...]
     protocol: str
+    scope: str
+    """`informative`, or `all` where no benchmark of the protocol is informative."""
     mean: float
     """Mean of their recoveries."""
     deviation: float
@@ -137,14 +139,16 @@ def replicate_families(tensor: ResultTensor) -> list[tuple[int, ...]]:
 def replicates_of(tensor: ResultTensor, averages: Sequence[AverageRow]) -> list[Replicates]:
     """Mean and deviation per family of replicates and protocol, for families with complete averages."""
     found = []
+    # A protocol's recoveries are compared over its informative benchmarks, if it has any.
+    scopes = {row.protocol: "all" for row in averages}
+    scopes |= {row.protocol: row.scope for row in averages if row.scope == "informative"}
     for members in replicate_families(tensor):
-        for protocol in dict.fromkeys(row.protocol for row in averages):
+        for protocol, scope in scopes.items():
             points = [
                 row.recovery.point
                 for row in averages
                 if row.checkpoint in members
-                and row.protocol == protocol
-                and row.scope == "all"
+                and (row.protocol, row.scope) == (protocol, scope)
                 and not row.missing
             ]
             known = [point for point in points if point is not None]
@@ -153,6 +157,7 @@ def replicates_of(tensor: ResultTensor, averages: Sequence[AverageRow]) -> list[
                     Replicates(
                         checkpoints=members,
                         protocol=protocol,
+                        scope=scope,
                         mean=sum(known) / len(known),
                         deviation=stdev(known),
                     )

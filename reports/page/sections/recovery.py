@@ -12,7 +12,7 @@ from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.rows import AverageRow
-from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
+from evalsuite.reports.analysis.scopes import INFORMATIVE
 from evalsuite.reports.columns import Column, Entry, columns_of
 from evalsuite.reports.page.axes import Axis, nice_axis
 from evalsuite.reports.page.benchmark_cells import BenchmarkCell, BenchmarkColumn, benchmark_columns
@@ -238,7 +238,7 @@ def _view(
         protocol=protocol,
         scope=scope,
         caption=_caption(report, [columns[at].benchmark for at in shown], protocol, scope),
-        sentences=tuple(findings.replicate_sentences(report, protocol)) if scope == ALL else (),
+        sentences=tuple(findings.replicate_sentences(report, protocol, scope)),
         columns=tuple(shown),
         ticks=_ticks(axis),
         reference=None if axis is None else axis.at(100.0),

@@ -1,6 +1,7 @@
 """Recovery, gap and ranks: hand-counted cases, the papers' own figures, and what must stay undefined."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, ResampledStratum
+from evalsuite.reports.analysis.findings import replicate_sentences
 from evalsuite.reports.analysis.recovery import chance_normalized_recovery, recovery, win_or_tie_rate
+from evalsuite.reports.analysis.replicates import replicates_of
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.analysis.scopes import weights_of
 from evalsuite.reports.references.papers import (
@@ -208,12 +211,19 @@ def test_replicates_give_seed_deviation(synthetic: SimpleNamespace, tmp_path: Pa
         for s in range(3)
     ]
     run = synthetic.make_run(tmp_path, [synthetic.SyntheticBenchmark("f", "F", "knowledge", 300)], answerers)
-    groups = build_report([run]).replicates
-    assert [(group.checkpoints, group.protocol) for group in groups] == [
-        ((1, 2, 3), "loglikelihood"),
-        ((1, 2, 3), "generation"),
+    report = build_report([run])
+    groups = report.replicates
+    assert [(group.checkpoints, group.protocol, group.scope) for group in groups] == [
+        ((1, 2, 3), "loglikelihood", "informative"),
+        ((1, 2, 3), "generation", "informative"),
     ]
     assert all(0 < group.deviation < 0.1 for group in groups)
+    assert "over the informative benchmarks" in replicate_sentences(report, "loglikelihood", "informative")[0]
+    assert replicate_sentences(report, "loglikelihood", "all") == []
+    # A benchmark that nobody has finished leaves the informative ones complete.
+    averages = [replace(row, missing=("g",)) if row.scope == "all" else row for row in report.averages]
+    assert replicates_of(report.tensor, averages) == list(groups)
+    assert replicates_of(report.tensor, [replace(row, missing=("f",)) for row in report.averages]) == []
 
 
 def test_run_without_teacher_has_scores_and_a_warning(synthetic: SimpleNamespace, tmp_path: Path) -> None:
