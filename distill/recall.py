@@ -187,11 +187,14 @@ def choose(
         tolerance: factor on the base's KL.
 
     Raises:
-        ConfigError: `base` was not measured.
+        ConfigError: `base`, or what is maximized, was not measured.
     """
     known = {row["student"]: row for row in rows}
     if base not in known:
         raise ConfigError(f"--choose {base}: was not measured; there are {', '.join(sorted(known))}")
+    # A recall is None where the teacher predicts nothing; retained tokens are, in files of earlier versions.
+    if by != "recall" and (without := [name for name, row in known.items() if row[by] is None]):
+        raise ConfigError(f"--by {by}: not in the files of {', '.join(sorted(without))}; measure these again")
     limit = tolerance * known[base]["kl_512"]
     allowed = [
         row

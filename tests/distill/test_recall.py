@@ -36,10 +36,13 @@ def test_the_best_recall_within_the_bound_of_kl_is_chosen():
     assert choose([row("base", 0.2, None), row("a", 0.3, 0.3)], "base") == "base"
     assert choose(rows, "base", tolerance=1.1) == "b"
     retained = [
-        {**found, "retained_512": value} for found, value in zip(rows, (0.7, 0.8, 0.9, None), strict=True)
+        {**found, "retained_512": value} for found, value in zip(rows, (0.7, 0.8, 0.9, 0.6), strict=True)
     ]
     assert choose(retained, "base", by="retained_512") == "a"
     assert choose(retained, "base", by="retained_512", tolerance=1.0) == "base"
+    retained[3]["retained_512"] = None
+    with pytest.raises(ConfigError, match="not in the files of c; measure these again"):
+        choose(retained, "base", by="retained_512")
     with pytest.raises(ConfigError, match="base: was not measured"):
         choose([row("a", 1.0, 1.0)], "base")
 
