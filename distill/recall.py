@@ -20,6 +20,7 @@ chunks are left out. One file per student is written below --out, `summary.csv` 
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalsuite.foundation import ConfigError, append_jsonl, write_json
+from evalsuite.foundation import ConfigError, EvalsuiteError, append_jsonl, write_json
 
 if TYPE_CHECKING:
     from evalsuite.distill import Recipe
@@ -318,4 +319,7 @@ def _text(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except EvalsuiteError as error:
+        sys.exit(f"evalsuite.distill.recall: {error}")
