@@ -120,10 +120,10 @@ def _incomplete(report: Report) -> list[str]:
     """Incomplete scores of benchmarks that have score rows."""
     lines = []
     for protocol in report.protocols:
-        for name in report.started(protocol):
-            benchmark = next(each for each in report.benchmarks if each.name == name)
+        started = report.started(protocol)
+        for benchmark in (each for each in report.benchmarks if each.name in started):
             for i, checkpoint in enumerate(report.checkpoints):
-                if incomplete := report.incomplete(i, name, protocol):
+                if incomplete := report.incomplete(i, benchmark.name, protocol):
                     place = f"{escape(benchmark.title)}, {formatting.PROTOCOL_TITLES[protocol]}"
                     counts = formatting.coverage(*incomplete)
                     lines.append([f"**{escape(checkpoint.label)}**", place, counts])

@@ -55,6 +55,18 @@ def zoo(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) ->
     return compare([run], out).report, out
 
 
+def test_markdown_lists_missing_scores_in_the_order_of_the_benchmarks(zoo: tuple[Report, Path]) -> None:
+    text = (zoo[1] / "report.md").read_text().partition("### Incomplete, not measured")[2]
+    rows = [line.split(" | ")[:2] for line in text.splitlines() if line.startswith("| **")][:4]
+    titles = {"arc_easy": "ARC-Easy", "piqa": "PIQA"}
+    assert rows == [
+        [f"| **{label}**", f"{titles[each.name]}, generation"]
+        for each in zoo[0].benchmarks
+        if each.name in titles
+        for label in ("heads", "ce")
+    ]
+
+
 def test_students_with_same_missing_benchmarks_share_a_warning(zoo: tuple[Report, Path]) -> None:
     said = [warning for warning in zoo[0].warnings if "average" in warning]
     assert said == [
