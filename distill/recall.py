@@ -193,15 +193,17 @@ def choose(
     known = {row["student"]: row for row in rows}
     if base not in known:
         raise ConfigError(f"--choose {base}: was not measured; there are {', '.join(sorted(known))}")
+    compared = {
+        name: row for name, row in known.items() if name == base or not candidates or name in candidates
+    }
     # A recall is None where the teacher predicts nothing; retained tokens are, in files of earlier versions.
-    if by != "recall" and (without := [name for name, row in known.items() if row[by] is None]):
+    if by != "recall" and (without := [name for name, row in compared.items() if row[by] is None]):
         raise ConfigError(f"--by {by}: not in the files of {', '.join(sorted(without))}; measure these again")
     limit = tolerance * known[base]["kl_512"]
     allowed = [
         row
-        for name, row in known.items()
-        if name == base
-        or ((not candidates or name in candidates) and row["kl_512"] <= limit and row[by] is not None)
+        for name, row in compared.items()
+        if name == base or (row["kl_512"] <= limit and row[by] is not None)
     ]
     return str(max(allowed, key=lambda row: (row[by] or 0.0, -row["kl_512"]))["student"])
 

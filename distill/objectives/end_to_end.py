@@ -96,9 +96,8 @@ class LossConfig(Strict):
 
     ce: float = Field(default=0.0, ge=0)
     ce_tokens: Literal["all", "teacher_right"] = "all"
-    """Tokens with a cross-entropy. teacher_right: those that are the teacher's most likely token, so that the
-    student learns from the text where the teacher is right, and nothing that the teacher does not know. The
-    mean is over all loss tokens either way."""
+    """Tokens with a cross-entropy. teacher_right: those that are the teacher's most likely token, so that
+    text where the teacher is wrong is not learned from. The mean is over all loss tokens either way."""
     kl: float = Field(default=1.0, ge=0)
     temperature: float = Field(default=1.0, gt=0)
     """Softmax temperature of both distributions in the KL; its gradient is scaled by temperature²."""

@@ -142,8 +142,9 @@ class _FusedLinearDistillation(torch.autograd.Function):
 
 def _labels_in_ce(labels: Tensor, teacher_logits: Tensor | None, config: DistillLossConfig) -> Tensor:
     """The labels, −1 for tokens without a cross-entropy."""
-    if config.ce_tokens == "all" or teacher_logits is None:
+    if config.ce_tokens == "all":
         return labels
+    assert teacher_logits is not None
     return labels.where(teacher_logits.argmax(-1) == labels, -1)
 
 

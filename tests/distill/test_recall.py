@@ -43,6 +43,7 @@ def test_the_best_recall_within_the_bound_of_kl_is_chosen():
     retained[3]["retained_512"] = None
     with pytest.raises(ConfigError, match="not in the files of c; measure these again"):
         choose(retained, "base", by="retained_512")
+    assert choose(retained, "base", ["a", "b"], by="retained_512") == "a"
     with pytest.raises(ConfigError, match="base: was not measured"):
         choose([row("a", 1.0, 1.0)], "base")
 

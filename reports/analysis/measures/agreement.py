@@ -17,7 +17,6 @@ fractional scores, or whose responses are texts as a whole have no agreement und
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from types import MappingProxyType
 
 import numpy as np
 
@@ -224,10 +223,7 @@ def benchmark_agreement_rows(pool: AgreementPool) -> list[AgreementRow]:
 
 
 def ceiling_rows(
-    tensor: ResultTensor,
-    protocol: str,
-    recipes: Recipes,
-    informative: Mapping[int, Sequence[str]] = MappingProxyType({}),
+    tensor: ResultTensor, protocol: str, recipes: Recipes, informative: Mapping[int, Sequence[str]]
 ) -> list[AgreementRow]:
     """Rows over all and over the informative benchmarks per pair of training runs of one recipe.
 
