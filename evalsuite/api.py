@@ -82,6 +82,7 @@ def distill(
     mixers: Sequence[str] = (),
     overrides: Iterable[str] = (),
     device: str | None = None,
+    branch_from: Path | str | None = None,
     quiet: bool = False,
 ) -> list[str]:
     """Train the students of a recipe, or resume an interrupted call.
@@ -94,6 +95,7 @@ def distill(
         mixers: students to train instead of the recipe's.
         overrides: ``key=value`` as for `evalsuite distill --set`; only for a name or a file.
         device: ``cpu``, ``cuda`` or ``cuda:1``; None: CUDA if available.
+        branch_from: run folder to begin with the state of, whose stages so far are the recipe's too.
         quiet: no progress bars.
 
     Returns:
@@ -101,7 +103,8 @@ def distill(
 
     Raises:
         ConfigError, DataError, CheckpointError: before training starts.
-        RunFolderError: `out` holds another run, is in use, or cannot be written.
+        RunFolderError: `out` holds another run, is in use, or cannot be written; or `branch_from` has no
+            state that this run can begin with.
         TrainingError: a loss became NaN or diverged.
     """
     from evalsuite.distill import distill as train
@@ -112,7 +115,14 @@ def distill(
         recipe = load_recipe(recipe, overrides)
     elif list(overrides):
         raise ConfigError("overrides apply to a recipe's name or file: pass those to load_recipe instead")
-    folders = train(recipe, Path(out), mixers=list(mixers) or None, device=device, quiet=quiet)
+    folders = train(
+        recipe,
+        Path(out),
+        mixers=list(mixers) or None,
+        device=device,
+        quiet=quiet,
+        branch_from=None if branch_from is None else Path(branch_from),
+    )
     return [str(folder) for folder in folders]
 
 

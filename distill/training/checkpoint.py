@@ -51,25 +51,16 @@ class Checkpointer:
         self._group = process_group.new_control_group()
         self._writer: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
-        self._number = 0
-        latest = self.folder / "latest.json"
-        if latest.exists():
-            self._number = self._read_latest(latest)
+        self._number = latest_number(self.folder)
         if process_group.is_main:
             self._remove_others(self._current)
-
-    def _read_latest(self, path: Path) -> int:
-        try:
-            return int(read_json(path)["number"])
-        except (KeyError, TypeError, ValueError):
-            raise _wrong_schema(self.folder, "an earlier one") from None
 
     @property
     def _current(self) -> Path:
         return self._path(self._number)
 
     def _path(self, number: int) -> Path:
-        return self.folder / f"{number:06d}"
+        return state_path(self.folder, number)
 
     def progress(self) -> Progress | None:
         """Progress of the last complete state; None without one.
@@ -77,16 +68,7 @@ class Checkpointer:
         Raises:
             CheckpointError: the state is damaged or has another schema.
         """
-        if self._number == 0:
-            return None
-        try:
-            value = read_json(self._current / "state.json")
-        except Exception as error:
-            raise _damaged(self._current, error) from error
-        schema = value.pop("schema", None)
-        if schema != STATE_SCHEMA:
-            raise _wrong_schema(self._current, schema)
-        return Progress(**value)
+        return None if self._number == 0 else read_progress(self._current)
 
     def load(self, train_state: TrainState) -> None:
         """Load the last complete state into weights, optimizers and random numbers, but not `progress`.
@@ -133,7 +115,7 @@ class Checkpointer:
         dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=no_dist)
         if self._process_group.is_main:
             write_json(target / "state.json", state)
-            write_json(self.folder / "latest.json", {"number": number})
+            write_json(self.folder / LATEST, {"number": number})
             self._remove_others(target)
 
     def wait(self, *, alone: bool = False) -> None:
@@ -185,6 +167,46 @@ class Checkpointer:
         for path in self.folder.glob("[0-9]*"):
             if path != current:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+LATEST = "latest.json"
+"""Names the last complete state of a folder."""
+
+
+def latest_number(folder: Path) -> int:
+    """Number of the last complete state in `folder`; 0 without one.
+
+    Raises:
+        CheckpointError: written by an earlier version.
+    """
+    path = folder / LATEST
+    if not path.exists():
+        return 0
+    try:
+        return int(read_json(path)["number"])
+    except (KeyError, TypeError, ValueError):
+        raise _wrong_schema(folder, "an earlier one") from None
+
+
+def state_path(folder: Path, number: int) -> Path:
+    """Where a folder keeps a state."""
+    return folder / f"{number:06d}"
+
+
+def read_progress(state: Path) -> Progress:
+    """Progress of one state.
+
+    Raises:
+        CheckpointError: the state is damaged or has another schema.
+    """
+    try:
+        value = read_json(state / "state.json")
+    except Exception as error:
+        raise _damaged(state, error) from error
+    schema = value.pop("schema", None)
+    if schema != STATE_SCHEMA:
+        raise _wrong_schema(state, schema)
+    return Progress(**value)
 
 
 def _wrong_schema(path: Path, schema: object) -> CheckpointError:

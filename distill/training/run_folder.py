@@ -23,6 +23,8 @@ from torch import Tensor
 from evalsuite.distill.model_card import FILE as CARD
 from evalsuite.distill.recipe import NON_HASHED_FIELDS, Recipe, write_recipe
 from evalsuite.distill.retired_keys import refuse_retired_keys
+from evalsuite.distill.training.callbacks.metrics import METRICS
+from evalsuite.distill.training.checkpoint import LATEST, latest_number, read_progress, state_path
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import (
     ConfigError,
@@ -35,6 +37,9 @@ from evalsuite.foundation.strict import parse, read_yaml
 from evalsuite.models.checkpoint_location import TRAINING
 from evalsuite.models.checkpoints import without_progress_bars
 
+RECIPE = "recipe.yaml"
+STATE = "state"
+
 
 def init_run_dir(out: Path, recipe: Recipe) -> None:
     """Create the run folder of `recipe`, or remove what a killed run left in it. Hold the folder's lock.
@@ -45,8 +50,8 @@ def init_run_dir(out: Path, recipe: Recipe) -> None:
     check_run_dir(out, recipe)
     for partial in (*out.glob(".*.partial"), *(out / "checkpoints").glob("*/.*.partial")):
         shutil.rmtree(partial, ignore_errors=True)
-    if not (out / "recipe.yaml").exists():
-        write_text(out / "recipe.yaml", write_recipe(recipe))
+    if not (out / RECIPE).exists():
+        write_text(out / RECIPE, write_recipe(recipe))
 
 
 STARTED = {".lock", "executor", "variants"}
@@ -60,18 +65,11 @@ def check_run_dir(out: Path, recipe: Recipe) -> None:
     Raises:
         RunFolderError: `out` belongs to another run or an earlier version, or holds unrelated files.
     """
-    path = out / "recipe.yaml"
+    path = out / RECIPE
     if path.exists():
-        saved = read_yaml(path)
-        try:
-            refuse_retired_keys(saved, str(path))
-            other = parse(saved, Recipe, str(path))
-        except ConfigError as error:
-            raise RunFolderError(
-                f"{out} holds a run of an earlier version of evalsuite; choose a new folder ({error})"
-            ) from None
+        other = saved_recipe(out)
         if other.hash != recipe.hash:
-            difference = config_diff(saved, recipe.model_dump(mode="json"))
+            difference = config_diff(read_yaml(path), recipe.model_dump(mode="json"))
             raise RunFolderError(
                 f"{out} holds another run (of recipe '{other.name}'; differs in {difference}); "
                 "choose a new folder"
@@ -79,6 +77,87 @@ def check_run_dir(out: Path, recipe: Recipe) -> None:
         return
     if out.exists() and any(each.name not in STARTED and not is_temporary(each) for each in out.iterdir()):
         raise RunFolderError(f"{out} is not empty and is not the run folder of a recipe; choose a new folder")
+
+
+def saved_recipe(out: Path) -> Recipe:
+    """The recipe of a run folder.
+
+    Raises:
+        RunFolderError: it was written by an earlier version.
+    """
+    path = out / RECIPE
+    saved = read_yaml(path)
+    try:
+        refuse_retired_keys(saved, str(path))
+        return parse(saved, Recipe, str(path))
+    except ConfigError as error:
+        raise RunFolderError(
+            f"{out} holds a run of an earlier version of evalsuite; choose a new folder ({error})"
+        ) from None
+
+
+def branch_run(source: Path, out: Path, recipe: Recipe) -> None:
+    """Begin the run of `recipe` in `out` with the last state of the run in `source`, and with its metrics.
+
+    Several last stages can so be compared without training the stages before them again. A branch equals a
+    run of its recipe from the start: it has the same weights, optimizer states, random numbers and positions
+    in the data. Does nothing if `out` has a state already. Hold the lock of `out`.
+
+    Raises:
+        RunFolderError: as `state_to_branch_from`, or the state cannot be copied.
+        CheckpointError: the state is damaged or has another schema.
+    """
+    if latest_number(out / STATE):
+        return
+    state = state_to_branch_from(source, recipe)
+    try:
+        shutil.copytree(state, out / STATE / state.name, dirs_exist_ok=True)
+        if (source / METRICS).exists():
+            shutil.copyfile(source / METRICS, out / METRICS)
+    except (OSError, shutil.Error) as error:
+        raise RunFolderError(
+            f"{state}: cannot be copied to {out}; a run in training replaces its states: repeat the command "
+            f"({error})"
+        ) from error
+    write_json(out / STATE / LATEST, {"number": int(state.name)})
+
+
+def state_to_branch_from(source: Path, recipe: Recipe) -> Path:
+    """The folder of the last state of the run in `source`.
+
+    Raises:
+        RunFolderError: `source` has no state, or has begun stages that differ from the recipe's.
+        CheckpointError: the state is damaged or has another schema.
+    """
+    number = latest_number(source / STATE) if (source / RECIPE).exists() else 0
+    if number == 0:
+        raise RunFolderError(f"{source}: there is no training state of a run to branch from")
+    state = state_path(source / STATE, number)
+    progress = read_progress(state)
+    _check_same_start(source, recipe, progress.stage + (progress.step > 0))
+    return state
+
+
+def _check_same_start(source: Path, recipe: Recipe, begun: int) -> None:
+    """Check that the first `begun` stages, and all that is not a stage, are the recipe's.
+
+    Raises:
+        RunFolderError: they differ, or the recipe has fewer stages.
+    """
+    other = saved_recipe(source)
+    if begun > len(recipe.stages):
+        raise RunFolderError(
+            f"{source}: has begun stage '{other.stages[begun - 1].name}', and recipe '{recipe.name}' has "
+            f"{len(recipe.stages)} stages"
+        )
+    start = recipe.model_copy(update={"stages": recipe.stages[:begun]})
+    other = other.model_copy(update={"stages": other.stages[:begun], "name": recipe.name})
+    if other.hash != start.hash:
+        difference = config_diff(other.model_dump(mode="json"), start.model_dump(mode="json"))
+        raise RunFolderError(
+            f"{source}: its run differs from recipe '{recipe.name}' in {difference}; a branch can differ in "
+            "stages that have not begun"
+        )
 
 
 def config_diff(old: Any, new: Any, prefix: str = "") -> str:

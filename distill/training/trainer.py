@@ -40,7 +40,13 @@ from evalsuite.distill.training.held_out import HeldOutBatches
 from evalsuite.distill.training.kernel_compilation import KernelCompilation
 from evalsuite.distill.training.loop import TrainingLoop
 from evalsuite.distill.training.memory.gpu_usage import PEAK_FLOPS, GpuUsage, explain_out_of_memory
-from evalsuite.distill.training.run_folder import check_run_dir, init_run_dir
+from evalsuite.distill.training.run_folder import (
+    STATE,
+    branch_run,
+    check_run_dir,
+    init_run_dir,
+    state_to_branch_from,
+)
 from evalsuite.distill.training.stop_signals import StopSignals
 from evalsuite.distill.training.train_state import Progress, TrainState
 from evalsuite.distill.training.train_step import TrainStep, select_strategy
@@ -59,6 +65,7 @@ def distill(
     quiet: bool = False,
     kernel_configs: Path | None = None,
     autotune: Path | None = None,
+    branch_from: Path | None = None,
 ) -> list[Path]:
     """Train the students of a recipe, or resume an interrupted run.
 
@@ -68,13 +75,15 @@ def distill(
         device: `cpu`, `cuda` or `cuda:1`; default: CUDA if available.
         kernel_configs: file of measured kernel configurations, preferred over those that are shipped.
         autotune: time the Triton kernels that this file does not contain, and add them to it.
+        branch_from: run folder to begin with the state of, if `out` has none (see `branch_run`).
 
     Returns:
         One Hugging Face folder per student (for an `architecture`, of the model), with lineage.json.
 
     Raises:
         ConfigError, DataError, CheckpointError: before training starts.
-        RunFolderError: `out` holds another run, is in use, or cannot be written.
+        RunFolderError: `out` holds another run, is in use, or cannot be written; or `branch_from` has no
+            state that the recipe's run can begin with.
         TrainingError: a loss became NaN or diverged.
         KeyboardInterrupt: after SIGINT or SIGTERM, once the state is saved (see `StopSignals`).
     """
@@ -94,9 +103,13 @@ def distill(
             check_tracker(recipe.track)
         # Before the lock, which would leave a file in a folder that is refused.
         check_run_dir(out, recipe)
+        if branch_from is not None and not (out / STATE).exists():
+            state_to_branch_from(Path(branch_from), recipe)
     with locked(out / ".lock", wait=False) if process_group.is_main else nullcontext():
         if process_group.is_main:
             init_run_dir(out, recipe)
+            if branch_from is not None:
+                branch_run(Path(branch_from), out, recipe)
         process_group.barrier()
         folders = [out / label for label in recipe.labels]
         if all((folder / "lineage.json").exists() for folder in folders):
@@ -170,7 +183,7 @@ class Trainer:
         student = next(iter(models.students.values()))
         self.shape = ModelShape.from_config(student.config)
         self.num_softmax = len(softmax_layer_indices(student))
-        self.checkpointer = Checkpointer(out / "state", process_group)
+        self.checkpointer = Checkpointer(out / STATE, process_group)
         progress = self.checkpointer.progress()
         self._resumes = progress is not None
         self.train_state = TrainState(self.students, progress, has_random=process_group.is_main)

@@ -79,11 +79,15 @@ def test_text_that_returns_far_away_is_disjoint_from_the_other_sources():
     assert sum(late.mixture.values()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("budget", ["8m", "90m"])
+def test_prefixes_are_the_stages_before_the_last(budget: str):
+    prefix, whole = (load_recipe(f"{NAME}:{name}-{budget}") for name in ("prefix", "tokens"))
+    assert prefix.stages == whole.stages[:2]
+
+
 def test_last_stages_differ_in_their_loss_and_length_only():
-    base = load_recipe(f"{NAME}:tokens-8m")
-    (kl,) = load_recipe(f"{NAME}:last-stage").stages
-    assert kl == base.stages[-1]
-    (short,) = load_recipe(f"{NAME}:last-stage,short").stages
+    kl = load_recipe(f"{NAME}:tokens-8m").stages[-1]
+    short = load_recipe(f"{NAME}:tokens-8m,short").stages[-1]
     assert short == kl.model_copy(update={"seq_len": 256, "batch_size": 16})
     assert short.tokens_per_step == kl.tokens_per_step
     for name, ce, tokens in (

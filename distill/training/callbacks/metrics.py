@@ -11,6 +11,7 @@ from evalsuite.distill.training.callbacks.interface import Callback, Step, StepV
 from evalsuite.foundation import append_jsonl, progress, read_jsonl, write_text
 from evalsuite.foundation.tracking import Tracker
 
+METRICS = "metrics.jsonl"
 CURVES = ("loss", "ce", "kl", "validation_kl", "validation_ppl")
 """Columns of the loss curve that is stored with a student, where they are logged."""
 MAX_LOGGED_STEPS = 5000
@@ -95,14 +96,14 @@ class MetricsLogger(Callback):
     def flush(self) -> None:
         """Write all rows to disk."""
         if self._is_main:
-            append_jsonl(self._folder / "metrics.jsonl", self._rows)
+            append_jsonl(self._folder / METRICS, self._rows)
         self._rows = []
         self._flushed_at = time.monotonic()
 
 
 def truncate_metrics(folder: Path, tokens: int) -> None:
     """Drop metrics of steps after the saved state, which an interrupted run logged and will repeat."""
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS
     rows = list(read_jsonl(path))
     remaining = [row for row in rows if row["tokens"] <= tokens]
     if rows and len(remaining) < len(rows):

@@ -53,6 +53,12 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="value of $EVALSUITE_DATA in the recipe")
     parser.add_argument("--out", type=Path, help="folder for the checkpoints; repeat the command to resume")
     parser.add_argument(
+        "--branch-from",
+        type=Path,
+        metavar="RUN",
+        help="begin with the state of the run in this folder, whose stages so far must be the recipe's too",
+    )
+    parser.add_argument(
         "--track", metavar="TRACKER", help="also log losses to an experiment tracker: tensorboard or trackio"
     )
     parser.add_argument(
@@ -103,6 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         "quiet": arguments.quiet,
         "kernel_configs": arguments.kernel_configs,
         "autotune": arguments.autotune,
+        "branch_from": arguments.branch_from,
     }
     given = named_values(arguments.executor_args, "--executor-args", "num_workers=4")
     variants = [Variant(*each, arguments.out, options) for each in chosen]
