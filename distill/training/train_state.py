@@ -1,6 +1,6 @@
 """Everything that a run resumes from: progress, random numbers, weights and optimizer states."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,7 +116,8 @@ class TrainState:
         """
         tensors = {"random": saved["random"].zeros(torch.get_rng_state())} if "random" in saved else {}
         for student in self.students:
-            tensors |= _weights_to_load(student, saved)
+            expected = student.changed_weights(stage_has_begun=self.progress.step > 0)
+            tensors |= _weights_to_load(student, expected, saved)
             tensors |= _optimizer_state_to_load(student, saved)
         return tensors
 
@@ -137,10 +138,12 @@ def _below(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
-def _weights_to_load(student: StudentTrainState, saved: Mapping[str, SavedTensor]) -> dict[str, Tensor]:
+def _weights_to_load(
+    student: StudentTrainState, expected: Collection[str], saved: Mapping[str, SavedTensor]
+) -> dict[str, Tensor]:
     prefix = f"{student.label}/model/"
     shapes, weights = _below(prefix, saved), student.fp32_weights()
-    if missing := sorted(student.changed_weights().keys() - shapes.keys()):
+    if missing := sorted(set(expected) - shapes.keys()):
         raise CheckpointError(f"the training state has no '{missing[0]}' of {student.label}")
     for name, tensor in shapes.items():
         if name not in weights or weights[name].shape != tensor.shape:

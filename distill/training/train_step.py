@@ -150,9 +150,13 @@ class StudentTrainState:
         """All weights by name: master weights, and frozen ones in the dtype of the forward pass."""
         return {**dict(self.model.named_parameters()), **self.fp32_weights()}
 
-    def changed_weights(self) -> Mapping[str, Tensor]:
-        """The master weights of mixers and of all that was trained so far; others equal the teacher's."""
-        changed = self._changed | self.parameters.keys()
+    def changed_weights(self, *, stage_has_begun: bool = True) -> Mapping[str, Tensor]:
+        """The master weights of mixers and of all that was trained so far; others equal the teacher's.
+
+        Args:
+            stage_has_begun: whether a step has changed what the current stage trains.
+        """
+        changed = self._changed | (self.parameters.keys() if stage_has_begun else set())
         return {name: tensor for name, tensor in self.fp32_weights().items() if name in changed}
 
     def load_weights(self, names: Collection[str]) -> None:

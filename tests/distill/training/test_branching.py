@@ -54,6 +54,19 @@ def test_a_branch_equals_a_run_from_the_start(make, prefix, tmp_path, last):
         assert torch.equal(tensor, expected[name]), name
 
 
+def test_a_state_between_stages_lacks_what_only_the_next_one_trains(make, tmp_path):
+    """The first stage trains mixers only; what it left to the teacher is not in its state."""
+    recipe = make(None)
+    first = recipe.model_copy(update={"stages": recipe.stages[:1]})
+    distill(first, tmp_path / "first", quiet=True, device="cpu")
+    (whole,) = distill(recipe, tmp_path / "whole", quiet=True, device="cpu")
+    (branch,) = distill(recipe, tmp_path / "branch", quiet=True, device="cpu", branch_from=tmp_path / "first")
+    assert losses(branch.parent) == losses(whole.parent)
+    expected = load_file(whole / "model.safetensors")
+    for name, tensor in load_file(branch / "model.safetensors").items():
+        assert torch.equal(tensor, expected[name]), name
+
+
 def test_a_branch_resumes_without_the_prefix(make, prefix, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(prefix, copy)
