@@ -175,7 +175,8 @@ def _variants(report: Report) -> list[str]:
                 )
             lines.append(cells)
         columns = [f"recovery %, {formatting.PROTOCOL_TITLES[protocol]}" for protocol in PROTOCOLS]
-        header = ["model", "baseline", columns[0], "score difference, points", columns[1], "score difference, points"]
+        points = "score difference, points"
+        header = ["model", "baseline", columns[0], points, columns[1], points]
         text = escape(ablation_sentence(report, ablation))
         title = f"#### {escape(ablation.base)}"
         seeds = [escape(sentence) for sentence in repeat_sentences(report, ablation)]
