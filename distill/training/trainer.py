@@ -6,6 +6,8 @@
 Students are trained together so that they see identical data and share every teacher forward.
 """
 
+import gc
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property, partial
@@ -30,8 +32,17 @@ from evalsuite.distill.training.builders import (
     resolve_layer_selection,
 )
 from evalsuite.distill.training.callbacks.checkpoints import IntermediateCheckpoints, StudentWriter
-from evalsuite.distill.training.callbacks.divergence import DivergenceStop
-from evalsuite.distill.training.callbacks.interface import Callback, TrainingClock
+from evalsuite.distill.training.callbacks.divergence import (
+    DivergenceStop,
+    diverged_students,
+    record_divergence,
+)
+from evalsuite.distill.training.callbacks.interface import (
+    Callback,
+    DivergedError,
+    TrainingClock,
+    TrainingError,
+)
 from evalsuite.distill.training.callbacks.metrics import MetricsLogger, truncate_metrics
 from evalsuite.distill.training.callbacks.validation import Validation
 from evalsuite.distill.training.checkpoint import Checkpointer
@@ -54,6 +65,8 @@ from evalsuite.distill.types import softmax_layer_indices
 from evalsuite.foundation import locked
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
 from evalsuite.models.kernels.policy import kernel_policy
+
+_log = logging.getLogger("evalsuite")
 
 
 def distill(
@@ -84,7 +97,7 @@ def distill(
         ConfigError, DataError, CheckpointError: before training starts.
         RunFolderError: `out` holds another run, is in use, or cannot be written; or `branch_from` has no
             state that the recipe's run can begin with.
-        TrainingError: a loss became NaN or diverged.
+        TrainingError: a loss became NaN or diverged. Other students of the run are finished first.
         KeyboardInterrupt: after SIGINT or SIGTERM, once the state is saved (see `StopSignals`).
     """
     recipe = resolve_layer_selection(override_mixers(recipe, mixers))
@@ -111,28 +124,84 @@ def distill(
             if branch_from is not None:
                 branch_run(Path(branch_from), out, recipe)
         process_group.barrier()
-        folders = [out / label for label in recipe.labels]
-        if all((folder / "lineage.json").exists() for folder in folders):
-            return folders
-        data_recipe = generate_responses(recipe, out, process_group, quiet=quiet)
-        with closing(compilation), kernel_policy(recipe.kernels):
-            compilation.start(fresh_only=True)
-            models = build_models(
-                resolve_checkpoints(recipe, out),
-                process_group.device,
-                world_size=process_group.world_size,
-                share_frozen=True,
+        if waiting := _waiting_students(recipe, out):
+            data_recipe = generate_responses(recipe, out, process_group, quiet=quiet)
+            with closing(compilation), kernel_policy(recipe.kernels):
+                while waiting:
+                    compilation.start(fresh_only=True)
+                    error = _train(recipe, data_recipe, out, waiting, process_group, compilation, quiet=quiet)
+                    if error is None:
+                        break
+                    if process_group.is_main:
+                        record_divergence(out, error)
+                        _log.warning("%s", error)
+                    process_group.barrier()
+                    if len(waiting) == 1:
+                        raise error
+                    # Nothing but the last state is left of this attempt, and the others go on from there.
+                    gc.collect()
+                    waiting = _waiting_students(recipe, out)
+        _raise_if_diverged(recipe, out)
+        return [out / label for label in recipe.labels]
+
+
+def _waiting_students(recipe: Recipe, out: Path) -> list[str]:
+    """The students that have not diverged, unless all of them are finished."""
+    diverged = diverged_students(out)
+    students = [label for label in recipe.labels if label not in diverged]
+    return students if any(not (out / label / "lineage.json").exists() for label in students) else []
+
+
+def _raise_if_diverged(recipe: Recipe, out: Path) -> None:
+    """Raise TrainingError, with the way out, if a student has diverged."""
+    diverged = diverged_students(out)
+    if not diverged:
+        return
+    found = "; ".join(
+        f"{label} has diverged (stage '{each['stage']}', step {each['step']}: {each['reason']})"
+        for label, each in diverged.items()
+    )
+    finished = [label for label in recipe.labels if label not in diverged]
+    others = f"; finished: {', '.join(str(out / label) for label in finished)}" if finished else ""
+    raise TrainingError(f"{found}{others}. Train it with a lower rate, in a new folder")
+
+
+def _train(
+    recipe: Recipe,
+    data_recipe: Recipe,
+    out: Path,
+    labels: list[str],
+    process_group: ProcessGroup,
+    compilation: KernelCompilation,
+    *,
+    quiet: bool,
+) -> DivergedError | None:
+    """Train the students `labels` and write them; return why one of them has diverged, or None.
+
+    Raises:
+        As `distill`, but for DivergedError.
+    """
+    trained = override_mixers(recipe, labels) if recipe.architecture is None else recipe
+    models = build_models(
+        resolve_checkpoints(trained, out),
+        process_group.device,
+        world_size=process_group.world_size,
+        share_frozen=True,
+    )
+    with closing(open_sources(data_recipe, models.tokenizer, process_group)) as sources:
+        validate_data(data_recipe, models.tokenizer, sources)
+        calibrate_students(data_recipe, models, process_group.device, process_group.broadcast)
+        with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
+            trainer = Trainer(
+                recipe, data_recipe, out, models, process_group, quiet, sources, compilation, tracker
             )
-            with closing(open_sources(data_recipe, models.tokenizer, process_group)) as sources:
-                validate_data(data_recipe, models.tokenizer, sources)
-                calibrate_students(data_recipe, models, process_group.device, process_group.broadcast)
-                with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
-                    trainer = Trainer(
-                        recipe, data_recipe, out, models, process_group, quiet, sources, compilation, tracker
-                    )
-                    with closing(trainer.checkpointer):
-                        trainer.train()
-        return folders
+            with closing(trainer.checkpointer):
+                try:
+                    trainer.train()
+                except DivergedError as error:
+                    # Without the frames, which hold the models.
+                    return error.with_traceback(None)
+    return None
 
 
 def open_sources(recipe: Recipe, tokenizer: Any, process_group: ProcessGroup) -> DataSources:

@@ -8,21 +8,22 @@ from safetensors.torch import save
 
 from evalsuite.distill.config import DivergenceConfig
 from evalsuite.distill.stage import Stage
-from evalsuite.distill.training.callbacks.interface import Callback, Step, StepValues, TrainingError
-from evalsuite.foundation import write_bytes
+from evalsuite.distill.training.callbacks.interface import Callback, DivergedError, Step, StepValues
+from evalsuite.foundation import read_json, write_bytes, write_json
 
+FAILED = "failed"
 SMOOTHING = 0.9
 """Weight of the past in the smoothed loss, an exponential moving average over steps."""
 
 
 class DivergenceStop(Callback):
-    """Raises TrainingError, and saves the batch of that step.
+    """Raises DivergedError, and saves the batch of that step.
 
     Args:
         folder: the run folder.
         config: None stops at losses and gradients that are not finite only.
-        memory: the smoothed losses and their best values; part of the training state, so that a resumed run
-            does not take the losses it resumes with for its best ones.
+        memory: the smoothed losses and their best values by student; part of the training state, so that a
+            resumed run does not take the losses it resumes with for its best ones.
     """
 
     def __init__(
@@ -40,40 +41,50 @@ class DivergenceStop(Callback):
         """See `Callback`."""
         for label, row, measured in zip(self._labels, values.rows, values.step.measured, strict=True):
             if not all(math.isfinite(value) for name, value in row.items() if name not in measured):
-                reason = f"{label}: the loss is {row['loss']}, the gradient norm {row['grad_norm']}"
-                self._stop(values.step, reason)
+                reason = f"the loss is {row['loss']}, the gradient norm {row['grad_norm']}"
+                self._stop(values.step, label, reason)
         if self._config is not None:
-            self._check(values.step, [row["loss"] for row in values.rows], self._config)
+            for label, row in zip(self._labels, values.rows, strict=True):
+                self._check(values.step, label, row["loss"], self._config)
 
-    def _check(self, step: Step, losses: list[float], config: DivergenceConfig) -> None:
-        memory = self._memory
-        if memory.get("stage") != self._stage.name:
-            memory |= {"stage": self._stage.name, "smoothed": losses, "best": losses, "far": 0}
-        memory["smoothed"] = smoothed = [
-            SMOOTHING * old + (1 - SMOOTHING) * new
-            for old, new in zip(memory["smoothed"], losses, strict=True)
-        ]
-        memory["best"] = best = [min(old, new) for old, new in zip(memory["best"], smoothed, strict=True)]
-        far = [new > config.factor * old > 0 for new, old in zip(smoothed, best, strict=True)]
-        memory["far"] = memory["far"] + 1 if any(far) else 0
-        if memory["far"] >= config.patience:
-            number = far.index(True)
+    def _check(self, step: Step, label: str, loss: float, config: DivergenceConfig) -> None:
+        known = self._memory.get(label, {})
+        # Of an earlier stage, or of a version that remembered all students together.
+        if not isinstance(known, dict) or known.get("stage") != self._stage.name:
+            known = {"stage": self._stage.name, "smoothed": loss, "best": loss, "far": 0}
+        smoothed = SMOOTHING * known["smoothed"] + (1 - SMOOTHING) * loss
+        best = min(known["best"], smoothed)
+        far = known["far"] + 1 if smoothed > config.factor * best > 0 else 0
+        self._memory[label] = {"stage": self._stage.name, "smoothed": smoothed, "best": best, "far": far}
+        if far >= config.patience:
             self._stop(
                 step,
-                f"{self._labels[number]}: the loss has been over {config.factor:g} times its best value "
-                f"({best[number]:.4g}) for {config.patience} steps, and is {losses[number]:.4g}",
+                label,
+                f"the loss has been over {config.factor:g} times its best value ({best:.4g}) for "
+                f"{config.patience} steps, and is {loss:.4g}",
             )
 
-    def _stop(self, step: Step, reason: str) -> None:
-        path = self._folder / "failed" / f"{self._stage.name}-{step.number}.safetensors"
+    def _stop(self, step: Step, label: str, reason: str) -> None:
+        path = self._folder / FAILED / f"{self._stage.name}-{step.number}.safetensors"
         tensors = {
             name: tensor.cpu().contiguous()
             for name in ("input_ids", "labels", "loss_indices", "position_ids", "cu_seqlens")
             if (tensor := getattr(step.batch, name)) is not None
         }
         write_bytes(path, save(tensors))
-        raise TrainingError(
-            f"stage '{self._stage.name}', step {step.number}: {reason}. The batch was saved to {path}. "
-            f"Reduce 'stage.{self._stage.name}.lr' (now {self._stage.lr:g}) or 'max_grad_norm', and start a "
-            "new run"
+        advice = (
+            f"The batch was saved to {path}. Reduce 'stage.{self._stage.name}.lr' (now {self._stage.lr:g}) "
+            "or 'max_grad_norm', and start a new run"
         )
+        raise DivergedError(label, self._stage.name, step.number, step.tokens, reason, advice)
+
+
+def record_divergence(out: Path, error: DivergedError) -> None:
+    """Note in the run folder `out` that a student has diverged."""
+    names = ("label", "stage", "step", "tokens", "reason")
+    write_json(out / FAILED / f"{error.label}.json", {name: getattr(error, name) for name in names})
+
+
+def diverged_students(out: Path) -> dict[str, dict[str, Any]]:
+    """What `record_divergence` has noted in a run folder, by label."""
+    return {path.stem: read_json(path) for path in sorted((out / FAILED).glob("*.json"))}

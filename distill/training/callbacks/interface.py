@@ -16,6 +16,20 @@ class TrainingError(EvalsuiteError):
     exit_code = 71
 
 
+class DivergedError(TrainingError):
+    """A student's loss is not finite or has diverged.
+
+    Args:
+        tokens: that the run had trained on.
+        reason: what the loss did.
+        advice: where the batch is, and what to change.
+    """
+
+    def __init__(self, label: str, stage: str, step: int, tokens: int, reason: str, advice: str) -> None:
+        super().__init__(f"stage '{stage}', step {step}: {label}: {reason}. {advice}")
+        self.label, self.stage, self.step, self.tokens, self.reason = label, stage, step, tokens, reason
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """A step that was launched, whose values are still on the device.
