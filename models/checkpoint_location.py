@@ -14,6 +14,9 @@ POCKET = Path(__file__).parent / "pocket"
 TRAINING = "training.jsonl"
 """File name of the loss curve in a student's folder."""
 
+FAILED = "failed"
+"""Folder of a training run in which students that diverged are noted, one JSON file each."""
+
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w.][\w./-]*))?")
 """`ORG/NAME` or, for a commit, tag or branch, `ORG/NAME@REVISION`."""

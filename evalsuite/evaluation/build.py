@@ -28,7 +28,7 @@ from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.request_set import RequestSet
 from evalsuite.protocols.tokenization import Encoder
-from evalsuite.reports.records.run_folder import BenchmarkPlan, Plan, read_plan, write_plan
+from evalsuite.reports.records.run_folder import BenchmarkPlan, DivergedStudent, Plan, read_plan, write_plan
 from evalsuite.tasks.benchmark import Benchmark
 from evalsuite.tasks.sources.data import source_name
 from evalsuite.tasks.sources.documents import Document, fewshot_documents
@@ -43,6 +43,7 @@ def build_requests(
     checkpoints: Sequence[RunCheckpoint],
     data_dir: Data,
     *,
+    diverged: Sequence[DivergedStudent] = (),
     skip_missing: bool = False,
     strict: bool = False,
     trust_remote_code: bool = False,
@@ -53,6 +54,9 @@ def build_requests(
 
     The workers of `pool` share the benchmarks. Without a pool, and for checkpoints that bring their own code,
     all are built in this process.
+
+    Args:
+        diverged: students without a checkpoint, for the plan.
 
     Raises:
         RunFolderError: the folder holds a run of another suite or with other options.
@@ -87,7 +91,8 @@ def build_requests(
         )
         for cell in cells
     }
-    plan = _merge_plan(run, make_plan(resolved, checkpoints, counts), registry)
+    plan = make_plan(resolved, checkpoints, counts).model_copy(update={"diverged": tuple(diverged)})
+    plan = _merge_plan(run, plan, registry)
     for tokenizer, group in _by_tokenizer(checkpoints).items():
         missing = [
             cell for cell in cells if before is None or not requests_path(run, tokenizer, cell).is_file()
@@ -198,7 +203,12 @@ def _merge_plan(run: Path, plan: Plan, registry: CheckpointRegistry) -> Plan:
     if len(teachers) > 1:
         raise RunFolderError(f"{run}: its teacher is {teachers[0].label}, not {teachers[1].label}")
     ordered = sorted((*others, *plan.checkpoints), key=lambda each: each.role != "teacher")
-    return plan.model_copy(update={"created": before.created, "checkpoints": tuple(ordered)})
+    # A student that was trained again, under the same name, has a checkpoint now.
+    diverged = {each.label: each for each in (*before.diverged, *plan.diverged)}
+    for each in ordered:
+        diverged.pop(each.label, None)
+    changed = {"created": before.created, "checkpoints": tuple(ordered), "diverged": tuple(diverged.values())}
+    return plan.model_copy(update=changed)
 
 
 def _configuration(plan: Plan) -> tuple[str, list[BenchmarkPlan]]:

@@ -4,11 +4,15 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from evalsuite.evaluation.run_paths import CheckpointRef
-from evalsuite.foundation import ConfigError, content_hash
+from evalsuite.foundation import CheckpointError, ConfigError, DataError, content_hash, read_json
 from evalsuite.foundation.context_limits import ContextLimit
+from evalsuite.models.checkpoint_location import FAILED
+
+if TYPE_CHECKING:
+    from evalsuite.reports.records.run_folder import DivergedStudent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,13 +156,49 @@ def describe_checkpoints(
     return found
 
 
+def diverged_students(paths: Sequence[str]) -> "list[DivergedStudent]":
+    """Return the students below `paths` that diverged in training, as `distill` has noted them.
+
+    Args:
+        paths: output folders of `distill`, or folders of their students.
+
+    Raises:
+        CheckpointError: a note cannot be read.
+    """
+    notes = {note: None for path in paths for note in _notes_of_divergence(path)}
+    if not notes:
+        return []
+    from evalsuite.foundation.strict import parse
+    from evalsuite.reports.records.run_folder import DivergedStudent
+
+    try:
+        return [parse(read_json(note), DivergedStudent, str(note)) for note in notes]
+    except (DataError, ConfigError) as error:
+        raise CheckpointError(f"a student's note of divergence cannot be read: {error}") from error
+
+
+def _notes_of_divergence(path: str) -> list[Path]:
+    """Notes on the students of the run folder `path`, or on the student that `path` would be."""
+    folder = Path(path).expanduser()
+    note = folder.parent / FAILED / f"{folder.name}.json"
+    return [note] if not folder.exists() and note.is_file() else sorted((folder / FAILED).glob("*.json"))
+
+
 def expand_folders(paths: Sequence[str]) -> list[str]:
     """Replace folders of checkpoints, as `distill --out` writes them, by the checkpoints inside.
 
     A folder that contains no checkpoint is returned as it is; loading it then raises a specific error.
+    Students that diverged are left out (see `diverged_students`).
+
+    Raises:
+        CheckpointError: all of them have diverged.
     """
     found: list[str] = []
-    for path in paths:
+    trained = [path for path in paths if Path(path).expanduser().exists() or not _notes_of_divergence(path)]
+    if paths and not trained:
+        sentences = "; ".join(f"{each.label} {each.why}" for each in diverged_students(paths))
+        raise CheckpointError(f"{sentences}: there is no checkpoint to evaluate")
+    for path in trained:
         folder = Path(path).expanduser()
         below: list[Path] = []
         if path != "pocket" and folder.is_dir() and not (folder / "config.json").is_file():

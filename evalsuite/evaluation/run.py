@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalsuite.config import PHASES, RunConfig
-from evalsuite.evaluation.checkpoints import expand_folders
+from evalsuite.evaluation.checkpoints import diverged_students, expand_folders
 from evalsuite.evaluation.environment import (
     coverage_notices,
     engine_notices,
@@ -162,7 +162,8 @@ def _run_phases(config: RunConfig, calls: Calls, executor: Executor) -> Summary:
         _run_locked(config, calls, executor, checkpoints, summary)
     facts = read_environment(out)
     summary.partial, summary.left_out = facts.get("partial", {}), facts.get("left_out", {})
-    summary.notices = engine_notices(out, read_index(out).labels)
+    diverged = {each.label: f"{each.why}; it is left out" for each in diverged_students(config.checkpoints)}
+    summary.notices = diverged | engine_notices(out, read_index(out).labels)
     return summary
 
 

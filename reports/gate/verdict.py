@@ -225,9 +225,17 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
         _result(tensor, task, each, next(queue) if isinstance(each, Measurement) else None)
         for task, each in zip(tasks, found, strict=True)
     ]
+    results += [
+        _unmeasured(rule, protocol, each.label, f"it {each.why}")
+        for rule in policy.rules
+        for each in tensor.merged.diverged
+        if each.label in (_labels(tensor, rule, policy) or (each.label,))
+        for protocol in _protocols(tensor, rule)
+    ]
     if not results:
+        why = f"the run has no student, only {', '.join(entry.label for entry in tensor.checkpoints)}"
         results = [
-            _without_student(tensor, rule, protocol)
+            _unmeasured(rule, protocol, "(no student)", why)
             for rule in policy.rules
             for protocol in _protocols(tensor, rule)
         ]
@@ -239,15 +247,21 @@ def _selected(tensor: ResultTensor, rule: Rule, policy: Policy) -> list[int]:
 
     Selected checkpoints (`--checkpoint`) replace those of the policy, but not those of a rule.
     """
-    labels = rule.checkpoints or (() if tensor.selection.checkpoints else policy.checkpoints)
+    labels = _labels(tensor, rule, policy)
     known = {checkpoint.label: i for i, checkpoint in enumerate(tensor.checkpoints)}
+    diverged = {each.label for each in tensor.merged.diverged}
     for label in labels:
-        if label not in known:
+        if label not in known and label not in diverged:
             hint = " among the selected ones" if tensor.selection.checkpoints else nearest(label, known)
             raise ConfigError(f"policy: no run has a checkpoint '{label}'{hint}")
-    return [known[label] for label in labels] or [
-        i for i, checkpoint in enumerate(tensor.checkpoints) if not checkpoint.is_teacher
-    ]
+    if labels:
+        return [known[label] for label in labels if label in known]
+    return [i for i, checkpoint in enumerate(tensor.checkpoints) if not checkpoint.is_teacher]
+
+
+def _labels(tensor: ResultTensor, rule: Rule, policy: Policy) -> Sequence[str]:
+    """Checkpoints that a rule names; none: it applies to every student."""
+    return rule.checkpoints or (() if tensor.selection.checkpoints else policy.checkpoints)
 
 
 def _protocols(tensor: ResultTensor, rule: Rule) -> list[str | None]:
@@ -288,19 +302,8 @@ def _result(
 ) -> RuleResult:
     rule, protocol, checkpoint = task
     label = tensor.checkpoints[checkpoint].label
-    at_least = rule.kind.bound == "min"
     if isinstance(found, NotMeasured) or decision is None:
-        return RuleResult(
-            name=_name(rule, protocol),
-            checkpoint=label,
-            metric=rule.metric,
-            protocol=protocol,
-            outcome=UNMEASURED,
-            threshold=rule.threshold,
-            at_least=at_least,
-            unit=rule.kind.unit,
-            why=found.why if isinstance(found, NotMeasured) else "",
-        )
+        return _unmeasured(rule, protocol, label, found.why if isinstance(found, NotMeasured) else "")
     return RuleResult(
         name=_name(rule, protocol),
         checkpoint=label,
@@ -308,7 +311,7 @@ def _result(
         protocol=protocol,
         outcome=decision.outcome,
         threshold=rule.threshold,
-        at_least=at_least,
+        at_least=rule.kind.bound == "min",
         unit=rule.kind.unit,
         point=found.point,
         low=decision.low,
@@ -321,17 +324,17 @@ def _result(
     )
 
 
-def _without_student(tensor: ResultTensor, rule: Rule, protocol: str | None) -> RuleResult:
+def _unmeasured(rule: Rule, protocol: str | None, checkpoint: str, why: str) -> RuleResult:
     return RuleResult(
         name=_name(rule, protocol),
-        checkpoint="(no student)",
+        checkpoint=checkpoint,
         metric=rule.metric,
         protocol=protocol,
         outcome=UNMEASURED,
         threshold=rule.threshold,
         at_least=rule.kind.bound == "min",
         unit=rule.kind.unit,
-        why=f"the run has no student, only {', '.join(entry.label for entry in tensor.checkpoints)}",
+        why=why,
     )
 
 

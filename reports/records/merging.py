@@ -1,6 +1,6 @@
 """Merge the plans of several runs; plans that contradict each other are refused."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from evalsuite.foundation.taxonomy import Protocol
 from evalsuite.reports.records.run_folder import (
     BenchmarkPlan,
     CheckpointPlan,
+    DivergedStudent,
     Plan,
     ProtocolPlan,
     UnplannedCells,
@@ -47,6 +48,8 @@ class MergedPlan:
     checkpoints: tuple[CheckpointEntry, ...]
     """Teachers first, each followed by its students; those without a teacher last."""
     warnings: tuple[str, ...]
+    diverged: tuple[DivergedStudent, ...] = ()
+    """Students that have no checkpoint in any of the runs."""
 
     @property
     def weights(self) -> frozenset[str]:
@@ -80,6 +83,7 @@ class MergedPlan:
             benchmarks=self.benchmarks,
             checkpoints=tuple(checkpoints),
             max_length=max((plan.max_length for plan in self.plans if plan.max_length), default=None),
+            diverged=self.diverged,
             unplanned=self._unplanned(),
         )
         again = MergedPlan((), (plan,), plan.benchmarks, _pair_with_teachers(checkpoints, []), ())
@@ -145,8 +149,21 @@ def merge_plans(runs: Sequence[Path], selection: RunSelection | None = None) -> 
     checkpoints = _merge_checkpoints(runs, plans, warnings)
     if selection.teacher is not None:
         checkpoints = _with_teacher(checkpoints, selection.teacher)
-    entries = _selected(_pair_with_teachers(checkpoints, warnings), selection.checkpoints)
-    return MergedPlan(tuple(runs), plans, benchmarks, entries, tuple(warnings))
+    entries = _pair_with_teachers(checkpoints, warnings)
+    diverged = _merge_diverged(plans, {entry.label for entry in entries})
+    if names := selection.checkpoints:
+        diverged = [each for each in diverged if each.label in names]
+        entries = _selected(
+            entries, [name for name in names if name not in {each.label for each in diverged}]
+        )
+    warnings += [f"'{each.label}' {each.why}; it has no checkpoint and no scores." for each in diverged]
+    return MergedPlan(tuple(runs), plans, benchmarks, entries, tuple(warnings), tuple(diverged))
+
+
+def _merge_diverged(plans: Sequence[Plan], labels: Collection[str]) -> list[DivergedStudent]:
+    """Students that diverged in one of the runs, and that no run has as a checkpoint of that label."""
+    found = {each.label: each for plan in plans for each in plan.diverged}
+    return [each for label, each in found.items() if label not in labels]
 
 
 def _merge_benchmarks(

@@ -131,6 +131,25 @@ class CheckpointPlan(Strict):
     """Content of `lineage.json` in the checkpoint's folder; see `evalsuite.reports.analysis.lineage`."""
 
 
+class DivergedStudent(Strict):
+    """A student that diverged in training, and therefore has no checkpoint and no scores."""
+
+    label: str = Field(min_length=1)
+    stage: str
+    step: int = Field(ge=0)
+    """Of the stage, from 0."""
+    tokens: int = Field(ge=0)
+    """That its training run had trained on."""
+    reason: str
+    """What its loss did."""
+
+    @property
+    def why(self) -> str:
+        """Such as ``diverged in training (stage 'kd', step 12, after 53,248 tokens: the loss is nan)``."""
+        place = f"stage '{self.stage}', step {self.step:,}, after {self.tokens:,} tokens"
+        return f"diverged in training ({place}: {self.reason})"
+
+
 class UnplannedCells(Strict):
     """Cells of a merged plan that no run of these checkpoints has."""
 
@@ -153,6 +172,8 @@ class Plan(Strict):
     checkpoints: tuple[CheckpointPlan, ...] = Field(min_length=1)
     max_length: int | None = Field(default=None, ge=1)
     """Positions that checkpoints are extended to where their configs state fewer; None: they are not."""
+    diverged: tuple[DivergedStudent, ...] = ()
+    """Students that were to be evaluated and have no checkpoint."""
     unplanned: tuple[UnplannedCells, ...] = ()
     """Of published samples, whose runs may have planned other benchmarks for each checkpoint."""
 

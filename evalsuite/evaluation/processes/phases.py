@@ -64,6 +64,7 @@ class HarnessPhases:
     def build(self, config: RunConfig, checkpoints: Sequence[str]) -> None:
         """Build the requests of a run. Raises as `evalsuite.evaluation.evaluate`."""
         from evalsuite.evaluation.build import build_requests
+        from evalsuite.evaluation.checkpoints import diverged_students
         from evalsuite.evaluation.loss_curves import read_curves, rename_curves, write_curves
         from evalsuite.evaluation.plan import resolve_suite
 
@@ -80,6 +81,7 @@ class HarnessPhases:
             resolved,
             described,
             config.data,
+            diverged=diverged_students(config.checkpoints),
             skip_missing=config.skip_missing,
             strict=config.strict,
             trust_remote_code=config.trust_remote_code,

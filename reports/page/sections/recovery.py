@@ -138,6 +138,8 @@ class Board:
     protocols: tuple[str, ...]
     scopes: tuple[tuple[str, str], ...]
     """Filters of benchmarks and their titles; empty if there is only one."""
+    diverged: tuple[str, ...]
+    """A sentence per student without a checkpoint."""
     uninformative: tuple[str, ...]
     """Sentences about the benchmarks left out of the informative ones."""
 
@@ -171,6 +173,7 @@ def board(report: Report) -> Board | None:
         data=script_json({view.key: _packed(view) for view in views}),
         protocols=report.protocols,
         scopes=tuple((name, SCOPES[name]) for name in SCOPES if name in scopes) if len(scopes) > 1 else (),
+        diverged=tuple(f"{each.label} {each.why}." for each in report.tensor.merged.diverged),
         uninformative=tuple(_uninformative(report)),
     )
 

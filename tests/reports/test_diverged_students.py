@@ -1,0 +1,75 @@
+"""Students that diverged in training: named on every output, and unmeasured for the gate."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+
+from evalsuite.foundation import ConfigError
+from evalsuite.foundation.strict import parse
+from evalsuite.reports import Policy, compare, policy_from_options, run_gate
+from evalsuite.reports.exports.samples.folder import export_samples
+from evalsuite.reports.records.run_folder import DivergedStudent, read_plan, write_plan
+from evalsuite.reports.records.run_selection import RunSelection
+from evalsuite.reports.report import build_report
+
+FIXTURES = Path(__file__).parent / "fixtures"
+GLA = DivergedStudent(label="gla", stage="kd", step=12, tokens=53248, reason="the loss is nan")
+WHY = "diverged in training (stage 'kd', step 12, after 53,248 tokens: the loss is nan)"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The run that passes, which was to have another student."""
+    shutil.copytree(FIXTURES / "passing", tmp_path / "run")
+    write_plan(tmp_path / "run", read_plan(tmp_path / "run").model_copy(update={"diverged": (GLA,)}))
+    return tmp_path / "run"
+
+
+def test_page_markdown_and_samples_name_them(run: Path, tmp_path: Path) -> None:
+    compare([run], tmp_path / "out")
+    export_samples(build_report([run]), tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert f"<b>Without a checkpoint:</b> gla {WHY.replace(chr(39), '&#39;')}." in page
+    assert "'gla' diverged in training" in (tmp_path / "out" / "report.md").read_text()
+    assert read_plan(tmp_path / "out" / "samples").diverged == (GLA,)
+    with open(tmp_path / "out" / "leaderboard.csv") as file:
+        assert "gla" not in {row["label"] for row in csv.DictReader(file)}
+
+
+def test_a_gate_on_every_student_cannot_pass(run: Path) -> None:
+    policy = policy_from_options(min_recovery=0.9)
+    assert run_gate([FIXTURES / "passing"], policy).exit_code == 0
+    verdict = run_gate([run], policy)
+    assert (verdict.exit_code, verdict.word) == (3, "could not be measured")
+    assert {each.outcome for each in verdict.results if each.checkpoint == "gla"} == {"unmeasured"}
+    assert f"gla: recovery of average under loglikelihood: could not be measured: it {WHY}" in verdict.text
+
+
+def test_a_gate_on_other_students_is_not_concerned(run: Path) -> None:
+    student = next(each.label for each in read_plan(run).checkpoints if each.role == "student")
+
+    def named(*labels: str) -> Policy:
+        return parse({"rules": [{"metric": "recovery", "min": 0.9, "checkpoints": labels}]}, Policy, "policy")
+
+    assert run_gate([run], named(student)).exit_code == 0
+    assert run_gate([run], named("gla")).exit_code == 3
+    with pytest.raises(ConfigError, match="no run has a checkpoint 'glaa'"):
+        run_gate([run], named("glaa"))
+
+
+def test_a_selection_may_name_or_leave_them_out(run: Path) -> None:
+    student = next(each.label for each in read_plan(run).checkpoints if each.role == "student")
+    for names, found in (((student,), ()), ((student, "gla"), (GLA,))):
+        report = build_report([run], RunSelection(checkpoints=names))
+        assert report.tensor.merged.diverged == found
+
+
+def test_a_run_that_has_the_student_counts(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(FIXTURES / "passing", other)
+    student = next(each.label for each in read_plan(other).checkpoints if each.role == "student")
+    again = GLA.model_copy(update={"label": student})
+    write_plan(other, read_plan(other).model_copy(update={"diverged": (again, GLA)}))
+    assert build_report([run, other]).tensor.merged.diverged == (GLA,)
