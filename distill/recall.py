@@ -20,7 +20,6 @@ chunks are left out. One file per student is written below --out, `summary.csv` 
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalsuite.foundation import ConfigError, EvalsuiteError, append_jsonl, write_json
+from evalsuite.foundation import ConfigError, append_jsonl, write_json
+from evalsuite.foundation.module_entry import run_module
 
 if TYPE_CHECKING:
     from evalsuite.distill import Recipe
@@ -321,7 +321,4 @@ def _text(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except EvalsuiteError as error:
-        sys.exit(f"evalsuite.distill.recall: {error}")
+    run_module("evalsuite.distill.recall", main)

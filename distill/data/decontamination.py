@@ -28,6 +28,7 @@ from evalsuite.distill.data.preparation import read_examples
 from evalsuite.distill.data.question_overlap import QuestionIndex
 from evalsuite.distill.recipe import Recipe, load_recipe
 from evalsuite.foundation import ConfigError, DataError, progress, write_text
+from evalsuite.foundation.module_entry import run_module
 from evalsuite.models import describe_checkpoint
 
 BATCH_SIZE = 2048
@@ -238,4 +239,4 @@ def _write(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
 
 if __name__ == "__main__":
-    main()
+    run_module("evalsuite.distill.data.decontamination", main)

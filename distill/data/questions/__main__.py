@@ -16,6 +16,7 @@ from evalsuite.distill.data import questions as package
 from evalsuite.distill.data.questions import corpora, promptsource
 from evalsuite.distill.data.questions.formats import TrainingQuestion, generated
 from evalsuite.foundation import DataError, progress
+from evalsuite.foundation.module_entry import run_module
 from evalsuite.tasks.synthetic import english
 
 NARRATIVES = ("novels", "standard_ebooks")
@@ -103,4 +104,4 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_module("evalsuite.distill.data.questions", main)

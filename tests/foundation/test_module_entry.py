@@ -1,0 +1,57 @@
+"""Modules run by `python -m` end bad input in one line, with the code of the error."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from evalsuite.foundation import ConfigError, RunFolderError
+from evalsuite.foundation.module_entry import run_module
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(None, 0), (ConfigError("unknown key"), 64), (RunFolderError("is full"), 73)]
+)
+def test_errors_are_printed_in_one_line(
+    error: Exception | None, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> None:
+        if error is not None:
+            raise error
+
+    with pytest.raises(SystemExit) as exit_:
+        run_module("evalsuite.module", main)
+    assert exit_.value.code == code
+    assert capsys.readouterr().err == ("" if error is None else f"evalsuite.module: {error}\n")
+
+
+def test_other_errors_are_defects() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_module("evalsuite.module", lambda: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "code", "message"),
+    [
+        ("recall", ["recall-tuning", "--out", "{tmp}", "a=b"], 64, "unknown recipe 'recall-tuning'"),
+        (
+            "data.decontamination",
+            ["generatr", "generator", "--data", "{tmp}", "--check"],
+            64,
+            "unknown recipe",
+        ),
+        ("data.questions", ["--data", "{tmp}/missing", "--out", "{tmp}/out"], 65, "cannot be read"),
+    ],
+)
+def test_commands_of_distillation_name_bad_input(
+    module: str, arguments: list[str], code: int, message: str, tmp_path: object
+) -> None:
+    name = f"evalsuite.distill.{module}"
+    command = [sys.executable, "-m", name, *(each.format(tmp=tmp_path) for each in arguments)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == code, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"{name}: ")
+    assert message in done.stderr
