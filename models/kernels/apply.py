@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.nn import functional
 
+from evalsuite.models.cache_argument import CACHE
 from evalsuite.models.kernels.policy import use_triton
 from evalsuite.models.student.config import LLAMA_STYLE
 
@@ -74,18 +75,20 @@ def _attention_forward(
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor | None = None,
     past_key_values: Any = None,
+    cache: Any = None,
     **arguments: Any,
 ) -> tuple[Tensor, Any]:
     """Causal attention over unmasked rows; anything with a mask, a cache or another implementation falls back
     to transformers."""
-    special = attention_mask is not None or past_key_values is not None or self.attention_dropout
+    caches = past_key_values if cache is None else cache
+    special = attention_mask is not None or caches is not None or self.attention_dropout
     if special or self.config._attn_implementation != "sdpa" or not use_triton(hidden_states):
         plain: tuple[Tensor, Any] = type(self).forward(
             self,
             hidden_states=hidden_states,
             position_embeddings=position_embeddings,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            **{CACHE: caches},
             **arguments,
         )
         return plain

@@ -21,11 +21,11 @@ from evalsuite.models.mixers.init import SIGMOID_OPEN_LOGIT, SILU_INVERSE_OF_ONE
 from evalsuite.models.mixers.interface import (
     AttentionSpan,
     CacheSpec,
-    LayerCache,
     Mixer,
     MixerState,
     ServedAs,
     StateKind,
+    layer_cache,
 )
 from evalsuite.models.mixers.layers import (
     OutputNorm,
@@ -301,6 +301,7 @@ class RecurrentMixer(Mixer, nn.Module):
         use_cache: bool | None = None,
         token_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        cache: Any = None,
     ) -> tuple[Tensor, None]:
         """Mix tokens, with the signature of transformers' attention modules.
 
@@ -309,7 +310,7 @@ class RecurrentMixer(Mixer, nn.Module):
             position_embeddings: cos and sin [B, T, D], used if the option `rotary` is on.
             attention_mask: for the window of packed sequences only; a recurrence is causal, and `token_mask`
                 marks its pads.
-            past_key_values: a cache whose `layers[layer_idx]` is a `LayerCache`.
+            past_key_values, cache (from transformers 5.24 on): its `layers[layer_idx]` is a `LayerCache`.
             token_mask: bool [B, T], the real tokens, contiguous in each row; None if all are real.
             cu_seqlens: bounds [N + 1] of packed sequences (B = 1, no token_mask); the cached state then has
                 N rows.
@@ -320,9 +321,8 @@ class RecurrentMixer(Mixer, nn.Module):
         Raises:
             ConfigError: the cached state has another shape.
         """
-        cache: LayerCache | None = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        lent = (None, OWN) if cache is None else cache.lend(slots=not self.options.window)
-        state, access = lent
+        own = layer_cache(past_key_values if cache is None else cache, self.layer_idx)
+        state, access = (None, OWN) if own is None else own.lend(slots=not self.options.window)
         if state is not None:
             rows = len(hidden_states) if cu_seqlens is None else len(cu_seqlens) - 1
             rows = len(state["recurrent"]) if access.slots is not None else rows
@@ -347,8 +347,8 @@ class RecurrentMixer(Mixer, nn.Module):
                 packed_mask=attention_mask,
             )
             new_state |= window_state
-        if cache is not None:
-            cache.write({"recurrent": last, **new_state})
+        if own is not None:
+            own.write({"recurrent": last, **new_state})
         gate_input = hidden_states if inputs.x is None else inputs.x
         return self.project_output(mixed, gate_input), None
 

@@ -7,7 +7,7 @@ keeps the teacher's attention module. A mixer of another kind implements `Mixer`
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,11 @@ class LayerCache(Protocol):
 
     def write(self, state: MixerState) -> None:
         """Store `state`, of which lent parts may have been written in place."""
+
+
+def layer_cache(caches: Any, layer: int) -> LayerCache | None:
+    """The cache of a layer among those of all layers; None without them."""
+    return None if caches is None else cast(LayerCache, caches.layers[layer])
 
 
 ServedAs = Literal["recurrence", "attention"] | None

@@ -15,10 +15,10 @@ from evalsuite.models.mixers.attention_shape import AttentionShape, qk_norm_kind
 from evalsuite.models.mixers.interface import (
     AttentionSpan,
     CacheSpec,
-    LayerCache,
     Mixer,
     ServedAs,
     StateKind,
+    layer_cache,
 )
 from evalsuite.models.mixers.layers import apply_rotary_pos_emb
 from evalsuite.models.mixers.registry import MIXERS
@@ -226,12 +226,13 @@ class SinkWindowMixer(SlidingWindowMixer):
         token_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         past_key_values: Any = None,
+        cache: Any = None,
         **attention: Any,
     ) -> tuple[Tensor, Any]:
         """Attend; packed sequences by their `attention_mask`, as in `SoftmaxMixer`."""
-        cache: LayerCache | None = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        own = layer_cache(past_key_values if cache is None else cache, self.layer_idx)
         if cu_seqlens is not None:
-            if cache is not None:
+            if own is not None:
                 raise ConfigError(
                     f"layer {self.layer_idx}: {self.name} with sinks = {self.span.sinks} cannot continue "
                     "packed sequences from their states"
@@ -248,11 +249,11 @@ class SinkWindowMixer(SlidingWindowMixer):
             span=self.span,
             scale=self.scaling,
             cap=soft_cap(self),
-            state=None if cache is None else cache.read(),
+            state=None if own is None else own.read(),
             token_mask=token_mask,
         )
-        if cache is not None:
-            cache.write(state)
+        if own is not None:
+            own.write(state)
         return self.o_proj(mixed.flatten(2)), None
 
 

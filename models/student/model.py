@@ -11,6 +11,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.cache_argument import CACHE
 from evalsuite.models.mixers import AttentionSpan, Mixer, make_mixer
 from evalsuite.models.mixers.convolution import packed_position_ids
 from evalsuite.models.student.cache import StudentCache
@@ -102,6 +103,7 @@ class StudentModel(StudentPreTrainedModel):
         token_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         row_length: int | None = None,
+        cache: Any = None,
     ) -> BaseModelOutputWithPast:
         """Run the decoder.
 
@@ -109,7 +111,8 @@ class StudentModel(StudentPreTrainedModel):
             input_ids: [B, T], or `inputs_embeds` [B, T, D].
             attention_mask: [B, past + T] of zeros and ones; or 4-D, passed to softmax layers unchanged.
             position_ids: [B, T]; by default they continue from the cache, or restart per packed sequence.
-            past_key_values: a `StudentCache`, or any cache whose recurrent layers are `LayerCache`s.
+            past_key_values: a `StudentCache`, or any cache whose recurrent layers are `LayerCache`s; `cache`
+                is its name from transformers 5.24 on.
             token_mask: bool [B, T], false at padding among the new tokens; by default the end of a 2-D
                 `attention_mask`.
             cu_seqlens: cumulative lengths [N + 1] of sequences packed into one row, which are isolated from
@@ -120,6 +123,7 @@ class StudentModel(StudentPreTrainedModel):
         Raises:
             ConfigError: packed sequences with a cache or with more than one row.
         """
+        past_key_values = past_key_values if cache is None else cache
         embeddings = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         rows, length = embeddings.shape[:2]
         if cu_seqlens is not None and (rows != 1 or past_key_values is not None or use_cache):
@@ -148,11 +152,11 @@ class StudentModel(StudentPreTrainedModel):
                 hidden,
                 attention_mask=masks.get(layer.self_attn.span),
                 position_ids=position_ids,
-                past_key_values=past_key_values,
                 use_cache=use_cache,
                 position_embeddings=position_embeddings,
                 token_mask=token_mask,
                 cu_seqlens=cu_seqlens,
+                **{CACHE: past_key_values},
             )
         hidden = self.norm(hidden)
         if output_hidden_states:
@@ -161,8 +165,8 @@ class StudentModel(StudentPreTrainedModel):
             past_key_values.advance(length)
         return BaseModelOutputWithPast(
             last_hidden_state=hidden,
-            past_key_values=past_key_values,
             hidden_states=tuple(states) if output_hidden_states else None,
+            **{CACHE: past_key_values},
         )
 
     def _masks(
@@ -193,9 +197,9 @@ class StudentModel(StudentPreTrainedModel):
                 config=config,
                 inputs_embeds=embeddings,
                 attention_mask=attention_mask,
-                past_key_values=past_key_values,
                 position_ids=position_ids,
                 layer_idx=index,
+                **{CACHE: past_key_values},
             )
         return masks
 
@@ -226,6 +230,7 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
         cu_seqlens: Tensor | None = None,
         return_dict: bool | None = None,
         output_attentions: bool | None = None,
+        cache: Any = None,
     ) -> CausalLMOutputWithPast:
         """Logits [B, T, vocabulary] (the last `logits_to_keep` tokens, 0 for all); see `StudentModel`.
 
@@ -235,7 +240,7 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            past_key_values=past_key_values if cache is None else cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
@@ -254,8 +259,8 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
+            **{CACHE: outputs.get(CACHE)},
         )
 
     def set_attn_implementation(self, *args: Any, **kwargs: Any) -> None:
@@ -268,13 +273,13 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(  # type: ignore[override]  # annotated bool upstream, returns None
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+        if model_kwargs.get(CACHE) is None and generation_config.use_cache is not False:
             if generation_config.cache_implementation is not None:
                 raise ConfigError(
                     f"cache_implementation = '{generation_config.cache_implementation}': a student generates "
                     "with its own cache; remove it"
                 )
-            model_kwargs["past_key_values"] = self.model.new_cache()
+            model_kwargs[CACHE] = self.model.new_cache()
 
 
 def attention_of(base: PreTrainedConfig, implementation: str | None) -> str | None:

@@ -302,6 +302,7 @@ def _fused_forward(
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     past_key_values: Any = None,
+    cache: Any = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Forward pass of a fusible layer, hidden states [R, T, width]."""
@@ -315,7 +316,8 @@ def _fused_forward(
     query, key, value = (x.flatten(0, 1).unflatten(-1, (-1, module.head_dim)) for x in projected)
     if hasattr(module, "q_norm"):
         query, key = module.q_norm(query), module.k_norm(key)
-    room = past_key_values.room if masks.branches is None else past_key_values.room_apart
+    caches: Any = past_key_values if cache is None else cache
+    room = caches.room if masks.branches is None else caches.room_apart
     keys, values, *parents = room(module.layer_idx, key, value, rows)
     query = rotate_and_store(query, key, value, *position_embeddings, keys, values, places)
     query = query.unflatten(0, (rows, tokens))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from evalsuite.models.cache_argument import CACHE
 from evalsuite.models.inference.proof import UnsupportedModelError, largest_deviation
 from evalsuite.models.inference.torch.attention import AttentionMasks, AttentionOverride, FusedAttention
 from evalsuite.models.inference.torch.fusion.layers import FusedLayers
@@ -147,7 +148,7 @@ class ModelRunner:
             self.fused_attention.enabled(masks),
         ):
             hidden: Tensor = self.decoder(
-                input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True, **extra
+                input_ids=tokens, position_ids=positions, use_cache=True, **{CACHE: cache}, **extra
             ).last_hidden_state
             return hidden
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from evalsuite.models.cache_argument import CACHE
 from evalsuite.models.inference.positions import rotary_limit
 from evalsuite.models.inference.proof import Text
 from evalsuite.models.inference.torch.batching import make_length_batches
@@ -20,7 +21,7 @@ Batching = Literal["padded", "equal lengths", "single texts"]
 Caching = Literal["batches", "single texts", "never"]
 """With which texts a model's own cache is used: several together, one at a time, or none."""
 
-_CACHES = ("past_key_values", "cache_params", "state")
+_CACHES = tuple(dict.fromkeys((CACHE, "past_key_values", "cache_params", "state")))
 """Names of the cache in outputs and arguments of transformers' models."""
 
 

@@ -40,8 +40,10 @@ def checkpoint_of(model: Any) -> Any:
 class IgnoresCache(LlamaForCausalLM):
     """A model that starts afresh whatever cache it is given, and returns one."""
 
-    def forward(self, *args: Any, past_key_values: Any = None, position_ids: Any = None, **rest: Any) -> Any:
-        return super().forward(*args, **rest)
+    def forward(self, *args: Any, **arguments: Any) -> Any:
+        for name in ("past_key_values", "cache", "position_ids"):
+            arguments.pop(name, None)
+        return super().forward(*args, **arguments)
 
 
 class MixesRows(LlamaForCausalLM):
