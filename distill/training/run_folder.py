@@ -4,6 +4,7 @@ out/recipe.yaml                     the resolved recipe; a folder belongs to one
 out/metrics.jsonl                   loss curves of all students
 out/state/                          the training state (see `checkpoint`)
 out/checkpoints/<label>/<stage>-<tokens>/    intermediate checkpoints
+out/failed/                         students that diverged (see `callbacks.divergence`)
 out/<label>/                        the student, with lineage.json, its model card README.md and
                                     training.jsonl (its loss curve)
 """
@@ -65,11 +66,10 @@ def check_run_dir(out: Path, recipe: Recipe) -> None:
     Raises:
         RunFolderError: `out` belongs to another run or an earlier version, or holds unrelated files.
     """
-    path = out / RECIPE
-    if path.exists():
+    if (out / RECIPE).exists():
         other = saved_recipe(out)
         if other.hash != recipe.hash:
-            difference = config_diff(read_yaml(path), recipe.model_dump(mode="json"))
+            difference = config_diff(other.model_dump(mode="json"), recipe.model_dump(mode="json"))
             raise RunFolderError(
                 f"{out} holds another run (of recipe '{other.name}'; differs in {difference}); "
                 "choose a new folder"

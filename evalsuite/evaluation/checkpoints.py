@@ -178,10 +178,12 @@ def diverged_students(paths: Sequence[str]) -> "list[DivergedStudent]":
 
 
 def _notes_of_divergence(path: str) -> list[Path]:
-    """Notes on the students of the run folder `path`, or on the student that `path` would be."""
+    """Notes on the students of the run folder `path` and its variants, or on the student it would be."""
     folder = Path(path).expanduser()
-    note = folder.parent / FAILED / f"{folder.name}.json"
-    return [note] if not folder.exists() and note.is_file() else sorted((folder / FAILED).glob("*.json"))
+    if not folder.exists():
+        note = folder.parent / FAILED / f"{folder.name}.json"
+        return [note] if note.is_file() else []
+    return [] if (folder / "config.json").is_file() else sorted(folder.rglob(f"{FAILED}/*.json"))
 
 
 def expand_folders(paths: Sequence[str]) -> list[str]:

@@ -29,7 +29,7 @@ class StudentPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     # RetNet's fixed decays are close to one, where bfloat16 has too few digits.
     _keep_in_fp32_modules_strict = ["log_decay"]  # noqa: RUF012 -- transformers' name
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 -- transformers' name
+    _skip_keys_device_placement = [CACHE]  # noqa: RUF012 -- transformers' name
 
     @torch.no_grad()
     def initialize_weights(self) -> None:

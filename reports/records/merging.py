@@ -153,9 +153,9 @@ def merge_plans(runs: Sequence[Path], selection: RunSelection | None = None) -> 
     diverged = _merge_diverged(plans, {entry.label for entry in entries})
     if names := selection.checkpoints:
         diverged = [each for each in diverged if each.label in names]
-        entries = _selected(
-            entries, [name for name in names if name not in {each.label for each in diverged}]
-        )
+        trained = [name for name in names if name not in {each.label for each in diverged}]
+        # Without names all are selected; where only diverged students are named, their teachers remain.
+        entries = _selected(entries, trained) if trained else tuple(e for e in entries if e.is_teacher)
     warnings += [f"'{each.label}' {each.why}; it has no checkpoint and no scores." for each in diverged]
     return MergedPlan(tuple(runs), plans, benchmarks, entries, tuple(warnings), tuple(diverged))
 

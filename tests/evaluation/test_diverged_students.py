@@ -35,6 +35,11 @@ def test_notes_are_found_in_the_run_folder_and_for_a_student(students: Path, nam
     assert expand_folders(paths) == [str(students / "kda")]
 
 
+def test_variants_have_notes_too(students: Path) -> None:
+    write_text(students / "variants" / "far" / "failed" / "gla.json", json.dumps(NOTE | {"step": 13}))
+    assert [each.step for each in diverged_students([str(students)])] == [12, 13]
+
+
 def test_other_paths_have_none(students: Path) -> None:
     for path in (str(students / "kda"), str(students / "retnet"), "pocket", "ORG/NAME"):
         assert diverged_students([path]) == []

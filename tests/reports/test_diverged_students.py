@@ -66,6 +66,14 @@ def test_a_selection_may_name_or_leave_them_out(run: Path) -> None:
         assert report.tensor.merged.diverged == found
 
 
+def test_a_diverged_student_alone_is_compared_with_nothing(run: Path) -> None:
+    selection = RunSelection(checkpoints=("gla",))
+    report = build_report([run], selection)
+    assert [each.is_teacher for each in report.checkpoints] == [True]
+    verdict = run_gate([run], policy_from_options(min_recovery=0.9), selection=selection)
+    assert {(each.checkpoint, each.outcome) for each in verdict.results} == {("gla", "unmeasured")}
+
+
 def test_a_run_that_has_the_student_counts(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(FIXTURES / "passing", other)

@@ -9,7 +9,7 @@ from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.builders import TrainingModels
 from evalsuite.distill.training.callbacks.interface import Callback, Step, TrainingClock
-from evalsuite.distill.training.callbacks.metrics import loss_curve
+from evalsuite.distill.training.callbacks.metrics import METRICS, loss_curve
 from evalsuite.distill.training.distributed import ProcessGroup, full_tensor
 from evalsuite.distill.training.provenance import build_lineage
 from evalsuite.distill.training.run_folder import save_checkpoint
@@ -52,7 +52,7 @@ class StudentWriter:
                     weights[name] = whole.cpu()
         if self._process_group.is_main:
             # Intermediate checkpoints are points on the loss curve that the finished student stores.
-            metrics = read_jsonl(self._out / "metrics.jsonl") if finished else ()
+            metrics = read_jsonl(self._out / METRICS) if finished else ()
             lineage = build_lineage(
                 self._recipe,
                 label=student.label,
