@@ -61,7 +61,11 @@ def fused_forward(
     forward = partial(_rms_norm, weight=weight, eps=eps)
     sample = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(0)).to(weight) * 3
     with torch.inference_mode():
-        mine, theirs = forward(sample).float(), module(sample).float()
+        try:
+            theirs = module(sample).float()
+        except Exception:  # It reads another shape; what it raises can be anything.
+            return None
+        mine = forward(sample).float()
     close = torch.allclose(mine, theirs, rtol=_ULP.get(weight.dtype, 1e-5), atol=1e-6)
     return forward if close else None
 

@@ -9,7 +9,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from evalsuite.models.inference.torch.fusion.norms import FusedNorms, fused_forward, fused_mlp
-from evalsuite.models.mixers.layers import RMSNorm
+from evalsuite.models.mixers.layers import OutputNorm, RMSNorm
 
 DEVICES = ("cpu", "cuda")
 
@@ -31,6 +31,14 @@ def test_other_modules_are_left_alone() -> None:
     assert fused_forward(shifted, DEVICES) is None
     assert fused_forward(torch.nn.LayerNorm(32), DEVICES) is None
     assert fused_forward(torch.nn.Linear(32, 32, bias=False), DEVICES) is None
+
+
+@pytest.mark.parametrize("kind", ["layer", "group", "rms_all_heads"])
+def test_norms_of_all_heads_are_left_alone(kind: str) -> None:
+    norm = OutputNorm(kind, 4, 8, 1e-5)
+    for parameter in norm.parameters():
+        torch.nn.init.ones_(parameter)
+    assert fused_forward(norm, DEVICES) is None
 
 
 def test_the_model_is_restored() -> None:
