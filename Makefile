@@ -116,13 +116,13 @@ bench-inference-kernels: $(STAMP)
 	$(BIN)/python tests/performance/bench_inference_kernels.py $(ARGS)
 
 # The page of a study from stored responses: make gap-study TEACHER=./teacher SUITE=pocket-10m STUDY=./study PAGE=./page
-# KIND=orders: the page of a study of defects, recipe defects-pocket-10m
+# KIND=orders: the page of a study of defects, recipe defects-pocket-10m; ARGS="--without pocket_needles": without a benchmark
 gap-study: $(STAMP)
 	@: $(foreach name,TEACHER SUITE STUDY PAGE,$(if $($(name)),,$(error gap-study: $(name) is missing; make gap-study \
 		TEACHER=./teacher SUITE=pocket-10m STUDY=./study PAGE=./page)))
 	$(BIN)/python -m evalsuite run $(SUITE) --teacher $(TEACHER) --build-only --out $(STUDY)/run
 	$(BIN)/python -m evalsuite run --out $(STUDY)/run --score-only --merge-shards $(STUDY)/shards/*.tar.xz
-	$(BIN)/python -m evalsuite.reports.exports.gap_study $(STUDY)/run --study $(STUDY) --out $(PAGE) --page $(or $(KIND),effects)
+	$(BIN)/python -m evalsuite.reports.exports.gap_study $(STUDY)/run --study $(STUDY) --out $(PAGE) --page $(or $(KIND),effects) $(ARGS)
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evalsuite.foundation import EvalsuiteError
+from evalsuite.foundation import ConfigError, EvalsuiteError, nearest
 from evalsuite.reports.admission import admit
 from evalsuite.reports.analysis.measures.admission import load_rule
 from evalsuite.reports.exports.gap_study.orders_page import write_orders_page
@@ -27,12 +27,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="effects",
         help="effects of choices next to the paper's (default), or the order of students with each defect",
     )
+    parser.add_argument(
+        "--without", nargs="+", default=[], metavar="BENCHMARK", help="admitted benchmarks to leave out"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the page")
     given = parser.parse_args(arguments)
     try:
         decisions = admit(given.run, None, load_rule(given.rule))
-        names = [each.benchmark for each in decisions if each.is_admitted]
+        admitted = {each.benchmark: each.title for each in decisions if each.is_admitted}
+        if unknown := [name for name in given.without if name not in admitted]:
+            raise ConfigError(f"--without {unknown[0]}: no admitted benchmark{nearest(unknown[0], admitted)}")
+        names = [name for name in admitted if name not in given.without]
         refused = {each.title: each.why for each in decisions if not each.is_admitted}
+        refused |= {admitted[name]: "left out by --without" for name in given.without}
         print(PAGES[given.page](read_study(given.run, given.study, names), given.out, refused))
     except EvalsuiteError as error:
         print(f"gap_study: {error}", file=sys.stderr)

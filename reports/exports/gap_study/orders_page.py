@@ -119,7 +119,7 @@ def _page(
         "95 % intervals cover runs (variance pooled over defects) and documents.",
         "## Teacher",
         tables["teacher"].markdown(),
-        *(["\n".join(f"- Not admitted: {t}: {why}." for t, why in refused.items())] if refused else []),
+        *(["\n".join(f"- Not counted: {t}: {why}." for t, why in refused.items())] if refused else []),
         "## Mixers without defects",
         tables["drops"].markdown(),
         "## Effect of each defect",

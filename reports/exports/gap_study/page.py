@@ -111,7 +111,7 @@ def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, st
         "## Teacher",
         tables["teacher"].markdown(),
         *(
-            ["\n".join(f"- Not admitted: {title}: {why}." for title, why in refused.items())]
+            ["\n".join(f"- Not counted: {title}: {why}." for title, why in refused.items())]
             if refused
             else []
         ),

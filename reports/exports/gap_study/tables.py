@@ -47,9 +47,9 @@ class Table:
 
 
 def points(value: float, *, signed: bool = False) -> str:
-    """Return a fraction in points; a true minus sign."""
-    text = f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}"
-    return text.replace("-", "−")
+    """Return a fraction in points; a true minus sign, and none before 0.0."""
+    rounded = round(100 * value, 1) + 0.0
+    return (f"{rounded:+.1f}" if signed and rounded else f"{rounded:.1f}").replace("-", "−")
 
 
 def with_interval(interval: Interval, *, signed: bool = True) -> str:

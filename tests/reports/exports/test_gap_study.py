@@ -224,9 +224,24 @@ def test_the_rule_of_admission_decides_which_documents_count(
     assert main([*options, "--rule", str(rule)]) == 0
     page = (tmp_path / "page" / "README.md").read_text()
     assert "150 documents of 1 benchmarks" in page
-    assert "- Not admitted: Needles: 120 documents have both protocols (at least 130 needed)." in page
+    assert "- Not counted: Needles: 120 documents have both protocols (at least 130 needed)." in page
     assert main(options) == 64
     assert "no benchmark is admitted" in capsys.readouterr().err
+
+
+def test_a_benchmark_can_be_left_out_of_the_page(
+    study: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, folder = study
+    rule = tmp_path / "rule.yaml"
+    rule.write_text("min_documents: 20")
+    options = [str(run), "--study", str(folder), "--out", str(tmp_path / "page"), "--rule", str(rule)]
+    assert main([*options, "--without", "needles"]) == 0
+    page = (tmp_path / "page" / "README.md").read_text()
+    assert "150 documents of 1 benchmarks" in page
+    assert "- Not counted: Needles: left out by --without." in page
+    assert main([*options, "--without", "needle"]) == 64
+    assert "--without needle: no admitted benchmark; did you mean 'needles'?" in capsys.readouterr().err
 
 
 def test_a_run_without_a_teacher_is_refused(
