@@ -26,7 +26,8 @@ from evalsuite.tasks.synthetic.pocket.tokenizer import count_tokens
 MIN_HAYSTACK_TOKENS = 200
 EASIEST = 2
 """Fewest people and options of training texts. Without easy cases a teacher of ten million parameters is
-at chance in `choice` and `two_hop` after 210M tokens; with them it still is (results, pocket-10m-teacher)."""
+at chance in `choice` and `two_hop` after 210M tokens; with them two still are in `choice` and one of the
+two in `two_hop` (results, pocket-10m-teacher)."""
 RESTATED = 0.3
 """Share of the sentences of prose that repeat an earlier one, as real text returns to its subjects."""
 
