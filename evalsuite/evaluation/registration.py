@@ -2,7 +2,7 @@
 
 A GPU host can evaluate a student that was trained there without suite or data: if its tokenizer is that of
 another checkpoint of the run, its requests exist. `requests/registered.json` holds the entries for
-`plan.yaml` until the score phase adds them.
+`plan.yaml` until the score phase adds them, and `requests/diverged.json` those of students that diverged.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from evalsuite.evaluation.checkpoints import diverged_students
 from evalsuite.evaluation.loss_curves import read_curve, write_curves
 from evalsuite.evaluation.run_paths import CheckpointRef, Index, read_index, write_index
 from evalsuite.foundation import ConfigError, read_json, write_json
@@ -24,6 +25,23 @@ def read_registered(run: Path) -> dict[str, dict[str, Any]]:
     """Read the registered checkpoints; empty if there are none."""
     path = registered_path(run)
     return dict(read_json(path)) if path.is_file() else {}
+
+
+def diverged_path(run: Path) -> Path:
+    """Return the path of the notes on diverged students: label → what `distill` has noted."""
+    return Path(run) / "requests" / "diverged.json"
+
+
+def read_diverged(run: Path) -> dict[str, dict[str, Any]]:
+    """Read the notes on diverged students; empty if there are none."""
+    path = diverged_path(run)
+    return dict(read_json(path)) if path.is_file() else {}
+
+
+def register_diverged(run: Path, paths: Sequence[str]) -> None:
+    """Add the notes on students below `paths` that diverged in training. Raises as `diverged_students`."""
+    if found := {each.label: each.model_dump() for each in diverged_students(paths)}:
+        write_json(diverged_path(run), read_diverged(run) | found)
 
 
 def register_checkpoints(
@@ -94,8 +112,8 @@ def register_checkpoints(
 
 
 def add_registered_to_plan(run: Path) -> None:
-    """Write the registered checkpoints into `plan.yaml`, as students."""
-    from evalsuite.reports.records.run_folder import CheckpointPlan, read_plan, write_plan
+    """Write the registered checkpoints into `plan.yaml`, as students, and those that diverged."""
+    from evalsuite.reports.records.run_folder import CheckpointPlan, DivergedStudent, read_plan, write_plan
 
     plan, labels = read_plan(run), read_index(run).labels
     known = {checkpoint.weights_id for checkpoint in plan.checkpoints}
@@ -105,5 +123,11 @@ def add_registered_to_plan(run: Path) -> None:
         for weights_id, facts in read_registered(run).items()
         if weights_id not in known
     )
-    if new:
-        write_plan(run, plan.model_copy(update={"checkpoints": plan.checkpoints + new}))
+    checkpoints = plan.checkpoints + new
+    diverged = {each.label: each for each in plan.diverged}
+    diverged |= {label: DivergedStudent(**note) for label, note in read_diverged(run).items()}
+    for each in checkpoints:
+        diverged.pop(each.label, None)
+    changed = {"checkpoints": checkpoints, "diverged": tuple(diverged.values())}
+    if changed != {"checkpoints": plan.checkpoints, "diverged": plan.diverged}:
+        write_plan(run, plan.model_copy(update=changed))

@@ -247,11 +247,12 @@ def _infer(
 ) -> None:
     from evalsuite.evaluation.inference.collect import infer
     from evalsuite.evaluation.inference.engines import select_checkpoints
-    from evalsuite.evaluation.registration import register_checkpoints
+    from evalsuite.evaluation.registration import register_checkpoints, register_diverged
     from evalsuite.models.inference.registry import engine_type
 
     if "build" not in config.phases:
         register_checkpoints(out, read_index(out), checkpoints, trust_remote_code=config.trust_remote_code)
+        register_diverged(out, config.checkpoints)
     index = read_index(out)
     paths = [path for path in (config.teacher, *checkpoints) if path is not None]
     selected: Sequence[CheckpointRef] = index.checkpoints

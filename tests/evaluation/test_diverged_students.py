@@ -1,6 +1,7 @@
 """Students without a checkpoint: runs name those that diverged in training, and evaluate the others."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.checkpoints import diverged_students, expand_folders
+from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.foundation import CheckpointError, write_text
 from evalsuite.reports.records.run_folder import read_plan
 
@@ -74,3 +76,24 @@ def test_runs_name_them_in_the_plan_until_they_have_a_checkpoint(
     assert gla in [each.path for each in plan.checkpoints]
     labels = {each.label for each in plan.checkpoints}
     assert [each.label for each in plan.diverged if each.label in labels] == []
+
+
+def test_a_shard_names_them_to_the_run_that_scores(
+    crew: Any, suite: Path, students: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(students)
+    home, host, shard = tmp_path / "home", tmp_path / "host", tmp_path / "shard.tar.xz"
+    evaluate(RunConfig(suite=suite, out=home, teacher="t", phases=("build",), quiet=True))
+    shutil.copytree(home, host)
+    evaluate(RunConfig(checkpoints=["t", "kda", "gla"], out=host, phases=("infer",), quiet=True))
+    export_shard(host, shard)
+    evaluate(RunConfig(out=home, phases=("score",), merge_shards=[shard], quiet=True))
+    assert [(each.label, each.why) for each in read_plan(home).diverged] == [("gla", WHY)]
+    # Trained again and evaluated, it has a checkpoint.
+    (students / "gla").mkdir()
+    evaluate(RunConfig(checkpoints=["gla"], out=host, phases=("infer",), quiet=True))
+    export_shard(host, shard)
+    evaluate(RunConfig(out=home, phases=("score",), merge_shards=[shard], quiet=True))
+    plan = read_plan(home)
+    assert {"gla", "kda"} <= {each.label for each in plan.checkpoints}
+    assert plan.diverged == ()

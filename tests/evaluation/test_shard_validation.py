@@ -115,6 +115,15 @@ def with_facts(**facts: Any) -> Callable[[Path], None]:
     return with_json("environment.json", lambda before: before | facts)
 
 
+def with_diverged(**fields: Any) -> Callable[[Path], None]:
+    note = {"label": "gla", "stage": "kd", "step": 12, "tokens": 53248, "reason": "the loss is nan"}
+
+    def add(shard: Path) -> None:
+        (shard / "requests" / "diverged.json").write_text(json.dumps({"gla": note | fields}))
+
+    return add
+
+
 def with_registered(**fields: Any) -> Callable[[Path], None]:
     return with_json(
         "requests/registered.json", lambda found: {name: facts | fields for name, facts in found.items()}
@@ -205,6 +214,8 @@ MALFORMED: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "a registered label of another type": (with_registered(label=3), "registered.json", "label"),
     "registered parameters as text": (with_registered(parameters="7B"), "registered.json", "parameters"),
     "a registered lineage as text": (with_registered(lineage="gpt"), "registered.json", "lineage"),
+    "a negative step of divergence": (with_diverged(step=-1), "diverged.json", "step"),
+    "an unknown field of a divergence": (with_diverged(loss="nan"), "diverged.json", "loss"),
     "an unknown field of a registration": (with_registered(role="x"), "registered.json", "role"),
     "a log of an unknown verb": (renamed_log, "scores.jsonl", "score"),
 }

@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 
 from evalsuite.evaluation.environment import environment_path, fingerprints
-from evalsuite.evaluation.registration import read_registered, registered_path
+from evalsuite.evaluation.registration import (
+    diverged_path,
+    read_diverged,
+    read_registered,
+    registered_path,
+)
 from evalsuite.evaluation.run_paths import read_index, read_requests, responses_folder
 from evalsuite.foundation import RunFolderError, canonical_json, read_jsonl, write_bytes
 from evalsuite.models.inference.response_cache import ResponseCache
@@ -42,6 +47,8 @@ def export_shard(run: Path, out: Path) -> Path:
         # A run that was interrupted has registered checkpoints without responses, too.
         if registered := {key: value for key, value in read_registered(run).items() if key in known}:
             _add_member(archive, str(registered_path(Path())), canonical_json(registered).encode())
+        if diverged := read_diverged(run):
+            _add_member(archive, str(diverged_path(Path())), canonical_json(diverged).encode())
         for log in logs:
             rows = sorted((_as_float32(row) for row in read_jsonl(log)), key=lambda row: str(row["key"]))
             _add_member(archive, f"responses/{log.name}", _lines(rows))

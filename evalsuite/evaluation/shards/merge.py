@@ -8,7 +8,12 @@ from typing import Any
 from evalsuite.evaluation.checkpoints import CheckpointRegistry
 from evalsuite.evaluation.environment import read_environment, update_environment
 from evalsuite.evaluation.loss_curves import write_curves
-from evalsuite.evaluation.registration import read_registered, registered_path
+from evalsuite.evaluation.registration import (
+    diverged_path,
+    read_diverged,
+    read_registered,
+    registered_path,
+)
 from evalsuite.evaluation.run_paths import CheckpointRef, Index, read_index, responses_folder, write_index
 from evalsuite.evaluation.shards.validate import Shard, open_shard, read_shard
 from evalsuite.foundation import RunFolderError, append_jsonl, canonical_json, read_jsonl, write_json
@@ -91,6 +96,8 @@ def _write_facts(run: Path, shard: Shard, labels: Mapping[str, str]) -> None:
     # A shard of an interrupted run can register checkpoints of which it has nothing.
     if registered := {key: value for key, value in shard.registered.items() if key in labels}:
         write_json(registered_path(run), read_registered(run) | registered)
+    if shard.diverged:
+        write_json(diverged_path(run), read_diverged(run) | shard.diverged)
     write_curves(run, {labels[weights_id]: data for weights_id, data in shard.curves.items()})
     here, there = read_environment(run), shard.environment
     machine = {key: there[key] for key in ("accelerators", "packages", "python", "platform") if key in there}

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validat
 
 from evalsuite.evaluation.environment import environment_path
 from evalsuite.evaluation.loss_curves import read_curve
-from evalsuite.evaluation.registration import registered_path
+from evalsuite.evaluation.registration import diverged_path, registered_path
 from evalsuite.evaluation.run_paths import (
     CheckpointRef,
     Index,
@@ -34,7 +34,7 @@ MAX_NAME = 200
 MAX_LOGPROB = 1e-2
 """A sum of log-probabilities is not above 0, up to rounding."""
 MEMBERS = re.compile(
-    r"checkpoints\.json|environment\.json|requests/registered\.json|(responses|training)/[^/\0]+\.jsonl"
+    r"checkpoints\.json|environment\.json|requests/(registered|diverged)\.json|(responses|training)/[^/\0]+\.jsonl"
 )
 """Files of an archive."""
 
@@ -82,6 +82,14 @@ class _Registration(_ShardPart):
     parameters: Count | None
     positions: Annotated[int, Field(ge=1)] | None = None
     lineage: dict[str, JsonValue]
+
+
+class _Diverged(_ShardPart):
+    label: Name
+    stage: Text
+    step: Count
+    tokens: Count
+    reason: Text
 
 
 class _EngineFacts(_ShardPart):
@@ -186,6 +194,8 @@ class Shard:
     """weights_id → engine, as in `environment.json`."""
     checkpoints: tuple[CheckpointRef, ...]
     registered: dict[str, dict[str, Any]]
+    diverged: dict[str, dict[str, Any]]
+    """Label → note on a student that diverged there."""
     curves: dict[str, bytes] = field(default_factory=dict)
     """weights_id → loss curve."""
     responses: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
@@ -225,7 +235,7 @@ def read_shard(folder: Path, name: str, run: Path, index: Index) -> Shard:
     if not environment.engines:
         raise DataError(f"{name}: not a shard (no environment.json that names an engine)")
     checkpoints = _checkpoints(folder, name, index)
-    registered = _registered(folder, name)
+    registered = _entries(registered_path(folder), folder, name, _Registration)
     refs = {each.weights_id: each for each in (*checkpoints, *index.checkpoints)}
     curves, responses = {}, {}
     requests: dict[str, dict[str, dict[tuple[Any, ...], Limits]]] = {}
@@ -254,6 +264,7 @@ def read_shard(folder: Path, name: str, run: Path, index: Index) -> Shard:
         engines=facts.pop("engines"),
         checkpoints=checkpoints,
         registered=registered,
+        diverged=_entries(diverged_path(folder), folder, name, _Diverged),
         curves=curves,
         responses=responses,
     )
@@ -297,17 +308,14 @@ def _checkpoints(folder: Path, name: str, index: Index) -> tuple[CheckpointRef, 
     return tuple(found.values())
 
 
-def _registered(folder: Path, name: str) -> dict[str, dict[str, Any]]:
-    path = registered_path(folder)
+def _entries(path: Path, folder: Path, name: str, kind: type[_ShardPart]) -> dict[str, dict[str, Any]]:
+    """Read and validate an object of entries by name; empty if the shard has none."""
     if not path.is_file():
         return {}
     source, entries = f"{name}: {path.relative_to(folder)}", read_json(path)
     if not isinstance(entries, dict):
         raise DataError(f"{source}: expected an object, found {type(entries).__name__}")
-    return {
-        weights_id: _parse(entry, _Registration, f"{source}: '{weights_id}'").model_dump()
-        for weights_id, entry in entries.items()
-    }
+    return {key: _parse(entry, kind, f"{source}: '{key}'").model_dump() for key, entry in entries.items()}
 
 
 def _request_limits(run: Path, index: Index, tokenizer: str) -> dict[str, dict[tuple[Any, ...], Limits]]:
