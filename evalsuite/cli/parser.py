@@ -23,7 +23,8 @@ class Parser(argparse.ArgumentParser):
     def _hint(self, message: str) -> str:
         unknown = re.search(r"unrecognized arguments: (--?[\w-]+)", message)
         if unknown:
-            return nearest(unknown.group(1), self._options())
+            owners = self._commands_with(unknown.group(1))
+            return f"; an option of {', '.join(owners)}" if owners else nearest(unknown[1], self._options())
         wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if wrong:
             return nearest(wrong.group(1), re.findall(r"[\w-]+", wrong.group(2)))
@@ -32,10 +33,15 @@ class Parser(argparse.ArgumentParser):
     def _options(self) -> set[str]:
         """Return the options of this parser and of its commands."""
         options = {name for action in self._actions for name in action.option_strings}
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                options.update(*(verb._options() for verb in action.choices.values()))
-        return options
+        return options.union(*(verb._options() for _, verb in self._commands()))
+
+    def _commands_with(self, option: str) -> list[str]:
+        """Return the commands that have an option, which another command or this parser lacks."""
+        return [name for name, verb in self._commands() if option in verb._options()]
+
+    def _commands(self) -> "list[tuple[str, Parser]]":
+        found = (a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction))
+        return [item for choices in found for item in choices.items()]
 
 
 def command(

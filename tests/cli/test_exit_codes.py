@@ -22,6 +22,7 @@ def exit_code(*argv: str) -> int:
         ((), "COMMAND"),
         (("gaet", "runs/x"), "did you mean 'gate'?"),
         (("run", "quick", "--checkpoint", "x", "--out", "y", "--limti", "3"), "did you mean '--limit'?"),
+        (("admit", "runs/x", "--out", "y", "--policy", "p"), "--policy p; an option of compare, gate\n"),
         (("run", "quick", "--out", "y", "--limit", "three"), "invalid int value"),
         (("gate", "runs/x", "--min-recovery", "0.9", "--policy", "gate.yaml"), "either --policy"),
         (("gate", "runs/x"), "either --policy"),
