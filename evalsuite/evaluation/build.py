@@ -28,7 +28,14 @@ from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.request_set import RequestSet
 from evalsuite.protocols.tokenization import Encoder
-from evalsuite.reports.records.run_folder import BenchmarkPlan, DivergedStudent, Plan, read_plan, write_plan
+from evalsuite.reports.records.run_folder import (
+    BenchmarkPlan,
+    DivergedStudent,
+    Plan,
+    read_plan,
+    still_diverged,
+    write_plan,
+)
 from evalsuite.tasks.benchmark import Benchmark
 from evalsuite.tasks.sources.data import source_name
 from evalsuite.tasks.sources.documents import Document, fewshot_documents
@@ -203,11 +210,8 @@ def _merge_plan(run: Path, plan: Plan, registry: CheckpointRegistry) -> Plan:
     if len(teachers) > 1:
         raise RunFolderError(f"{run}: its teacher is {teachers[0].label}, not {teachers[1].label}")
     ordered = sorted((*others, *plan.checkpoints), key=lambda each: each.role != "teacher")
-    # A student that was trained again, under the same name, has a checkpoint now.
-    diverged = {each.label: each for each in (*before.diverged, *plan.diverged)}
-    for each in ordered:
-        diverged.pop(each.label, None)
-    changed = {"created": before.created, "checkpoints": tuple(ordered), "diverged": tuple(diverged.values())}
+    diverged = still_diverged((*before.diverged, *plan.diverged), {each.label for each in ordered})
+    changed = {"created": before.created, "checkpoints": tuple(ordered), "diverged": diverged}
     return plan.model_copy(update=changed)
 
 

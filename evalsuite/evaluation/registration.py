@@ -113,7 +113,13 @@ def register_checkpoints(
 
 def add_registered_to_plan(run: Path) -> None:
     """Write the registered checkpoints into `plan.yaml`, as students, and those that diverged."""
-    from evalsuite.reports.records.run_folder import CheckpointPlan, DivergedStudent, read_plan, write_plan
+    from evalsuite.reports.records.run_folder import (
+        CheckpointPlan,
+        DivergedStudent,
+        read_plan,
+        still_diverged,
+        write_plan,
+    )
 
     plan, labels = read_plan(run), read_index(run).labels
     known = {checkpoint.weights_id for checkpoint in plan.checkpoints}
@@ -124,10 +130,8 @@ def add_registered_to_plan(run: Path) -> None:
         if weights_id not in known
     )
     checkpoints = plan.checkpoints + new
-    diverged = {each.label: each for each in plan.diverged}
-    diverged |= {label: DivergedStudent(**note) for label, note in read_diverged(run).items()}
-    for each in checkpoints:
-        diverged.pop(each.label, None)
-    changed = {"checkpoints": checkpoints, "diverged": tuple(diverged.values())}
+    notes = (*plan.diverged, *(DivergedStudent(**note) for note in read_diverged(run).values()))
+    diverged = still_diverged(notes, {each.label for each in checkpoints})
+    changed = {"checkpoints": checkpoints, "diverged": diverged}
     if changed != {"checkpoints": plan.checkpoints, "diverged": plan.diverged}:
         write_plan(run, plan.model_copy(update=changed))

@@ -1,6 +1,6 @@
 """Merge the plans of several runs; plans that contradict each other are refused."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from evalsuite.reports.records.run_folder import (
     ProtocolPlan,
     UnplannedCells,
     read_plan,
+    still_diverged,
 )
 from evalsuite.reports.records.run_selection import RunSelection
 
@@ -150,20 +151,15 @@ def merge_plans(runs: Sequence[Path], selection: RunSelection | None = None) -> 
     if selection.teacher is not None:
         checkpoints = _with_teacher(checkpoints, selection.teacher)
     entries = _pair_with_teachers(checkpoints, warnings)
-    diverged = _merge_diverged(plans, {entry.label for entry in entries})
+    notes = (each for plan in plans for each in plan.diverged)
+    diverged = still_diverged(notes, {entry.label for entry in entries})
     if names := selection.checkpoints:
-        diverged = [each for each in diverged if each.label in names]
+        diverged = tuple(each for each in diverged if each.label in names)
         trained = [name for name in names if name not in {each.label for each in diverged}]
         # Without names all are selected; where only diverged students are named, their teachers remain.
         entries = _selected(entries, trained) if trained else tuple(e for e in entries if e.is_teacher)
     warnings += [f"'{each.label}' {each.why}; it has no checkpoint and no scores." for each in diverged]
-    return MergedPlan(tuple(runs), plans, benchmarks, entries, tuple(warnings), tuple(diverged))
-
-
-def _merge_diverged(plans: Sequence[Plan], labels: Collection[str]) -> list[DivergedStudent]:
-    """Students that diverged in one of the runs, and that no run has as a checkpoint of that label."""
-    found = {each.label: each for plan in plans for each in plan.diverged}
-    return [each for label, each in found.items() if label not in labels]
+    return MergedPlan(tuple(runs), plans, benchmarks, entries, tuple(warnings), diverged)
 
 
 def _merge_benchmarks(

@@ -4,6 +4,7 @@
 has neither the models nor the data.
 """
 
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -148,6 +149,15 @@ class DivergedStudent(Strict):
         """Such as ``diverged in training (stage 'kd', step 12, after 53,248 tokens: the loss is nan)``."""
         place = f"stage '{self.stage}', step {self.step:,}, after {self.tokens:,} tokens"
         return f"diverged in training ({place}: {self.reason})"
+
+
+def still_diverged(notes: Iterable[DivergedStudent], labels: Collection[str]) -> tuple[DivergedStudent, ...]:
+    """Return the last note on each student that is none of the checkpoints `labels`.
+
+    A student that was trained again, under the same name, has a checkpoint.
+    """
+    last = {each.label: each for each in notes}
+    return tuple(each for label, each in last.items() if label not in labels)
 
 
 class UnplannedCells(Strict):
