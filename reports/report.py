@@ -37,7 +37,7 @@ from evalsuite.reports.analysis.paper_comparison import (
 from evalsuite.reports.analysis.replicates import Replicates, replicates_of
 from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
 from evalsuite.reports.analysis.rows import Agreement, AverageRow, BenchmarkRow, DropRow, GapRow, PairRow
-from evalsuite.reports.analysis.scopes import ALL, Pool
+from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE, Pool
 from evalsuite.reports.analysis.variants import Ablation, ablations_of
 from evalsuite.reports.analysis.warnings import report_warnings
 from evalsuite.reports.records.distances import ANSWERS, read_distances
@@ -171,6 +171,10 @@ class Report:
             if (row.checkpoint, row.protocol, row.scope) == (checkpoint, protocol, scope):
                 return row
         return None
+
+    def leading_average(self, checkpoint: int, protocol: str) -> AverageRow | None:
+        """The average row over the informative benchmarks, or over all where none is."""
+        return self.average(checkpoint, protocol, INFORMATIVE) or self.average(checkpoint, protocol)
 
     def informative_benchmarks(self, teacher: int, protocol: str) -> tuple[str, ...]:
         """Names of the benchmarks on which a teacher's scores say something."""

@@ -1,14 +1,15 @@
 """Scaling: how recovery grows with training tokens and with the size of the teacher.
 
-A family is a training run whose checkpoints have three or more token counts, runs of a recipe and of its
-variants `RECIPE.tokens-…` whose complete schedules have three or more budgets, or a recipe and mixer with
-students of teachers of three or more sizes. Its *slope* is the least-squares slope of recovery on log₂ of the
-quantity: recovery per doubling. It has reached a *plateau* at the smallest value from which no later gain
-between neighbouring points is proven. Two families of one teacher *cross* where their fitted lines do, inside
-their common range. Intervals are over documents, of recoveries linearized about their points; another
-training run may differ by more.
+A family is a training run whose checkpoints have three or more token counts, runs of a recipe that differ
+in nothing but the budgets of their complete schedules, three or more (variants `tokens-…`), or a recipe and
+mixer with students of teachers of three or more sizes. Its *slope* is the least-squares slope of recovery
+on log₂ of the quantity: recovery per doubling. It has reached a *plateau* at the smallest value from which
+no later gain between neighbouring points is proven. Two families of one teacher *cross* where their fitted
+lines do, inside their common range. Intervals are over documents, of recoveries linearized about their
+points; another training run may differ by more.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -24,6 +25,8 @@ from evalsuite.reports.statistics.intervals import Interval
 
 Quantity = Literal["tokens", "size"]
 MIN_POINTS = 3
+_BUDGET = re.compile(r"(?<![^-])tokens-[^-]+-?")
+"""The budget in the variants of a recipe's name, `tokens-8m-short` or `short-tokens-8m`."""
 METHOD = "bootstrap over documents, linearized recovery"
 
 
@@ -137,9 +140,10 @@ def token_families(lineage: Lineage) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = [
         ("run", lineage.recipe, lineage.recipe_hash, lineage.mixers, lineage.seed)
     ]
-    base, _, variant = (lineage.recipe or "").partition(".")
-    if lineage.complete and base and (not variant or variant.startswith("tokens-")):
-        found.append(("budgets", base, lineage.mixers, lineage.seed))
+    if lineage.complete and lineage.recipe:
+        base, _, variants = lineage.recipe.partition(".")
+        others = _BUDGET.sub("", variants).rstrip("-")
+        found.append(("budgets", base, others, lineage.mixers, lineage.seed))
     return found
 
 

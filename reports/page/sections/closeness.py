@@ -47,7 +47,7 @@ def _retained(report: Report, student: int) -> Interval | None:
 
 
 def _capped(report: Report, student: int) -> Interval | None:
-    row = _scoped(lambda scope: report.average(student, PROTOCOL, scope))
+    row = report.leading_average(student, PROTOCOL)
     return None if row is None or row.missing else row.capped_recovery.interval
 
 

@@ -18,8 +18,6 @@ from evalsuite.reports.analysis.measures.efficiency import (
     setting,
     settings,
 )
-from evalsuite.reports.analysis.rows import AverageRow
-from evalsuite.reports.analysis.scopes import INFORMATIVE
 from evalsuite.reports.page.efficiency_charts import Labels, efficiency_charts
 from evalsuite.reports.page.figures import Figure, Table, figure, text
 from evalsuite.reports.page.section import section
@@ -217,11 +215,6 @@ def _row(row: EfficiencyRow, labels: Labels) -> CostRow:
     )
 
 
-def _leading(report: Report, student: int, protocol: str) -> AverageRow | None:
-    """Its average over the informative benchmarks, or over all where none is."""
-    return report.average(student, protocol, INFORMATIVE) or report.average(student, protocol)
-
-
 @dataclass(frozen=True, slots=True)
 class _Placed:
     """One student of a quality-cost figure."""
@@ -258,7 +251,7 @@ def _pareto(report: Report, where: Setting) -> list[Figure]:
         )
         placed = []
         for identifier, student in students.items():
-            value, row = values[identifier].get(shared), _leading(report, student, protocol)
+            value, row = values[identifier].get(shared), report.leading_average(student, protocol)
             if value is not None and row is not None and row.recovery.point is not None:
                 cost = 1000 / value.median if is_speed else value.median / 2**20
                 placed.append(_Placed(report.checkpoints[student].label, cost, 100 * row.recovery.point))

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 
 from evalsuite.reports import formatting
-from evalsuite.reports.analysis.lineage import MIXER_TITLES, lineage_of
+from evalsuite.reports.analysis.lineage import MIXER_TITLES, Lineage, lineage_of
 from evalsuite.reports.page.axes import exact_axis
 from evalsuite.reports.page.charts import layer_strip
 from evalsuite.reports.page.figures import Figure, Table, figure, text
@@ -50,10 +50,10 @@ def layer_rows(report: Report) -> list[LayerRow]:
         if not lineage.is_hybrid:
             continue
         softmax = lineage.softmax_layers
-        best = next((row for p in report.protocols if (row := report.average(i, p)) is not None), None)
-        about = f"{len(softmax)} of {len(lineage.mixers)} layers softmax"
-        if lineage.main_mixer:
-            about += f", the others {_mixer(lineage.main_mixer)}"
+        best = next(
+            (row for p in report.protocols if (row := report.leading_average(i, p)) is not None), None
+        )
+        about = lineage.describe_mixers()
         if lineage.selector:
             about += f"; selected by {lineage.selector}"
         rows.append(
@@ -73,9 +73,10 @@ def layer_charts(report: Report) -> list[Figure]:
 
 
 def _recovery_by_layers(report: Report, protocol: str) -> list[Figure]:
-    """One curve per selector and recipe; students without softmax layers are the first point of every curve.
+    """One curve per selector, recipe and budget; students without softmax layers are its first point.
 
-    Variants that change something other than the layers are left out.
+    Layers that no selector is known for are a curve of their own. Variants that change something other than
+    the layers are left out.
     """
     changed = _changed_otherwise(report)
     families: dict[Hashable, list[int]] = {}
@@ -88,19 +89,22 @@ def _recovery_by_layers(report: Report, protocol: str) -> list[Figure]:
             report.checkpoints[student].teacher,
             lineage.main_mixer,
             (lineage.recipe or "").split(".")[0],
+            lineage.tokens,
+            tuple(lineage.windows.items()),
         )
         if lineage.softmax_layers:
-            families.setdefault((*start, lineage.selector), []).append(student)
+            families.setdefault((*start, _chosen_by(lineage)), []).append(student)
         else:
             without.setdefault(start, []).append(student)
     combined = {
-        key: [*without.get(key[:3], []), *each] for key, each in families.items() if isinstance(key, tuple)
+        key: [*without.get(key[:-1], []), *each] for key, each in families.items() if isinstance(key, tuple)
     }
 
     def name_of(student: int) -> str:
         """Legend entry, from the last student of a family, which has softmax layers."""
         lineage = lineage_of(report.checkpoints[student].plan)
-        return " · ".join(part for part in (_mixer(lineage.main_mixer or ""), lineage.selector) if part)
+        budget = f", {formatting.tokens(lineage.tokens)} tokens" if lineage.tokens else ""
+        return f"{_mixer(lineage.main_mixer or '')} · {_chosen_by(lineage)}{budget}"
 
     return recovery_charts(
         report,
@@ -108,7 +112,7 @@ def _recovery_by_layers(report: Report, protocol: str) -> list[Figure]:
         {key: each[::-1] for key, each in combined.items()},
         lambda student: len(lineage_of(report.checkpoints[student].plan).softmax_layers),
         title="Recovery by number of softmax layers",
-        caption="One curve per mixer and selector; whiskers are 95 % intervals over documents.",
+        caption="One curve per mixer, selector and budget; whiskers are 95 % intervals over documents.",
         x_title="softmax layers",
         x_label=lambda x: f"{x:g}",
         name_of=name_of,
@@ -116,17 +120,23 @@ def _recovery_by_layers(report: Report, protocol: str) -> list[Figure]:
     )
 
 
-def _changed_otherwise(report: Report) -> set[int]:
-    """Variants with as many softmax layers as their baseline."""
+def _chosen_by(lineage: Lineage) -> str:
+    """The selector of the softmax layers, or the layers themselves."""
+    return lineage.selector or f"layers {_listed(lineage.softmax_layers)}"
 
-    def layers(checkpoint: int) -> int:
-        return len(lineage_of(report.checkpoints[checkpoint].plan).softmax_layers)
+
+def _changed_otherwise(report: Report) -> set[int]:
+    """Variants with as many softmax layers and as many tokens as their baseline."""
+
+    def size(checkpoint: int) -> tuple[int, int | None]:
+        lineage = lineage_of(report.checkpoints[checkpoint].plan)
+        return len(lineage.softmax_layers), lineage.tokens
 
     return {
         student
         for ablation in report.ablations
         for member in ablation.members
-        if member.partner is not None and layers(member.checkpoint) == layers(member.partner)
+        if member.partner is not None and size(member.checkpoint) == size(member.partner)
         for student in member.runs
     }
 

@@ -66,8 +66,8 @@ def _teacher_size(report: Report, student: int) -> int:
 
 
 def comparable_students(report: Report, protocol: str) -> list[int]:
-    """Students whose recovery covers all benchmarks."""
-    rows = {student: report.average(student, protocol) for student in report.students()}
+    """Students whose recovery covers all benchmarks that recoveries are compared on."""
+    rows = {student: report.leading_average(student, protocol) for student in report.students()}
     return [s for s, row in rows.items() if row and row.recovery.interval is not None and not row.missing]
 
 
@@ -130,7 +130,7 @@ def recovery_charts(
 
 
 def _point(report: Report, student: int, x: float, protocol: str) -> Point:
-    row = report.average(student, protocol)
+    row = report.leading_average(student, protocol)
     assert row is not None
     assert row.recovery.interval is not None
     interval = row.recovery.interval.scaled(100)

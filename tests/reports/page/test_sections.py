@@ -235,7 +235,7 @@ def test_scaling_curves_hold_the_checkpoints_of_one_lineage(made: tuple[Report, 
     assert curve["x"] == [70_000_000, 220_000_000, 700_000_000]
     index = {s.label: i for i, s in enumerate(report.checkpoints)}
     for label, value, above in zip(labels, curve["y"], curve["error_y"]["array"], strict=True):
-        average = report.average(index[label], "generation")
+        average = report.leading_average(index[label], "generation")
         assert value == pytest.approx(100 * average.recovery.point, rel=1e-4)
         assert value + above == pytest.approx(100 * average.recovery.interval.high, rel=1e-4)
     sizes = page.figures["scaling"]["Recovery by teacher size, log-likelihood"]

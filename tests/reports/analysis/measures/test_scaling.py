@@ -106,8 +106,16 @@ def test_families_by_size_have_a_teacher_each(synthetic: SimpleNamespace, tmp_pa
 def test_runs_with_complete_schedules_of_other_budgets_are_a_family(
     synthetic: SimpleNamespace, tmp_path: Path
 ) -> None:
-    """Three runs of a recipe and its token variants; a variant of another kind has no part in it."""
-    scores = {"r.tokens-1m": (1, 0.4), "r": (2, 0.5), "r.tokens-4m": (4, 0.6), "r.native": (2, 0.2)}
+    """Three runs of a recipe and its token variants; other variants have no part in it, of any budget."""
+    scores = {
+        "r.tokens-1m": (1, 0.4),
+        "r": (2, 0.5),
+        "r.tokens-4m": (4, 0.6),
+        "r.native": (2, 0.2),
+        "r.tokens-1m-native": (1, 0.2),
+        "r.tokens-8m-short": (8, 0.2),
+        "r.short-tokens-4m": (4, 0.2),
+    }
     students = [
         synthetic.SyntheticCheckpoint(
             recipe,
