@@ -276,7 +276,7 @@ def test_optional_sections_appear_with_their_data(synthetic: SimpleNamespace, tm
     )
     plain = compare([run], tmp_path / "plain").page.read_text()
     assert "Recovery by training tokens" in plain
-    assert "8 layers softmax" in plain
+    assert "1 × softmax + 7 × GLA" in plain
     assert 'id="cost"' not in plain
     costs = [
         {
