@@ -187,6 +187,11 @@ class Report:
                 return row
         return None
 
+    def leading_agreement(self, checkpoint: int, protocol: str) -> AgreementRow | None:
+        """The agreement row over the informative benchmarks, or over all where none is."""
+        informative = self.agreement_with_teacher(checkpoint, protocol, INFORMATIVE)
+        return informative or self.agreement_with_teacher(checkpoint, protocol)
+
     def tolerance(self, checkpoint: int, protocol: str, scope: str = ALL) -> ToleranceRow | None:
         """The tolerance curve of a student in a scope."""
         for row in self.tolerances:

@@ -2,19 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import MIXER_TITLES, lineage_of
 from evalsuite.reports.analysis.measures.closeness import ClosenessOrder, closeness_order, difference
-from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.page.figures import Table
 from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.intervals import Interval
 
 PROTOCOL = "loglikelihood"
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +34,12 @@ class Measure:
 
 
 def _agreement(report: Report, student: int) -> Interval | None:
-    row = _scoped(lambda scope: report.agreement_with_teacher(student, PROTOCOL, scope))
+    row = report.leading_agreement(student, PROTOCOL)
     return None if row is None else row.recipe_agreement.interval or row.agreement.interval
 
 
 def _retained(report: Report, student: int) -> Interval | None:
-    row = _scoped(lambda scope: report.agreement_with_teacher(student, PROTOCOL, scope))
+    row = report.leading_agreement(student, PROTOCOL)
     return None if row is None else row.recipe_retained.interval or row.retained.interval
 
 
@@ -54,12 +51,6 @@ def _capped(report: Report, student: int) -> Interval | None:
 def _distance(report: Report, student: int) -> Interval | None:
     row = report.distance(student)
     return None if row is None or row.is_retrained else row.kl
-
-
-def _scoped(rows: Callable[[str], Row | None]) -> Row | None:
-    """The row over the informative benchmarks, or over all where none is."""
-    found = rows(INFORMATIVE)
-    return rows(ALL) if found is None else found
 
 
 MEASURES = (

@@ -123,7 +123,7 @@ def recovery_charts(
             Axis(x_title, ticks=[(tick, x_label(tick)) for tick in ticks], is_log=log),
             Axis("recovery, %"),
             title=f"{title}, {formatting.PROTOCOL_TITLES[protocol]}",
-            caption=caption,
+            caption=f"{caption} Over the informative benchmarks, or over all where none is.",
             reference=100.0,
         )
     ]
