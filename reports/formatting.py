@@ -20,14 +20,6 @@ CATEGORY_TITLES = {
     "other": "Other",
 }
 
-OUTCOME_TITLES = {
-    "ok": "answered",
-    "extraction_failed": "no answer extracted",
-    "truncated": "truncated",
-    "looped": "looped",
-    "error": "error",
-}
-
 NOTHING = "–"
 MINUS = "−"
 

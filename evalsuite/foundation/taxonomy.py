@@ -3,7 +3,7 @@
 Standard library only, so that the infer phase can import it.
 """
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 Protocol = Literal["loglikelihood", "generation"]
 """How a benchmark is evaluated: by the log-likelihoods of its choices, or by generated text."""
@@ -23,6 +23,37 @@ Category = Literal[
 """What a benchmark tests; `other` marks imported benchmarks that evalsuite does not know."""
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
-Outcome = Literal["ok", "extraction_failed", "truncated", "looped", "error"]
-"""How a response ended; `error` marks a response that could not be obtained."""
-OUTCOMES: tuple[str, ...] = get_args(Outcome)
+
+class Outcome(NamedTuple):
+    """How a response ended."""
+
+    title: str
+    """Name in tables and figures."""
+    meaning: str
+    names_answer: bool
+    """Whether the extracted answer is one that the response gives to its question."""
+    is_failure: bool
+    """Whether it is a failure mode of generation."""
+
+
+OUTCOME_MEANINGS = {
+    "ok": Outcome("answered", "an answer was extracted, or the response is right", True, False),
+    "guessed": Outcome("guessed", "the harness took a choice that the response does not name", False, True),
+    "ran_on": Outcome(
+        "ran on", "the response goes on with a next question, and scores more without it", False, True
+    ),
+    "extraction_failed": Outcome("no answer extracted", "the response ended without an answer", False, True),
+    "truncated": Outcome(
+        "truncated", "the response reached the token limit before an answer was extracted", True, True
+    ),
+    "looped": Outcome("looped", "the response is wrong and ends in a loop", True, True),
+    "error": Outcome("error", "there is no response, or it could not be scored", False, False),
+}
+"""Outcome of a score row → what it means. The only list of outcomes."""
+OUTCOMES = tuple(OUTCOME_MEANINGS)
+FAILURES = tuple(name for name, outcome in OUTCOME_MEANINGS.items() if outcome.is_failure)
+
+
+def names_answer(outcome: str) -> bool:
+    """Return whether an answer that was extracted from a response with this outcome counts as its answer."""
+    return OUTCOME_MEANINGS[outcome].names_answer

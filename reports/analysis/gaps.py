@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evalsuite.foundation import content_hash
-from evalsuite.foundation.taxonomy import OUTCOMES, PROTOCOLS
+from evalsuite.foundation.taxonomy import FAILURES, OUTCOMES, PROTOCOLS
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, ResampledStratum, Terms
 from evalsuite.reports.analysis.pairs import proven_pairs
 from evalsuite.reports.analysis.replicates import Recipes
@@ -17,8 +17,6 @@ from evalsuite.reports.analysis.scopes import ALL, weights_of
 from evalsuite.reports.statistics.agreement import rank_agreement
 from evalsuite.reports.statistics.bootstrap import Stratum
 from evalsuite.reports.statistics.hypothesis_tests import holm
-
-CLASSES = ("extraction_failed", "truncated", "looped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +247,7 @@ def _explained(
     full = _gap_over(protocol_pairs, student, teacher, weights, keep_all)
     explained: dict[str, float | None] = {}
     bad_any = [np.zeros(pair.documents, dtype=bool) for pair in protocol_pairs]
-    for name in CLASSES:
+    for name in FAILURES:
         bad = [pair.has_outcome(student, name) | pair.has_outcome(teacher, name) for pair in protocol_pairs]
         bad_any = [one | other for one, other in zip(bad_any, bad, strict=True)]
         rest = _gap_over(protocol_pairs, student, teacher, weights, [~each for each in bad])

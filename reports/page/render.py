@@ -14,6 +14,7 @@ from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 import evalsuite
+from evalsuite.foundation.taxonomy import FAILURES, OUTCOME_MEANINGS
 from evalsuite.reports import formatting
 from evalsuite.reports.gate.verdict import Verdict
 from evalsuite.reports.page import gate, overview
@@ -123,6 +124,7 @@ def _environment(report: Report, facts: Mapping[str, Any]) -> jinja2.Environment
     environment.globals |= {
         "protocol_titles": formatting.PROTOCOL_TITLES,
         "categories": formatting.CATEGORY_TITLES,
+        "failures": {name: OUTCOME_MEANINGS[name].title for name in FAILURES},
         **facts,
     }
     return environment
@@ -149,6 +151,7 @@ def _sample_facts(report: Report, samples: Sequence[SampleCell]) -> Markup:
         {
             "labels": [checkpoint.label for checkpoint in report.checkpoints],
             "teachers": [checkpoint.teacher for checkpoint in report.checkpoints],
+            "outcomes": {name: outcome.title for name, outcome in OUTCOME_MEANINGS.items()},
             "cells": [
                 {
                     "name": cell.name,

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from evalsuite.foundation import DataError
-from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
+from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, names_answer
 from evalsuite.reports.records.merging import CheckpointEntry, MergedPlan
 from evalsuite.reports.records.reading import NO_CHOICE, NO_CONTEXT, read_score_files
 from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
@@ -144,9 +144,12 @@ def _read(source: BenchmarkProtocol, run: Path, log: ReadLog) -> pd.DataFrame | 
 
 
 def _answers(frame: pd.DataFrame) -> pd.Series:
-    """Extracted answers; none for a checkpoint with fractions, such as F1, which compare texts. [rows]"""
+    """Extracted answers that responses name. [rows]
+
+    None for a checkpoint with fractions, such as F1, which compare texts.
+    """
     fractions = frame.loc[frame["value"].notna() & ~frame["value"].isin([0.0, 1.0]), "checkpoint"].unique()
-    return frame["answer"].mask(frame["checkpoint"].isin(fractions))
+    return frame["answer"].where(frame["outcome"].map(names_answer) & ~frame["checkpoint"].isin(fractions))
 
 
 def _place(paths: Sequence[Path], row: pd.Series) -> str:

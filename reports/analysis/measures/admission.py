@@ -18,7 +18,7 @@ from pydantic import Field
 from evalsuite.foundation import DataError
 from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.foundation.strict import Strict, parse, read_yaml
-from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
+from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS, names_answer
 from evalsuite.reports.analysis.bootstrap_sample import ResampledStratum
 from evalsuite.reports.statistics.bootstrap import Stratum
 from evalsuite.reports.statistics.intervals import Interval
@@ -243,7 +243,7 @@ def _value(row: Row, metric: str) -> float:
 
 
 def _names(row: Row) -> bool:
-    return row["outcome"] not in ("error", "extraction_failed") and bool(row["detail"].get("extracted"))
+    return names_answer(row["outcome"]) and bool(row["detail"].get("extracted"))
 
 
 def _clusters(names: Sequence[str | None]) -> np.ndarray | None:

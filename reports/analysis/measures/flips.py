@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from evalsuite.foundation.taxonomy import OUTCOMES
+from evalsuite.foundation.taxonomy import OUTCOMES, names_answer
 from evalsuite.reports.analysis.result_tensor import Cell
 from evalsuite.reports.statistics.agreement import agreement_by_chance, cohen_kappa
 
@@ -31,6 +31,7 @@ BASES: dict[str, dict[str, tuple[Measure, ...]]] = {
 }
 """Protocol → base → measures: the documents that a measure is a mean over, which are all, those on which the
 reference names an answer, or those that it gets right."""
+_NAMED = np.array([names_answer(outcome) for outcome in OUTCOMES])
 
 
 def is_binary(cell: Cell) -> bool:
@@ -69,8 +70,7 @@ def named_share(cell: Cell, row: int) -> float:
         return 1.0
     if (cell.answers[row] >= 0).any():
         return float((cell.answers[row] >= 0).mean())
-    nothing = [OUTCOMES.index(name) for name in ("extraction_failed", "error")]
-    return float((~np.isin(cell.outcomes[row], nothing)).mean())
+    return float(_NAMED[cell.outcomes[row]].mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,8 @@ class Reference:
         same = (mine == theirs) & (theirs >= 0)
         if cell.protocol == "generation":
             # Two right answers are one answer, whatever its form.
-            same |= (cell.values[row][:, chosen] == 1) & (cell.values[self.row][:, chosen] == 1)
+            right = (cell.values[row] == 1) & (cell.values[self.row] == 1) & _NAMED[cell.outcomes[row]]
+            same |= right[:, chosen]
         return np.asarray(same.astype(float))
 
     def _flips(self, measure: Measure, row: int) -> np.ndarray:

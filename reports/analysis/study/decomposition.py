@@ -10,17 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-CAUSES = (
-    "looped",
-    "truncated",
-    "no answer extracted",
-    "modal option",
-    "another value of the passage",
-    "another value",
-)
+from evalsuite.foundation.taxonomy import FAILURES, OUTCOME_MEANINGS
+
+_OUTCOMES = FAILURES[::-1]
+_VALUES = ("modal option", "another value of the passage", "another value")
+CAUSES = (*(OUTCOME_MEANINGS[name].title for name in _OUTCOMES), *_VALUES)
 """In the order in which they are decided: the first that applies is the cause."""
 OFFSETS = ("gained under generation", "drop under log-likelihood")
-_OUTCOMES = {"looped": 0, "truncated": 1, "extraction_failed": 2, "error": 2}
 MAX_OPTIONS = 6
 """A benchmark with at most this many different answers of the teacher asks for the name of an option."""
 
@@ -63,13 +59,14 @@ def causes(own: Responses, teacher: Responses, prompts: Sequence[str], benchmark
     found = np.empty(len(benchmarks), dtype=np.int64)
     for place, (outcome, answer) in enumerate(zip(own.outcome, own.extracted, strict=True)):
         if outcome in _OUTCOMES:
-            found[place] = _OUTCOMES[outcome]
-        elif not answer:
-            found[place] = 2
+            cause = OUTCOME_MEANINGS[outcome].title
+        elif outcome == "error" or not answer:
+            cause = OUTCOME_MEANINGS["extraction_failed"].title
         elif modal.get(int(benchmarks[place])) == answer:
-            found[place] = 3
+            cause = _VALUES[0]
         else:
-            found[place] = 4 if answer in prompts[place].lower() else 5
+            cause = _VALUES[1 if answer in prompts[place].lower() else 2]
+        found[place] = CAUSES.index(cause)
     return found
 
 

@@ -4,7 +4,7 @@
   const one = (id) => document.getElementById(id);
   const dialog = one("samples");
   if (!dialog) return;
-  const { labels, teachers, cells } = JSON.parse(one("sample-facts").textContent);
+  const { labels, teachers, cells, outcomes: OUTCOMES } = JSON.parse(one("sample-facts").textContent);
   const PAGE = 20;
   const field = Object.fromEntries(["cell", "student", "context", "outcome", "flip", "document"].map((name) => [name, one(`sample-${name}`)]));
   const [about, body] = [one("sample-about"), one("sample-body")];
@@ -40,7 +40,6 @@
     return loaded.get(name);
   };
 
-  const OUTCOMES = { ok: "answered", extraction_failed: "no answer extracted", truncated: "truncated", looped: "looped", error: "error" };
   const FLIPS = {
     lost: (own, other) => own < other,
     gained: (own, other) => own > other,

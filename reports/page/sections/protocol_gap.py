@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.foundation.taxonomy import FAILURES, OUTCOME_MEANINGS, PROTOCOLS
 from evalsuite.reports import formatting
-from evalsuite.reports.analysis.gaps import CLASSES
 from evalsuite.reports.analysis.rows import Agreement, GapRow
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.analysis.warnings import teachers_below_chance
@@ -161,13 +160,13 @@ def _failures(report: Report, totals: Sequence[GapRow]) -> list[FailureLine]:
         if teacher is not None and teacher not in teachers:
             teachers.add(teacher)
             lines.append(
-                _failure(report.checkpoints[teacher].label, "teacher", row, ("",) * (len(CLASSES) + 1))
+                _failure(report.checkpoints[teacher].label, "teacher", row, ("",) * (len(FAILURES) + 1))
             )
         explained = tuple(
             formatting.NOTHING
             if row.explained[name] is None
             else formatting.signed(100 * (row.explained[name] or 0.0))
-            for name in (*CLASSES, "any")
+            for name in (*FAILURES, "any")
         )
         lines.append(_failure(report.checkpoints[row.checkpoint].label, "student", row, explained))
     return lines
@@ -175,17 +174,17 @@ def _failures(report: Report, totals: Sequence[GapRow]) -> list[FailureLine]:
 
 def _failure(label: str, who: str, row: GapRow, explained: tuple[str, ...]) -> FailureLine:
     outcomes, correct = row.outcomes[who], row.generation[who]
-    failed = {name: outcomes[name] for name in CLASSES}
-    # A truncated or looped response may still be correct; the shares must add up to 1.
+    failed = {name: outcomes[name] for name in FAILURES}
+    # A guessed or truncated response may still be correct; the shares must add up to 1.
     wrong = max(0.0, 1.0 - correct - sum(failed.values()))
     correct = 1.0 - wrong - sum(failed.values())
     shares = [Share("correct", correct, "correct"), Share("wrong", wrong, "wrong answer")]
-    shares += [Share(name, failed[name], formatting.OUTCOME_TITLES[name]) for name in CLASSES]
+    shares += [Share(name, failed[name], OUTCOME_MEANINGS[name].title) for name in FAILURES]
     return FailureLine(
         label=label,
         role=who,
         bar=stack(shares),
-        shares=tuple(formatting.percent(failed[name]) for name in CLASSES),
+        shares=tuple(formatting.percent(failed[name]) for name in FAILURES),
         explained=explained,
     )
 
