@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from evalsuite.distill.types import CausalLM, MicroBatch
 from evalsuite.models.mixers.base import RecurrentMixer
+from evalsuite.models.student.config import ARCHITECTURES
 from evalsuite.models.student.model import attention_of
 
 _log = logging.getLogger(__name__)
@@ -81,25 +82,45 @@ def set_state_leak(model: CausalLM, *, enabled: bool) -> None:
 
 
 def teacher_hidden_states(teacher: CausalLM, batch: MicroBatch) -> Tensor:
-    """Last hidden states [B, T, D] of the teacher."""
-    hidden: Tensor = call_within(teacher, _teacher_hidden_states, teacher, batch)
+    """`hidden_states` of a model that this process may hold a shard of."""
+    hidden: Tensor = call_within(teacher, hidden_states, teacher, batch)
     return hidden
 
 
-def _teacher_hidden_states(teacher: CausalLM, batch: MicroBatch) -> Tensor:
-    decoder, config = teacher.model, teacher.config
+def hidden_states(model: CausalLM, batch: MicroBatch) -> Tensor:
+    """Last hidden states [B, T, D] of a teacher or student, whose packed documents are isolated."""
+    decoder, ids, positions = model.model, batch.input_ids, batch.position_ids
+    if hasattr(model.config, "mixers") and batch.cu_seqlens is not None and positions is not None:
+        # One varlen sequence, since recurrent layers isolate documents by their boundaries only.
+        packed: Tensor = decoder(
+            input_ids=ids.view(1, -1),
+            position_ids=positions.view(1, -1),
+            cu_seqlens=batch.cu_seqlens,
+            row_length=ids.shape[1],
+            use_cache=False,
+        ).last_hidden_state
+        return packed.view(*ids.shape, -1)
+    if positions is None and _needs_no_mask(model, ids.shape[1]):
+        return _causal_hidden_states(decoder, ids)
+    output: Tensor = decoder(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
+    return output
+
+
+def _needs_no_mask(model: CausalLM, length: int) -> bool:
+    """Whether every layer is SDPA over all earlier tokens, of a Transformer as transformers has it."""
+    config = model.config
+    if config.model_type not in ARCHITECTURES or config._attn_implementation != "sdpa":
+        return False
     window = getattr(config, "sliding_window", None)
-    causal = batch.position_ids is None and (window is None or window >= batch.input_ids.shape[1])
     # Gemma 3 and OLMo 3 rotate by layer type.
-    causal = causal and not hasattr(decoder.rotary_emb, "layer_types")
-    if config._attn_implementation != "sdpa" or not causal:
-        output = decoder(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
-        hidden: Tensor = output.last_hidden_state
-        return hidden
-    # transformers' decoder synchronizes with the GPU to check the positions for packed documents. Unpacked
-    # sequences need no mask: SDPA layers are causal without one.
-    hidden = decoder.embed_tokens(batch.input_ids)
-    positions = torch.arange(batch.input_ids.shape[1], device=hidden.device)[None]
+    return (window is None or window >= length) and not hasattr(model.model.rotary_emb, "layer_types")
+
+
+def _causal_hidden_states(decoder: Any, ids: Tensor) -> Tensor:
+    """Last hidden states without the check for packed documents in transformers' decoders, which waits for
+    the GPU."""
+    hidden: Tensor = decoder.embed_tokens(ids)
+    positions = torch.arange(ids.shape[1], device=hidden.device)[None]
     rotary = decoder.rotary_emb(hidden, positions)
     for layer in decoder.layers:
         hidden = layer(
@@ -107,23 +128,6 @@ def _teacher_hidden_states(teacher: CausalLM, batch: MicroBatch) -> Tensor:
         )
     last: Tensor = decoder.norm(hidden)
     return last
-
-
-def student_hidden_states(model: CausalLM, batch: MicroBatch) -> Tensor:
-    """Last hidden states [B, T, D] of a student; packed documents run as one varlen sequence."""
-    if batch.cu_seqlens is None or batch.position_ids is None or not hasattr(model.config, "mixers"):
-        output = model.model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
-        hidden: Tensor = output.last_hidden_state
-        return hidden
-    output = model.model(
-        input_ids=batch.input_ids.view(1, -1),
-        position_ids=batch.position_ids.view(1, -1),
-        cu_seqlens=batch.cu_seqlens,
-        row_length=batch.input_ids.shape[1],
-        use_cache=False,
-    )
-    hidden = output.last_hidden_state
-    return hidden.view(*batch.input_ids.shape, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,8 @@ class LayerActivations:
 
     input: of the mixer, after the norm [B, T, D]. output: of the mixer [B, T, D]. attention: its matrix
     [B, H, T, T], with `teacher_attention = "eager"` only. position_embeddings: cos and sin of the rotary
-    embedding. block_input, block_output: the residual stream [B, T, D].
+    embedding. block_input, block_output: the residual stream [B, T, D]. Packed documents are one sequence
+    [1, B · T, …] if the teacher is a student itself.
     """
 
     input: Tensor
@@ -107,7 +108,8 @@ def add_mixed(layer: Any, block_input: Tensor, mixed: Tensor) -> Tensor:
 
 
 def run_mixer(layer: Any, hidden: Tensor, activations: LayerActivations, batch: MicroBatch) -> Tensor:
-    """Output [B, T, D] of a student's mixer on `hidden` [B, T, D]; packed documents run as one sequence."""
+    """Output, of the shape of `hidden`, of a student's mixer on `hidden`; packed documents run as one
+    sequence."""
     mixer = layer.self_attn
     cos, sin = activations.position_embeddings
     span: AttentionSpan | None = mixer.span
@@ -117,7 +119,7 @@ def run_mixer(layer: Any, hidden: Tensor, activations: LayerActivations, batch: 
         output = mixer(hidden_states=hidden, attention_mask=mask, position_embeddings=(cos, sin))[0]
         return output
     packed = hidden.reshape(1, -1, hidden.shape[-1])
-    mask = None if span is None else packed_mask(batch.cu_seqlens, packed, span, hidden.shape[1])
+    mask = None if span is None else packed_mask(batch.cu_seqlens, packed, span, batch.input_ids.shape[1])
     output = mixer(
         hidden_states=packed,
         attention_mask=mask,

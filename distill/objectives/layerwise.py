@@ -195,7 +195,16 @@ class MatrixMixing(LayerwiseStage):
     alignment_loss: MatrixDistanceConfig = MatrixDistanceConfig()
 
     def target(self, activations: "LayerActivations", batch: "MicroBatch") -> "Tensor":
-        """The teacher's attention matrix [B, H, T, T]."""
+        """The teacher's attention matrix [B, H, T, T].
+
+        Raises:
+            ConfigError: the teacher is a student itself, and this layer is no softmax attention.
+        """
+        if activations.attention is None:
+            raise ConfigError(
+                f"stage '{self.name}': objective matrix_mixing needs attention matrices, which a layer of "
+                "the teacher does not have, since it is a student itself; use attention_output"
+            )
         return activations.attention
 
     def distance(

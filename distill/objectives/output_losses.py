@@ -10,8 +10,8 @@ from evalsuite.distill.objectives.cuda_streams import SideStreams
 from evalsuite.distill.objectives.end_to_end import EndToEndStage
 from evalsuite.distill.objectives.forward import (
     LanguageModelHead,
+    hidden_states,
     lm_head,
-    student_hidden_states,
     teacher_hidden_states,
 )
 from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig, fused_linear_distillation
@@ -88,7 +88,7 @@ class OutputLosses:
             weights = batch.select(batch.loss_weights) / num_loss_tokens
 
         def loss(student: CausalLM) -> Sequence[Tensor]:
-            hidden = batch.select(student_hidden_states(student, batch))
+            hidden = batch.select(hidden_states(student, batch))
             streams.wait(TEACHER_STREAM)
             return self._stage.loss_columns(
                 LossTokens(hidden, lm_head(student), labels, weights, teacher_hidden, teacher_head)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalsuite.distill.objectives.forward import lm_head, student_hidden_states
+from evalsuite.distill.objectives.forward import hidden_states, lm_head
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError
 from evalsuite.tasks.synthetic.pocket import lexicon
@@ -224,7 +224,7 @@ class QuestionSet:
         logprobs = [0.0] * len(self.questions)
         exact = [True] * len(self.questions)
         for batch in self._batches:
-            hidden = student_hidden_states(model, MicroBatch(batch.inputs, batch.inputs)).flatten(0, 1)[
+            hidden = hidden_states(model, MicroBatch(batch.inputs, batch.inputs)).flatten(0, 1)[
                 batch.positions
             ]
             logits = lm_head(model).logits(hidden).float()

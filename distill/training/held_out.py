@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evalsuite.distill.data.config import Subset
 from evalsuite.distill.data.loader import DataSources, StageDataLoader
-from evalsuite.distill.objectives.forward import lm_head, student_hidden_states
+from evalsuite.distill.objectives.forward import hidden_states, lm_head
 from evalsuite.distill.objectives.kl_and_cross_entropy import (
     DistillLossConfig,
     fused_linear_distillation,
@@ -142,9 +142,7 @@ class HeldOut:
         self._targets: list[Tensor | None] = [None] * len(self.batches)
         if teacher is not None:
             with torch.no_grad():
-                self._targets = [
-                    batch.select(student_hidden_states(teacher, batch)) for batch in self.batches
-                ]
+                self._targets = [batch.select(hidden_states(teacher, batch)) for batch in self.batches]
 
     @property
     def num_tokens(self) -> int:
@@ -168,7 +166,7 @@ class HeldOut:
             labels = batch.select(batch.labels)
             head, teacher_head = lm_head(model), lm_head(self.teacher) if kl else None
             _, ce, divergence = fused_linear_distillation(
-                batch.select(student_hidden_states(model, batch)),
+                batch.select(hidden_states(model, batch)),
                 head.weight,
                 token_weights=torch.ones(labels.shape, device=labels.device),
                 config=loss_config,
@@ -206,7 +204,7 @@ class HeldOut:
     @torch.no_grad()
     def final_hidden(self, model: Any) -> list[Tensor]:
         """Final hidden states of each batch at loss tokens: [N, D]."""
-        return [batch.select(student_hidden_states(model, batch)).float() for batch in self.batches]
+        return [batch.select(hidden_states(model, batch)).float() for batch in self.batches]
 
 
 def residual_streams(model: Any, batch: MicroBatch) -> list[Tensor]:
@@ -219,5 +217,5 @@ def residual_streams(model: Any, batch: MicroBatch) -> list[Tensor]:
 
     layers = range(len(model.model.layers))
     with each_layer(model, set(layers), record):
-        student_hidden_states(model, batch)
+        hidden_states(model, batch)
     return [found[layer] for layer in layers]

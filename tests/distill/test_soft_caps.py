@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from evalsuite.distill import distill
-from evalsuite.distill.objectives.forward import set_attention, student_hidden_states, teacher_hidden_states
+from evalsuite.distill.objectives.forward import hidden_states, set_attention, teacher_hidden_states
 from evalsuite.distill.objectives.step_losses import StudentWithLoss
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.types import MicroBatch
@@ -127,7 +127,7 @@ def test_packed_documents_have_caps_and_windows_too(gemma: Any) -> None:
     batch = MicroBatch(ids, ids, None, places, torch.tensor([0, 12, 32, 64], dtype=torch.int32))
     wanted = teacher_hidden_states(gemma, batch)
     student: Any = build_student(gemma, "softmax")
-    torch.testing.assert_close(student_hidden_states(student, batch), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(hidden_states(student, batch), wanted, rtol=1e-5, atol=1e-5)
     alone = gemma.model(ids[:1, 12:]).last_hidden_state
     torch.testing.assert_close(wanted[:1, 12:], alone, rtol=1e-5, atol=1e-5)
 

@@ -6,7 +6,7 @@ import torch
 
 from evalsuite.distill.data.loader import StageDataLoader, collate
 from evalsuite.distill.data.packing import Document, PackedSequence, pack_documents
-from evalsuite.distill.objectives.forward import lm_head, student_hidden_states
+from evalsuite.distill.objectives.forward import hidden_states, lm_head
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.token_weights import TokenWeights
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -99,7 +99,7 @@ def test_output_losses_are_weighted_means(teacher, tokenizer, small_recipe, stag
     state.begin_stage(chosen)
     batch = step.micro_batches[0]
     with torch.no_grad():
-        rows = [batch.select(student_hidden_states(model, batch)) for model in (state.model, teacher)]
+        rows = [batch.select(hidden_states(model, batch)) for model in (state.model, teacher)]
         log_s, log_t = (
             lm_head(model).logits(row).log_softmax(-1)
             for model, row in zip((state.model, teacher), rows, strict=True)

@@ -14,7 +14,7 @@ from evalsuite.distill.data.packing import (
     repeat_spans,
     tokenize,
 )
-from evalsuite.distill.objectives.forward import student_hidden_states
+from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.models import build_student
 
 END = 0
@@ -93,9 +93,9 @@ def test_packed_documents_do_not_attend_to_each_other(teacher, mixer):
     alone = PackedSequence(tokens[0][5:], tokens[1][5:], np.ones(7, dtype=bool), (7,))
     with torch.no_grad():
         for model in (student, teacher):
-            hidden = student_hidden_states(model, collate(sequences, packed=True))
-            other = student_hidden_states(model, collate([changed, sequences[1]], packed=True))
-            single = student_hidden_states(model, collate([alone], packed=True))
+            hidden = hidden_states(model, collate(sequences, packed=True))
+            other = hidden_states(model, collate([changed, sequences[1]], packed=True))
+            single = hidden_states(model, collate([alone], packed=True))
             torch.testing.assert_close(hidden[0, 5:], other[0, 5:])
             torch.testing.assert_close(hidden[0, 5:], single[0], rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(hidden[1], other[1])

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import rms_norm
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from evalsuite.distill.objectives.forward import student_hidden_states, teacher_hidden_states
+from evalsuite.distill.objectives.forward import hidden_states, teacher_hidden_states
 from evalsuite.distill.objectives.layer_activations import LayerActivations, each_layer, run_block
 from evalsuite.distill.training.held_out import residual_streams
 from evalsuite.distill.types import MicroBatch
@@ -44,7 +44,7 @@ def test_hidden_states_are_those_of_the_decoder(family: str) -> None:
     wanted = teacher.model(batch().input_ids).last_hidden_state
     torch.testing.assert_close(teacher_hidden_states(teacher, batch()), wanted, rtol=1e-5, atol=1e-5)
     student: Any = build_student(teacher, "softmax")
-    torch.testing.assert_close(student_hidden_states(student, batch()), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(hidden_states(student, batch()), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("own_input_norm", [False, True])

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from evalsuite.distill.objectives.forward import student_hidden_states
+from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.distill.selection import tasks
 from evalsuite.distill.selection.one_swap.candidates import (
     copy_trainable,
@@ -28,7 +28,7 @@ def batch(context):
 
 @torch.no_grad()
 def test_hybrid_of_all_or_no_layers(context, batch):
-    before = student_hidden_states(context.all_linear, batch)
+    before = hidden_states(context.all_linear, batch)
     with hybrid_from_linear(context.all_linear, context.all_softmax, range(3)) as student:
         # Norm and embeddings stay those of the all-linear student, which the last stage trained.
         assert student.config.mixers == ["softmax"] * 3
@@ -38,12 +38,12 @@ def test_hybrid_of_all_or_no_layers(context, batch):
         ]
         assert all(blocks)
     torch.testing.assert_close(
-        student_hidden_states(context.all_softmax, batch), student_hidden_states(context.teacher, batch)
+        hidden_states(context.all_softmax, batch), hidden_states(context.teacher, batch)
     )
     assert context.all_linear.config.mixers == ["gated_deltanet"] * 3
-    torch.testing.assert_close(student_hidden_states(context.all_linear, batch), before, rtol=0, atol=0)
+    torch.testing.assert_close(hidden_states(context.all_linear, batch), before, rtol=0, atol=0)
     with hybrid_from_linear(context.all_linear, context.all_softmax, []) as student:
-        torch.testing.assert_close(student_hidden_states(student, batch), before, rtol=0, atol=0)
+        torch.testing.assert_close(hidden_states(student, batch), before, rtol=0, atol=0)
 
 
 @torch.no_grad()
@@ -80,15 +80,15 @@ def test_hybrid_is_reverted_after_an_error(context):
 def test_skipped_layer_adds_nothing(context, batch):
     zeroed = copy.deepcopy(context.teacher)
     zeroed.model.layers[1].self_attn.o_proj.weight.zero_()
-    before = student_hidden_states(context.teacher, batch)
+    before = hidden_states(context.teacher, batch)
     with skip_layer(context.teacher, 1):
         torch.testing.assert_close(
-            student_hidden_states(context.teacher, batch),
-            student_hidden_states(zeroed, batch),
+            hidden_states(context.teacher, batch),
+            hidden_states(zeroed, batch),
             rtol=0,
             atol=0,
         )
-    torch.testing.assert_close(student_hidden_states(context.teacher, batch), before, rtol=0, atol=0)
+    torch.testing.assert_close(hidden_states(context.teacher, batch), before, rtol=0, atol=0)
 
 
 def test_copy_trainable_copies_only_trainable_parameters(context):
@@ -117,15 +117,9 @@ def test_held_out_losses_are_per_token_means(context):
     """Against unchunked logits."""
     ce, kl, count = 0.0, 0.0, 0
     for batch in context.held_out.batches:
-        theirs = (
-            context.teacher.lm_head(student_hidden_states(context.teacher, batch))
-            .log_softmax(-1)
-            .flatten(0, 1)
-        )
+        theirs = context.teacher.lm_head(hidden_states(context.teacher, batch)).log_softmax(-1).flatten(0, 1)
         ours = (
-            context.all_linear.lm_head(student_hidden_states(context.all_linear, batch))
-            .log_softmax(-1)
-            .flatten(0, 1)
+            context.all_linear.lm_head(hidden_states(context.all_linear, batch)).log_softmax(-1).flatten(0, 1)
         )
         ce -= ours.gather(-1, batch.labels.flatten()[:, None]).sum().item()
         kl += (theirs.exp() * (theirs - ours)).sum().item()
@@ -148,7 +142,7 @@ def test_hidden_distance_sums_layers_and_averages_tokens(context):
     last = residual_streams(context.teacher, batch)[-1]
     block = context.teacher.model.layers[-1]
     final = context.teacher.model.norm(last + block.mlp(block.post_attention_layernorm(last)))
-    torch.testing.assert_close(final, student_hidden_states(context.teacher, batch))
+    torch.testing.assert_close(final, hidden_states(context.teacher, batch))
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from evalsuite.distill.config import OptimizerConfig
-from evalsuite.distill.objectives.forward import set_state_leak, student_hidden_states
+from evalsuite.distill.objectives.forward import hidden_states, set_state_leak
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.optimizers import build_optimizers
 from evalsuite.distill.training.train_step import StudentTrainState
@@ -31,7 +31,7 @@ def hidden(student: Any, tokens: Tensor, *, leaks: bool, bounds: list[int] | Non
         positions = torch.cat([torch.arange(end - start) for start, end in pairwise(bounds)])
         batch = MicroBatch(tokens, tokens, None, positions.view_as(tokens), cu_seqlens)
     with torch.no_grad():
-        return student_hidden_states(student, batch)
+        return hidden_states(student, batch)
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
