@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalsuite.foundation import ConfigError, append_jsonl, write_json
+from evalsuite.foundation import ConfigError, append_jsonl, write_json, write_text
 from evalsuite.foundation.module_entry import run_module
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(choose(rows, given.choose, given.among, by=given.by, tolerance=given.tolerance))
         return
     table = _table(rows)
-    (given.out / "summary.csv").write_text(table)
+    write_text(given.out / "summary.csv", table)
     print(table, end="")
 
 

@@ -12,6 +12,7 @@ document is refused. Training text is streamed; only the benchmark side is held 
 
 import argparse
 import csv
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from itertools import islice
@@ -232,10 +233,11 @@ def _shares(count: OverlapCount) -> list[Any]:
 
 
 def _write(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Responses go through the inference engine and its cache, so that an interrupted 
 ones. Each process of a run generates its share into the same cache.
 """
 
-import json
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +13,7 @@ from evalsuite.distill.data.config import ResponsesSourceConfig
 from evalsuite.distill.data.examples import Example
 from evalsuite.distill.data.preparation import read_shuffled
 from evalsuite.distill.recipe import Recipe
-from evalsuite.foundation import ConfigError, DataError, content_hash, write_text
+from evalsuite.foundation import ConfigError, DataError, content_hash, write_jsonl
 
 
 class Processes(Protocol):
@@ -69,7 +68,7 @@ def generate_responses(
             processes.barrier()
             rows = generation.rows()
             if processes.rank == 0:
-                write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+                write_jsonl(path, rows)
             processes.barrier()
         data[name] = source.as_local(str(path))
     return recipe.model_copy(update={"data": data})

@@ -27,6 +27,7 @@ from evalsuite.foundation import (
     append_jsonl,
     content_hash,
     read_jsonl,
+    write_jsonl,
 )
 from evalsuite.models import StudentForCausalLM, describe_checkpoint, load_checkpoint
 from evalsuite.models.student.config import ARCHITECTURES
@@ -83,8 +84,7 @@ class ProgressLog:
             return
         self.rows = self.rows[:rows]
         if self._writes:
-            self.path.unlink()
-            append_jsonl(self.path, [self._header, *self.rows])
+            write_jsonl(self.path, [self._header, *self.rows])
 
 
 class SelectionContext:

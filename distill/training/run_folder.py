@@ -9,7 +9,6 @@ out/<label>/                        the student, with lineage.json, its model ca
                                     training.jsonl (its loss curve)
 """
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from evalsuite.foundation import (
     RunFolderError,
     is_temporary,
     write_json,
+    write_jsonl,
     write_text,
 )
 from evalsuite.foundation.strict import parse, read_yaml
@@ -245,7 +245,6 @@ def save_checkpoint(
         if card:
             write_text(partial / CARD, card)
         if loss_curve:
-            lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in loss_curve)
-            write_text(partial / TRAINING, lines)
+            write_jsonl(partial / TRAINING, loss_curve)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)

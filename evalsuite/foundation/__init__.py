@@ -20,6 +20,7 @@ from evalsuite.foundation.files import (
     read_jsonl,
     write_bytes,
     write_json,
+    write_jsonl,
     write_text,
 )
 from evalsuite.foundation.hashing import canonical_json, content_hash, file_hash
@@ -46,5 +47,6 @@ __all__ = [
     "read_jsonl",
     "write_bytes",
     "write_json",
+    "write_jsonl",
     "write_text",
 ]

@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -107,6 +107,15 @@ def _parse_json(data: bytes) -> Any:
     return _DECODER.decode(data.decode())
 
 
+def _json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write `rows` as JSON lines, atomically. NaN and infinity are refused."""
+    write_text(path, _json_lines(rows))
+
+
 def append_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Append `rows` as one locked write and sync them to disk before returning.
 
@@ -115,7 +124,7 @@ def append_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     Raises:
         RunFolderError: the folder cannot be written or the disk is full; no partial row remains.
     """
-    data = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows).encode()
+    data = _json_lines(rows).encode()
     if not data:
         return
     path = Path(path)

@@ -1,6 +1,5 @@
 """Training metrics: metrics.jsonl, trackers and the progress bar."""
 
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any, Protocol
 
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.callbacks.interface import Callback, Step, StepValues, TrainingClock
-from evalsuite.foundation import append_jsonl, progress, read_jsonl, write_text
+from evalsuite.foundation import append_jsonl, progress, read_jsonl, write_jsonl
 from evalsuite.foundation.tracking import Tracker
 
 METRICS = "metrics.jsonl"
@@ -107,7 +106,7 @@ def truncate_metrics(folder: Path, tokens: int) -> None:
     rows = list(read_jsonl(path))
     remaining = [row for row in rows if row["tokens"] <= tokens]
     if rows and len(remaining) < len(rows):
-        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in remaining))
+        write_jsonl(path, remaining)
 
 
 def loss_curve(metrics: Iterable[Mapping[str, Any]], student: str) -> list[dict[str, Any]]:
