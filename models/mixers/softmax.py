@@ -89,6 +89,10 @@ class SoftmaxMixer(Mixer):
         """Tokens that a query attends to, given the window of the teacher's layer."""
         return AttentionSpan(teacher_window)
 
+    def __reduce__(self) -> Any:
+        # pickle finds classes by name, which a class made at run time has none of.
+        return _blank, type(self).__bases__, self.__dict__
+
     def copy_from_teacher(self, attention: nn.Module, init: str, kv_expansion: str) -> None:
         """See `Mixer.copy_from_teacher`; the option `init` decides instead of `init`."""
         assert isinstance(self, nn.Module)
@@ -271,3 +275,8 @@ def _mixer_class(mixin: type[SoftmaxMixer], attention: type[nn.Module]) -> type[
         name = f"{mixin.__name__.removesuffix('Mixer')}{attention.__name__}"
         _CLASSES[mixin, attention] = type(name, (mixin, attention), {})
     return _CLASSES[mixin, attention]
+
+
+def _blank(mixin: type[SoftmaxMixer], attention: type[nn.Module]) -> nn.Module:
+    kind = _mixer_class(mixin, attention)
+    return kind.__new__(kind)

@@ -96,7 +96,9 @@ class StudentCache(DynamicCache):
 
     @property
     def is_linear(self) -> list[bool]:
-        return [isinstance(layer, RecurrentLayerCache) for layer in self.layers]
+        # `generate` leaves out the tokens that a cache holds unless all layers are linear, whose length
+        # transformers does not know. This cache counts its tokens, whatever its layers.
+        return [False] * len(self.layers)
 
     def bytes(self) -> int:
         """Current size of the cache in bytes."""

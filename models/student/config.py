@@ -1,5 +1,8 @@
 """Student configuration: the teacher's config, one mixer per layer, and mixer options."""
 
+from copy import deepcopy
+from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from evalsuite.foundation import CheckpointError, ConfigError, nearest
 from evalsuite.models.checkpoint_config import STUDENT_TYPE
-from evalsuite.models.mixers import MIXERS, parse_options
+from evalsuite.models.mixers import MIXERS, StateKind, parse_options
 from evalsuite.models.student.remote_code import AUTO_MAP, write_module
 
 SCHEMA = 2
@@ -18,24 +21,11 @@ LLAMA_STYLE = ("llama", "mistral", "qwen2", "qwen3")
 ARCHITECTURES = (*LLAMA_STYLE, "smollm3", "olmo2", "olmo3", "gemma2", "gemma3_text")
 """Supported teachers: embed_tokens → layers (self_attn, mlp, norms) → norm → lm_head."""
 
-_TEACHER_FIELDS = frozenset(
-    {
-        "bos_token_id",
-        "eos_token_id",
-        "head_dim",
-        "hidden_size",
-        "initializer_range",
-        "intermediate_size",
-        "max_position_embeddings",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "num_key_value_heads",
-        "pad_token_id",
-        "rms_norm_eps",
-        "tie_word_embeddings",
-        "vocab_size",
-    }
-)
+
+@lru_cache
+def teacher_fields(kind: type[PreTrainedConfig]) -> frozenset[str]:
+    """Fields of a teacher's config of this class, without those of every config."""
+    return frozenset(each.name for each in fields(kind)) - {each.name for each in fields(PreTrainedConfig)}
 
 
 class StudentConfig(PreTrainedConfig):
@@ -43,7 +33,9 @@ class StudentConfig(PreTrainedConfig):
 
     `mixer_packages` names the package of each mixer of another package; it is absent without such mixers.
 
-    Sizes (`hidden_size`, `vocab_size`, …) are read from the teacher's config.
+    Fields of the teacher's config (`vocab_size`, `pad_token_id`, `rope_parameters`, …) are read from `base`,
+    its config object, and written to it: the value that is set is the one that is built and saved.
+    `layer_types` and `sliding_window` follow from the mixers.
     """
 
     model_type = STUDENT_TYPE
@@ -60,18 +52,21 @@ class StudentConfig(PreTrainedConfig):
         if schema != SCHEMA:
             raise CheckpointError(f"student config: {schema_error(schema)}")
         # transformers builds an empty config to determine the defaults.
-        self.teacher = dict(teacher or {})
+        base = base_config(teacher) if teacher else None
+        known = frozenset() if base is None else teacher_fields(type(base))
+        changed = {name: kwargs.pop(name) for name in known & kwargs.keys()}
+        super().__init__(**kwargs)
+        self._given = dict(teacher or {})
         self.mixers = list(mixers or [])
         self.mixer_options = {name: dict(values) for name, values in (mixer_options or {}).items()}
         self.schema = schema
         if mixer_packages:
             self.mixer_packages = dict(mixer_packages)
-        if teacher:
-            self.base = base_config(self.teacher)
+        if base is not None:
+            self.base = base
+            for name, value in changed.items():
+                setattr(base, name, value)
             self._check()
-        for name in _TEACHER_FIELDS:
-            kwargs.pop(name, None)
-        super().__init__(**kwargs)
 
     def _check(self) -> None:
         layers = self.base.num_hidden_layers
@@ -112,12 +107,35 @@ class StudentConfig(PreTrainedConfig):
         }
         return {name: size for name, each in options.items() if (size := getattr(each, "window", 0))}
 
+    @property
+    def teacher(self) -> dict[str, Any]:
+        """The teacher's config as it was given, with the fields of `base` that were changed since."""
+        if not self._given:
+            return {}
+        given, current = vars(base_config(self._given)), vars(self.base)
+        names = teacher_fields(type(self.base))
+        return self._given | {
+            name: deepcopy(current[name]) for name in sorted(names) if current[name] != given[name]
+        }
+
     def __getattr__(self, name: str) -> Any:
         # Called only for attributes that the student does not have itself.
         base = self.__dict__.get("base")
-        if base is not None and name in _TEACHER_FIELDS:
+        if base is not None and name == "layer_types":
+            return self._layer_types()
+        if base is not None and name == "sliding_window":
+            windows = set(self._attention_windows())
+            return windows.pop() if len(windows) == 1 else None
+        if base is not None and name in teacher_fields(type(base)):
             return getattr(base, name)
         raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        base = self.__dict__.get("base")
+        if base is not None and name in teacher_fields(type(base)):
+            setattr(base, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> None:
         """Save config.json, and the module by which transformers loads the student from evalsuite."""
@@ -132,10 +150,11 @@ class StudentConfig(PreTrainedConfig):
         """Do nothing: transformers would copy our source files into every folder saved afterwards."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields to save; `base` is derived from `teacher` and left out."""
+        """The fields to save, with `base` as `teacher`."""
         values: dict[str, Any] = super().to_dict()
         values.pop("base", None)
-        return values
+        values.pop("_given", None)
+        return values | {"teacher": self.teacher}
 
     def window(self, layer: int) -> int | None:
         """Sliding window of the teacher's layer (Mistral, some Qwen2); None for full attention."""
@@ -144,6 +163,24 @@ class StudentConfig(PreTrainedConfig):
         if types is not None and types[layer] != "sliding_attention":
             return None
         return width
+
+    def _attention_windows(self) -> list[int | None]:
+        """Sliding window of each layer; None for full attention and for recurrent layers."""
+        own = self.windows
+        return [
+            None
+            if StateKind.RECURRENT in MIXERS[name].state_kind
+            else min(filter(None, (own.get(name), self.window(layer))), default=None)
+            for layer, name in enumerate(self.mixers)
+        ]
+
+    def _layer_types(self) -> list[str]:
+        """transformers' names of what each layer remembers."""
+        attention = [
+            "sliding_attention" if window else "full_attention" for window in self._attention_windows()
+        ]
+        recurrent = [StateKind.RECURRENT in MIXERS[name].state_kind for name in self.mixers]
+        return ["linear_attention" if is_ else kind for is_, kind in zip(recurrent, attention, strict=True)]
 
 
 def schema_error(schema: Any) -> str:

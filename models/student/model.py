@@ -9,6 +9,7 @@ from transformers import AutoModel, GenerationMixin, PreTrainedConfig, PreTraine
 from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.cache_argument import CACHE
@@ -16,6 +17,7 @@ from evalsuite.models.mixers import AttentionSpan, Mixer, make_mixer
 from evalsuite.models.mixers.convolution import packed_position_ids
 from evalsuite.models.student.cache import StudentCache
 from evalsuite.models.student.config import StudentConfig
+from evalsuite.models.student.packing import packed_bounds
 
 
 class StudentPreTrainedModel(PreTrainedModel):
@@ -91,6 +93,7 @@ class StudentModel(StudentPreTrainedModel):
         """An empty cache for this model's layers."""
         return StudentCache([layer.self_attn.cache_spec() for layer in self.layers])
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -100,10 +103,16 @@ class StudentModel(StudentPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         token_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         row_length: int | None = None,
         cache: Any = None,
+        seq_idx: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        max_length_q: int | None = None,
+        max_length_k: int | None = None,
     ) -> BaseModelOutputWithPast:
         """Run the decoder.
 
@@ -111,6 +120,8 @@ class StudentModel(StudentPreTrainedModel):
             input_ids: [B, T], or `inputs_embeds` [B, T, D].
             attention_mask: [B, past + T] of zeros and ones; or 4-D, passed to softmax layers unchanged.
             position_ids: [B, T]; by default they continue from the cache, or restart per packed sequence.
+                Without a cache, each place where given positions do not go on by one begins a sequence, which
+                is isolated from the others in every layer.
             past_key_values: a `StudentCache`, or any cache whose recurrent layers are `LayerCache`s; `cache`
                 is its name from transformers 5.24 on.
             token_mask: bool [B, T], false at padding among the new tokens; by default the end of a 2-D
@@ -119,15 +130,36 @@ class StudentModel(StudentPreTrainedModel):
                 each other in every layer. Not with a cache.
             row_length: with `cu_seqlens`, a length whose multiples no packed sequence crosses. Softmax layers
                 then attend within rows of that length, at a cost of T · row_length instead of T².
+            seq_idx: number of each token's sequence [B, T], as an alternative to restarting `position_ids`.
+            cu_seq_lens_q: transformers' name of `cu_seqlens`. Query and key lengths are equal, so that
+                `cu_seq_lens_k`, `max_length_q` and `max_length_k` add nothing.
 
         Raises:
-            ConfigError: packed sequences with a cache or with more than one row.
+            ConfigError: no tokens; attention weights, which students do not return; a cache of another model;
+                packed sequences with a cache or with an attention mask, or `cu_seqlens` with several rows.
         """
+        if output_attentions or (output_attentions is None and self.config.output_attentions):
+            raise ConfigError("output_attentions: students return no attention weights; see attention_matrix")
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        cu_seqlens = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
         past_key_values = past_key_values if cache is None else cache
         embeddings = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        shape = embeddings.shape
+        if shape[1] == 0:
+            raise ConfigError("input_ids has no tokens")
+        if past_key_values is not None:
+            self._check_cache(past_key_values)
+        elif cu_seqlens is None:
+            cu_seqlens = packed_bounds(position_ids, seq_idx, attention_mask, (shape[0], shape[1]))
+            if cu_seqlens is not None:
+                attention_mask, row_length = None, shape[1]
+                if position_ids is not None:
+                    position_ids = position_ids.expand(shape[:2]).reshape(1, -1)
+                embeddings = embeddings.reshape(1, -1, shape[2])
         rows, length = embeddings.shape[:2]
         if cu_seqlens is not None and (rows != 1 or past_key_values is not None or use_cache):
-            raise ConfigError("cu_seqlens packs sequences into one row and cannot be used with a cache")
+            raise ConfigError("packed sequences lie in one row and cannot be used with a cache")
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache()
         if token_mask is None and attention_mask is not None and attention_mask.dim() == 2:
@@ -164,10 +196,22 @@ class StudentModel(StudentPreTrainedModel):
         if isinstance(past_key_values, StudentCache):
             past_key_values.advance(length)
         return BaseModelOutputWithPast(
-            last_hidden_state=hidden,
-            hidden_states=tuple(states) if output_hidden_states else None,
+            last_hidden_state=hidden.view(shape),
+            hidden_states=tuple(state.view(shape) for state in states) if output_hidden_states else None,
             **{CACHE: past_key_values},
         )
+
+    def _check_cache(self, caches: Any) -> None:
+        """Refuse a cache without places for the states of this model's layers."""
+        layers = getattr(caches, "layers", ())
+        for index, layer in enumerate(self.layers):
+            if layer.self_attn.cache_spec().states and not (
+                index < len(layers) and hasattr(layers[index], "lend")
+            ):
+                raise ConfigError(
+                    f"{type(caches).__name__} has no place for the state of layer {index} "
+                    f"({layer.self_attn.name}); pass the decoder's own cache, model.model.new_cache()"
+                )
 
     def _masks(
         self,
@@ -215,6 +259,7 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -226,15 +271,19 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         token_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
-        return_dict: bool | None = None,
-        output_attentions: bool | None = None,
         cache: Any = None,
+        shift_labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **decoder: Any,
     ) -> CausalLMOutputWithPast:
         """Logits [B, T, vocabulary] (the last `logits_to_keep` tokens, 0 for all); see `StudentModel`.
 
-        With `labels` [B, T] also the mean cross-entropy of each next token.
+        With `labels` [B, T], or `shift_labels` [B, T] that already are the next tokens, also their
+        cross-entropy: the mean over tokens, or their sum divided by `num_items_in_batch`, by which trainers
+        weigh tokens equally over micro-batches and devices.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -244,8 +293,11 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
             token_mask=token_mask,
             cu_seqlens=cu_seqlens,
+            return_dict=True,
+            **decoder,
         )
         hidden = outputs.last_hidden_state
         if isinstance(logits_to_keep, int):
@@ -254,8 +306,14 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
         if cap := getattr(self.config.base, "final_logit_softcapping", None):
             logits = cap * torch.tanh(logits / cap)
         loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
+        if labels is not None or shift_labels is not None:
+            loss = self.loss_function(
+                logits=logits,
+                labels=labels,
+                vocab_size=self.config.vocab_size,
+                num_items_in_batch=num_items_in_batch,
+                shift_labels=shift_labels,
+            )
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -273,7 +331,16 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(  # type: ignore[override]  # annotated bool upstream, returns None
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        if model_kwargs.get(CACHE) is None and generation_config.use_cache is not False:
+        cache, mask = model_kwargs.get(CACHE), model_kwargs.get("attention_mask")
+        if cache is not None:
+            # transformers tells by the length of the mask which tokens are new; it drops a mask of ones.
+            length = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
+            if length is not None and length <= cache.get_seq_length():
+                raise ConfigError(
+                    f"the cache holds {cache.get_seq_length()} tokens, but the attention_mask ends at "
+                    f"{length}: pass the whole sequence, or new tokens with an attention_mask over all of it"
+                )
+        elif generation_config.use_cache is not False:
             if generation_config.cache_implementation is not None:
                 raise ConfigError(
                     f"cache_implementation = '{generation_config.cache_implementation}': a student generates "

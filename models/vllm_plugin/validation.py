@@ -43,7 +43,8 @@ class StudentConfigVerifier:
     def verify_and_update_model_config(model_config: Any) -> None:
         """Set `layer_types`, by which vLLM counts attention and recurrent layers."""
         config = student_config(model_config.hf_config)
-        config.layer_types = layer_types(config.mixers)
+        # Not by assignment: a field of the teacher's config would be written there.
+        vars(config)["layer_types"] = layer_types(config.mixers)
 
 
 UNSUPPORTED_ARGS = {
