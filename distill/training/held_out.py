@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from math import exp
+from math import exp, inf
 from typing import Any
 
 import torch
@@ -186,7 +186,7 @@ class HeldOut:
 
     def perplexity(self, student: Any) -> float:
         """exp of the mean cross-entropy."""
-        return exp(self.losses(student, kl=False)[0])
+        return perplexity(self.losses(student, kl=False)[0])
 
     @torch.no_grad()
     def hidden_distance(self, student: Any) -> float:
@@ -205,6 +205,14 @@ class HeldOut:
     def final_hidden(self, model: Any) -> list[Tensor]:
         """Final hidden states of each batch at loss tokens: [N, D]."""
         return [batch.select(hidden_states(model, batch)).float() for batch in self.batches]
+
+
+def perplexity(ce: float) -> float:
+    """exp of a mean cross-entropy; infinity beyond the range of a float."""
+    try:
+        return exp(ce)
+    except OverflowError:
+        return inf
 
 
 def residual_streams(model: Any, batch: MicroBatch) -> list[Tensor]:

@@ -95,6 +95,10 @@ class TrainingLoop:
             self._publish(step)
             for callback in self._callbacks:
                 callback.after_step(step)
+            if waiting := [callback for callback in self._callbacks if callback.waits_for(step)]:
+                self._flush()
+                for callback in waiting:
+                    callback.settled(step)
             is_due = time.monotonic() - last_save >= self._save_interval
             stopping, is_due = flags.exchange(self._stop.requested, is_due)
             if stopping or is_due:

@@ -216,7 +216,10 @@ class FlatGrads:
         torch._foreach_mul_(self._groups, list(factors.unbind()))
 
     def clip(self, max_norm: float | None) -> Tensor:
-        """Clip the gradient norm of each group to `max_norm`; return the total norm before clipping."""
+        """Clip the gradient norm of each group to `max_norm`; return the total norm before clipping.
+
+        Gradients of a total norm that is not finite become 0.
+        """
         norms = torch.stack([torch.linalg.vector_norm(group) for group in self._groups])
         if max_norm is not None:
             scales = (max_norm / (norms + 1e-6)).clamp(max=1.0)
@@ -224,7 +227,19 @@ class FlatGrads:
                 self.buffer.mul_(scales[0])
             else:
                 torch._foreach_mul_(self._groups, list(scales.unbind()))
-        return torch.linalg.vector_norm(norms)
+        total = torch.linalg.vector_norm(norms)
+        zero_unless_finite([self.buffer], total)
+        return total
+
+
+def zero_unless_finite(grads: Iterable[Tensor], norm: Tensor) -> None:
+    """Set gradients to 0, in place, if their norm is not finite, so that weights and states stay finite.
+
+    The host does not wait for the norm: it learns of it, and stops the run, while later steps run.
+    """
+    invalid = ~norm.isfinite()
+    for grad in grads:
+        grad.masked_fill_(invalid, 0)
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from evalsuite.distill.selection.one_swap.candidates import (
 from evalsuite.distill.selection.options import shorten_alignment_stage
 from evalsuite.distill.selection.result import Snapshot
 from evalsuite.distill.stage import Stage
+from evalsuite.distill.training.callbacks.divergence import DivergenceStop
 from evalsuite.distill.training.callbacks.interface import Callback, Step, TrainingClock
 from evalsuite.distill.training.checkpoint import Checkpointer
 from evalsuite.distill.training.loop import TrainingLoop
@@ -130,12 +131,10 @@ class OneSwapTraining:
             total=stage.steps, what=f"{self._folder.name} (one-swap)", unit="step", quiet=context.quiet
         )
         bar.update(at.step)
+        labels = [student.label for student in candidates.train_states]
 
         def snapshot(step: int, tokens: int) -> bool:
-            """Score the candidates at intervals; return whether training is complete."""
-            bar.update(1)
-            if step % context.options.snapshot_interval and step != stage.steps:
-                return False
+            """Score the candidates; return whether training is complete."""
             scores = self._gather(candidates.scores()) if self._scored else {}
             self.progress_log.append(
                 {"step": step, "tokens": tokens, "seconds": clock.seconds, "scores": scores}
@@ -153,7 +152,10 @@ class OneSwapTraining:
                 candidates.step,
                 process_group,
                 self._checkpointer if saves else None,
-                [_Snapshots(snapshot)],
+                [
+                    DivergenceStop(self._folder, stage, labels, None, {}),
+                    _Snapshots(snapshot, bar.update, context.options.snapshot_interval, stage.steps),
+                ],
                 clock,
                 stop,
                 save_interval=context.recipe.checkpoint.state_interval_seconds,
@@ -199,12 +201,27 @@ class OneSwapTraining:
 
 
 class _Snapshots(Callback):
-    """Calls `snapshot` after every step, with the numbers of steps and tokens, until it returns True."""
+    """Calls `snapshot` at intervals and after the last step, with the numbers of steps and tokens, until it
+    returns True."""
 
-    def __init__(self, snapshot: Callable[[int, int], bool]) -> None:
-        self._snapshot = snapshot
+    def __init__(
+        self,
+        snapshot: Callable[[int, int], bool],
+        advance: Callable[[int], object],
+        interval: int,
+        last: int,
+    ) -> None:
+        self._snapshot, self._advance, self._interval, self._last = snapshot, advance, interval, last
 
     def after_step(self, step: Step) -> None:
+        """Advance the progress bar."""
+        self._advance(1)
+
+    def waits_for(self, step: Step) -> bool:
+        """See `Callback`: a candidate that has diverged has no score."""
+        return (step.number + 1) % self._interval == 0 or step.number + 1 == self._last
+
+    def settled(self, step: Step) -> None:
         """See `Callback`."""
         self.is_done = self._snapshot(step.number + 1, step.tokens)
 

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from torch.distributed.tensor import DTensor
+
 from evalsuite.distill.data.mixture import distinct_tokens
 from evalsuite.distill.model_card import model_card
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.builders import TrainingModels
-from evalsuite.distill.training.callbacks.interface import Callback, Step, TrainingClock
+from evalsuite.distill.training.callbacks.interface import Callback, DivergedError, Step, TrainingClock
 from evalsuite.distill.training.callbacks.metrics import METRICS, loss_curve
 from evalsuite.distill.training.distributed import ProcessGroup, full_tensor
 from evalsuite.distill.training.provenance import build_lineage
@@ -43,6 +46,7 @@ class StudentWriter:
 
     def _write(self, student: StudentTrainState, folder: Path, *, finished: bool = False) -> None:
         dtype, models, progress = self._models.dtype, self._models, self._progress
+        self._check_finite(student)
         weights = {}
         if self._process_group.is_main or student.sharded:
             for name, tensor in student.weights().items():
@@ -80,6 +84,31 @@ class StudentWriter:
             )
         self._process_group.barrier()
 
+    def _check_finite(self, student: StudentTrainState) -> None:
+        """Check the weights as they would be stored; a collective call.
+
+        Raises:
+            DivergedError: one of them is not finite.
+        """
+        invalid = torch.zeros((), device=self._process_group.device)
+        for tensor in student.weights().values():
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            invalid += ~local.detach().to(self._models.dtype).isfinite().all()
+        self._process_group.all_reduce(invalid)
+        if invalid:
+            progress, stages = self._progress, self._recipe.stages
+            # The end of a stage counts as the start of the next one.
+            ended = progress.step == 0
+            stage = stages[progress.stage - ended]
+            raise DivergedError(
+                student.label,
+                stage.name,
+                stage.steps if ended else progress.step,
+                progress.total_tokens,
+                "its weights are not finite",
+                f"Reduce 'stage.{stage.name}.lr' (now {stage.lr:g}), and start a new run",
+            )
+
 
 class IntermediateCheckpoints(Callback):
     """Writes students at the token counts of the recipe's `checkpoint.save_tokens`."""
@@ -94,12 +123,16 @@ class IntermediateCheckpoints(Callback):
     ) -> None:
         self._writer, self._config, self._stage = writer, recipe.checkpoint, stage
         self._train_states, self._clock = train_states, clock
+        self._ends_with_checkpoint = recipe.checkpoint.save_each_stage or stage is recipe.stages[-1]
 
-    def after_step(self, step: Step) -> None:
-        """See `Callback`. The end of a stage has a checkpoint of its own."""
-        is_last = step.number + 1 == self._stage.steps
-        if is_last or not self._config.is_due(step.tokens - self._stage.tokens_per_step, step.tokens):
-            return
+    def waits_for(self, step: Step) -> bool:
+        """See `Callback`: until the losses and gradients of a step are known to be finite."""
+        if self._ends_with_checkpoint and step.number + 1 == self._stage.steps:
+            return False
+        return self._config.is_due(step.tokens - self._stage.tokens_per_step, step.tokens)
+
+    def settled(self, step: Step) -> None:
+        """See `Callback`."""
         with self._clock.paused():
             for train_state in self._train_states:
                 self._writer.write_intermediate(train_state, self._stage)

@@ -39,9 +39,11 @@ class DivergenceStop(Callback):
 
     def on_values(self, values: StepValues) -> None:
         """See `Callback`."""
-        for label, row, measured in zip(self._labels, values.rows, values.step.measured, strict=True):
-            if not all(math.isfinite(value) for name, value in row.items() if name not in measured):
-                reason = f"the loss is {row['loss']}, the gradient norm {row['grad_norm']}"
+        for label, row in zip(self._labels, values.rows, strict=True):
+            if invalid := [name for name, value in row.items() if not math.isfinite(value)]:
+                found = {"loss": "the loss is", "grad_norm": "the gradient norm"}
+                found |= {name: name for name in invalid if name not in found}
+                reason = ", ".join(f"{title} {row[name]}" for name, title in found.items())
                 self._stop(values.step, label, reason)
         if self._config is not None:
             for label, row in zip(self._labels, values.rows, strict=True):

@@ -70,6 +70,14 @@ class Callback:
     def on_values(self, values: StepValues) -> None:
         """The values of a step are known, one step later, or earlier where the loop waits for them."""
 
+    def waits_for(self, step: Step) -> bool:
+        """Whether `settled` is to be called for this step."""
+        return False
+
+    def settled(self, step: Step) -> None:
+        """A step that this callback waits for has ended: its values are known to all callbacks, none of which
+        has stopped training, and no later step has changed the weights."""
+
     def flush(self) -> None:
         """A state is about to be saved, or the stage has ended."""
 

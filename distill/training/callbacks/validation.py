@@ -1,7 +1,6 @@
 """Held-out KL and perplexity during training."""
 
 from collections.abc import Sequence
-from math import exp
 
 import torch
 
@@ -9,7 +8,7 @@ from evalsuite.distill.config import ValidationConfig
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.builders import TrainingModels
 from evalsuite.distill.training.callbacks.interface import Callback, Step, TrainingClock
-from evalsuite.distill.training.held_out import HeldOut, HeldOutBatches
+from evalsuite.distill.training.held_out import HeldOut, HeldOutBatches, perplexity
 from evalsuite.distill.training.train_step import StudentTrainState
 
 
@@ -57,5 +56,5 @@ class Validation(Callback):
         with_kl = held_out.teacher is not None
         with torch.no_grad():
             ce, kl = train_state.student_with_loss(lambda student: held_out.losses(student, kl=with_kl))
-        found = {"validation_ppl": exp(ce)}
+        found = {"validation_ppl": perplexity(ce)}
         return found | {"validation_kl": kl} if with_kl else found

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Shard
 from evalsuite.distill.objectives.forward import set_activation_checkpointing, set_state_leak
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.optimizers import build_optimizers, set_lr
+from evalsuite.distill.training.optimizers import build_optimizers, set_lr, zero_unless_finite
 from evalsuite.distill.training.parameter_groups import is_mixer_parameter, set_trainable
 from evalsuite.distill.training.train_step import StudentTrainState, layer_groups
 from evalsuite.distill.types import CausalLM, softmax_layer_indices
@@ -202,10 +202,12 @@ class FSDPTrainState(StudentTrainState):
             for grads, scale in zip(local, scales.unbind(), strict=True):
                 if grads:
                     torch._foreach_mul_(grads, scale)
+        total = torch.linalg.vector_norm(norms)
+        zero_unless_finite((grad for grads in local for grad in grads), total)
         factor = set_lr(self.optimizers, stage, step)
         for optimizer in self.optimizers:
             optimizer.step()
-        return torch.linalg.vector_norm(norms), factor
+        return total, factor
 
 
 def _local_grads(parameters: Collection[nn.Parameter]) -> list[Tensor]:

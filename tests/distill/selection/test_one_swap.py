@@ -14,6 +14,7 @@ from evalsuite.distill.selection.one_swap import selectors, training
 from evalsuite.distill.selection.one_swap.candidates import AlignedCandidates, DistilledCandidates
 from evalsuite.distill.selection.one_swap.training import OneSwapTraining
 from evalsuite.distill.selection.options import Options, shorten_kd_stage
+from evalsuite.distill.training.callbacks.interface import TrainingError
 from evalsuite.foundation import CheckpointError, RunFolderError, read_jsonl
 from tests.distill.training.saved_states import read_state
 from tests.parity.single_candidate import train_single_candidate
@@ -68,6 +69,24 @@ def test_alignment_of_a_layer_is_independent_of_other_swaps(context):
         mine = own.model.model.layers[layer].self_attn.state_dict()
         for name, tensor in shared.model.model.layers[layer].self_attn.state_dict().items():
             torch.testing.assert_close(mine[name], tensor, rtol=0, atol=0)
+
+
+def test_a_candidate_that_has_diverged_is_not_scored(context, tmp_path, monkeypatch):
+    """The loss of layer 1 is not a number in the second step; its gradients and weights stay as they are."""
+    fresh = new_context(context, tmp_path)
+    real = DistilledCandidates.step
+
+    def step(self, data, number):
+        output = real(self, data, number)
+        if number == 1:
+            output.losses[1, 0] = float("nan")
+        return output
+
+    monkeypatch.setattr(DistilledCandidates, "step", step)
+    run = training.distillation_training(fresh, "add")
+    with pytest.raises(TrainingError, match=r"layer-1: the loss is nan"):
+        run.run(1, "add")
+    assert [row["step"] for row in run.progress_log.rows] == [1]
 
 
 def layer_1_restored(context: SelectionContext):

@@ -71,10 +71,16 @@ def test_a_restart_does_not_forget_the_best_loss(kd: Stage, tmp_path: Path) -> N
     assert stop_at(other, [9] * 9) is None
 
 
+def test_a_validation_that_is_not_finite_stops_at_once(kd: Stage, tmp_path: Path) -> None:
+    stop = DivergenceStop(tmp_path, kd, ["a", "b"], None, {})
+    stop.on_values(values(0, 1.0, validation_kl=0.5, validation_ppl=9.0))
+    with pytest.raises(TrainingError, match=r"b: the loss is 1.0, the gradient norm 1.0, validation_ppl inf"):
+        stop.on_values(values(1, 1.0, validation_kl=0.5, validation_ppl=float("inf")))
+
+
 @pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (1.0, float("inf"))])
 def test_values_that_are_not_finite_stop_at_once(kd: Stage, tmp_path: Path, loss: float, norm: float) -> None:
     stop = DivergenceStop(tmp_path, kd, ["a", "b"], None, {})
-    stop.on_values(values(0, 1.0, validation_ppl=float("inf")))
     with pytest.raises(
         TrainingError, match=f"stage 'kd', step 1: b: the loss is {loss}, the gradient norm {norm}"
     ):
