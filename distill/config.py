@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from evalsuite.foundation.strict import Strict
+from evalsuite.foundation.strict import Positive, Strict
 
 
 def _tokens(value: Any) -> Any:
@@ -15,17 +15,17 @@ def _tokens(value: Any) -> Any:
     scale = {"k": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:], 1)
     try:
         return round(float(text[:-1] if scale > 1 else text) * scale)
-    except ValueError:
+    except (OverflowError, ValueError):
         raise ValueError("expected a token count such as 500000, 80M or 1.5B") from None
 
 
-Tokens = Annotated[int, BeforeValidator(_tokens), Field(gt=0)]
+Tokens = Annotated[Positive, BeforeValidator(_tokens)]
 
 
 def _token_counts(value: Any) -> Any:
     """Parse one token count or a list of them."""
     counts = [_tokens(each) for each in (value if isinstance(value, list) else [value])]
-    if not counts or not all(type(count) is int and count > 0 for count in counts):
+    if not counts or not all(type(count) is int and 0 < count < 2**63 for count in counts):
         raise ValueError("expected a token count such as 500000, 80M or 1.5B, or a list of token counts")
     return counts if isinstance(value, list) else counts[0]
 

@@ -7,9 +7,9 @@ A name can be followed by variants after a colon. A variant is a set of override
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
@@ -29,7 +29,8 @@ from evalsuite.distill.retired_keys import refuse_retired_keys
 from evalsuite.distill.stage import Stage, stage_settings
 from evalsuite.distill.study import Study
 from evalsuite.foundation import ConfigError, content_hash, nearest
-from evalsuite.foundation.strict import Strict, parse, read_yaml
+from evalsuite.foundation.strict import Distinct, Seed, Strict, parse
+from evalsuite.foundation.strict_yaml import parse_yaml, read_yaml
 
 RECIPES = Path(__file__).parent / "recipes"
 STUDENT_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
@@ -53,7 +54,7 @@ class NamedStudent(Strict):
 class StudentRecipe(Strict):
     """What is built from the teacher, once per mixer."""
 
-    mixers: list[str] = Field(default_factory=lambda: ["gated_deltanet"], min_length=1)
+    mixers: Annotated[list[str], Distinct] = Field(default_factory=lambda: ["gated_deltanet"], min_length=1)
     """Names from `evalsuite show mixers`, or of `named` students; one student each."""
     named: dict[str, NamedStudent] = Field(default_factory=dict)
     """Name → a student that differs from the others in its layers. All students of a run share the data and
@@ -125,7 +126,7 @@ class Recipe(Strict):
     """Name → source; stages name them."""
     stages: list[SerializeAsAny[Stage]] = Field(min_length=1)
     """Stages, in order."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of initial weights and of the order of the data."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16: run on a bf16 copy of fp32 master weights. auto: bf16 on CUDA, fp32 elsewhere."""
@@ -147,8 +148,9 @@ class Recipe(Strict):
     """Log the gradient norms of embedding, mixers, MLPs, norms and head, too."""
     track: str | None = None
     """Experiment tracker that the metrics are also logged to: `tensorboard` or `trackio`."""
-    variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Name → overrides, for the ablations of the source; select with `recipe:name`."""
+    variants: dict[str, dict[str, Any] | str] = Field(default_factory=dict)
+    """Name → overrides, for the ablations of the source; select with `recipe:name`. A row that occurs in
+    several tables is written once: its other names have the name of the first, instead of overrides."""
     study: Study | None = None
     """Which variants a study compares, with `python -m evalsuite.study`."""
 
@@ -174,6 +176,10 @@ class Recipe(Strict):
                 values["continues_data"] = True
             earlier.update(stage.mixture)
         return content_hash(fields)
+
+    def overrides(self, variant: str) -> dict[str, Any]:
+        """What a variant changes."""
+        return _overrides(self.variants, variant)
 
     @property
     def labels(self) -> list[str]:
@@ -207,6 +213,9 @@ class Recipe(Strict):
             self._check_held_out()
         if problem := calibration_problem(self):
             raise ValueError(problem)
+        for name, given in self.variants.items():
+            if isinstance(given, str) and not isinstance(self.variants.get(given), dict):
+                raise ValueError(f"variants.{name}: '{given}' is no variant with overrides of its own")
         for mixer, path in self.student.initial_checkpoints.items():
             if path.startswith(":") and path[1:] not in self.variants:
                 raise ValueError(
@@ -282,6 +291,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _overrides(variants: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What a variant changes; one that another name refers to is that one."""
+    found = variants[name]
+    return dict(variants[found] if isinstance(found, str) else found)
+
+
 def known_recipes() -> list[str]:
     """Names of the shipped recipes."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
@@ -314,9 +329,10 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         if variant not in offered:
             raise ConfigError(f"{source}: unknown variant '{variant}'{nearest(variant, offered)}")
         # Groups (`stages`) are set before keys inside them (`stage.tune.loss_mask`).
-        for key, setting in sorted(offered[variant].items(), key=lambda item: item[0].count(".")):
+        changes = _overrides(offered, variant)
+        for key, setting in sorted(changes.items(), key=lambda item: item[0].count(".")):
             apply_override(value, key, setting, stage_settings, f"{source}, variant {variant}")
-        if "name" in offered[variant]:
+        if "name" in changes:
             names.append(str(value["name"]).removeprefix(f"{base}."))
     if len(names) > 1:
         value["name"] = f"{base}.{'-'.join(names)}"
@@ -324,10 +340,8 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         key, equals, setting = override.partition("=")
         if not equals:
             raise ConfigError(f"--set {override}: expected key=value")
-        try:
-            apply_override(value, key.strip(), yaml.safe_load(setting), stage_settings, f"--set {override}")
-        except yaml.YAMLError:
-            raise ConfigError(f"--set {override}: the value is not YAML") from None
+        origin = f"--set {override}"
+        apply_override(value, key.strip(), parse_yaml(setting, origin), stage_settings, origin)
         source = f"{path} with --set"
     refuse_retired_keys(value, source)
     return parse(value, Recipe, source)

@@ -9,11 +9,12 @@ student, at most one arm and one seed; `base` is the run without an arm.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from evalsuite.foundation import nearest
-from evalsuite.foundation.strict import Strict
+from evalsuite.foundation.strict import Distinct, Seed, Strict
 
 BASE = "base"
 """Name of the run without an arm."""
@@ -52,7 +53,7 @@ class Study(Strict):
 
     suite: str
     """Suite of both protocols on the same documents."""
-    seeds: list[int] = Field(min_length=1)
+    seeds: Annotated[list[Seed], Distinct] = Field(min_length=1)
     students: list[str] = Field(min_length=1)
     """Variants, one per student."""
     axes: dict[str, Axis] = Field(min_length=1)
@@ -71,8 +72,6 @@ class Study(Strict):
         for name in (*arms, *self.students):
             if name == BASE or (*arms, *self.students).count(name) > 1:
                 raise ValueError(f"'{name}' is named twice, or is '{BASE}', the name of runs without an arm")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds {self.seeds}: each of them once")
         lists: dict[str, Collection[str]] = {"base_only": self.base_only}
         for name, axis in self.axes.items():
             lists[f"axes.{name}.students"] = axis.students or ()

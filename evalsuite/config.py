@@ -117,8 +117,8 @@ class RunConfig:
             raise ConfigError(f"'dtype' = {self.dtype!r}{nearest(self.dtype, DTYPES)}")
         for name in ("limit", "max_length", "workers"):
             value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise ConfigError(f"'{name}' = {value}: must be at least 1")
+            if isinstance(value, int) and not 1 <= value < 2**63:
+                raise ConfigError(f"'{name}' = {value}: must be at least 1 and fit in 64 bits")
 
     def _check_combinations(self) -> None:
         if "build" in self.phases:
@@ -330,7 +330,8 @@ def read_run_config(path: Path | str, **flags: Any) -> RunConfig:
         ConfigError: the file cannot be read; an unknown key (with the nearest), a value or a combination
             that has no meaning.
     """
-    from evalsuite.foundation.strict import parse_dataclass, read_yaml
+    from evalsuite.foundation.strict import parse_dataclass
+    from evalsuite.foundation.strict_yaml import read_yaml
 
     values = read_yaml(Path(path))
     phases = flags.get("phases") or values.get("phases", PHASES)

@@ -3,13 +3,12 @@
 transformers accepts most values and fails later, somewhere else; here the file and the field are named.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evalsuite.foundation import CheckpointError, nearest
+from evalsuite.foundation import CheckpointError, nearest, parse_json
 
 STUDENT_TYPE = "evalsuite_student"
 """`model_type` of students."""
@@ -39,7 +38,7 @@ def read_object(file: Path) -> dict[str, Any]:
             object.
     """
     try:
-        value = json.loads(file.read_bytes().decode())
+        value = parse_json(file.read_bytes(), allow_nan=True)
     except FileNotFoundError:
         raise CheckpointError(f"{file}: missing; a checkpoint is a Hugging Face folder") from None
     except (OSError, ValueError) as error:

@@ -1,6 +1,5 @@
 """Index of the tensors in a folder's safetensors files, read and validated without torch."""
 
-import json
 import math
 import struct
 from collections.abc import Iterator, Sequence
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalsuite.foundation import CheckpointError
+from evalsuite.foundation import CheckpointError, parse_json
 from evalsuite.models.checkpoint_config import read_object
 
 INDEX = "model.safetensors.index.json"
@@ -113,7 +112,7 @@ def read_header(file: Path) -> list[StoredTensor]:
         if not 0 < length <= size - 8:
             raise CheckpointError(f"{file}: truncated or not a safetensors file ({size} bytes)")
         try:
-            header = json.loads(stream.read(length))
+            header = parse_json(stream.read(length))
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{file}: not a safetensors file ({error})") from error
     if not isinstance(header, dict):

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from evalsuite.foundation import ConfigError, nearest
-from evalsuite.foundation.strict import load
+from evalsuite.foundation.strict import Distinct, Positive, Seed, load
 from evalsuite.foundation.taxonomy import Protocol
 from evalsuite.tasks.benchmark import (
     Benchmark,
@@ -38,15 +38,15 @@ class Entry(TaskConfig):
 
     benchmark: str
     """A name from `evalsuite show benchmarks`, or a YAML file relative to the suite's."""
-    protocols: tuple[Protocol, ...] = ()
+    protocols: Annotated[tuple[Protocol, ...], Distinct] = ()
     """Empty: all protocols of the benchmark."""
-    contexts: tuple[int, ...] = ()
+    contexts: Annotated[tuple[Positive, ...], Distinct] = ()
     """Empty: those of the benchmark."""
-    limit: int | None = Field(default=None, ge=1)
+    limit: Positive | None = None
     """Documents, per context length where there are several; None: the suite's limit."""
-    limits: dict[Protocol, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    limits: dict[Protocol, Positive] = Field(default_factory=dict)
     """Fewer documents under one protocol: a seeded sample of the documents of the other."""
-    num_fewshot: dict[Protocol, int] = Field(default_factory=dict)
+    num_fewshot: dict[Protocol, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     metrics: dict[Protocol, str] = Field(default_factory=dict)
     """Main metric per protocol, where it differs from the benchmark's."""
     sampling: SamplingOverride | None = None
@@ -71,13 +71,13 @@ class Suite(TaskConfig):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")
     title: str
-    limit: int | None = Field(default=None, ge=1)
+    limit: Positive | None = None
     """Documents per benchmark: a seeded sample, the same for every checkpoint; None: all."""
-    limits: dict[Protocol, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    limits: dict[Protocol, Positive] = Field(default_factory=dict)
     """Default of the entries' `limits`."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of document samples, generated documents and few-shot examples."""
-    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    seeds: Annotated[tuple[Seed, ...], Distinct] = Field(default=(0,), min_length=1)
     """Seeds of sampled generation, one response each; greedy responses are generated once."""
     sampling: SamplingOverride = SamplingOverride()
     chat_template: Literal["auto", "never", "always"] = "auto"
@@ -89,7 +89,7 @@ class Suite(TaskConfig):
     reasoning: Literal["strip", "keep"] | None = None
     """`strip`: only what follows ``</think>`` is scored; `keep`: whole responses. None keeps the
     benchmarks' value."""
-    include: tuple[str, ...] = ()
+    include: Annotated[tuple[str, ...], Distinct] = ()
     """Suites whose benchmarks are added after this suite's own, which take precedence. Limits are inherited,
     sampling, seeds and arguments of chat templates are not."""
     benchmarks: tuple[Entry, ...] = ()

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import yaml
 from jinja2 import TemplateError
 
 from evalsuite.distill.data.config import DataSourceConfig, TableSourceConfig
 from evalsuite.foundation import ConfigError, DataError, nearest
 from evalsuite.foundation.chat_templates import check_template_arguments
+from evalsuite.foundation.strict_yaml import read_yaml
 
 TEMPLATES = Path(__file__).with_name("chat_templates.yaml")
 
@@ -27,7 +27,7 @@ Render = Callable[[Sequence[dict[str, str]], bool], str]
 @cache
 def shipped_templates() -> dict[str, str]:
     """Name → Jinja template."""
-    templates: dict[str, str] = yaml.safe_load(TEMPLATES.read_text())
+    templates: dict[str, str] = read_yaml(TEMPLATES)
     return templates
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from evalsuite.foundation.registry import Registry
-from evalsuite.foundation.strict import StrictUnion
+from evalsuite.foundation.strict import Seed, StrictUnion
 
 Subset = Literal["all", "train", "held_out"]
 
@@ -25,7 +25,7 @@ class DataSourceConfig(StrictUnion):
 
     kind: str
     """Where the examples come from: `pocket`, `local`, `hub` or `responses`."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the order of the documents, and of what is generated."""
     repeat_chunk_tokens: int | None = Field(default=None, ge=2)
     """Split every document into chunks of at most this many tokens and write each chunk twice in a row, which

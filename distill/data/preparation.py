@@ -1,6 +1,5 @@
 """Preparation of rows: parsing, rendering, filtering and tokenizing, in any process."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import count, islice
@@ -13,7 +12,7 @@ from evalsuite.distill.data.config import DataSourceConfig, PocketSourceConfig, 
 from evalsuite.distill.data.examples import Example, parse_row, shuffled
 from evalsuite.distill.data.packing import Document, repeat_spans, tokenize
 from evalsuite.distill.data.readers import Chunk, open_reader
-from evalsuite.foundation import ConfigError, DataError
+from evalsuite.foundation import ConfigError, DataError, parse_json
 
 
 class Preparation:
@@ -134,10 +133,10 @@ def _rows(chunk: Chunk) -> list[dict[str, Any]]:
 
 def _json_row(line: bytes, chunk: Chunk, number: int) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = parse_json(line, allow_nan=True)
         if not isinstance(row, dict):
             raise ValueError(f"a row is {type(row).__name__}, not an object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         line_number = chunk.position[chunk.counter] + number + 1
         raise DataError(f"{chunk.file}: line {line_number} cannot be read ({error})") from None
     return row

@@ -10,7 +10,8 @@ from evalsuite.distill.selection.context import SelectionContext
 from evalsuite.distill.selection.layer_sets import top_layers
 from evalsuite.distill.selection.result import SelectionResult
 from evalsuite.foundation import ConfigError, nearest
-from evalsuite.foundation.strict import Strict, parse, read_yaml
+from evalsuite.foundation.strict import Strict, parse
+from evalsuite.foundation.strict_yaml import read_yaml
 
 
 def uniform_layers(layers: int, k: int) -> tuple[int, ...]:

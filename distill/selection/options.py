@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Annotated, TypeVar
 
-import yaml
 from pydantic import Field
 
 from evalsuite.distill.config import Tokens
@@ -12,7 +11,8 @@ from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.selection.layer_sets import StopRule
 from evalsuite.distill.stage import Stage
 from evalsuite.foundation import ConfigError, content_hash
-from evalsuite.foundation.strict import Strict, parse
+from evalsuite.foundation.strict import Seed, Strict, parse
+from evalsuite.foundation.strict_yaml import parse_yaml
 
 StageKind = TypeVar("StageKind", bound=Stage)
 
@@ -88,7 +88,7 @@ class Options(Strict):
     `pocket_facts` for the pocket tokenizer, otherwise the training questions of `arc_easy`."""
     beam_width: int = Field(default=4, gt=0)
     """Beam width; the paper does not state its own."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the synthetic questions."""
 
     @property
@@ -113,10 +113,9 @@ def load_options(settings: Iterable[str]) -> Options:
         key = key.strip()
         if key in RETIRED:
             raise ConfigError(f"--option {setting}: '{key}' has been renamed to '{RETIRED[key]}'")
-        try:
-            values[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"--option {setting}: the value is not valid YAML") from None
+        if key in values:
+            raise ConfigError(f"--option {setting}: '{key}' is given twice")
+        values[key] = parse_yaml(value, f"--option {setting}")
     return parse(values, Options, "--option")
 
 

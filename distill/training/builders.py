@@ -1,7 +1,6 @@
 """Builds teacher, students and tokenizer from a recipe."""
 
 import importlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.training.placement import Placement, Replicated, Sharded, is_sharded
 from evalsuite.distill.training.provenance import chain
 from evalsuite.distill.types import CausalLM
-from evalsuite.foundation import CheckpointError, ConfigError, nearest
+from evalsuite.foundation import CheckpointError, ConfigError, nearest, parse_json
 from evalsuite.foundation.strict import parse
 from evalsuite.models.mixers import MIXERS
 
@@ -281,12 +280,12 @@ def resolve_layer_selection(recipe: Recipe) -> Recipe:
     if not isinstance(name, str):
         return recipe
     try:
-        value = json.loads(Path(name).read_text())
+        value = parse_json(Path(name).read_bytes())
         found = value if isinstance(value, dict) else {"layers": value}
         layers = sorted(int(layer) for layer in found["layers"])
     except FileNotFoundError:
         raise ConfigError(f"student.softmax_layers: {name}: no such file") from None
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"student.softmax_layers: {name} has no list 'layers' ({error})") from None
     selection = None
     if "selector" in found:

@@ -34,7 +34,8 @@ from evalsuite.foundation import (
     write_jsonl,
     write_text,
 )
-from evalsuite.foundation.strict import parse, read_yaml
+from evalsuite.foundation.strict import parse
+from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.models.checkpoint_location import TRAINING
 from evalsuite.models.checkpoints import without_progress_bars
 

@@ -1,12 +1,12 @@
 """Options that several commands share."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import ConfigError, parse_json
+from evalsuite.foundation.files import DuplicateKeyError
 
 
 def without_defaults(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,9 @@ def named_values(given: Sequence[str], flag: str, example: str) -> dict[str, Any
         if name in found:
             raise ConfigError(f"{flag} {name}: given twice")
         try:
-            found[name] = json.loads(value)
+            found[name] = parse_json(value, allow_nan=True)
+        except DuplicateKeyError as error:
+            raise ConfigError(f"{flag} {each}: {error}") from None
         except ValueError:
             found[name] = value
     return found

@@ -78,9 +78,9 @@ def _suite_name(suite: Path | str) -> str:
     """Return the name of a suite, which a YAML file states. Raises ConfigError for an unreadable file."""
     if not str(suite).endswith((".yaml", ".yml")):
         return str(suite)
-    import yaml
+    from evalsuite.foundation.strict_yaml import read_yaml
 
-    try:
-        return str(yaml.safe_load(Path(suite).read_text())["name"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise ConfigError(f"{suite}: not a suite ({error})") from error
+    value = read_yaml(Path(suite))
+    if "name" not in value:
+        raise ConfigError(f"{suite}: not a suite (it has no 'name')")
+    return str(value["name"])

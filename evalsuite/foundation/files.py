@@ -85,10 +85,11 @@ def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        DataError: the file is missing, cannot be read or is not JSON (NaN and infinity are not).
+        DataError: the file is missing, cannot be read, is not JSON (NaN and infinity are not), or an object
+            has a key twice.
     """
     try:
-        return _parse_json(Path(path).read_bytes())
+        return parse_json(Path(path).read_bytes())
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -99,12 +100,36 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+class DuplicateKeyError(ValueError):
+    """A key that one JSON object has twice; a plain parser would keep the last value."""
 
 
-def _parse_json(data: bytes) -> Any:
-    """Parse UTF-8; raises ValueError (numbers with thousands of digits included) or RecursionError."""
-    return _DECODER.decode(data.decode())
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DuplicateKeyError(f"key {twice!r} occurs twice in one object")
+    return found
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)
+_WITH_NAN = json.JSONDecoder(object_pairs_hook=_unique)
+
+
+def parse_json(data: bytes | str, *, allow_nan: bool = False) -> Any:
+    """Parse JSON text, or its UTF-8.
+
+    Args:
+        data: one value.
+        allow_nan: accept NaN and infinity, which JSON lacks and Python's writer has.
+
+    Raises:
+        ValueError: not JSON (numbers with thousands of digits included), or an object has a key twice.
+        RecursionError: nested too deeply.
+    """
+    text = data.decode() if isinstance(data, bytes) else data
+    return (_WITH_NAN if allow_nan else _DECODER).decode(text)
 
 
 def _json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -174,7 +199,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                row = _parse_json(line)
+                row = parse_json(line)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {number}: not JSON ({error})") from error
             yield row

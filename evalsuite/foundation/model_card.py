@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from evalsuite.foundation.errors import DataError
+from evalsuite.foundation.errors import ConfigError, DataError
+from evalsuite.foundation.strict_yaml import parse_yaml
 
 LOSS_STATEMENT = "Distillation Loss Statement"
 """Section of a student's card that an evaluation fills in (term of arXiv 2604.25110)."""
@@ -30,9 +31,9 @@ def read_card(text: str, place: str) -> tuple[dict[str, Any], str]:
     if match is None:
         return {}, text
     try:
-        value = yaml.safe_load(match["yaml"])
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise DataError(f"{place}: the front matter is not YAML ({error})") from error
+        value = parse_yaml(match["yaml"], f"{place}: the front matter")
+    except ConfigError as error:
+        raise DataError(str(error)) from None
     if value is not None and not isinstance(value, dict):
         raise DataError(f"{place}: the front matter is no mapping, but {type(value).__name__}")
     return value or {}, match["body"].lstrip("\n")

@@ -1,4 +1,4 @@
-"""Strict YAML: unknown keys and invalid values are refused by name.
+"""Strict configuration: unknown keys and invalid values are refused by name.
 
 Not imported by the package's `__init__`: the infer phase runs without pydantic.
 """
@@ -7,12 +7,13 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
+    Field,
     ModelWrapValidatorHandler,
     TypeAdapter,
     ValidationError,
@@ -22,6 +23,22 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from evalsuite.foundation.errors import ConfigError, nearest
 from evalsuite.foundation.registry import Registry
+from evalsuite.foundation.strict_yaml import read_yaml
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""Seed of every generator of random numbers in use, on every device."""
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
+
+
+def _distinct(values: Any) -> Any:
+    repeated = [value for number, value in enumerate(values) if value in values[:number]]
+    if repeated:
+        raise ValueError(f"{repeated[0]!r} is given twice")
+    return values
+
+
+Distinct = AfterValidator(_distinct)
+"""In the annotation of a list or tuple: nothing is in it twice."""
 
 
 class Strict(BaseModel):
@@ -104,27 +121,6 @@ class StrictUnion(Strict):
 
 StrictModel = TypeVar("StrictModel", bound=Strict)
 T = TypeVar("T")
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read one YAML mapping.
-
-    Raises:
-        ConfigError: the file is missing, is not YAML, or is not a mapping.
-    """
-    path = Path(path)
-    try:
-        value = yaml.safe_load(path.read_text())  # libyaml would crash on deep nesting
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # ValueError: a date that does not exist, or a number with thousands of digits.
-        raise ConfigError(f"{path}: not YAML ({error})") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected a mapping of keys to values, found {type(value).__name__}")
-    return value
 
 
 def parse(value: dict[str, Any], kind: type[StrictModel], source: str) -> StrictModel:

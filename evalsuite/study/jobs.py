@@ -102,7 +102,8 @@ def run_overrides(run: StudyRun, study: Study, setting: Setting) -> list[str]:
     """Return what a run overrides besides its variants: seed, teacher and selected layers."""
     overrides = [f"teacher={json.dumps(setting.teacher)}", f"seed={run.seed}", *setting.overrides]
     selected = study.selection is not None and run.student in study.selection.students
-    arm = load_recipe(setting.recipe).variants.get(run.arm, {})
+    recipe = load_recipe(setting.recipe)
+    arm = recipe.overrides(run.arm) if run.arm in recipe.variants else {}
     if selected and "student.softmax_layers" not in arm:
         overrides.append(f"student.softmax_layers={json.dumps(str(setting.layers))}")
     return overrides

@@ -7,7 +7,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from evalsuite.foundation import ConfigError, nearest
-from evalsuite.foundation.strict import Strict, parse, read_yaml
+from evalsuite.foundation.strict import Strict, parse
+from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.foundation.taxonomy import Category, Protocol
 from evalsuite.reports.gate.metrics import RULE_METRICS, RuleMetric, option_names
 from evalsuite.reports.records.run_selection import ErrorRule, RunSelection, UnreadRule

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from evalsuite.foundation import DataError, canonical_json
+from evalsuite.foundation import ConfigError, DataError, canonical_json
+from evalsuite.foundation.strict_yaml import read_yaml_value
 from evalsuite.reports.imports.fields import Fields, read_lines, read_object
 from evalsuite.reports.imports.importer import IMPORTERS, ImportedBenchmark, ImportedLog, ImportedSample
 
@@ -54,10 +53,9 @@ def _configs(path: Path) -> list[Path]:
 
 def _read_config(path: Path) -> Fields:
     try:
-        value = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
-    config = Fields(value, str(path))
+        config = Fields(read_yaml_value(path), str(path))
+    except ConfigError as error:
+        raise DataError(str(error)) from None
     if "evalscope_version" not in config.value:
         raise DataError(
             f"{path}: 'evalscope_version' is missing; evalsuite reads the logs of EvalScope 1.14: evaluate "

@@ -1,12 +1,11 @@
 """Read fields of foreign JSON: a wrong one is refused with file, field and value."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evalsuite.foundation import DataError
+from evalsuite.foundation import DataError, parse_json
 
 T = TypeVar("T")
 SHOWN = 80
@@ -88,7 +87,7 @@ def read_object(path: Path) -> Fields:
 def parse_object(data: bytes, place: str) -> Fields:
     """Parse JSON that holds an object; NaN is kept, so that the field that has it can be named."""
     try:
-        return Fields(json.loads(data.decode()), place)
+        return Fields(parse_json(data, allow_nan=True), place)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not JSON ({error})") from error
 

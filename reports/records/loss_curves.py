@@ -5,13 +5,12 @@ The steps at which a recipe's `validation` is due also have measurements on held
 Standard library only, because the infer phase validates a curve before it copies it.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evalsuite.foundation import DataError
+from evalsuite.foundation import DataError, parse_json
 
 VALIDATION = ("validation_kl", "validation_ppl")
 """Measurements on held-out documents: KL(teacher ‖ student) in nats per token, and perplexity."""
@@ -55,14 +54,14 @@ def parse_loss_curves(data: bytes, label: str, source: str) -> list[LossCurve]:
     stages: dict[str, tuple[list[int], list[float], dict[str, list[tuple[int, float]]]]] = {}
     for number, line in enumerate(data.splitlines(), 1):
         try:
-            row = json.loads(line.decode())
+            row = parse_json(line, allow_nan=True)
             stage, tokens = str(row["stage"]), int(row["tokens"])
             names = ("loss", *(name for name in VALIDATION if name in row))
             values = {name: float(row[name]) for name in names}
             for name, value in values.items():
                 if not math.isfinite(value):
                     raise ValueError(f"{name} {value}")
-        except (KeyError, OverflowError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise DataError(f"{source}, line {number}: not a training step ({error!r})") from error
         at, losses, validation = stages.setdefault(stage, ([], [], {}))
         at.append(tokens)

@@ -6,14 +6,15 @@ has neither the models nor the data.
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, field_validator, model_validator
 
 from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_json, write_json, write_text
 from evalsuite.foundation.context_limits import ContextLimit
-from evalsuite.foundation.strict import Strict, parse, read_yaml
+from evalsuite.foundation.strict import Distinct, Strict, parse
+from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.foundation.taxonomy import Category, Protocol
 
 SCHEMA = 3
@@ -39,7 +40,7 @@ class ProtocolPlan(Strict):
     """Under generation: whether only what follows a block of reasoning is scored, or whole responses."""
     sampling: str = ""
     """`Sampling.key()`; empty under log-likelihood."""
-    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    seeds: Annotated[tuple[int, ...], Distinct] = Field(default=(0,), min_length=1)
 
     @property
     def contexts(self) -> tuple[int | None, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evalsuite.foundation import DataError, content_hash, write_bytes
+from evalsuite.foundation import DataError, content_hash, parse_json, write_bytes
 from evalsuite.reports.records.schema import SCHEMA, ScoreRow
 
 METADATA = b"evalsuite"
@@ -155,7 +155,7 @@ def open_score_file(path: Path) -> tuple[pq.ParquetFile, ScoreFileInfo]:
         raise DataError(f"{path}: not a parquet file ({error}); {REPAIR}") from error
     names = file.schema_arrow.names
     try:
-        value = json.loads((file.schema_arrow.metadata or {})[METADATA])
+        value = parse_json((file.schema_arrow.metadata or {})[METADATA])
         schema = value.pop("schema")
         if schema != SCHEMA:
             raise DataError(f"{path}: scores of schema {schema!r}, this evalsuite reads {SCHEMA}; {REPAIR}")
@@ -164,7 +164,7 @@ def open_score_file(path: Path) -> tuple[pq.ParquetFile, ScoreFileInfo]:
         numbers = (info.rows, info.undecided)
         if {*map(type, texts)} != {str} or {*map(type, numbers)} != {int} or type(info.merged) is not bool:
             raise TypeError("a value has another type")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"{path}: not a score file (no evalsuite metadata: {error!r}); {REPAIR}") from error
     for name, kind in _column_types(names).items():
         if names.count(name) != 1 or file.schema_arrow.field(name).type != kind:
@@ -230,8 +230,8 @@ def _nested(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 def parse_detail(text: str | None, place: str) -> dict[str, Any]:
     """Parse the detail of a row. Raises DataError, which names its place, if it is no JSON object."""
     try:
-        detail = json.loads(text or "")
-    except ValueError as error:
+        detail = parse_json(text or "", allow_nan=True)
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: 'detail' is no JSON ({error}); {REPAIR}") from error
     if not isinstance(detail, dict):
         raise DataError(f"{place}: 'detail' is no JSON object; {REPAIR}")

@@ -4,10 +4,14 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from evalsuite.cli.commands.distill import check_starts, recipes
 from evalsuite.cli.entry import build_parser, main
 from evalsuite.distill import load_recipe
+from evalsuite.distill.recipe import RECIPES
+from evalsuite.foundation import ConfigError
+from evalsuite.foundation.strict_yaml import read_yaml
 
 ZOO = "smollm2-135m-instruct"
 
@@ -39,6 +43,29 @@ def test_distill_variant_of_a_variant():
     assert folder == "variants/wrong-heads"
     assert (plain.seed, plain.student.kv_expansion) == (1, "heads")
     assert (both.seed, both.student.kv_expansion) == (1, "head_size_32")
+
+
+def test_distill_refuses_two_variants_that_train_the_same_students(tmp_path):
+    """Whatever they are called; a variant that is stated to be another one is left out of `all`."""
+    recipe = read_yaml(RECIPES / "kl-guided-2026.yaml")
+    recipe["variants"] = {
+        "gla": {"student.mixers": ["gla"]},
+        "other": {"student": {**recipe["student"], "mixers": ["gla"]}, "name": "other"},
+        "again": "gla",
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    for names in (["all"], ["gla", "other"], ["gla", "again"]):
+        with pytest.raises(ConfigError, match=r"variants 'gla' and '(other|again)' train the same students"):
+            chosen(str(path), "--variants", *names)
+    del recipe["variants"]["other"]
+    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    assert [folder for folder, _, _ in chosen(str(path), "--variants", "all")] == ["", "variants/gla"]
+    assert load_recipe(f"{path}:again") == load_recipe(f"{path}:gla")
+    recipe["variants"]["more"] = "again"
+    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    with pytest.raises(ConfigError, match=r"variants\.more: 'again' is no variant with overrides of its own"):
+        load_recipe(path)
 
 
 def test_distill_orders_variants_by_dependency():

@@ -270,7 +270,7 @@ def test_variants_sharing_a_yaml_anchor_do_not_share_overrides(write):
     assert "&" in path.read_text()
     recipe = load_recipe(f"{path}:full")
     assert recipe.stages[0].lr == 1e-5
-    assert recipe.variants["tuned"]["stages"][0]["lr"] == SIZES["lr"]
+    assert recipe.overrides("tuned")["stages"][0]["lr"] == SIZES["lr"]
 
 
 @pytest.mark.parametrize("given", ["abc", "[1M, abc]", "[]", "0", "2.5", "[1M, -2]"])
@@ -321,3 +321,21 @@ def test_published_recipes_restart_their_sources(name, digest):
     assert load_recipe(name).hash == digest
     for variant in with_variants(name):
         assert all(stage.restart_data for stage in load_recipe(variant).stages[1:]), variant
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed=-1", "'seed' = -1"),
+        ("seed=100000000000000000000", "more than 64 bits"),
+        ("stage.kd.tokens=1e30", "'stages.1.tokens' = 1000000000000000019884624838656: "),
+        ("stage.kd.tokens=inf", "expected a token count"),
+        ("checkpoint.save_tokens=[1e30]", "expected a token count"),
+        ("student.mixers=[gla, gla]", "'gla' is given twice"),
+        ("data.text.seed=-1", "'data.text.seed' = -1"),
+    ],
+)
+def test_numbers_out_of_range_and_repetitions_are_refused(write, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(write(), [override])
+    assert message in str(caught.value)

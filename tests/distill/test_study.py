@@ -51,7 +51,7 @@ def test_students_of_the_base_alone_have_no_arms() -> None:
     ("changes", "message"),
     [
         ({"base_only": ["kba"]}, "unknown student 'kba'; did you mean 'kda'"),
-        ({"seeds": [1, 1]}, "each of them once"),
+        ({"seeds": [1, 1]}, "1 is given twice"),
         ({"students": ["kda", "kda"]}, "'kda' is named twice"),
         ({"axes": {"o": {"base": "KL", "arms": ["base"]}}}, "'base' is named twice, or is 'base'"),
         ({"axes": {"o": {"base": "KL", "arms": ["ce"], "compared_with": "c"}}}, "'c' is none of its arms"),
@@ -85,7 +85,7 @@ def test_every_arm_of_the_pocket_study_differs_from_its_base_in_one_field() -> N
     of_one = [run for run in runs if run.seed == 0 and run.student == "hybrid"]
     hashes = {load_recipe(f"gap-study-pocket-10m:{','.join(run.variants)}").hash for run in of_one}
     assert len(hashes) == len(of_one) == 11
-    changed = {arm: len(recipe.variants[arm]) for axis in recipe.study.axes.values() for arm in axis.arms}
+    changed = {arm: len(recipe.overrides(arm)) for axis in recipe.study.axes.values() for arm in axis.arms}
     assert {arm for arm, fields in changed.items() if fields > 1} == {"instruct-only", "teacher-single"}
 
 

@@ -278,3 +278,26 @@ def test_unknown_benchmark_error_names_the_suite(tmp_path: Path) -> None:
     path.write_text("name: mine\ntitle: M\nbenchmarks: [arc_eazy]\n")
     with pytest.raises(ConfigError, match=r"s.yaml: benchmarks: unknown benchmark 'arc_eazy'; did you m"):
         resolve(load_suite(path))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "seeds: [0, 0]",
+        "seeds: [-1]",
+        "seed: -1",
+        "seed: 100000000000000000000",
+        "limit: 99999999999999999999999999",
+        "limits: {generation: 0}",
+        "include: [pocket, pocket]",
+        "benchmarks: [{benchmark: arc_easy, num_fewshot: {loglikelihood: -1}}]",
+        "benchmarks: [{benchmark: arc_easy, contexts: [1024, 1024]}]",
+        "benchmarks: [{benchmark: arc_easy, protocols: [generation, generation]}]",
+    ],
+)
+def test_settings_out_of_range_or_given_twice_are_refused(setting: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    benchmarks = "" if setting.startswith("benchmarks") else "benchmarks: [arc_easy]\n"
+    path.write_text(f"name: own\ntitle: Own\n{benchmarks}{setting}\n")
+    with pytest.raises(ConfigError, match=r"own\.yaml.*(twice|greater|less|more than 64 bits)"):
+        load_suite(path)

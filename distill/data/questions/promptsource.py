@@ -10,9 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from evalsuite.distill.data.questions.formats import TrainingQuestion, choice, reading, yes_or_no
+from evalsuite.foundation.strict_yaml import read_yaml
 
 MAX_CONTEXT_WORDS = 500
 MAX_ANSWER_WORDS = 12
@@ -26,7 +25,7 @@ _CONCLUSION = re.compile(
 
 @cache
 def _templates() -> list[tuple[str, re.Pattern[str], re.Pattern[str]]]:
-    table: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+    table: dict[str, dict[str, str]] = read_yaml(Path(__file__).with_suffix(".yaml"))
     return [
         (kind, re.compile(source), re.compile(pattern, re.DOTALL))
         for kind, patterns in table.items()

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from evalsuite.distill.model_shape import ModelShape
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.builders import layer_mixers, override_mixers, resolve_layer_selection
 from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation.strict_yaml import read_yaml
 
 MODEL_SHAPES = Path(__file__).with_name("model_shapes.yaml")
 CPU_FLOPS_PER_CORE = 3e10
@@ -203,7 +202,7 @@ def recipe_shape(recipe: Recipe) -> ModelShape:
         return architecture_shape(architecture, len(tokenizer))
     student = recipe.student
     teacher = recipe.teacher or student.shape_from or next(iter(student.initial_checkpoints.values()))
-    known = yaml.safe_load(MODEL_SHAPES.read_text())
+    known = read_yaml(MODEL_SHAPES)
     model, _, _ = teacher.partition("@")
     if model in known:
         return ModelShape(**known[model])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from evalsuite.cli.options import add_executor_options, add_quiet, named_values
 from evalsuite.cli.parser import command
+from evalsuite.foundation import ConfigError
 
 if TYPE_CHECKING:
     from evalsuite.distill import Recipe
@@ -85,7 +86,6 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Distill, or print the cost of it."""
-    from evalsuite.foundation import ConfigError
 
     if arguments.data is not None:
         os.environ["EVALSUITE_DATA"] = str(arguments.data)
@@ -129,7 +129,11 @@ def run(arguments: argparse.Namespace) -> int:
 def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str] | None]]:
     """Return the recipe and its requested variants: subfolder of --out, recipe, mixers.
 
-    `--mixer` applies to variants too, except those that name mixers themselves, which they vary.
+    `--mixer` applies to variants too, except those that name mixers themselves, which they vary. `all` leaves
+    out variants that are further names of others.
+
+    Raises:
+        ConfigError: two variants that train the same students.
     """
     from evalsuite.distill import load_recipe
 
@@ -138,16 +142,27 @@ def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str
     overrides = [*arguments.overrides, *layers, *track]
     plain = load_recipe(arguments.recipe, overrides)
     order = list(plain.variants)
-    names = order if arguments.variants == ["all"] else arguments.variants
+    names = arguments.variants
+    if names == ["all"]:
+        names = [name for name in order if not isinstance(plain.variants[name], str)]
     # In the recipe's order, since one may start from another; load_recipe refuses unknown ones.
     names = sorted(names, key=lambda name: order.index(name) if name in order else -1)
     joint = "," if ":" in arguments.recipe else ":"
     chosen: list[tuple[str, Recipe, list[str] | None]] = [("", plain, arguments.mixer)]
+    trained: dict[tuple[str, tuple[str, ...]], str] = {}
     for name in names:
         recipe = load_recipe(f"{arguments.recipe}{joint}{name}", overrides)
-        variant = plain.variants[name]
+        variant = plain.overrides(name)
         names_mixers = "student.mixers" in variant or "mixers" in variant.get("student", {})
-        chosen.append((f"variants/{name}", recipe, None if names_mixers else arguments.mixer))
+        mixers = None if names_mixers else arguments.mixer
+        unnamed = recipe.model_copy(update={"name": plain.name})
+        before = trained.setdefault((unnamed.hash, tuple(mixers or recipe.labels)), name)
+        if before != name:
+            raise ConfigError(
+                f"{arguments.recipe}: variants '{before}' and '{name}' train the same students; leave one out"
+                f" or, if they should be the same, write '{name}: {before}' in the recipe"
+            )
+        chosen.append((f"variants/{name}", recipe, mixers))
     return chosen
 
 

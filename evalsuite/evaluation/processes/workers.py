@@ -1,6 +1,5 @@
 """Processes that build and score in parallel, forked from one that has imported the harnesses once."""
 
-import json
 import multiprocessing
 import os
 import pickle
@@ -16,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from evalsuite.config import RunConfig
-from evalsuite.foundation import EvalsuiteError, RunFolderError
+from evalsuite.foundation import EvalsuiteError, RunFolderError, read_json
 
 if TYPE_CHECKING:
     from evalsuite.tasks.benchmark import Benchmark
@@ -77,7 +76,7 @@ def start_importing(*, to_score: bool = True) -> None:
 def _rows_of_run(config: RunConfig) -> int:
     """Return about how many documents under one protocol a run builds, or scores for all checkpoints."""
     if config.suite is None:
-        index = json.loads((Path(config.out) / "requests" / "index.json").read_text())
+        index = read_json(Path(config.out) / "requests" / "index.json")
         return sum(cell["documents"] for cell in index["cells"]) * len(index["checkpoints"])
     from evalsuite.tasks.suite import load_suite, resolve, suite_folder
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evalsuite.foundation import ConfigError, write_text
+from evalsuite.foundation import ConfigError, parse_json, write_text
 
 SCHEMA = 1
 FOLDER = Path(__file__).parent
@@ -51,10 +51,10 @@ class MeasuredConfigs:
         what = f"kernel configurations {path}"
         way_out = "make one with `evalsuite distill … --autotune FILE`"
         try:
-            value = json.loads(path.read_text())
+            value = parse_json(path.read_bytes())
         except FileNotFoundError:
             raise ConfigError(f"{what}: no such file; {way_out}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, RecursionError, ValueError) as error:
             raise ConfigError(f"{what}: not readable as JSON ({error}); {way_out}") from None
         if not isinstance(value, dict) or value.get("schema") != SCHEMA:
             found = value.get("schema") if isinstance(value, dict) else type(value).__name__

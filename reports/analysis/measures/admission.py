@@ -17,7 +17,8 @@ from pydantic import Field
 
 from evalsuite.foundation import DataError
 from evalsuite.foundation.metrics import PERPLEXITIES
-from evalsuite.foundation.strict import Strict, parse, read_yaml
+from evalsuite.foundation.strict import Strict, parse
+from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS, names_answer
 from evalsuite.reports.analysis.bootstrap_sample import ResampledStratum
 from evalsuite.reports.statistics.bootstrap import Stratum
