@@ -250,7 +250,7 @@ def export(
 
     Args:
         runs: run folders.
-        teacher: label of the only teacher; None: as the plans state.
+        teacher: label, weights_id or path of the only teacher; None: as the plans state.
 
     Returns:
         The files.

@@ -158,9 +158,9 @@ class _Selected:
     """What of the runs `compare` and `gate` look at."""
 
     teacher: str | None = None
-    """Label of the only teacher; None: the teachers of the plans."""
+    """Label, weights_id or path of the only teacher; None: the teachers of the plans."""
     checkpoints: Sequence[str] = ()
-    """Labels of the only students, each compared with its teacher; empty: all."""
+    """Labels, weights_ids or paths of the only students, each compared with its teacher; empty: all."""
     min_coverage: float | None = None
     """Admit partial cells with at least this fraction of the planned documents; None: as the policy states,
     else 1."""

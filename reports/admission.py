@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evalsuite.foundation import ConfigError, DataError, nearest, write_text
+from evalsuite.foundation import ConfigError, DataError, write_text
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
 from evalsuite.reports.analysis.measures.admission import AdmissionDecision, AdmissionRule, decide
 from evalsuite.reports.exports.markdown import table
+from evalsuite.reports.records.names import Name, find
 from evalsuite.reports.records.run_folder import CheckpointPlan, Plan, read_plan
 from evalsuite.reports.records.score_files import read_rows, score_paths
 
@@ -33,7 +34,8 @@ def admit(run: Path, teacher: str | None, rule: AdmissionRule) -> list[Admission
 
     Args:
         run: the run folder.
-        teacher: label or weights_id of the checkpoint that the rule is applied to; None: the plan's teacher.
+        teacher: label, weights_id or path of the checkpoint that the rule is applied to; None: the plan's
+            teacher.
         rule: the rule.
 
     Raises:
@@ -56,13 +58,8 @@ def _checkpoint(plan: Plan, name: str | None, run: Path) -> CheckpointPlan:
         if len(found) != 1:
             raise ConfigError(f"{run}: has {len(found)} teachers; name one checkpoint with --teacher")
         return found[0]
-    for each in plan.checkpoints:
-        if name in (each.label, each.weights_id):
-            return each
-    labels = [each.label for each in plan.checkpoints]
-    raise ConfigError(
-        f"{run}: --teacher: has no checkpoint '{name}'{nearest(name, labels)} (found: {', '.join(labels)})"
-    )
+    known = [Name(each.label, (each.weights_id,), (each.path,)) for each in plan.checkpoints]
+    return plan.checkpoints[find(name, known, f"--teacher, {run}")]
 
 
 def _rows(run: Path, benchmark: str, protocol: str, checkpoint: CheckpointPlan) -> list[dict[str, Any]]:

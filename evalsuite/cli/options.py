@@ -104,15 +104,17 @@ def add_selection_options(parser: argparse.ArgumentParser) -> None:
     """Add what of the runs is compared: the same options for `compare` and `gate`."""
     parser.add_argument(
         "--teacher",
-        help="label of the only teacher (default: the teachers of the plans); with checkpoints: its path",
+        metavar="NAME",
+        help="the only teacher: its label, weights_id or path (default: the teachers of the plans)",
     )
     parser.add_argument(
         "--checkpoint",
         dest="checkpoints",
         nargs="+",
         default=[],
-        metavar="LABEL",
-        help="only these checkpoints of the runs, each with its teacher (default: all)",
+        metavar="NAME",
+        help="only these checkpoints of the runs (labels, weights_ids or paths), each with its teacher "
+        "(default: all)",
     )
     parser.add_argument(
         "--min-coverage",

@@ -48,12 +48,12 @@ class Rule(Strict):
     baseline: str | None = None
     """For regression: a stored run folder, relative to the folder of the policy."""
     baseline_checkpoint: str | None = None
-    """Label in the baseline; default: the same label, or the only student."""
+    """Its name in the baseline; default: the checkpoint of the same weights, else of the same label."""
     over: Literal["documents", "runs"] = "documents"
     """`documents`: decide on the checkpoint itself. `runs`: on its recipe, the mean of all training runs that
     differ only by seed, with the spread between them; needs two runs or more."""
     checkpoints: tuple[str, ...] = ()
-    """Labels; default: those of the policy."""
+    """Names (labels, weights_ids, paths); default: those of the policy."""
 
     @model_validator(mode="before")
     @classmethod
@@ -133,7 +133,7 @@ class Policy(Strict):
     inconclusive: Literal["stop", "tolerate"] = "stop"
     """`stop`: exit code 2 if documents are too few to decide a rule; `tolerate`: pass and print the rule."""
     checkpoints: tuple[str, ...] = ()
-    """Labels of the checkpoints to evaluate; default: every student of the run."""
+    """Names (labels, weights_ids, paths) of what to evaluate; default: every student of the run."""
     min_coverage: float | None = Field(default=None, gt=0, le=1)
     """Admit partial cells with at least this share of the planned documents; default: 1, none."""
     errors: ErrorRule | None = None

@@ -4,12 +4,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evalsuite.foundation import content_hash, nearest
+from evalsuite.foundation import ConfigError, content_hash
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, ResampledStratum
 from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
 from evalsuite.reports.analysis.scopes import weights_of
 from evalsuite.reports.gate.evidence import SHOWN, matches, missing, name_of, nothing
 from evalsuite.reports.gate.measurement import Measurement, NotMeasured
+from evalsuite.reports.records.merging import CheckpointEntry
+from evalsuite.reports.records.names import find
 from evalsuite.reports.statistics.bootstrap import Stratum
 
 if TYPE_CHECKING:
@@ -26,12 +28,10 @@ def regression(
     baseline = evidence.baseline(str(rule.baseline))
     if isinstance(baseline, str):
         return NotMeasured(baseline)
-    label = tensor.checkpoints[checkpoint].label
-    before = _counterpart(baseline, rule.baseline_checkpoint or label, rule.baseline_checkpoint is None)
-    if before is None:
-        labels = [each.label for each in baseline.checkpoints]
-        wanted = rule.baseline_checkpoint or label
-        return NotMeasured(f"{rule.baseline}: has no checkpoint '{wanted}'{nearest(wanted, labels)}")
+    try:
+        before = _counterpart(baseline, tensor.checkpoints[checkpoint], rule)
+    except ConfigError as error:
+        return NotMeasured(f"{rule.baseline}: {error}")
     cells = [
         c
         for c in tensor.cells
@@ -60,12 +60,17 @@ def regression(
     return Measurement(data.difference(0, 1).scaled(100), data.documents, tuple(look_at[:SHOWN]))
 
 
-def _counterpart(baseline: ResultTensor, label: str, or_only_student: bool) -> int | None:
-    for i, checkpoint in enumerate(baseline.checkpoints):
-        if label in (checkpoint.label, checkpoint.plan.label, checkpoint.plan.weights_id):
-            return i
-    students = [i for i, checkpoint in enumerate(baseline.checkpoints) if not checkpoint.is_teacher]
-    return students[0] if or_only_student and len(students) == 1 else None
+def _counterpart(baseline: ResultTensor, checkpoint: CheckpointEntry, rule: "Rule") -> int:
+    """The named checkpoint of the baseline; by default that of the same weights, else of the same label.
+
+    Raises:
+        ConfigError: there is none, or several.
+    """
+    known = baseline.checkpoints
+    if rule.baseline_checkpoint is not None:
+        return find(rule.baseline_checkpoint, known, "baseline_checkpoint")
+    same = [i for i, each in enumerate(known) if each.plan.weights_id == checkpoint.plan.weights_id]
+    return same[0] if len(same) == 1 else find(checkpoint.label, known, "name it as baseline_checkpoint")
 
 
 def _paired(old: Cell, before: int, new: Cell, after: int) -> tuple[np.ndarray, np.ndarray]:

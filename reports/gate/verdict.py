@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evalsuite.foundation import ConfigError, nearest
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
 from evalsuite.reports.gate.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED, Decision, decide
@@ -13,6 +12,7 @@ from evalsuite.reports.gate.evidence import Evidence
 from evalsuite.reports.gate.measurement import Measurement, NotMeasured
 from evalsuite.reports.gate.metrics import Unit
 from evalsuite.reports.gate.policy import Policy, Rule
+from evalsuite.reports.records.names import Name, find
 from evalsuite.reports.records.run_selection import RunSelection
 
 EXIT = {PASS: 0, REGRESSION: 1, INCONCLUSIVE: 2, UNMEASURED: 3}
@@ -182,7 +182,7 @@ def run_gate(
         The verdict; `exit_code` is 0 pass, 1 proven regression, 2 inconclusive, 3 could not be measured.
 
     Raises:
-        ConfigError: the policy names a checkpoint that no run has.
+        ConfigError: the policy names a checkpoint that no run has, or several have.
         RunFolderError, DataError: as `load_result_tensor`.
     """
     from evalsuite.reports.gate.outputs import markdown, write_verdict
@@ -208,6 +208,7 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
         (rule, protocol, checkpoint)
         for rule in policy.rules
         for checkpoint in _selected(tensor, rule, policy)
+        if checkpoint < len(tensor.checkpoints)
         for protocol in _protocols(tensor, rule)
     ]
     found = [rule.kind.measure(evidence, rule, protocol, checkpoint) for rule, protocol, checkpoint in tasks]
@@ -228,8 +229,8 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
     results += [
         _unmeasured(rule, protocol, each.label, f"it {each.why}")
         for rule in policy.rules
-        for each in tensor.merged.diverged
-        if each.label in (_labels(tensor, rule, policy) or (each.label,))
+        for number, each in enumerate(tensor.merged.diverged, len(tensor.checkpoints))
+        if number in _selected(tensor, rule, policy)
         for protocol in _protocols(tensor, rule)
     ]
     if not results:
@@ -243,25 +244,21 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
 
 
 def _selected(tensor: ResultTensor, rule: Rule, policy: Policy) -> list[int]:
-    """Indices of the checkpoints that a rule applies to: its own, those of the policy, or every student.
+    """Indices of what a rule applies to: its own checkpoints, those of the policy, or every student.
 
-    Selected checkpoints (`--checkpoint`) replace those of the policy, but not those of a rule.
+    Diverged students follow the checkpoints of the tensor. Selected checkpoints (`--checkpoint`) replace
+    those of the policy, but not those of a rule.
+
+    Raises:
+        ConfigError: a name that no checkpoint has, or several have.
     """
-    labels = _labels(tensor, rule, policy)
-    known = {checkpoint.label: i for i, checkpoint in enumerate(tensor.checkpoints)}
-    diverged = {each.label for each in tensor.merged.diverged}
-    for label in labels:
-        if label not in known and label not in diverged:
-            hint = " among the selected ones" if tensor.selection.checkpoints else nearest(label, known)
-            raise ConfigError(f"policy: no run has a checkpoint '{label}'{hint}")
-    if labels:
-        return [known[label] for label in labels if label in known]
-    return [i for i, checkpoint in enumerate(tensor.checkpoints) if not checkpoint.is_teacher]
-
-
-def _labels(tensor: ResultTensor, rule: Rule, policy: Policy) -> Sequence[str]:
-    """Checkpoints that a rule names; none: it applies to every student."""
-    return rule.checkpoints or (() if tensor.selection.checkpoints else policy.checkpoints)
+    names = rule.checkpoints or (() if tensor.selection.checkpoints else policy.checkpoints)
+    known = [*tensor.checkpoints, *(Name(each.label) for each in tensor.merged.diverged)]
+    where = "policy, among the selected checkpoints" if tensor.selection.checkpoints else "policy"
+    if names:
+        return list(dict.fromkeys(find(name, known, where) for name in names))
+    teachers = {i for i, each in enumerate(tensor.checkpoints) if each.is_teacher}
+    return [i for i in range(len(known)) if i not in teachers]
 
 
 def _protocols(tensor: ResultTensor, rule: Rule) -> list[str | None]:

@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from evalsuite.foundation import ConfigError, DataError, nearest
+from evalsuite.foundation import ConfigError, DataError
 from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.foundation.taxonomy import Protocol
+from evalsuite.reports.records.names import Name, find, unique_labels
 from evalsuite.reports.records.run_folder import (
     BenchmarkPlan,
     CheckpointPlan,
@@ -32,6 +34,12 @@ class CheckpointEntry:
     """Unique in the report."""
     teacher: int | None
     """Index of the teacher that it is compared with; None for a teacher, or if there is none."""
+    names: tuple[str, ...] = ()
+    """Its labels in the plans and its ids, see `evalsuite.reports.records.names`."""
+    paths: tuple[str, ...] = ()
+    """Its paths in the plans."""
+    runs: frozenset[int] = frozenset()
+    """Indices of the runs that have it."""
 
     @property
     def is_teacher(self) -> bool:
@@ -87,7 +95,9 @@ class MergedPlan:
             diverged=self.diverged,
             unplanned=self._unplanned(),
         )
-        again = MergedPlan((), (plan,), plan.benchmarks, _pair_with_teachers(checkpoints, []), ())
+        entries = [replace(each, plan=mine) for each, mine in zip(self.checkpoints, checkpoints, strict=True)]
+        alone = [replace(each, teacher=None, runs=frozenset({0})) for each in entries]
+        again = MergedPlan((), (plan,), plan.benchmarks, _pair_with_teachers(alone, []), ())
         if (again.planned_cells(), again.unread_cells()) != (self.planned_cells(), self.unread_cells()):
             raise DataError(
                 "the runs extend checkpoints to different positions (max_length), so that no single plan "
@@ -95,8 +105,9 @@ class MergedPlan:
             )
         if [each.teacher for each in again.checkpoints] != [each.teacher for each in self.checkpoints]:
             raise DataError(
-                "a student whose lineage names no teacher of the runs would be compared with the only "
-                "teacher that is left: select its teacher too (--checkpoint), or leave the student out"
+                "a student whose lineage names no teacher of the runs would have another teacher, or none, "
+                "in a single plan: select its teacher and all students of it (--checkpoint), or leave the "
+                "student out"
             )
         return plan
 
@@ -149,15 +160,19 @@ def merge_plans(runs: Sequence[Path], selection: RunSelection | None = None) -> 
     benchmarks = _merge_benchmarks(runs, plans, warnings)
     checkpoints = _merge_checkpoints(runs, plans, warnings)
     if selection.teacher is not None:
-        checkpoints = _with_teacher(checkpoints, selection.teacher)
+        who = find(selection.teacher, checkpoints, "--teacher")
+        checkpoints = [_with_role(each, "student") for each in checkpoints]
+        checkpoints[who] = _with_role(checkpoints[who], "teacher")
     entries = _pair_with_teachers(checkpoints, warnings)
     notes = (each for plan in plans for each in plan.diverged)
     diverged = still_diverged(notes, {entry.label for entry in entries})
     if names := selection.checkpoints:
-        diverged = tuple(each for each in diverged if each.label in names)
-        trained = [name for name in names if name not in {each.label for each in diverged}]
-        # Without names all are selected; where only diverged students are named, their teachers remain.
-        entries = _selected(entries, trained) if trained else tuple(e for e in entries if e.is_teacher)
+        known = [*entries, *(Name(each.label) for each in diverged)]
+        chosen = {find(name, known, "--checkpoint") for name in names}
+        diverged = tuple(each for i, each in enumerate(diverged, len(entries)) if i in chosen)
+        # Where only diverged students are named, their teachers remain.
+        trained = {i for i in chosen if i < len(entries)}
+        entries = _only(entries, trained or {i for i, each in enumerate(entries) if each.is_teacher})
     warnings += [f"'{each.label}' {each.why}; it has no checkpoint and no scores." for each in diverged]
     return MergedPlan(tuple(runs), plans, benchmarks, entries, tuple(warnings), diverged)
 
@@ -234,46 +249,44 @@ def _must_agree(
 
 def _merge_checkpoints(
     runs: Sequence[Path], plans: Sequence[Plan], warnings: list[str]
-) -> list[CheckpointPlan]:
-    merged: dict[str, CheckpointPlan] = {}
-    for run, plan in zip(runs, plans, strict=True):
+) -> list[CheckpointEntry]:
+    """Every checkpoint of the plans once, by its weights, under a label of its own."""
+    merged: dict[str, CheckpointEntry] = {}
+    for number, (run, plan) in enumerate(zip(runs, plans, strict=True)):
         for checkpoint in plan.checkpoints:
             known = merged.get(checkpoint.weights_id)
             if known is None:
-                merged[checkpoint.weights_id] = checkpoint
-                continue
-            if known.label != checkpoint.label:
+                known = CheckpointEntry(checkpoint, checkpoint.label, None, (checkpoint.weights_id,))
+            elif known.label != checkpoint.label:
                 warnings.append(
                     f"{run}: '{checkpoint.label}' has the same weights as '{known.label}' and is shown under "
                     "that label"
                 )
-            if checkpoint.role == "teacher" and known.role != "teacher":
-                merged[checkpoint.weights_id] = known.model_copy(update={"role": "teacher"})
-    return list(merged.values())
+            if checkpoint.role == "teacher":
+                known = _with_role(known, "teacher")
+            merged[checkpoint.weights_id] = replace(
+                known,
+                names=tuple(dict.fromkeys((*known.names, checkpoint.label))),
+                paths=tuple(dict.fromkeys((*known.paths, *([checkpoint.path] if checkpoint.path else ())))),
+                runs=known.runs | {number},
+            )
+    found = list(merged.values())
+    labels = unique_labels(found, [_digits(each.plan.weights_id) for each in found])
+    return [replace(each, label=label) for each, label in zip(found, labels, strict=True)]
 
 
-def _with_teacher(checkpoints: list[CheckpointPlan], teacher: str) -> list[CheckpointPlan]:
-    chosen = [c for c in checkpoints if teacher in (c.label, c.weights_id)]
-    if not chosen:
-        labels = [checkpoint.label for checkpoint in checkpoints]
-        raise ConfigError(f"no run has a checkpoint '{teacher}' (teacher){nearest(teacher, labels)}")
-    return [c.model_copy(update={"role": "teacher" if c is chosen[0] else "student"}) for c in checkpoints]
+def _digits(identifier: str) -> list[str]:
+    """The first six digits of an id, and more."""
+    return [identifier[:length] for length in range(6, len(identifier))] + [identifier]
 
 
-def _selected(entries: tuple[CheckpointEntry, ...], names: Sequence[str]) -> tuple[CheckpointEntry, ...]:
-    """The checkpoints with these labels or weights_ids, and their teachers; all without names."""
-    if not names:
-        return entries
-    chosen: set[int] = set()
-    for name in names:
-        found = [
-            i for i, each in enumerate(entries) if name in (each.label, each.plan.label, each.plan.weights_id)
-        ]
-        if not found:
-            labels = [each.label for each in entries]
-            raise ConfigError(f"no run has a checkpoint '{name}' (--checkpoint){nearest(name, labels)}")
-        chosen.update(found)
-    chosen |= {teacher for i in chosen if (teacher := entries[i].teacher) is not None}
+def _with_role(entry: CheckpointEntry, role: Literal["teacher", "student"]) -> CheckpointEntry:
+    return replace(entry, plan=entry.plan.model_copy(update={"role": role}))
+
+
+def _only(entries: tuple[CheckpointEntry, ...], chosen: set[int]) -> tuple[CheckpointEntry, ...]:
+    """The chosen checkpoints and their teachers."""
+    chosen = chosen | {teacher for i in chosen if (teacher := entries[i].teacher) is not None}
     place = {old: new for new, old in enumerate(sorted(chosen))}
     return tuple(
         replace(entries[i], teacher=None if (teacher := entries[i].teacher) is None else place[teacher])
@@ -290,50 +303,40 @@ def stated_teacher(checkpoint: CheckpointPlan) -> str | None:
 
 
 def _pair_with_teachers(
-    checkpoints: list[CheckpointPlan], warnings: list[str]
+    checkpoints: list[CheckpointEntry], warnings: list[str]
 ) -> tuple[CheckpointEntry, ...]:
-    teachers = [c for c in checkpoints if c.role == "teacher"]
+    """Every teacher followed by its students, in the order of the checkpoints; those without one last."""
+    teachers = [each for each in checkpoints if each.is_teacher]
     if not teachers:
         warnings.append(
             "No teacher among the checkpoints: the report has scores, but no recovery and no gap."
         )
-    families: dict[str | None, list[CheckpointPlan]] = {c.weights_id: [] for c in teachers} | {None: []}
-    for checkpoint in checkpoints:
-        if checkpoint.role == "teacher":
-            continue
-        stated = stated_teacher(checkpoint)
-        if stated is not None and stated in families:
-            families[stated].append(checkpoint)
-        elif len(teachers) == 1:
-            families[teachers[0].weights_id].append(checkpoint)
-            if stated is not None:
-                warnings.append(
-                    f"'{checkpoint.label}' was distilled from another teacher ({stated}) than the one it is "
-                    f"compared with, '{teachers[0].label}'."
-                )
-        else:
-            families[None].append(checkpoint)
-            if teachers:
-                warnings.append(
-                    f"The lineage of '{checkpoint.label}' does not name one of the {len(teachers)} teachers: "
-                    "it has scores but no recovery. Select a teacher with --teacher."
-                )
-    labels = _unique_labels(checkpoints)
+    families: dict[str | None, list[CheckpointEntry]] = {each.label: [] for each in teachers} | {None: []}
+    for student in (each for each in checkpoints if not each.is_teacher):
+        families[_teacher_of(student, teachers, warnings)].append(student)
     entries: list[CheckpointEntry] = []
-    for family, students in families.items():
-        index = None
-        if family is not None:
-            index = len(entries)
-            plan = next(c for c in teachers if c.weights_id == family)
-            entries.append(CheckpointEntry(plan, labels[family], None))
-        entries += [CheckpointEntry(student, labels[student.weights_id], index) for student in students]
-    return tuple(entries)
+    for teacher in teachers:
+        index = len(entries)
+        entries += [teacher, *(replace(each, teacher=index) for each in families[teacher.label])]
+    return (*entries, *families[None])
 
 
-def _unique_labels(checkpoints: list[CheckpointPlan]) -> dict[str, str]:
-    """Map weights_id to label; checkpoints with equal labels get a suffix from their weights_id."""
-    names = [c.label for c in checkpoints]
-    return {
-        c.weights_id: c.label if names.count(c.label) == 1 else f"{c.label} ({c.weights_id[:6]})"
-        for c in checkpoints
-    }
+def _teacher_of(student: CheckpointEntry, teachers: list[CheckpointEntry], warnings: list[str]) -> str | None:
+    """Label of the teacher that its lineage names, else of the only one of its runs, else of all runs."""
+    stated = stated_teacher(student.plan)
+    named = [each for each in teachers if each.plan.weights_id == stated]
+    among = named or teachers
+    found = [each for each in among if each.runs & student.runs] or among
+    if len(found) == 1:
+        if stated is not None and not named:
+            warnings.append(
+                f"'{student.label}' was distilled from another teacher ({stated}) than the one it is "
+                f"compared with, '{found[0].label}'."
+            )
+        return found[0].label
+    if teachers:
+        warnings.append(
+            f"The lineage of '{student.label}' does not name one of the {len(found)} teachers: "
+            "it has scores but no recovery. Select a teacher with --teacher."
+        )
+    return None

@@ -15,9 +15,9 @@ class RunSelection:
     """Selection that `compare` and `gate` share; what is not given follows the policy, then the default."""
 
     teacher: str | None = None
-    """Label or weights_id of the only teacher; None: the teachers of the plans."""
+    """Name (label, weights_id or path) of the only teacher; None: the teachers of the plans."""
     checkpoints: tuple[str, ...] = ()
-    """Labels or weights_ids of the students; empty: all. Their teachers are always included."""
+    """Names (labels, weights_ids, paths) of the students; empty: all. Their teachers are always included."""
     min_coverage: float | None = None
     """Admit partial cells with at least this share of the planned documents. Default: 1, none."""
     errors: ErrorRule | None = None

@@ -54,7 +54,10 @@ def test_the_gate_reads_logs(logs: Path, tmp_path: Path) -> None:
             ["compare", "LOGS", "--benchmark", "mime", "--out", "OUT"],
             "--benchmark mime: no imported log has it",
         ),
-        (["compare", "LOGS", "--teacher", "bog", "--out", "OUT"], "no run has a checkpoint 'bog' (teacher)"),
+        (
+            ["compare", "LOGS", "--teacher", "bog", "--out", "OUT"],
+            "no run has a checkpoint 'bog' (--teacher)",
+        ),
     ],
 )
 def test_refusals_name_the_way_out(

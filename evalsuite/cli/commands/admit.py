@@ -19,7 +19,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("run", type=Path, help="finished run folder")
     parser.add_argument(
-        "--teacher", metavar="NAME", help="label or weights_id of a checkpoint (default: the run's teacher)"
+        "--teacher",
+        metavar="NAME",
+        help="label, weights_id or path of a checkpoint (default: the run's teacher)",
     )
     parser.add_argument(
         "--rule",

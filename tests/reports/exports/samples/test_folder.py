@@ -198,7 +198,7 @@ def test_student_that_would_change_its_teacher_is_refused(synthetic: SimpleNames
     benchmarks = [synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 20)]
     made = synthetic.make_run(tmp_path / "run", benchmarks, models)
     samples_of(made, out=tmp_path / "all")
-    with pytest.raises(DataError, match="only teacher that is left"):
+    with pytest.raises(DataError, match="names no teacher of the runs"):
         samples_of(made, out=tmp_path / "some", checkpoints=("own", "any"))
 
 

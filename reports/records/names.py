@@ -1,0 +1,100 @@
+"""Names of checkpoints: whoever takes one asks here, so that a name that fits several is never guessed."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from evalsuite.foundation import ConfigError, nearest
+
+
+class Named(Protocol):
+    """What a checkpoint is called."""
+
+    @property
+    def label(self) -> str:
+        """As reports print it."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its labels in the plans, and its ids."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its folders, hub ids or names in logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The names of one checkpoint, see `Named`."""
+
+    label: str
+    names: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+
+
+def fits(name: str, named: Named) -> bool:
+    """Whether a checkpoint is called so."""
+    return name in (named.label, *named.names) or _place(name) in map(_place, named.paths)
+
+
+def same_path(one: str, other: str) -> bool:
+    """Whether two paths lead to one place; no path leads nowhere."""
+    return bool(one and other) and _place(one) == _place(other)
+
+
+def _place(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path)) if path else ""
+
+
+def find(name: str, known: Sequence[Named], where: str) -> int:
+    """Return the index of the only checkpoint that a name fits.
+
+    Args:
+        name: a label, with or without the suffix that a report gives it, an id or a path.
+        known: the checkpoints.
+        where: what takes the name, such as ``--teacher``.
+
+    Raises:
+        ConfigError: the name fits none, or several; the message lists those.
+    """
+    found = [i for i, each in enumerate(known) if fits(name, each)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        labels = [each.label for each in known]
+        raise ConfigError(f"no run has a checkpoint '{name}' ({where}){nearest(name, labels)}")
+    candidates = ", ".join(_described(known[i]) for i in found)
+    raise ConfigError(
+        f"'{name}' ({where}) is the name of {len(found)} checkpoints: {candidates}; give the name, or "
+        "another path or id, that only one of them has"
+    )
+
+
+def _described(named: Named) -> str:
+    paths = ", ".join(path for path in named.paths if path)
+    return f"'{named.label}'{f' ({paths})' if paths else ''}"
+
+
+def unique_labels(checkpoints: Sequence[Named], suffixes: Sequence[Sequence[str]]) -> list[str]:
+    """Return the label of each checkpoint, with a suffix where another one is called the same.
+
+    Args:
+        checkpoints: with the labels that they would like.
+        suffixes: of each, the best first; the last is its alone.
+    """
+    wanted = [
+        [each.label, *(f"{each.label} ({text})" for text in texts)]
+        for each, texts in zip(checkpoints, suffixes, strict=True)
+    ]
+    labels = []
+    for i, candidates in enumerate(wanted):
+        others = [j for j in range(len(wanted)) if j != i]
+        taken = {label for j in others for label in wanted[j]}
+        free = (
+            label
+            for label in candidates
+            if label not in taken and not any(fits(label, checkpoints[j]) for j in others)
+        )
+        labels.append(next(free, candidates[-1]))
+    return labels

@@ -1,0 +1,158 @@
+"""Names of checkpoints: printed labels, ids and paths are names, and one that fits several is refused."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evalsuite.foundation import ConfigError
+from evalsuite.foundation.strict import parse
+from evalsuite.reports import Policy, RunSelection, policy_from_options, run_gate
+from evalsuite.reports.admission import admit
+from evalsuite.reports.analysis.measures.admission import AdmissionRule
+from evalsuite.reports.analysis.result_tensor import load_result_tensor
+from evalsuite.reports.imports import import_logs
+from evalsuite.reports.records.merging import merge_plans
+from evalsuite.reports.records.names import Name, find, unique_labels
+from evalsuite.reports.records.run_folder import read_plan, write_plan
+from tests.reports.imports.logs import LmEvalLog, task
+
+LARGE, SMALL = task(1, 300, skill=6.0), task(3, 300, skill=2.0)
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> list[Path]:
+    """lm-eval's logs of a weak `m/kda/final` and a strong `m/teacher/final`."""
+    named = {"m/kda/final": SMALL, "m/teacher/final": LARGE}
+    written = [LmEvalLog(name, {"arc": each}).write(tmp_path / "logs") for name, each in named.items()]
+    return import_logs([("lm-eval", written[0])], tmp_path / "runs")
+
+
+def run_of(synthetic: SimpleNamespace, folder: Path, labels: dict[str, float], label: str = "") -> Path:
+    """A run whose checkpoints score `labels`; with `label`, all students are called so."""
+    models = [
+        synthetic.SyntheticCheckpoint(name, lambda b, p, c, s=score: s, "student" if i else "teacher")
+        for i, (name, score) in enumerate(labels.items())
+    ]
+    benchmark = synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 200)
+    run: Path = synthetic.make_run(folder, [benchmark], models)
+    if label:
+        rename(run, lambda each: label if each.role == "student" else each.label)
+    return run
+
+
+def rename(run: Path, label: Any) -> None:
+    plan = read_plan(run)
+    checkpoints = tuple(each.model_copy(update={"label": label(each)}) for each in plan.checkpoints)
+    write_plan(run, plan.model_copy(update={"checkpoints": checkpoints}))
+
+
+def policy(**rule: Any) -> Policy:
+    return parse(
+        {"rules": [{"metric": "recovery", "min": 0.9, "protocol": "loglikelihood"} | rule]}, Policy, "p"
+    )
+
+
+def test_a_teacher_whose_label_another_model_has_is_refused(logs: list[Path]) -> None:
+    with pytest.raises(ConfigError, match=r"'final' \(--teacher\) is the name of 2 checkpoints") as error:
+        run_gate(logs, policy_from_options(min_recovery=0.95), selection=RunSelection(teacher="final"))
+    for entry in merge_plans(logs).checkpoints:
+        assert f"'{entry.label}' ({entry.plan.path})" in str(error.value)
+
+
+def test_every_printed_name_is_a_name(logs: list[Path]) -> None:
+    """The true recovery is the student's share of the teacher's right answers."""
+    right = SMALL.correct.mean() / LARGE.correct.mean()
+    teacher = next(each for each in merge_plans(logs).checkpoints if each.plan.path == "m/teacher/final")
+    for name in (teacher.label, teacher.plan.weights_id, "m/teacher/final", "./m/teacher/final/"):
+        rules = policy_from_options(min_recovery=0.95)
+        (result,) = run_gate(logs, rules, selection=RunSelection(teacher=name)).results
+        assert (result.outcome, result.point) == ("regression", pytest.approx(right))
+
+
+def test_an_ambiguous_selection_is_refused(logs: list[Path]) -> None:
+    with pytest.raises(ConfigError, match=r"'final' \(--checkpoint\) is the name of 2"):
+        merge_plans(logs, RunSelection(checkpoints=("final",)))
+    merged = merge_plans(logs, RunSelection(teacher="m/teacher/final", checkpoints=("m/kda/final",)))
+    assert [each.plan.path for each in merged.checkpoints] == ["m/teacher/final", "m/kda/final"]
+
+
+def test_a_policy_names_one_checkpoint(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    runs = [
+        run_of(synthetic, tmp_path / "one", {"teacher": 0.8, "good": 0.8}, "final"),
+        run_of(synthetic, tmp_path / "two", {"teacher": 0.8, "bad": 0.4}, "final"),
+    ]
+    with pytest.raises(ConfigError, match=r"'final' \(policy\) is the name of 2 checkpoints"):
+        run_gate(runs, policy(checkpoints=["final"]))
+    for path, code in (("students/good", 0), ("students/bad", 1)):
+        verdict = run_gate(runs, policy(checkpoints=[path]))
+        assert (len(verdict.results), verdict.exit_code) == (1, code)
+
+
+def test_admission_takes_paths_and_ids(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = run_of(synthetic, tmp_path, {"teacher": 0.8, "weak": 0.3})
+    weak = read_plan(run).checkpoints[1]
+    found = [
+        admit(run, name, AdmissionRule(min_documents=100)) for name in ("weak", weak.weights_id, weak.path)
+    ]
+    assert found[0] == found[1] == found[2] != admit(run, None, AdmissionRule(min_documents=100))
+
+
+def baseline_rule(baseline: Path, **more: Any) -> Policy:
+    return policy(metric="regression", min=None, max=5, baseline=str(baseline), **more)
+
+
+def test_a_baseline_is_the_checkpoint_of_the_same_weights(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    """In the baseline another model has the label that the student has today."""
+    before = run_of(synthetic, tmp_path / "before", {"teacher": 0.8, "kda": 0.5, "gla": 0.7})
+    swapped = {"kda": "gla", "gla": "kda"}
+    now = run_of(synthetic, tmp_path / "now", {"teacher": 0.8, "kda": 0.5, "gla": 0.7})
+    rename(now, lambda each: swapped.get(each.label, each.label))
+    for result in run_gate([now], baseline_rule(before)).results:
+        assert (result.point, result.outcome) == (0.0, "pass")
+
+
+def test_an_ambiguous_baseline_is_not_measured(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    """Two students are called alike today, and the baseline has one of that name."""
+    before = run_of(synthetic, tmp_path / "before", {"teacher": 0.8, "old": 0.5}, "final")
+    runs = [run_of(synthetic, tmp_path / name, {"teacher": 0.8, name: 0.5}, "final") for name in ("x", "y")]
+    verdict = run_gate(runs, baseline_rule(before))
+    assert (verdict.exit_code, len(verdict.results)) == (3, 2)
+    assert "name it as baseline_checkpoint" in verdict.results[0].why
+    named = run_gate(runs, baseline_rule(before, baseline_checkpoint="students/old"))
+    assert named.exit_code in (0, 2)
+
+
+def test_a_baseline_of_another_name_is_no_counterpart(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    """The only student of the baseline is not taken for a student of another name."""
+    before = run_of(synthetic, tmp_path / "before", {"teacher": 0.8, "gla": 0.5})
+    verdict = run_gate(
+        [run_of(synthetic, tmp_path / "now", {"teacher": 0.8, "kda": 0.5})], baseline_rule(before)
+    )
+    assert verdict.exit_code == 3
+    assert "no run has a checkpoint 'kda'" in verdict.results[0].why
+
+
+def test_a_student_keeps_the_teacher_of_its_run(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    one = run_of(synthetic, tmp_path / "one", {"teacher": 0.8, "kda": 0.6})
+    other = run_of(synthetic, tmp_path / "other", {"unrelated": 0.5, "stranger": 0.5})
+    pairs = {
+        each.label: merged.checkpoints[each.teacher].label
+        for merged in (merge_plans([one, other]), merge_plans([other, one]))
+        for each in merged.checkpoints
+        if each.teacher is not None
+    }
+    assert pairs == {"kda": "teacher", "stranger": "unrelated"}
+    assert load_result_tensor([one, other]).checkpoints[1].label == "kda"
+
+
+def test_labels_are_names_of_one_checkpoint_only() -> None:
+    known = [Name("a", ("b", "11aa")), Name("b", ("11ab",)), Name("c", paths=("d",)), Name("d"), Name("d")]
+    suffixes = [("11", "11aa"), ("11", "11ab"), ("1",), ("2", "22"), ("2", "23")]
+    labels = unique_labels(known, suffixes)
+    assert labels == ["a", "b (11)", "c", "d (22)", "d (23)"]
+    named = [Name(label, each.names, each.paths) for label, each in zip(labels, known, strict=True)]
+    assert [find(label, named, "here") for label in labels] == [0, 1, 2, 3, 4]
+    with pytest.raises(ConfigError, match=r"no run has a checkpoint 'bb' \(here\); known: a, b"):
+        find("bb", named, "here")
