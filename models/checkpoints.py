@@ -19,6 +19,7 @@ from evalsuite.models.checkpoint_location import TRAINING, Location, first_line,
 from evalsuite.models.fingerprint import weights_id
 from evalsuite.models.gguf_reader import cached_gguf_reader
 from evalsuite.models.safetensors_index import stored_tensors
+from evalsuite.models.tokenizers import whole_texts
 
 if TYPE_CHECKING:
     # Describing a checkpoint does without what builds models, which takes seconds to import.
@@ -207,7 +208,7 @@ def _load(kind: Any, location: Location, trust_remote_code: bool, **arguments: A
         # Converting a GGUF tokenizer logs a warning about merges that does not concern the user.
         logging.getLogger("transformers.modeling_gguf_pytorch_utils").setLevel(logging.ERROR)
         with without_progress_bars():
-            return kind.from_pretrained(
+            loaded = kind.from_pretrained(
                 location.folder,
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,
@@ -221,6 +222,7 @@ def _load(kind: Any, location: Location, trust_remote_code: bool, **arguments: A
         raise CheckpointError(
             f"{location.source}: {_FILES[kind]} cannot be loaded: {_explain(error)}"
         ) from error
+    return whole_texts(loaded) if kind is AutoTokenizer else loaded
 
 
 _FILES = {

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import inspect
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +156,29 @@ def _without_volatile(value: Any) -> Any:
     return [_without_volatile(inner) for inner in value] if isinstance(value, list) else value
 
 
+_CALL = (
+    "max_length",
+    "stride",
+    "truncation_strategy",
+    "truncation_side",
+    "padding_side",
+    "pad_to_multiple_of",
+    "pad_token_type_id",
+)
+"""Keys of tokenizer_config.json in which transformers stores truncation and padding of a tokenizer.json."""
+_CALL_STATE = re.compile(rb'("(?:truncation|padding)"\s*:\s*)\{(?:[^{}"]|"(?:[^"\\]|\\.)*"|\{[^{}]*\})*\}')
+"""Truncation and padding at the head of a tokenizer.json."""
+
+
 def _tokenizer_hash(file: Path) -> str:
+    """Hash a tokenizer file without the state of the last call, which never applies (see `tokenizers`)."""
     # tokenizer_config.json includes the folder that it was loaded from.
     if file.name == "tokenizer_config.json":
-        return content_hash(_without_volatile(read_object(file)))
+        config = _without_volatile(read_object(file))
+        if {"truncation_strategy", "pad_token_type_id"} & config.keys():
+            config = {key: value for key, value in config.items() if key not in _CALL}
+        return content_hash(config)
+    if file.name == "tokenizer.json":
+        head, mark, rest = file.read_bytes().partition(b'"added_tokens"')
+        return hashlib.sha256(_CALL_STATE.sub(rb"\1null", head) + mark + rest).hexdigest()
     return file_hash(file)

@@ -28,7 +28,10 @@ from evalsuite.models.inference.torch.loglikelihood import RequestBatch, make_re
 from evalsuite.models.recurrence import fla_backend, use_triton
 from evalsuite.models.student import StudentForCausalLM
 
-SOURCE = tuple(f"inference/{name}.py" for name in ("in_process", "logprobs", "sampling", "stopping"))
+SOURCE = (
+    *(f"inference/{name}.py" for name in ("in_process", "logprobs", "sampling", "stopping")),
+    "tokenizers.py",
+)
 """Our code that computes the responses of every engine in this process."""
 
 

@@ -41,7 +41,10 @@ class ScoreRequest:
             return INVALID_PREFIX + "there is no continuation to score"
         for number, tokens in enumerate(self.continuations):
             if not tokens:
-                return INVALID_PREFIX + f"continuation {number} is empty"
+                return INVALID_PREFIX + (
+                    f"continuation {number} is empty (a choice without text, or with none that the tokenizer "
+                    "encodes)"
+                )
         # The last token of a continuation is predicted, never read.
         length = self.max_num_tokens()
         if length - 1 > max_length:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evalsuite.models.inference.requests import FinishReason, GenerateResponse, SamplingParams
+from evalsuite.models.tokenizers import ContinuationDecoder
 
 
 def eos_token_ids(config: Any, tokenizer: Any, generation: Any = None) -> frozenset[int]:
@@ -26,15 +27,14 @@ class StopChecker:
     """
 
     def __init__(self, tokenizer: Any, sampling: SamplingParams, limit: int, eos_ids: frozenset[int]) -> None:
-        self.tokenizer = tokenizer
+        self._decode = ContinuationDecoder(tokenizer).decode
         self.limit = limit
         self.eos_ids = eos_ids
         special = set(tokenizer.all_special_tokens)
         # Special tokens are not part of the decoded text; as stop strings they are matched by id.
         self.stop_ids = {tokenizer.convert_tokens_to_ids(text) for text in sampling.stop if text in special}
         self.stop_strings = tuple(text for text in sampling.stop if text not in special)
-        # A token adds at least one byte, except special ones; eight more cover a character split in bytes
-        # and a first piece whose space the decoder strips.
+        # A token adds at least one byte, except special ones; eight more cover a character split in bytes.
         self.window = 8 + max((len(text.encode()) for text in self.stop_strings), default=0)
         self.tokens: list[int] = []
 
@@ -72,7 +72,3 @@ class StopChecker:
         """Position of the first stop string in `text`, or None."""
         found = [at for stop in self.stop_strings if (at := text.find(stop)) >= 0]
         return min(found, default=None)
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return text

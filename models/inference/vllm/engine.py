@@ -31,7 +31,7 @@ from evalsuite.models.vllm_plugin.validation import validate_args, validate_stud
 if TYPE_CHECKING:
     from evalsuite.models.benchmark.subject import Benchmark
 
-SOURCE = ("inference/vllm", "inference/stopping.py")
+SOURCE = ("inference/vllm", "inference/stopping.py", "tokenizers.py")
 """Our code that computes the responses of every model; the fingerprint covers it."""
 CHUNK_SIZE = 1024
 """Requests per message to the worker."""

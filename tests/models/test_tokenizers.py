@@ -1,0 +1,169 @@
+"""Rules that training and evaluation share: whole texts, one BOS, continuations with their first space."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from evalsuite.evaluation.checkpoints import tokenizer_id
+from evalsuite.models import describe_checkpoint, load_checkpoint, weights_id
+from evalsuite.models.inference.requests import SamplingParams
+from evalsuite.models.inference.stopping import StopChecker
+from evalsuite.models.tokenizers import ContinuationDecoder, TextEncoder
+
+ROOT = Path(__file__).parents[2]
+
+
+def words(*, bos: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer of 61 words, which adds a BOS if `bos`."""
+    names = {f"w{number}": number for number in range(58)} | {"<s>": 58, "</s>": 59, "<|pad|>": 60}
+    inner = Tokenizer(models.WordLevel(names, unk_token="w0"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if bos:
+        inner.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 58)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="w0", bos_token="<s>", eos_token="</s>", pad_token="<|pad|>"
+    )
+
+
+def save_after_training(tokenizer: Any, folder: Path) -> None:
+    """Save a tokenizer as training scripts do: with truncation and padding of the last batch."""
+    tokenizer(["w1 w2"], truncation=True, max_length=4, padding="max_length")
+    tokenizer.save_pretrained(folder)
+
+
+TEXT = " ".join(f"w{number}" for number in range(1, 31))
+
+
+@pytest.fixture
+def folder(make_teacher: Any, tmp_path: Path) -> Path:
+    make_teacher().save_pretrained(tmp_path / "teacher")
+    words().save_pretrained(tmp_path / "teacher")
+    # Loaded and saved once, since transformers notes that a tokenizer came from a folder.
+    AutoTokenizer.from_pretrained(tmp_path / "teacher").save_pretrained(tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+def test_truncation_and_padding_of_a_file_never_apply(folder: Path) -> None:
+    before = describe_checkpoint(folder)
+    for _ in range(2):  # A second time, they also stand in tokenizer_config.json.
+        save_after_training(AutoTokenizer.from_pretrained(folder), folder)
+    assert AutoTokenizer.from_pretrained(folder).backend_tokenizer.truncation is not None
+    after = describe_checkpoint(folder)
+    for loaded in (after.tokenizer, load_checkpoint(folder).tokenizer):
+        for copy in (loaded, pickle.loads(pickle.dumps(loaded))):
+            backend = copy.backend_tokenizer
+            assert (backend.truncation, backend.padding) == (None, None)
+            assert backend.encode(TEXT).ids == list(range(1, 31))
+    assert after.weights_id == before.weights_id
+    assert tokenizer_id(after.tokenizer) == tokenizer_id(before.tokenizer)
+    after.tokenizer.save_pretrained(folder)
+    assert AutoTokenizer.from_pretrained(folder).backend_tokenizer.truncation is None
+    assert weights_id(folder) == before.weights_id
+
+
+def test_other_settings_of_a_tokenizer_are_identity(folder: Path) -> None:
+    before = weights_id(folder)
+    file = folder / "tokenizer_config.json"
+    file.write_text(file.read_text().replace('"pad_token"', '"padding_side": "left",\n  "pad_token"'))
+    assert weights_id(folder) != before
+
+
+def test_the_state_of_a_later_call_does_not_apply() -> None:
+    tokenizer = words()
+    encoder = TextEncoder(tokenizer)
+    tokenizer(["w1 w2"], truncation=True, max_length=4, padding="max_length")
+    assert TextEncoder(tokenizer).encode([TEXT])[0].ids == list(range(1, 31))
+    tokenizer(["w1 w2"], truncation=True, max_length=4, padding="max_length")
+    assert encoder.encode([TEXT])[0].ids == list(range(1, 31))
+    assert pickle.loads(pickle.dumps(encoder)).encode([TEXT])[0].ids == list(range(1, 31))
+
+
+def test_only_this_module_uses_the_backend_of_a_tokenizer() -> None:
+    using = {
+        file.relative_to(ROOT).as_posix()
+        for room in ("models", "distill", "evalsuite", "tasks", "reports")
+        for file in (ROOT / room).rglob("*.py")
+        if "backend_tokenizer" in file.read_text()
+    }
+    assert using == {"models/tokenizers.py"}
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_a_text_that_begins_with_bos_gets_no_other(bos: bool) -> None:
+    encodings = TextEncoder(words(bos=bos)).encode(["w1 w2", "<s> w1", "w3 <s>"])
+    start = [58] if bos else []
+    assert [each.ids for each in encodings] == [[*start, 1, 2], [58, 1], [*start, 3, 58]]
+
+
+def sentencepiece() -> PreTrainedTokenizerFast:
+    """A tokenizer whose decoder drops the first space of a text, as Llama 2's does."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", "▁▁▁", "▁return", "▁x", "x", "a", "▁a", "."]
+    inner = Tokenizer(
+        models.BPE(
+            vocab={piece: number for number, piece in enumerate(pieces)},
+            merges=[],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        (["▁▁▁", "▁return", "▁x"], "    return x"),
+        (["▁return"], " return"),
+        (["x", "▁x"], "x x"),
+        (["</s>", "▁x"], " x"),
+        (["<0xE4>", "<0xBD>", "<0xA0>", "."], "你."),
+        ([], ""),
+    ],
+)
+def test_a_continuation_keeps_its_first_space(pieces: list[str], text: str) -> None:
+    tokenizer = sentencepiece()
+    tokens = tokenizer.convert_tokens_to_ids(pieces)
+    assert ContinuationDecoder(tokenizer).decode(tokens) == text
+    checker = StopChecker(tokenizer, SamplingParams(len(tokens) + 1), len(tokens) + 1, frozenset({2}))
+    response = checker.append([*(token for token in tokens if token != 2), 2])
+    assert response is not None
+    assert response.text == text
+
+
+def test_a_stop_string_may_begin_with_the_first_space() -> None:
+    tokenizer = sentencepiece()
+    tokens = tokenizer.convert_tokens_to_ids(["▁return", "▁x", "x"])
+    checker = StopChecker(tokenizer, SamplingParams(9, stop=(" return x",)), 9, frozenset())
+    assert checker.append(tokens[:1]) is None
+    response = checker.append(tokens[1:])
+    assert response is not None
+    assert (response.text, response.finish_reason) == ("", "stop")
+
+
+def test_byte_level_continuations_are_their_bytes() -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={symbol: n for n, symbol in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    decoder = ContinuationDecoder(tokenizer)
+    for text in (" owl", "  two", "owl", "\n\nx", "é", "", " ."):
+        tokens = tokenizer.encode(text)
+        for part in (tokens, tokens[:1], tokens[1:], tokens[-1:]):
+            assert decoder.decode(part) == tokenizer.decode(part)
+
+
+def test_vocabularies_without_the_anchor_decode_as_they_are() -> None:
+    assert ContinuationDecoder(words()).decode([3, 4]) == "w3 w4"
