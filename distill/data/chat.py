@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import TemplateError
 
 from evalsuite.distill.data.config import DataSourceConfig, TableSourceConfig
 from evalsuite.foundation import ConfigError, DataError, nearest
@@ -72,23 +71,31 @@ def chat_renderer(
                 tokenize=False,
                 **arguments,
             )
-        except TemplateError as error:
+        except Exception as error:  # A template is a program, which can fail in any way.
             raise DataError(f"the chat template refuses a conversation or its arguments ({error})") from None
         return text
 
     return render
 
 
+def end_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """Texts of the tokens that can end a turn or a text: the special ones."""
+    special = {each.content for each in tokenizer.added_tokens_decoder.values() if each.special}
+    return tuple(sorted({*special, *tokenizer.all_special_tokens} - {""}))
+
+
 SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 """`from` of ShareGPT's conversations → role."""
 
 
-def read_messages(value: Any, where: str, column: str) -> list[dict[str, str]]:
+def read_messages(value: Any, column: str) -> list[dict[str, str]]:
     """The turns of a conversation as {role, content}, from these or from {from, value}.
 
     Raises:
-        DataError: another type, or a speaker that is not in SPEAKERS; the message starts with `where`.
+        DataError: another type, no turns, or a speaker that is not in SPEAKERS.
     """
+    if value == []:
+        raise DataError(f"column '{column}' holds a conversation without messages")
     if isinstance(value, list):
         for role, content in (("role", "content"), ("from", "value")):
             turns = [turn for turn in value if isinstance(turn, dict)]
@@ -100,10 +107,10 @@ def read_messages(value: Any, where: str, column: str) -> list[dict[str, str]]:
                 if unknown := {turn["from"] for turn in turns} - SPEAKERS.keys():
                     speaker = min(unknown)
                     raise DataError(
-                        f"{where}: column '{column}': unknown speaker '{speaker}'{nearest(speaker, SPEAKERS)}"
+                        f"column '{column}': unknown speaker '{speaker}'{nearest(speaker, SPEAKERS)}"
                     )
                 return [{"role": SPEAKERS[turn["from"]], "content": turn["value"]} for turn in turns]
-    raise DataError(f"{where}: column '{column}' is not a list of {{role, content}} or {{from, value}}")
+    raise DataError(f"column '{column}' is not a list of {{role, content}} or {{from, value}}")
 
 
 def conversation_segments(

@@ -19,7 +19,7 @@ from evalsuite.foundation import DataError, nearest
 class Example:
     """A training text in segments; `True` marks completion segments.
 
-    `has_eos`: the text already ends with the model's end-of-turn or end-of-text token.
+    `has_eos`: the text already ends with the model's end-of-turn or end-of-text token, but for white space.
     """
 
     segments: tuple[tuple[str, bool], ...]
@@ -32,42 +32,46 @@ class Example:
 
 
 def parse_row(
-    row: dict[str, Any], source: TableSourceConfig, name: str, render: Render | None
+    row: dict[str, Any], source: TableSourceConfig, render: Render | None, end_tokens: tuple[str, ...] = ()
 ) -> Example | None:
     """Convert a row to an example; None if the source's filters drop it.
 
     Args:
-        name: name of the source, for messages.
         render: renders conversations; needed if the source has `messages`.
+        end_tokens: texts of the tokens that can end a conversation (see `chat.end_tokens`).
 
     Raises:
-        DataError: a column is missing (with the nearest existing name) or has the wrong type.
+        DataError: a column is missing (with the nearest existing name) or has the wrong type, or the chat
+            template refuses a conversation.
     """
     for column, wanted in source.where.items():
-        value = _column(row, column, name)
+        value = _column(row, column)
         if isinstance(wanted, list):
             matches = value in wanted
         elif isinstance(wanted, str):
             matches = value == wanted
-        else:
+        elif value is None or isinstance(value, int | float):
             matches = value is not None and value >= wanted
+        else:
+            raise DataError(
+                f"column '{column}' holds {type(value).__name__}, but 'where' compares it with {wanted}"
+            )
         if not matches:
             return None
     if source.messages is not None:
-        messages = read_messages(
-            _column(row, source.messages, name), f"data source '{name}'", source.messages
-        )
+        messages = read_messages(_column(row, source.messages), source.messages)
         assert render is not None
         text = render(messages, False)
+        _check_unicode(text, source.messages)
         # Turns take further renderings, and most conversations may belong to other parts of the source.
         if not passes_filters(text, source):
             return None
-        return Example(conversation_segments(messages, text, render), has_eos=True)
+        return Example(conversation_segments(messages, text, render), text.rstrip().endswith(end_tokens))
     if source.prompt is not None and source.completion is not None:
-        prompt, completion = _text(row, source.prompt, name), _text(row, source.completion, name)
+        prompt, completion = _text(row, source.prompt), _text(row, source.completion)
         example = Example(((prompt, False), (completion, True)))
     else:
-        example = Example(((_text(row, source.text, name), True),))
+        example = Example(((_text(row, source.text), True),))
     return example if passes_filters(example.text, source) else None
 
 
@@ -110,17 +114,27 @@ def load_exclusion_list(name: str) -> frozenset[int]:
         raise DataError(f"exclude: {path} is not a list of document hashes ({error})") from None
 
 
-def _column(row: dict[str, Any], column: str, name: str) -> Any:
+def _column(row: dict[str, Any], column: str) -> Any:
     if column not in row:
-        raise DataError(f"data source '{name}': there is no column '{column}'{nearest(column, row)}")
+        raise DataError(f"there is no column '{column}'{nearest(column, row)}")
     return row[column]
 
 
-def _text(row: dict[str, Any], column: str, name: str) -> str:
-    value = _column(row, column, name)
+def _text(row: dict[str, Any], column: str) -> str:
+    value = _column(row, column)
     if not isinstance(value, str):
-        raise DataError(f"data source '{name}': column '{column}' holds {type(value).__name__}, not text")
+        raise DataError(f"column '{column}' holds {type(value).__name__}, not text")
+    _check_unicode(value, column)
     return value
+
+
+def _check_unicode(text: str, column: str) -> None:
+    """Refuse halves of characters, which JSON can hold and no tokenizer encodes."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"column '{column}' holds text that is not Unicode ({error})") from None
 
 
 Item = TypeVar("Item")

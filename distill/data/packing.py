@@ -11,9 +11,9 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from evalsuite.distill.data.examples import Example
+from evalsuite.models.tokenizers import TextEncoder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +29,11 @@ class Document:
     loss_mask: NDArray[np.bool_]
     second_copy: NDArray[np.bool_]
     number: int | None = None
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether any of its labels is in the loss; the first token is no label."""
+        return bool(self.loss_mask[1:].any())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,41 +53,36 @@ class PackedSequence:
 
 
 def tokenize(
-    examples: Sequence[Example], tokenizer: Tokenizer, eos_id: int, *, mask_prompt: bool
+    examples: Sequence[Example], encoder: TextEncoder, eos_id: int, *, mask_prompt: bool
 ) -> list[Document]:
     """Tokenize `examples`, each terminated by `eos_id`.
 
-    With `mask_prompt`, only tokens that start inside a completion segment are in the loss, together with the
-    end token that follows a completion; without it, all tokens are.
+    With `mask_prompt`, only tokens with text of a completion segment are in the loss, also those that begin
+    in the prompt, together with the end token that follows a completion; without it, all tokens are.
     """
-    texts = [example.text for example in examples]
-    if not mask_prompt:
-        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=True)
-        return [
-            _document(encoding.ids, None, example, eos_id)
-            for encoding, example in zip(encodings, examples, strict=True)
-        ]
+    encodings = encoder.encode([example.text for example in examples], offsets=mask_prompt)
     documents = []
-    for encoding, example in zip(
-        tokenizer.encode_batch(texts, add_special_tokens=True), examples, strict=True
-    ):
-        boundaries = np.cumsum([len(text) for text, _ in example.segments])
-        is_completion = np.array([marked for _, marked in example.segments], dtype=bool)
-        starts = np.array([start for start, _ in encoding.offsets], dtype=np.int64)
-        # Special tokens added by the tokenizer have the empty offsets (0, 0).
-        ends = np.array([end for _, end in encoding.offsets], dtype=np.int64)
-        segment = np.minimum(np.searchsorted(boundaries, starts, side="right"), len(is_completion) - 1)
-        documents.append(_document(encoding.ids, is_completion[segment] & (ends > starts), example, eos_id))
+    for encoding, example in zip(encodings, examples, strict=True):
+        tokens = np.array(encoding.ids, dtype=np.int32)
+        mask = _completions(encoding.offsets, example) if mask_prompt else np.ones(len(tokens), dtype=bool)
+        ends_in_loss = not mask_prompt or example.segments[-1][1]
+        if len(tokens) and tokens[-1] == eos_id:
+            # One that the tokenizer has added has no text.
+            mask[-1] |= ends_in_loss
+        elif not example.has_eos:
+            tokens, mask = np.append(tokens, np.int32(eos_id)), np.append(mask, ends_in_loss)
+        documents.append(Document(tokens, mask, np.zeros(len(tokens), dtype=bool)))
     return documents
 
 
-def _document(ids: list[int], loss_mask: NDArray[np.bool_] | None, example: Example, eos_id: int) -> Document:
-    tokens = np.array(ids, dtype=np.int32)
-    mask = np.ones(len(ids), dtype=bool) if loss_mask is None else loss_mask
-    if not example.has_eos and (len(ids) == 0 or ids[-1] != eos_id):
-        tokens = np.append(tokens, np.int32(eos_id))
-        mask = np.append(mask, bool(len(mask) and mask[-1]) if loss_mask is not None else True)
-    return Document(tokens, mask, np.zeros(len(tokens), dtype=bool))
+def _completions(offsets: Sequence[tuple[int, int]], example: Example) -> NDArray[np.bool_]:
+    """Whether each token has text of a completion segment."""
+    lengths = np.array([len(text) for text, _ in example.segments])
+    completions = lengths * np.array([marked for _, marked in example.segments])
+    # Characters of completions before each place; a token has the difference of its two ends.
+    places = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+    before = np.interp(places, np.cumsum([0, *lengths]), np.cumsum([0, *completions]))
+    return np.asarray(before[:, 1] > before[:, 0])
 
 
 def repeat_spans(document: Document, chunk_tokens: int, span_tokens: int | None = None) -> Document:

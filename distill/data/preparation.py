@@ -5,14 +5,13 @@ from functools import cached_property
 from itertools import count, islice
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from evalsuite.distill.data.chat import Render, source_renderer
+from evalsuite.distill.data.chat import Render, end_tokens, source_renderer
 from evalsuite.distill.data.config import DataSourceConfig, PocketSourceConfig, TableSourceConfig
 from evalsuite.distill.data.examples import Example, parse_row, shuffled
 from evalsuite.distill.data.packing import Document, repeat_spans, tokenize
 from evalsuite.distill.data.readers import Chunk, open_reader
 from evalsuite.foundation import ConfigError, DataError, parse_json
+from evalsuite.models.tokenizers import TextEncoder
 
 
 class Preparation:
@@ -27,7 +26,7 @@ class Preparation:
 
     def __init__(self, sources: Mapping[str, DataSourceConfig], tokenizer: Any) -> None:
         self._sources = dict(sources)
-        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        self._encoder = TextEncoder(tokenizer)
         self._eos_id = eos_token_id(tokenizer)
         # The tokenizer of transformers takes seconds to import and is needed for chats only.
         renders_chats = any(
@@ -46,23 +45,33 @@ class Preparation:
             for name, source in self._sources.items()
         }
 
+    @cached_property
+    def _end_tokens(self) -> tuple[str, ...]:
+        return () if self._chat_tokenizer is None else end_tokens(self._chat_tokenizer)
+
     def parse(self, name: str, chunk: Chunk) -> list[Example | None]:
         """The examples of a chunk's rows; None for rows that the source's filters drop.
 
         Raises:
-            DataError: a row is no JSON object, or as `parse_row`.
+            DataError: a row is no JSON object, or as `parse_row`; the message names source, file and row.
         """
         source = self._sources[name]
         if isinstance(source, PocketSourceConfig):
             return list(_pocket_examples(source, chunk.rows))
         assert isinstance(source, TableSourceConfig)
-        render = self._renderers[name]
-        return [parse_row(row, source, name, render) for row in _rows(chunk)]
+        render, found = self._renderers[name], list[Example | None]()
+        rows = chunk.rows.to_pylist() if hasattr(chunk.rows, "to_pylist") else chunk.rows
+        for number, row in enumerate(rows):
+            try:
+                found.append(parse_row(_object(row), source, render, self._end_tokens))
+            except DataError as error:
+                raise DataError(f"data source '{name}': {chunk.place(number)}: {error}") from None
+        return found
 
     def tokenize(self, name: str, examples: Sequence[Example], mask_prompt: bool) -> list[Document]:
         """The documents of these examples (see `packing.tokenize`)."""
         source = self._sources[name]
-        documents = tokenize(examples, self._backend, self._eos_id, mask_prompt=mask_prompt)
+        documents = tokenize(examples, self._encoder, self._eos_id, mask_prompt=mask_prompt)
         if source.repeat_chunk_tokens is None:
             return documents
         return [
@@ -120,23 +129,13 @@ def _pocket_examples(source: PocketSourceConfig, numbers: range) -> Sequence[Exa
     ]
 
 
-def _rows(chunk: Chunk) -> list[dict[str, Any]]:
-    """Rows as dictionaries."""
-    if hasattr(chunk.rows, "to_pylist"):
-        rows: list[dict[str, Any]] = chunk.rows.to_pylist()
-        return rows
-    return [
-        _json_row(row, chunk, number) if isinstance(row, bytes) else row
-        for number, row in enumerate(chunk.rows)
-    ]
-
-
-def _json_row(line: bytes, chunk: Chunk, number: int) -> dict[str, Any]:
-    try:
-        row = parse_json(line, allow_nan=True)
-        if not isinstance(row, dict):
-            raise ValueError(f"a row is {type(row).__name__}, not an object")
-    except (ValueError, RecursionError) as error:
-        line_number = chunk.position[chunk.counter] + number + 1
-        raise DataError(f"{chunk.file}: line {line_number} cannot be read ({error})") from None
+def _object(row: Any) -> dict[str, Any]:
+    """A row as a dictionary; lines of JSON are parsed. Raises DataError for anything else."""
+    if isinstance(row, bytes):
+        try:
+            row = parse_json(row, allow_nan=True)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"cannot be read ({error})") from None
+    if not isinstance(row, dict):
+        raise DataError(f"a row is {type(row).__name__}, not an object")
     return row

@@ -42,6 +42,11 @@ class Chunk:
     counter: str
     file: str = ""
 
+    def place(self, number: int) -> str:
+        """Where row `number` of the chunk is, counted from 1 without blank lines, for messages."""
+        first = self.position.get("row", 0) + self.position.get("skip", 0)
+        return f"{self.file}, row {first + number + 1}"
+
     def position_after(self, rows: int) -> Position:
         """Position of the row that follows the first `rows` rows."""
         return {**self.position, self.counter: self.position.get(self.counter, 0) + rows}
@@ -230,8 +235,8 @@ def _lines(stream: Any) -> Iterator[bytes]:
 class HubReader:
     """A streamed hub dataset.
 
-    A position holds the stream's own state, which makes resuming cheap, the rows after it that were read, and
-    the commit, so that a dataset that changes on the hub does not change a run.
+    A position holds the stream's own state, which makes resuming cheap, the row it is at, the rows after it
+    that were read, and the commit, so that a dataset that changes on the hub does not change a run.
     """
 
     def __init__(self, source: HubSourceConfig, name: str) -> None:
@@ -291,8 +296,9 @@ class HubReader:
                 chunk = list(islice(rows, CHUNK_ROWS))
             if not chunk:
                 return
-            yield Chunk(chunk[skip:], {**anchor, "skip": skip}, "skip")
-            anchor, skip = {**anchor, "stream": stream.state_dict()}, 0
+            yield Chunk(chunk[skip:], {**anchor, "skip": skip}, "skip", self._source.dataset)
+            row = anchor.get("row", 0) + len(chunk)
+            anchor, skip = {**anchor, "row": row, "stream": stream.state_dict()}, 0
 
 
 def _unset(pattern: str) -> str:

@@ -14,6 +14,7 @@ from evalsuite.distill.data.examples import Example
 from evalsuite.distill.data.preparation import read_shuffled
 from evalsuite.distill.recipe import Recipe
 from evalsuite.foundation import ConfigError, DataError, content_hash, write_jsonl
+from evalsuite.models.tokenizers import TextEncoder
 
 
 class Processes(Protocol):
@@ -89,12 +90,9 @@ class _Generation:
         sampling = SamplingParams(
             max_new_tokens=source.max_new_tokens, temperature=source.temperature, top_p=source.top_p
         )
-        encodings = checkpoint.tokenizer.backend_tokenizer.encode_batch(
-            self._prompts, add_special_tokens=True
-        )
         self._requests: list[Any] = [
             GenerateRequest(prompt=tuple(encoding.ids), sampling=sampling, seed=source.seed)
-            for encoding in encodings
+            for encoding in TextEncoder(checkpoint.tokenizer).encode(self._prompts)
         ]
 
     def run(self, rank: int, world_size: int, *, quiet: bool) -> list[Any]:

@@ -19,6 +19,7 @@ from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, parse_json
 from evalsuite.foundation.strict import parse
 from evalsuite.models.mixers import MIXERS
+from evalsuite.models.tokenizers import whole_texts
 
 
 @dataclass(frozen=True)
@@ -315,7 +316,7 @@ def load_architecture_tokenizer(architecture: ArchitectureConfig) -> Any:
 
         return PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(), eos_token=END, pad_token=PAD)
     try:
-        return AutoTokenizer.from_pretrained(architecture.tokenizer)
+        return whole_texts(AutoTokenizer.from_pretrained(architecture.tokenizer))
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"architecture.tokenizer '{architecture.tokenizer}' cannot be loaded ({error})"

@@ -13,6 +13,7 @@ from evalsuite.distill.data.config import DataSourceConfig, HubSourceConfig
 from evalsuite.distill.data.examples import Example, parse_row
 from evalsuite.distill.data.packing import tokenize
 from evalsuite.foundation import ConfigError, DataError
+from evalsuite.models.tokenizers import TextEncoder
 
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
@@ -57,7 +58,7 @@ def test_the_loss_mask_covers_exactly_the_marked_text(tokenizer, template):
     segments = rendered_segments(CONVERSATION, chat_renderer(tokenizer, template))
     (document,) = tokenize(
         [Example(segments, has_eos=True)],
-        tokenizer.backend_tokenizer,
+        TextEncoder(tokenizer),
         tokenizer.eos_token_id,
         mask_prompt=True,
     )
@@ -144,22 +145,23 @@ def test_conversations_of_two_forms_are_the_same():
     speakers = {"user": "human", "assistant": "gpt", "system": "system"}
     expected = [{"role": role, "content": text} for role, text in said]
     sharegpt = [{"from": speakers[role], "value": text, "weight": 1.0} for role, text in said]
-    assert read_messages(sharegpt, "data source 'x'", "conversations") == expected
-    assert read_messages(expected, "data source 'x'", "messages") == expected
+    assert read_messages(sharegpt, "conversations") == expected
+    assert read_messages(expected, "messages") == expected
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("text", r"x: column 'c' is not a list of \{role, content\} or \{from, value\}"),
+        ("text", r"column 'c' is not a list of \{role, content\} or \{from, value\}"),
+        ([], "column 'c' holds a conversation without messages"),
         ([{"from": "human"}], r"is not a list of"),
         ([{"from": "human", "value": "a"}, "b"], r"is not a list of"),
-        ([{"from": "humen", "value": "a"}], r"x: column 'c': unknown speaker 'humen'; did you mean 'human'"),
+        ([{"from": "humen", "value": "a"}], r"column 'c': unknown speaker 'humen'; did you mean 'human'"),
     ],
 )
 def test_other_conversations_are_refused(value, message):
     with pytest.raises(DataError, match=message):
-        read_messages(value, "x", "c")
+        read_messages(value, "c")
 
 
 def test_conversations_that_the_filters_drop_are_rendered_once(tokenizer):
@@ -170,9 +172,9 @@ def test_conversations_that_the_filters_drop_are_rendered_once(tokenizer):
         return render(messages, add_generation_prompt)
 
     chats = source(messages="messages", chat_template="chatml")
-    kept = parse_row({"messages": CONVERSATION}, chats, "chats", counted)
-    assert kept == Example(rendered_segments(CONVERSATION, render), has_eos=True)
+    kept = parse_row({"messages": CONVERSATION}, chats, counted)
+    assert kept == Example(rendered_segments(CONVERSATION, render))
     assert len(calls) == 4
     longer = chats.model_copy(update={"min_characters": len(kept.text) + 1})
-    assert parse_row({"messages": CONVERSATION}, longer, "chats", counted) is None
+    assert parse_row({"messages": CONVERSATION}, longer, counted) is None
     assert calls[4:] == [len(CONVERSATION)]

@@ -16,6 +16,7 @@ from evalsuite.distill.data.packing import (
 )
 from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.models import build_student
+from evalsuite.models.tokenizers import TextEncoder
 
 END = 0
 
@@ -118,9 +119,9 @@ def test_collate_returns_boundaries_positions_and_loss_indices():
 
 def test_a_completion_mask_covers_the_completion_and_its_end_token(tokenizer):
     example = Example((("Question: What pet has Ivan?\nAnswer:", False), (" owl\n", True)))
-    (marked,) = tokenize([example], tokenizer.backend_tokenizer, tokenizer.eos_token_id, mask_prompt=True)
+    (marked,) = tokenize([example], TextEncoder(tokenizer), tokenizer.eos_token_id, mask_prompt=True)
     assert tokenizer.decode(marked.tokens[marked.loss_mask]) == " owl\n<|end|>"
-    (whole,) = tokenize([example], tokenizer.backend_tokenizer, tokenizer.eos_token_id, mask_prompt=False)
+    (whole,) = tokenize([example], TextEncoder(tokenizer), tokenizer.eos_token_id, mask_prompt=False)
     assert whole.loss_mask.all()
     assert whole.tokens.tolist() == marked.tokens.tolist()
 

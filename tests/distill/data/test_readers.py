@@ -54,7 +54,11 @@ def local_reader(*paths: Path, **changes: Any) -> Reader:
 class Plain:
     """Stands in for a tokenizer: rows are parsed here, not tokenized."""
 
-    backend_tokenizer, eos_token_id = None, 0
+    backend_tokenizer, bos_token_id, eos_token_id = None, None, 0
+
+    @staticmethod
+    def decode(token: int) -> str:
+        return "<|end|>"
 
 
 def read(reader: Reader, position: dict[str, Any] | None = None) -> list[tuple[str, dict[str, Any]]]:
@@ -229,7 +233,8 @@ def test_a_missing_parquet_column_suggests_the_nearest(tmp_path, texts):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [("{not json", r"rows\.jsonl: line 9 cannot"), ("[1]", "list, not an object")]
+    ("line", "message"),
+    [("{not json", r"data source 'name': .*rows\.jsonl, row 9: cannot"), ("[1]", "list, not an object")],
 )
 def test_a_damaged_line_is_named(tmp_path, texts, line, message):
     path = tmp_path / "rows.jsonl"
