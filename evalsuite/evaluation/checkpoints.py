@@ -1,6 +1,5 @@
 """Checkpoints of a run: labels, roles, tokenizers and lengths, read without their weights."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from evalsuite.evaluation.run_paths import CheckpointRef
 from evalsuite.foundation import CheckpointError, ConfigError, DataError, content_hash, read_json
 from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.models.checkpoint_location import FAILED
+from evalsuite.models.tokenizers import tokenizer_parts
 
 if TYPE_CHECKING:
     from evalsuite.reports.records.run_folder import DivergedStudent
@@ -224,11 +224,8 @@ def unique_labels(paths: Sequence[str]) -> list[str]:
 
 def tokenizer_id(tokenizer: Any) -> str:
     """Return 16 hex digits over everything that determines the tokens of a text."""
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    vocabulary: Any = sorted(tokenizer.get_vocab().items())
-    if fast is not None:
-        # Padding and truncation are state left by the last call, not properties.
-        vocabulary = json.loads(fast.to_str()) | {"padding": None, "truncation": None}
+    parts = tokenizer_parts(tokenizer)
+    vocabulary: Any = sorted(tokenizer.get_vocab().items()) if parts is None else parts
     return content_hash(
         [
             type(tokenizer).__name__,

@@ -18,6 +18,7 @@ from evalsuite.foundation import (
     content_hash,
     progress,
 )
+from evalsuite.models.tokenizers import backend_of, needs_special_tokens, prefix_text
 from evalsuite.protocols import sandbox
 from evalsuite.protocols.prompt_text import chat_text
 from evalsuite.tasks.benchmark import Benchmark
@@ -248,19 +249,18 @@ def token_counter(
         benchmark: whose documents are generated.
         chat_template: whether chat prompts go through the tokenizer's chat template.
     """
-    fast = getattr(tokenizer, "backend_tokenizer", None)
+    backend, prefix = backend_of(tokenizer), prefix_text(tokenizer)
     special = benchmark.generated is not None and benchmark.generated.generator == "ruler"
     spec = benchmark.generation
     chat = special and chat_template and spec is not None and spec.prompt == "chat"
 
     def count(text: str) -> int:
         if chat:
-            # The template contains the special tokens.
             text = chat_text(benchmark, [("user", text)], tokenizer)
-            return len(tokenizer.encode(text, add_special_tokens=False))
-        if fast is None:
-            return len(tokenizer.encode(text, add_special_tokens=special))
-        return len(fast.encode(text, add_special_tokens=special).ids)
+        adds = special and needs_special_tokens(text, prefix)
+        if backend is None:
+            return len(tokenizer.encode(text, add_special_tokens=adds))
+        return len(backend.encode(text, add_special_tokens=adds).ids)
 
     cached = lru_cache(maxsize=1 << 16)(count)
     return lambda text: cached(text) if len(text) <= CACHED_TEXT_LENGTH else count(text)

@@ -212,8 +212,7 @@ class GenerationBenchmark:
         if self._spec.truncate is not None and encoder is not None and max_length is not None:
             # The benchmark's own limit, not a suite's: the prompt is then the same in every suite.
             room = max_length - self._spec.sampling.max_new_tokens
-            encode = encoder.encode_bare if chat else encoder.encode
-            text = truncate_middle(text, room, encode, tokenizer, wrap)
+            text = truncate_middle(text, room, encoder.encode, tokenizer, wrap)
         return wrap(text)
 
     def request_sets(
@@ -236,8 +235,7 @@ class GenerationBenchmark:
                 self.text(number, encoder, chat_template=chat_template, max_length=max_length)
                 for number in range(len(self._documents))
             ]
-        # A chat template contains the special tokens.
-        encoded = encoder.encode_bare(texts) if chat else encoder.encode(texts)
+        encoded = encoder.encode(texts)
         return [
             RequestSet(
                 doc_id=document.doc_id,

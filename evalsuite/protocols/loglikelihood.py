@@ -139,7 +139,8 @@ class LogLikelihoodBenchmark:
         found = []
         for number, (document, pairs) in enumerate(zip(self._documents, texts, strict=True)):
             if self._is_rolling(pairs):
-                tokens = encoder.rolling(pairs[0][1], max_length)
+                # Without text there is nothing to score, which the engine refuses as it does choices.
+                tokens = encoder.rolling(pairs[0][1], max_length) or [((encoder.prefix_token_id,), ())]
             else:
                 tokens = [next(encoded) for _ in pairs]
             if not tokens:

@@ -1,14 +1,25 @@
-"""Text to token ids, exactly as in lm-eval's HFLM, but in batches."""
+"""Text to token ids, as in lm-eval's HFLM, but in batches.
+
+Two texts are encoded differently from lm-eval 0.4.13. A continuation that merges into the last token of its
+context is encoded alone, where lm-eval fails an assertion (as its PR 4055 does). A page whose tokens already
+begin with the prefix token gets no second one before its windows of perplexity, where lm-eval scores a BOS
+after a BOS (its issue 3333).
+"""
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
-
 from evalsuite.foundation import DataError
 from evalsuite.models.inference.requests import ScoreRequest
+from evalsuite.models.tokenizers import (
+    backend_of,
+    needs_special_tokens,
+    prefix_text,
+    prefix_token_id,
+    whole_texts,
+)
 
 Tokens = tuple[int, ...]
 
@@ -44,22 +55,23 @@ class Encoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        bos = tokenizer.bos_token_id
-        prefix = bos if bos is not None else tokenizer.eos_token_id
+        prefix = prefix_token_id(tokenizer)
         if prefix is None:
+            name = getattr(tokenizer, "name_or_path", "")
             raise DataError(
-                "the tokenizer has neither a BOS nor an EOS token, so an empty context cannot be encoded"
+                f"the tokenizer{f' of {name}' if name else ''} has neither a BOS nor an EOS token, so an "
+                "empty context cannot be encoded; set 'eos_token' in its tokenizer_config.json"
             )
-        self.prefix_token_id = int(prefix)
-        self._prefix = tokenizer.decode(self.prefix_token_id)
-        self._backend = _backend(tokenizer)
+        self.prefix_token_id = prefix
+        self._prefix = prefix_text(tokenizer)
+        self._backend = backend_of(tokenizer)
         self._splits_words = self._backend is not None and splits_words(self._backend)
 
     def encode(self, texts: Sequence[str]) -> dict[str, Tokens]:
         """Return the tokens of each distinct text, with special tokens."""
         distinct = dict.fromkeys(texts)
-        prefixed = [text for text in distinct if text.startswith(self._prefix)]
-        plain = [text for text in distinct if not text.startswith(self._prefix)]
+        special = {text: needs_special_tokens(text, self._prefix) for text in distinct}
+        plain, prefixed = ([text for text in distinct if special[text] is kind] for kind in (True, False))
         return self._batch(plain, None) | self._batch(prefixed, False)
 
     def encode_bare(self, texts: Sequence[str]) -> dict[str, Tokens]:
@@ -71,18 +83,18 @@ class Encoder:
             return {}
         how = {} if special is None else {"add_special_tokens": special}
         found: dict[str, Tokens] = {}
+        whole_texts(self.tokenizer)
         for start in range(0, len(texts), CHUNK):
             chunk = texts[start : start + CHUNK]
-            # The first through transformers, which removes padding and truncation from the backend.
-            direct = chunk[1:] if self._backend is not None else []
-            through = chunk[: len(chunk) - len(direct)]
-            # verbose=False: the engine refuses texts that exceed the model's positions, by name.
-            encoded = self.tokenizer(through, return_attention_mask=False, verbose=False, **how)["input_ids"]
-            found.update((text, tuple(tokens)) for text, tokens in zip(through, encoded, strict=True))
-            if direct:
-                assert self._backend is not None
-                ids = self._backend.encode_batch_fast(direct, add_special_tokens=special is not False)
-                found.update((text, tuple(each.ids)) for text, each in zip(direct, ids, strict=True))
+            if self._backend is not None:
+                encodings = self._backend.encode_batch_fast(chunk, add_special_tokens=special is not False)
+                encoded = [each.ids for each in encodings]
+            else:
+                # verbose=False: the engine refuses texts that exceed the model's positions, by name.
+                encoded = self.tokenizer(chunk, return_attention_mask=False, verbose=False, **how)[
+                    "input_ids"
+                ]
+            found.update((text, tuple(tokens)) for text, tokens in zip(chunk, encoded, strict=True))
         return found
 
     def pairs(
@@ -91,14 +103,11 @@ class Encoder:
         """Return the tokens of each (context, continuation), as `TemplateLM.loglikelihood` does.
 
         Trailing spaces of a context move to the continuation; both are encoded together and split at the
-        length of the context.
+        length of the context. A continuation without tokens, which the engine refuses, is one without text.
 
         Args:
             pairs: texts.
             add_bos_token: start every context with the prefix token, whatever the tokenizer's default.
-
-        Raises:
-            DataError: a continuation without tokens.
         """
         moved = [_move_spaces(context, continuation) for context, continuation in pairs]
         encode = self._encode_with_prefix if add_bos_token else self.encode
@@ -120,10 +129,15 @@ class Encoder:
                     encoded = contexts[context], joined[context + continuation][cut:]
                 else:
                     encoded = self._after_prefix(bare[continuation])
-                if not encoded[1]:
-                    raise DataError(f"the continuation {continuation[:40]!r} has no tokens")
                 found.append(encoded)
-        return found
+        # A token that reaches over the end of its context leaves nothing of a continuation.
+        alone = self.encode_bare(
+            [text for (context, text), (_, rest) in zip(moved, found, strict=True) if context and not rest]
+        )
+        return [
+            (tokens, alone[text] if context and not rest else rest)
+            for (context, text), (tokens, rest) in zip(moved, found, strict=True)
+        ]
 
     def _last_words(self, contexts: Mapping[str, Tokens]) -> dict[str, tuple[str, int]]:
         """Return the text from the last word of each context on, and its number of tokens.
@@ -156,21 +170,15 @@ class Encoder:
         return (self.prefix_token_id,), tokens
 
     def rolling(self, text: str, max_length: int) -> list[tuple[Tokens, Tokens]]:
-        """Return disjoint windows of at most `max_length` tokens, as `HFLM.loglikelihood_rolling` does."""
+        """Return disjoint windows of at most `max_length` tokens, as `HFLM.loglikelihood_rolling` does.
+
+        The first window begins with the prefix token, once, and scores all that follows it.
+        """
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-        tokens = list(self.encode([text])[text])
-        windows = get_rolling_token_windows(tokens, self.prefix_token_id, max_length, 1)
+        _, tokens = self._after_prefix(self.encode([text])[text])
+        windows = get_rolling_token_windows(list(tokens), self.prefix_token_id, max_length, 1)
         return [(tuple(context), tuple(rest)) for context, rest in map(make_disjoint_window, windows)]
-
-
-def _backend(tokenizer: Any) -> Any:
-    """Return the `tokenizers.Tokenizer` that a tokenizer merely passes its texts to; None for any other."""
-    kind, methods = type(tokenizer), ("__call__", "_encode_plus", "_batch_encode_plus")
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        return None
-    same = (getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name, None) for name in methods)
-    return tokenizer.backend_tokenizer if all(same) else None
 
 
 def splits_words(backend: Any) -> bool:

@@ -1,5 +1,6 @@
 """Text to tokens: in batches, and still exactly what lm-eval's own classes give one by one."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from lm_eval.api.model import TemplateLM
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from evalsuite.evaluation.checkpoints import tokenizer_id
+from evalsuite.evaluation.documents import token_counter
 from evalsuite.foundation import DataError
 from evalsuite.protocols.tokenization import WORD_SPLITS, Encoder, group_by_context
+from evalsuite.tasks.benchmark import load_benchmark
 
 PAIRS = [
     ("Question: Who is here?\nAnswer:", " Hugo"),
@@ -162,13 +166,9 @@ def test_ends_of_contexts_encode_as_whole_texts_do(
     assert encoder._splits_words
     whole._splits_words, whole._backend = False, None
     for add_bos_token in (False, True):
-        found = []
-        for each in (whole, encoder):
-            try:
-                found.append(each.pairs(pairs, add_bos_token=add_bos_token))
-            except DataError as error:  # A continuation that merges into its context.
-                found.append(str(error))
+        found = [each.pairs(pairs, add_bos_token=add_bos_token) for each in (whole, encoder)]
         assert found[0] == found[1]
+        assert all(rest for _, rest in found[0])
 
 
 def test_long_contexts_are_encoded_once(splitting: PreTrainedTokenizerFast) -> None:
@@ -218,9 +218,41 @@ def test_tokenizers_that_do_more_than_their_backend_are_called(tokenizer: Any) -
     assert list(found.values()) == list(Encoder(tokenizer).encode([each.upper() for each in texts]).values())
 
 
-def test_empty_continuation_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(DataError, match="has no tokens"):
-        Encoder(tokenizer).pairs([("a context", "")])
+MERGES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+@pytest.mark.parametrize("add_bos_token", [False, True])
+@pytest.mark.parametrize("context", ["one cat and the c", "c"])
+def test_a_continuation_that_merges_into_its_context_is_encoded_alone(
+    context: str, add_bos_token: bool
+) -> None:
+    tokenizer = trained(MERGES)
+    encoder = Encoder(tokenizer)
+    texts = encoder.encode_bare([context, f"{context}at", "at", f"{context}at and"])
+    assert len(texts[f"{context}at"]) <= len(texts[context])
+    (merged, other) = encoder.pairs([(context, "at"), (context, "at and")], add_bos_token=add_bos_token)
+    start = (encoder.prefix_token_id,) if add_bos_token else ()
+    assert merged == ((*start, *texts[context]), texts["at"])
+    # lm-eval's own split, wherever it leaves anything.
+    assert other[1] == texts[f"{context}at and"][len(texts[context]) :]
+
+
+@pytest.mark.parametrize("context", ["a context", ""])
+def test_a_choice_without_text_has_no_tokens_which_the_engine_refuses(tokenizer: Any, context: str) -> None:
+    requests, _ = group_by_context(Encoder(tokenizer).pairs([(context, "hunter"), (context, "")]))
+    errors = [each.validation_error(64) for each in requests]
+    assert errors == [
+        "invalid request: continuation 1 is empty (a choice without text, or with none that the tokenizer "
+        "encodes)"
+    ]
+
+
+def test_a_tokenizer_without_any_end_is_named() -> None:
+    bare = PreTrainedTokenizerFast(
+        tokenizer_object=trained(MERGES).backend_tokenizer, name_or_path="org/model"
+    )
+    with pytest.raises(DataError, match="the tokenizer of org/model has neither a BOS nor an EOS token"):
+        Encoder(bare)
 
 
 def test_rolling_windows_cover_every_token_once(tokenizer: Any) -> None:
@@ -231,6 +263,57 @@ def test_rolling_windows_cover_every_token_once(tokenizer: Any) -> None:
     assert sum((rest for _, rest in windows), ()) == tokens
     assert all(len(context) + len(rest) <= 17 for context, rest in windows)
     assert windows[0][0] == (encoder.prefix_token_id,)
+
+
+@pytest.mark.parametrize("text", ["the sky is blue " * 20, "hunter", "<s>hunter", "", "<s>"])
+def test_windows_of_perplexity_have_one_bos_and_otherwise_those_of_lm_eval(
+    any_tokenizer: Any, text: str
+) -> None:
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    encoder, bos = Encoder(any_tokenizer), any_tokenizer.bos_token_id
+    windows = encoder.rolling(text, 16)
+    bare = [token for token in encoder.encode_bare([text])[text] if token != bos]
+    assert [token for _, rest in windows for token in rest] == bare
+    assert [token for context, _ in windows[:1] for token in context] == [bos][: len(bare)]
+    if not text.startswith("<s>"):
+        expected = [
+            (tuple(context), tuple(rest))
+            for context, rest in map(make_disjoint_window, get_rolling_token_windows(bare, bos, 16, 1))
+        ]
+        assert windows == expected
+
+
+def save_after_training(tokenizer: Any, folder: Path) -> Any:
+    """A tokenizer as a training script leaves it: with truncation and padding of its last batch."""
+    tokenizer(["hunter"], truncation=True, max_length=3, padding="max_length")
+    tokenizer.save_pretrained(folder)
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def test_truncation_of_a_tokenizer_file_changes_no_token_and_no_count(tokenizer: Any, tmp_path: Path) -> None:
+    plain = PreTrainedTokenizerFast.from_pretrained(_saved(tokenizer, tmp_path / "plain"))
+    cut = save_after_training(plain, tmp_path / "cut")
+    assert cut.backend_tokenizer.truncation is not None
+    texts = ["the lamp of the hunter is in the box", "the sky is blue " * 40]
+    encoders = [Encoder(plain), Encoder(cut)]
+    assert encoders[0].encode(texts) == encoders[1].encode(texts)
+    for benchmark in map(load_benchmark, ("niah_single_1", "pocket_niah_single_1")):
+        for left in (plain, cut):
+            left(["hunter"], truncation=True, max_length=3, padding="max_length")
+        counts = [[token_counter(each, benchmark)(text) for text in texts] for each in (plain, cut)]
+        assert counts[0] == counts[1]
+        assert counts[0][1] > 100
+    assert tokenizer_id(plain) == tokenizer_id(cut)
+
+
+def _saved(tokenizer: Any, folder: Path) -> Path:
+    copy = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=copy, bos_token="<s>", eos_token="</s>", pad_token="<|pad|>"
+    )
+    made.save_pretrained(folder)
+    return folder
 
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple)

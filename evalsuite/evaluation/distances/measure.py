@@ -1,6 +1,5 @@
 """Measure distances and write them to a run folder."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from evalsuite.models.checkpoints import Checkpoint, load_checkpoint
 from evalsuite.models.diagnostics.distance import compare_models
 from evalsuite.models.diagnostics.quantization import BITS, quantized
 from evalsuite.models.inference.positions import max_positions
+from evalsuite.models.tokenizers import tokenizer_parts
 from evalsuite.reports.records.distances import COLUMNS, write_distances
 
 
@@ -92,8 +92,7 @@ def same_tokens(first: Any, second: Any) -> bool:
     """
     models = []
     for tokenizer in (first, second):
-        fast = getattr(tokenizer, "backend_tokenizer", None)
-        parts = {} if fast is None else json.loads(fast.to_str())
+        parts = tokenizer_parts(tokenizer) or {}
         names = ("normalizer", "pre_tokenizer", "model")
         models.append((tokenizer.get_vocab(), [parts.get(name) for name in names]))
     return models[0] == models[1]

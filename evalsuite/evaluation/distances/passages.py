@@ -18,6 +18,7 @@ from evalsuite.models.diagnostics.token_classes import (
     frequent_tokens,
     position_buckets,
 )
+from evalsuite.protocols.tokenization import Encoder
 from evalsuite.reports.records.distances import ANSWERS
 from evalsuite.reports.records.score_files import read_rows, score_path
 
@@ -104,12 +105,13 @@ def text_parts(texts: Mapping[str, Path], tokenizer: Any, vocabulary: int, max_l
     starts = (0, *edges[:-1])
     positions = tuple(f"{start}-{end - 1}" for start, end in zip(starts, edges, strict=True))
     groups = tuple((name, place) for name in CLASSES for place in positions)
+    encoder = Encoder(tokenizer)
     for name, path in texts.items():
         if name == ANSWERS:
             raise ConfigError(f"{path}: a text cannot be named '{ANSWERS}', which are the benchmarks'")
-        rows = [
-            tokenizer(text, add_special_tokens=True)["input_ids"][: edges[-1]] for text in _documents(path)
-        ]
+        documents = list(_documents(path))
+        tokens_of = encoder.encode(documents)
+        rows = [list(tokens_of[text][: edges[-1]]) for text in documents]
         rows = [row for row in rows if len(row) > 1]
         if not rows:
             raise DataError(f"{path}: no document of two tokens or more")
