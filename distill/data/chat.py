@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-
 from evalsuite.distill.data.config import DataSourceConfig, TableSourceConfig
 from evalsuite.foundation import ConfigError, DataError, nearest
 from evalsuite.foundation.chat_templates import check_template_arguments
