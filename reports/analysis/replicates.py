@@ -33,13 +33,13 @@ class RunSpread:
     """Variance of a score between training runs, pooled over recipes with two runs or more."""
 
     variance: float
-    degrees: int
-    """Runs − recipes."""
+    degrees: float
+    """Runs − recipes; of a spread that is stated instead of estimated, practically infinite."""
 
     @property
     def method(self) -> str:
         """For the caption of an interval."""
-        return f"documents and training runs (t, {self.degrees} degrees of freedom between runs)"
+        return f"documents and training runs (t, {self.degrees:g} degrees of freedom between runs)"
 
 
 class Recipes:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalsuite.reports.gate.measurement import Measurement
+from evalsuite.reports.gate.measurement import ONE_RUN, Measurement
 from evalsuite.reports.statistics.hypothesis_tests import documents_to_decide, holm
 from evalsuite.reports.statistics.intervals import normal_quantile
 
@@ -21,7 +21,8 @@ class Decision:
     p_worse: float
     """One-sided p-value of 'as good as required', with Holm's correction over all rules."""
     documents_needed: int | None
-    """Documents that would decide the rule at this point estimate; None: decided, or no number would do."""
+    """Documents that would decide the rule at this point estimate; None: decided, no number would do, or the
+    interval is over training runs, too."""
     mde: float
     """Distance beyond the threshold at which this rule fails a checkpoint with probability 0.8."""
 
@@ -64,7 +65,8 @@ def decide(
         else:
             outcome = INCONCLUSIVE
             half = margin.point - low if margin.point >= 0 else failing - margin.point
-            needed = documents_to_decide(each.documents, margin.point, half)
+            if each.over == ONE_RUN:
+                needed = documents_to_decide(each.documents, margin.point, half)
         interval = each.interval(confidence)
         # The test must overcome the upper tail of the draws, which is longer than a normal one if documents
         # are few; the point must lie beyond it with probability 0.8.

@@ -15,14 +15,14 @@ from evalsuite.reports.analysis.gaps import GapPool
 from evalsuite.reports.analysis.measures.agreement import AgreementPool
 from evalsuite.reports.analysis.measures.informative import informative_rows
 from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor, load_result_tensor
-from evalsuite.reports.analysis.scopes import INFORMATIVE, Pool
+from evalsuite.reports.analysis.scopes import Pool
 from evalsuite.reports.gate.measurement import NotMeasured
 from evalsuite.reports.records.distances import read_distances
 from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
 from evalsuite.reports.records.merging import CellKey
 
 if TYPE_CHECKING:
-    from evalsuite.reports.gate.policy import Rule
+    from evalsuite.reports.gate.policy import Policy, Rule
 
 SHOWN = 10
 """Maximum number of documents named for a rule that fails."""
@@ -32,9 +32,10 @@ NO_TEACHER = NotMeasured("the run has no teacher to compare with")
 class Evidence:
     """What rules are measured on; each protocol is resampled at most once, when first needed."""
 
-    def __init__(self, tensor: ResultTensor) -> None:
+    def __init__(self, tensor: ResultTensor, policy: "Policy") -> None:
         """Measure on `tensor`."""
         self.tensor = tensor
+        self.policy = policy
         self._pools: dict[str, Pool] = {}
         self._gaps: GapPool | None = None
         self._agreements: dict[tuple[str, int], AgreementPool] = {}
@@ -82,7 +83,7 @@ class Evidence:
 
         A benchmark that the checkpoint's teacher lacks is not among them, and so is missing.
         """
-        if rule.scope != INFORMATIVE:
+        if not rule.is_informative:
             return {}
         teacher = self.tensor.checkpoints[checkpoint].teacher
         key = protocol, checkpoint if teacher is None else teacher

@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from evalsuite.reports.statistics.contrasts import Contrast, ratio_interval
 from evalsuite.reports.statistics.intervals import Interval
 
+KEPT = 0.5
+"""Share of the teacher's lead over chance that a student must keep for any recovery above it to count."""
+ONE_RUN = "the documents of one run"
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -16,6 +20,12 @@ class Measurement:
     look_at: tuple[str, ...]
     """`benchmark/document`: documents on which the checkpoint is worse."""
     denominator: Contrast | None = None
+    lead: Contrast | None = None
+    """Of a ratio of scores, the teacher's score − chance, with paired draws: see `kept`."""
+    over: str = ONE_RUN
+    """What the interval is over."""
+    runs: tuple[int, ...] = ()
+    """Checkpoints that are averaged as training runs of one recipe; empty: the checkpoint alone."""
 
     @property
     def point(self) -> float:
@@ -28,10 +38,33 @@ class Measurement:
         return 1.0 if self.denominator is None else self.denominator.point
 
     def margin(self, threshold: float) -> Contrast:
-        """The quantity − threshold; for a ratio, numerator − threshold · denominator, with the same sign."""
+        """The quantity − threshold; for a ratio, numerator − threshold · denominator, with the same sign.
+
+        If the demand on the share of the lead is the stricter one, the margin is that to it.
+        """
         if self.denominator is None:
             return self.contrast.shifted(-threshold)
-        return self.contrast.minus(self.denominator, threshold)
+        required = self.contrast.minus(self.denominator, threshold)
+        kept = self._beyond_share(threshold)
+        return required if kept is None or required.point <= kept.point else kept
+
+    def kept(self, threshold: float) -> float | None:
+        """Share of the teacher's lead that is kept, if the demand on it is stricter than the threshold."""
+        found = self._beyond_share(threshold)
+        if found is None or self.denominator is None or self.lead is None:
+            return None
+        if self.contrast.point - threshold * self.denominator.point <= found.point:
+            return None
+        return 1 + (self.contrast.point - self.denominator.point) / self.lead.point
+
+    def _beyond_share(self, threshold: float) -> Contrast | None:
+        """(student − chance) − share · (teacher − chance): guesses reach a ratio of scores, but no lead.
+
+        The share is `KEPT`, or the threshold where that is lower.
+        """
+        if self.lead is None or self.denominator is None:
+            return None
+        return self.contrast.minus(self.denominator).minus(self.lead, min(threshold, KEPT) - 1)
 
     def interval(self, level: float) -> Interval:
         """The interval of the quantity."""

@@ -50,6 +50,8 @@ class RuleMetric:
     has nothing to do with them: then a rule states none."""
     has_scope: bool = False
     """Whether a rule may select the informative benchmarks: `scope: informative`."""
+    scope: Literal["all", "informative"] = "all"
+    """Scope of a rule that states no scope, benchmark or category."""
     needs_baseline: bool = False
     """Whether a rule names a stored run to compare with."""
     needs_context: bool = False
@@ -94,6 +96,7 @@ _add(
     has_option=True,
     over_runs=True,
     has_scope=True,
+    scope="informative",
 )
 _add(
     "capped_recovery",
@@ -101,6 +104,7 @@ _add(
     unit="fraction",
     hint="recovery in which no benchmark counts above its teacher, as a fraction of the teacher",
     has_scope=True,
+    scope="informative",
 )
 _add(
     "chance_normalized_recovery",
@@ -109,6 +113,7 @@ _add(
     hint="recovery after subtracting the chance level, as a fraction of the teacher",
     over_runs=True,
     has_scope=True,
+    scope="informative",
 )
 _add("score", bound="min", unit="fraction", hint="the checkpoint's own macro average", has_scope=True)
 _add(

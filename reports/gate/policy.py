@@ -23,6 +23,10 @@ _TEXT = re.compile(
 """A rule as text: metric, context if it needs one, sign and threshold."""
 
 
+Over = Literal["documents", "runs"]
+"""What a verdict holds for: this checkpoint on other documents, or its recipe trained again as well."""
+
+
 class Rule(Strict):
     """One requirement of a policy."""
 
@@ -40,18 +44,18 @@ class Rule(Strict):
     """Only this benchmark."""
     category: Category | None = None
     """Only benchmarks of this category."""
-    scope: Literal["all", "informative"] = "all"
+    scope: Literal["all", "informative"] | None = None
     """`informative`: only benchmarks on which the teacher is above chance and, under generation, names an
-    answer, as in the headline of the page."""
+    answer, as in the headline of the page; the default of recovery. `all`: every benchmark."""
     context: int | None = Field(default=None, ge=1)
     """With a benchmark that has contexts: the stated length in tokens."""
     baseline: str | None = None
     """For regression: a stored run folder, relative to the folder of the policy."""
     baseline_checkpoint: str | None = None
     """Its name in the baseline; default: the checkpoint of the same weights, else of the same label."""
-    over: Literal["documents", "runs"] = "documents"
+    over: Over | None = None
     """`documents`: decide on the checkpoint itself. `runs`: on its recipe, the mean of all training runs that
-    differ only by seed, with the spread between them; needs two runs or more."""
+    differ only by seed, with the spread between them. Default: that of the policy."""
     checkpoints: tuple[str, ...] = ()
     """Names (labels, weights_ids, paths); default: those of the policy."""
 
@@ -87,9 +91,9 @@ class Rule(Strict):
             raise ValueError(why)
         if self.benchmark is not None and self.category is not None:
             raise ValueError("give either 'benchmark' or 'category'")
-        if self.scope != "all" and (self.benchmark is not None or self.category is not None):
+        if self.scope == "informative" and (self.benchmark is not None or self.category is not None):
             raise ValueError("'scope' selects among all benchmarks: leave 'benchmark' and 'category' out")
-        if self.scope != "all" and not kind.has_scope:
+        if self.scope == "informative" and not kind.has_scope:
             able = [name for name, each in RULE_METRICS.items() if each.has_scope]
             raise ValueError(f"'scope: {self.scope}' belongs to {', '.join(able)}")
         if kind.needs_context:
@@ -117,6 +121,13 @@ class Rule(Strict):
         return RULE_METRICS[self.metric]
 
     @property
+    def is_informative(self) -> bool:
+        """Whether only informative benchmarks count."""
+        if self.scope is None and self.benchmark is None and self.category is None:
+            return self.kind.scope == "informative"
+        return self.scope == "informative"
+
+    @property
     def threshold(self) -> float:
         """The `min` or the `max`."""
         value = self.min if self.kind.bound == "min" else self.max
@@ -138,6 +149,12 @@ class Policy(Strict):
     """Admit partial cells with at least this share of the planned documents; default: 1, none."""
     errors: ErrorRule | None = None
     """`wrong`, the default: a response that is an error scores 0. `exclude`: leave its document out."""
+    over: Over | None = None
+    """What rules that can be decided over training runs are decided on: see `rules`. Default: on the training
+    runs where the spread between them is known, from seeds in the runs or `run_spread`; else on documents."""
+    run_spread: float | None = Field(default=None, gt=0, le=100)
+    """Standard deviation of the score between training runs of one recipe, in points; default: that between
+    the seeds in the runs."""
     unread_contexts: UnreadRule = "ignore"
     """Contexts beyond what a checkpoint reads: `ignore` leaves them out of its rules; `missing` counts them
     as not measured."""

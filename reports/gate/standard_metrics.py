@@ -22,10 +22,18 @@ from evalsuite.reports.gate.evidence import (
     matches,
     missing,
 )
-from evalsuite.reports.gate.measurement import Measurement, NotMeasured
+from evalsuite.reports.gate.measurement import ONE_RUN, Measurement, NotMeasured
+from evalsuite.reports.statistics.contrasts import Contrast, is_positive
 
 if TYPE_CHECKING:
     from evalsuite.reports.gate.policy import Rule
+
+PROOF = 1 - 2e-4
+"""Level of the interval of a teacher's lead over chance that must lie above zero: one in 10,000 a side.
+
+Of many benchmarks a teacher is above chance on a few by luck; what a student keeps of that says nothing."""
+STATED = 1e9
+"""Degrees of freedom of a spread between runs that a policy states."""
 
 
 def score(
@@ -51,6 +59,16 @@ class _Compared:
     spread: RunSpread | None
     look_at: tuple[str, ...]
 
+    def measurement(
+        self, contrast: Contrast, denominator: Contrast | None = None, lead: Contrast | None = None
+    ) -> Measurement:
+        """The measurement of a quantity of these checkpoints."""
+        over, runs = ONE_RUN, tuple(self.students) if len(self.students) > 1 else ()
+        if self.spread is not None:
+            what = f"{len(runs)} training runs" if runs else "training runs like this one"
+            over = f"documents and {what} ({100 * self.spread.variance**0.5:.1f} points between runs)"
+        return Measurement(contrast, self.data.documents, self.look_at, denominator, lead, over, runs)
+
 
 def _compared(evidence: Evidence, rule: "Rule", protocol: str, checkpoint: int) -> _Compared | NotMeasured:
     teacher = evidence.tensor.checkpoints[checkpoint].teacher
@@ -75,13 +93,17 @@ def drop(
     if isinstance(found, NotMeasured):
         return found
     contrast = mean_drop(found.data, found.students, found.teacher, found.spread)
-    return Measurement(contrast.scaled(100), found.data.documents, found.look_at)
+    return found.measurement(contrast.scaled(100))
 
 
 def _ratio_metric(
     ratio_on: Callable[[_Compared, int], Ratio | str],
 ) -> Callable[..., Measurement | NotMeasured]:
-    """Measure a recovery, a function of the compared checkpoints and the column of the chance level."""
+    """Measure a recovery, a function of the compared checkpoints and the column of the chance level.
+
+    Where the chance level is known, the teacher's lead over it must be proven, and the student must keep a
+    share of it: a ratio of scores of which chance is most is a ratio of guesses.
+    """
 
     def measured(
         evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
@@ -90,10 +112,21 @@ def _ratio_metric(
         found = _compared(evidence, rule, protocol, checkpoint)
         if isinstance(found, NotMeasured):
             return found
-        ratio = ratio_on(found, evidence.pool(protocol).chance)
+        chance = evidence.pool(protocol).chance
+        ratio = ratio_on(found, chance)
         if isinstance(ratio, str):
             return NotMeasured(f"recovery is undefined: {ratio}")
-        return Measurement(ratio.numerator, found.data.documents, found.look_at, ratio.denominator)
+        if any(cell.chance is None for cell in found.cells):
+            return found.measurement(ratio.numerator, ratio.denominator)
+        lead = found.data.mean({found.teacher: 1.0, chance: -1.0})
+        if not is_positive(lead, PROOF):
+            level = 100 * found.data.level(chance)
+            return NotMeasured(
+                f"the teacher is not proven to be above chance ({level:.1f} %): its lead of "
+                f"{100 * lead.point:.1f} points could be luck (p > {(1 - PROOF) / 2:g}), and so could "
+                "what the student keeps of it; evaluate more documents, or benchmarks that the teacher knows"
+            )
+        return found.measurement(ratio.numerator, ratio.denominator, lead)
 
     return measured
 
@@ -119,20 +152,27 @@ capped_recovery = _ratio_metric(_capped)
 def _runs(
     evidence: Evidence, rule: "Rule", protocol: str, checkpoint: int, data: BootstrapSample
 ) -> tuple[list[int], RunSpread | None] | NotMeasured:
-    """The checkpoint, or the runs of its recipe and the spread between them."""
-    if rule.over == "documents":
+    """The runs of a checkpoint's recipe and the spread between them, or the checkpoint alone and none."""
+    over, stated = rule.over or evidence.policy.over, evidence.policy.run_spread
+    if over == "documents":
         return [checkpoint], None
     recipes = evidence.pool(protocol).recipes
     students = [i for i in recipes.runs(checkpoint) if np.isfinite(data.level(i))]
-    spread = recipes.spread(data, evidence.tensor.checkpoints[checkpoint].teacher)
-    if len(students) < 2 or spread is None:
+    spread = (
+        recipes.spread(data, evidence.tensor.checkpoints[checkpoint].teacher)
+        if stated is None
+        else RunSpread((stated / 100) ** 2, STATED)
+    )
+    if spread is not None:
+        return students, spread
+    if over == "runs":
         label = evidence.tensor.checkpoints[checkpoint].label
         return NotMeasured(
             f"'over: runs' needs two or more training runs that differ only by seed, and '{label}' "
-            "is the only one of its recipe with these scores: train another seed, or decide over "
-            "documents"
+            "is the only one of its recipe with these scores, as are the others: train another seed, state "
+            "'run_spread', or decide over documents"
         )
-    return students, spread
+    return [checkpoint], None
 
 
 def flips(measure: Measure) -> Callable[..., Measurement | NotMeasured]:

@@ -9,7 +9,7 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
 from evalsuite.reports.gate.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED, Decision, decide
 from evalsuite.reports.gate.evidence import Evidence
-from evalsuite.reports.gate.measurement import Measurement, NotMeasured
+from evalsuite.reports.gate.measurement import KEPT, ONE_RUN, Measurement, NotMeasured
 from evalsuite.reports.gate.metrics import Unit
 from evalsuite.reports.gate.policy import Policy, Rule
 from evalsuite.reports.records.names import Name, find
@@ -47,6 +47,10 @@ class RuleResult:
     documents: int | None = None
     documents_needed: int | None = None
     mde: float | None = None
+    over: str = ""
+    """What the interval is over: the documents of one run, or training runs as well; empty for costs."""
+    kept: float | None = None
+    """Share of the teacher's lead over chance that the checkpoint keeps, where the demand on it decided."""
     why: str = ""
     """Why it could not be measured."""
     look_at: tuple[str, ...] = ()
@@ -73,9 +77,9 @@ class RuleResult:
         """The measured value, the requirement, and the finding."""
         if self.outcome == UNMEASURED or self.point is None:
             return self.finding
-        return ": ".join(
-            part for part in (f"{self.measured}, required {self.requirement}", self.finding) if part
-        )
+        finding = f": {self.finding}" if self.finding else ""
+        over = f"; over {self.over}" if self.over else ""
+        return f"{self.measured}, required {self.requirement}{finding}{over}"
 
     @property
     def finding(self) -> str:
@@ -87,17 +91,33 @@ class RuleResult:
         if self.outcome == REGRESSION and self.unit in COSTS:
             return f"misses it by {self._amount(abs(self.point - self.threshold))}"
         if self.outcome == REGRESSION:
-            miss = self._amount(abs(self.point - self.threshold), "points")
-            return f"misses it by {miss}, proven (p {_p(self.p_worse)} after Holm's correction)"
+            miss = f"misses it by {self._amount(abs(self.point - self.threshold), 'points')}"
+            proof = f"proven (p {_p(self.p_worse)} after Holm's correction)"
+            return f"{miss if self.kept is None else self._share_of_the_lead}, {proof}"
         if self.outcome == INCONCLUSIVE:
             together = " (all rules taken together)" if self._is_outside else ""
-            more = (
-                f"about {formatting.count(self.documents_needed)} would decide it"
-                if self.documents_needed is not None
-                else "the estimate equals the threshold, and no number of documents would decide it"
+            share = "" if self.kept is None else f" ({self._share_of_the_lead})"
+            return (
+                f"not decided by {formatting.count(self.documents or 0)} documents{together}{share}; "
+                f"{self._more}"
             )
-            return f"not decided by {formatting.count(self.documents or 0)} documents{together}; {more}"
         return ""
+
+    @property
+    def _share_of_the_lead(self) -> str:
+        return (
+            f"keeps {formatting.percent(self.kept)} % of the teacher's lead over chance, required at least "
+            f"{formatting.percent(min(self.threshold, KEPT))} %"
+        )
+
+    @property
+    def _more(self) -> str:
+        """What would decide an inconclusive rule."""
+        if self.over != ONE_RUN:
+            return "more training runs (other seeds) or more documents would decide it"
+        if self.documents_needed is None:
+            return "the estimate equals the threshold, and no number of documents would decide it"
+        return f"about {formatting.count(self.documents_needed)} would decide it"
 
     @property
     def _is_outside(self) -> bool:
@@ -203,7 +223,7 @@ def run_gate(
 
 def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
     """Apply a policy to loaded results, without writing files."""
-    evidence = Evidence(tensor)
+    evidence = Evidence(tensor, policy)
     tasks = [
         (rule, protocol, checkpoint)
         for rule in policy.rules
@@ -212,19 +232,25 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
         for protocol in _protocols(tensor, rule)
     ]
     found = [rule.kind.measure(evidence, rule, protocol, checkpoint) for rule, protocol, checkpoint in tasks]
-    measured = [
-        (task, each) for task, each in zip(tasks, found, strict=True) if isinstance(each, Measurement)
+    # The runs of one recipe share a measurement, which is one test.
+    tests: dict[object, tuple[Rule, Measurement]] = {}
+    keys = [
+        (id(rule), protocol, getattr(each, "runs", ()) or checkpoint)
+        for (rule, protocol, checkpoint), each in zip(tasks, found, strict=True)
     ]
+    for key, (rule, _, _), each in zip(keys, tasks, found, strict=True):
+        if isinstance(each, Measurement):
+            tests.setdefault(key, (rule, each))
     decisions = decide(
-        [measurement for _, measurement in measured],
-        [rule.threshold for (rule, _, _), _ in measured],
-        [rule.kind.bound == "min" for (rule, _, _), _ in measured],
+        [measurement for _, measurement in tests.values()],
+        [rule.threshold for rule, _ in tests.values()],
+        [rule.kind.bound == "min" for rule, _ in tests.values()],
         policy.confidence,
     )
-    queue = iter(decisions)
+    decided = dict(zip(tests, decisions, strict=True))
     results = [
-        _result(tensor, task, each, next(queue) if isinstance(each, Measurement) else None)
-        for task, each in zip(tasks, found, strict=True)
+        _result(tensor, task, each, decided.get(key))
+        for key, task, each in zip(keys, tasks, found, strict=True)
     ]
     results += [
         _unmeasured(rule, protocol, each.label, f"it {each.why}")
@@ -281,8 +307,8 @@ def _name(rule: Rule, protocol: str | None) -> str:
     if rule.name:
         return rule.name if protocol is None or rule.protocol else f"{rule.name}, {protocol}"
     what = rule.benchmark or rule.category or "average"
-    if rule.scope != "all":
-        what = f"{rule.scope} benchmarks"
+    if rule.is_informative:
+        what = "informative benchmarks"
     parts = [rule.metric.replace("_", " ") + ("" if rule.kind.needs_context else f" of {what}")]
     if rule.context:
         parts.append(f"at {rule.context:,} tokens")
@@ -317,6 +343,8 @@ def _result(
         documents=found.documents,
         documents_needed=decision.documents_needed,
         mde=decision.mde,
+        over="" if rule.kind.unit in COSTS else found.over,
+        kept=None if decision.outcome == PASS else found.kept(rule.threshold),
         look_at=found.look_at if decision.outcome != PASS else (),
     )
 

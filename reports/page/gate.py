@@ -39,6 +39,7 @@ def _row(result: RuleResult) -> GateLine:
         demand=result.requirement,
         point=point,
         interval=interval.removesuffix(")"),
-        says=result.finding or "the entire interval meets the demand",
+        says=f"{result.finding or 'the entire interval meets the demand'}"
+        f"{f'; over {result.over}' if result.over else ''}",
         look_at=result.look_at,
     )

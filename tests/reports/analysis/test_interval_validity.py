@@ -90,19 +90,20 @@ def test_recovery_of_scores_that_cannot_be_negative_is_not_negative(pair: Any) -
                 assert row.recovery.interval.low >= 0
 
 
-def test_page_and_gate_agree_on_what_is_defined(synthetic: SimpleNamespace, pair: Any) -> None:
+def test_what_the_gate_measures_is_that_of_the_page(synthetic: SimpleNamespace, pair: Any) -> None:
     rule = {"metric": "chance_normalized_recovery", "min": 0.5, "protocol": "generation"}
-    defined = set()
+    measured = set()
     for seed in range(1, 5):
-        run = pair(f"run{seed}", documents=200, teacher=0.355, student=0.34, seed=seed)
+        run = pair(f"run{seed}", documents=200, teacher=0.38, student=0.34, seed=seed)
         shown = build_report([run]).average(1, "generation").chance_normalized_recovery
         result = run_gate([run], policy(rule)).results[0]
-        assert (shown.interval is None) == (result.outcome == "unmeasured"), seed
-        defined.add(shown.interval is not None)
-        if shown.interval is not None:
+        measured.add(result.outcome != "unmeasured")
+        # The gate needs a stronger proof of the teacher's lead.
+        if result.outcome != "unmeasured":
+            assert shown.interval is not None
             ends = (result.low, result.high)
             assert ends == pytest.approx((shown.interval.low, shown.interval.high), abs=1e-9)
-    assert defined == {True, False}
+    assert measured == {True, False}
 
 
 def test_undefined_recovery_names_the_real_reason(pair: Any) -> None:

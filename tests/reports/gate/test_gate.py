@@ -278,28 +278,3 @@ def test_false_alarm_rate_and_power() -> None:
         caught += found.outcome == "regression"
         assert found.mde == pytest.approx(effect, rel=0.1)
     assert 0.75 <= caught / 600 <= 0.85
-
-
-def test_rule_over_runs_decides_on_the_recipe(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    def student(label: str, truth: float, recipe: str, seed: int) -> Any:
-        lineage = {"recipe": {"name": recipe}, "seed": seed, "mixers": ["gla"] * 4}
-        return synthetic.SyntheticCheckpoint(label, lambda b, p, c: truth, lineage=lineage)
-
-    models = [
-        synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.8, "teacher"),
-        student("a0", 0.55, "a", 0),
-        student("a1", 0.70, "a", 1),
-        student("b0", 0.55, "b", 0),
-    ]
-    benchmark = synthetic.SyntheticBenchmark("f", "F", "knowledge", 800, protocols=("loglikelihood",))
-    run = synthetic.make_run(tmp_path / "run", [benchmark], models)
-    for metric in ({"metric": "recovery", "min": 0.9}, {"metric": "drop", "max": 5}):
-        alone = run_gate([run], policy(metric)).results
-        recipe = run_gate([run], policy(metric | {"over": "runs"})).results
-        assert alone[0].outcome == "regression"
-        # One run of two is bad; over runs, with one degree of freedom, nothing is proven.
-        assert [result.outcome for result in recipe] == ["inconclusive", "inconclusive", "unmeasured"]
-        assert recipe[0].point == recipe[1].point == pytest.approx((alone[0].point + alone[1].point) / 2)
-        assert "'b0' is the only one of its recipe" in recipe[2].why
-    with pytest.raises(ConfigError, match="'over: runs' belongs to recovery"):
-        policy({"metric": "gap", "max": 5, "over": "runs"})
