@@ -89,15 +89,23 @@ def scopes_of(cells: Sequence[Cell], informative: Sequence[str] | None = None) -
 
 
 def weights_of(cells: Sequence[Cell]) -> list[float]:
-    """Weights that sum to 1: equal per benchmark or group, split evenly down to benchmark and context."""
-    units: dict[str, dict[str, int]] = {}
+    """Weights that sum to 1: equal per benchmark or group, split down to benchmark and context.
+
+    A group splits its weight as its benchmarks state (`group_weight`), otherwise evenly.
+    """
+    units: dict[str, dict[str, float]] = {}
+    contexts: dict[str, int] = {}
     for cell in cells:
-        members = units.setdefault(cell.benchmark.group or cell.benchmark.name, {})
-        members[cell.benchmark.name] = members.get(cell.benchmark.name, 0) + 1
+        benchmark = cell.benchmark
+        contexts[benchmark.name] = contexts.get(benchmark.name, 0) + 1
+        units.setdefault(benchmark.group or benchmark.name, {})[benchmark.name] = (
+            benchmark.group_weight or 1.0
+        )
     weights = []
     for cell in cells:
         members = units[cell.benchmark.group or cell.benchmark.name]
-        weights.append(1 / len(units) / len(members) / members[cell.benchmark.name])
+        share = members[cell.benchmark.name] / sum(members.values())
+        weights.append(share / len(units) / contexts[cell.benchmark.name])
     return weights
 
 

@@ -4,6 +4,7 @@ Format: schema 0.3.0 (arXiv 2606.14516, evaleval/every_eval_ever). Documents are
 reference and choices; records without an input by their `sample_hash`.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,12 +15,19 @@ from typing import Any, cast
 from evalsuite.foundation import DataError, canonical_json
 from evalsuite.foundation.taxonomy import PROTOCOLS, Protocol
 from evalsuite.reports.imports.evalscope import prompt
-from evalsuite.reports.imports.fields import Fields, read_lines, read_object, starts_with
+from evalsuite.reports.imports.fields import Fields, read_lines, read_object
+from evalsuite.reports.imports.identity import identity_of, without_secrets
 from evalsuite.reports.imports.importer import IMPORTERS, ImportedBenchmark, ImportedLog, ImportedSample
+from evalsuite.reports.imports.listing import Format, files_below
 
 SCHEMA_VERSION = "0.3.0"
-_DEPTH = ("", "*/", "*/*/", "*/*/*/")
-"""data/<collection>/<developer>/<model>/ is the layout of the shared database."""
+_FORMAT = Format(
+    title="Every Eval Ever",
+    name=re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(?!_samples).*\.json(?!l)", re.IGNORECASE),
+    keys=("schema_version", "evaluation_id", "evaluation_results"),
+    companions=re.compile(r"_samples\.jsonl$"),
+)
+_SAMPLES = re.compile(r"_samples.*\.jsonl", re.IGNORECASE)
 _LM_EVAL = ("lm_eval", "lm-eval", "lm-evaluation-harness")
 
 
@@ -30,22 +38,26 @@ class EveryEvalEver:
 
     def recognises(self, path: Path) -> bool:
         """Whether the path is an aggregate file, or a folder with some up to three levels down."""
-        return bool(_files(path))
+        return bool(_FORMAT.logs(path))
 
     def read(self, path: Path) -> tuple[ImportedLog, ...]:
         """Read every aggregate file with its samples; raises DataError, see `Importer`."""
-        files = _files(path)
-        if not files:
-            raise DataError(f"{path}: no aggregate file of Every Eval Ever here (<uuid>.json)")
+        files = _FORMAT.listed(path)
+        known = {_samples_file(file) for file in files}
+        for file in files_below(path):
+            if _SAMPLES.search(file.name) and file not in known:
+                raise DataError(
+                    f"{file}: samples without their aggregate file, <uuid>.json; restore it, or move the "
+                    "samples elsewhere"
+                )
         return tuple(_read_log(file) for file in files)
 
 
 IMPORTERS.add("every-eval-ever", EveryEvalEver())
 
 
-def _files(path: Path) -> list[Path]:
-    candidates = [path] if path.is_file() else [f for depth in _DEPTH for f in path.glob(f"{depth}*.json")]
-    return sorted(file for file in candidates if starts_with(file, "schema_version", "evaluation_id"))
+def _samples_file(file: Path) -> Path:
+    return file.with_name(f"{file.stem}_samples.jsonl")
 
 
 def _check_version(fields: Fields) -> None:
@@ -61,7 +73,7 @@ def _read_log(file: Path) -> ImportedLog:
     log = read_object(file)
     _check_version(log)
     model, library = log.fields("model_info"), log.fields("eval_library")
-    path = file.with_name(f"{file.stem}_samples.jsonl")
+    path = _samples_file(file)
     if not path.is_file():
         raise DataError(
             f"{path}: no samples of {file.name}; scores are paired by document, which averages do not allow: "
@@ -74,8 +86,12 @@ def _read_log(file: Path) -> ImportedLog:
         harness=library.get("name", str),
         harness_version=library.get("version", str),
         label=model.get("name", str) or name,
-        identity={"harness": "Every Eval Ever", "model": name},
-        settings={"engine": dict(engine)},
+        identity=identity_of(
+            "Every Eval Ever",
+            model=name,
+            **{key: value for key, value in model.value.items() if key not in ("id", "name", "developer")},
+        ),
+        settings={"engine": without_secrets(dict(engine))},
         path=name,
         created=_created(log),
         benchmarks=_benchmarks(log, path, name),

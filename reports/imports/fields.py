@@ -55,10 +55,20 @@ class Fields:
 
     def number(self, name: str) -> float:
         """Return a finite number; true and false count as 1 and 0."""
+        found = self.real(name)
+        if not math.isfinite(found):
+            raise DataError(f"{self.place}: '{name}' = {found}; expected a finite number")
+        return found
+
+    def real(self, name: str) -> float:
+        """Return a number that may be infinite or NaN; true and false count as 1 and 0."""
         found = self.value.get(name)
-        if not isinstance(found, bool | int | float) or not math.isfinite(found):
-            raise DataError(f"{self.place}: '{name}' = {_shown(found)}; expected a finite number")
-        return float(found)
+        try:
+            if isinstance(found, bool | int | float):
+                return float(found)
+        except OverflowError:
+            pass
+        raise DataError(f"{self.place}: '{name}' = {_shown(found)}; expected a finite number")
 
 
 _NAMES: dict[type, str] = {
@@ -72,7 +82,10 @@ _NAMES: dict[type, str] = {
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = "a number of thousands of digits"
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 
@@ -85,7 +98,11 @@ def read_object(path: Path) -> Fields:
 
 
 def parse_object(data: bytes, place: str) -> Fields:
-    """Parse JSON that holds an object; NaN is kept, so that the field that has it can be named."""
+    """Parse JSON that holds an object; NaN is kept, so that the field that has it can be named.
+
+    Raises:
+        DataError: not JSON in UTF-8, no object, or an object with a key twice.
+    """
     try:
         return Fields(parse_json(data, allow_nan=True), place)
     except (ValueError, RecursionError) as error:
@@ -107,11 +124,26 @@ def read_lines(path: Path) -> Iterator[Fields]:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def starts_with(path: Path, *words: str, characters: int = 4096) -> bool:
-    """Whether a JSON file has all of these keys near its start; False if it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            start = file.read(characters).decode(errors="replace")
-    except OSError:
-        return False
-    return start.lstrip().startswith("{") and all(f'"{word}"' in start for word in words)
+def refuse_other_average(
+    place: str, metric: str, reported: Any, found: float, *, rounding: float = 1e-6, count: int
+) -> None:
+    """Refuse samples that do not give the score that their log reports.
+
+    Args:
+        place: the file of the samples.
+        metric: name of the metric in the log.
+        reported: its score in the log; anything but a finite number cannot be compared.
+        found: the score of the samples.
+        rounding: largest difference that the harness' own rounding makes.
+        count: number of samples.
+
+    Raises:
+        DataError: they differ.
+    """
+    if isinstance(reported, bool) or not isinstance(reported, int | float) or not math.isfinite(reported):
+        return
+    if not abs(found - reported) <= rounding * max(1.0, abs(reported)):
+        raise DataError(
+            f"{place}: {count:,} samples have '{metric}' = {found:.6g}, but the log reports {reported:.6g}: "
+            "the file lost samples or belongs to another evaluation; restore it, or evaluate again"
+        )

@@ -4,6 +4,7 @@ Format: inspect_ai 0.3, log version 2 (`inspect_ai/log/_log.py`). Documents are 
 and choices, and only if the messages before the first response are equal.
 """
 
+import re
 import sys
 import zipfile
 import zlib
@@ -15,10 +16,18 @@ from typing import Any
 
 from evalsuite.foundation import DataError, MissingDependencyError, canonical_json
 from evalsuite.reports.imports.evalscope import prompt
-from evalsuite.reports.imports.fields import Fields, parse_object, read_object, starts_with
+from evalsuite.reports.imports.fields import Fields, parse_object, read_object
+from evalsuite.reports.imports.identity import identity_of, without_secrets
 from evalsuite.reports.imports.importer import IMPORTERS, ImportedBenchmark, ImportedLog, ImportedSample
+from evalsuite.reports.imports.listing import Format
 
 _VERSION = 2
+_FORMAT = Format(
+    title="Inspect",
+    name=re.compile(r"\.eval\b|^(copy of )?\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d.*\.json", re.IGNORECASE),
+    keys=("version", "status", "eval", "task_id"),
+    companions=re.compile(r"^(logs|listing|eval-set|eval_set|eval-set-.*)\.json$"),
+)
 _ZSTANDARD = 93
 """Compression method of ZIP archives that Python's standard library reads from 3.14 on."""
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
@@ -36,29 +45,14 @@ class Inspect:
 
     def recognises(self, path: Path) -> bool:
         """Whether the path is a log, or a folder of logs."""
-        return bool(_files(path))
+        return bool(_FORMAT.logs(path))
 
     def read(self, path: Path) -> tuple[ImportedLog, ...]:
         """Read every log; those of one model are one checkpoint. Raises DataError, see `Importer`."""
-        files = _files(path)
-        if not files:
-            raise DataError(f"{path}: no log of Inspect here (*.eval, or *.json of log version {_VERSION})")
-        return tuple(_read_log(file) for file in files)
+        return tuple(_read_log(file) for file in _FORMAT.listed(path))
 
 
 IMPORTERS.add("inspect", Inspect())
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path] if _is_log(path) else []
-    return sorted(file for each in ("*.eval", "*.json") for file in path.glob(each) if _is_log(file))
-
-
-def _is_log(path: Path) -> bool:
-    if path.suffix == ".eval":
-        return zipfile.is_zipfile(path)
-    return path.suffix == ".json" and starts_with(path, "version", "status", "eval", "task_id")
 
 
 def _read_log(file: Path) -> ImportedLog:
@@ -68,6 +62,12 @@ def _read_log(file: Path) -> ImportedLog:
             f"{file}: 'version' = {header.value.get('version')!r}; evalsuite reads log version {_VERSION}: "
             "convert it with `inspect log convert`"
         )
+    status = header.value.get("status")
+    if status != "success":
+        raise DataError(
+            f"{file}: 'status' = {status!r}: the evaluation did not finish; repeat it with "
+            "`inspect eval-retry`, or move the log elsewhere"
+        )
     task = header.fields("eval")
     model = task.get("model", str)
     packages = task.fields("packages", required=False).value
@@ -76,8 +76,18 @@ def _read_log(file: Path) -> ImportedLog:
         harness="Inspect",
         harness_version=str(packages.get("inspect_ai", "")),
         label=model.rsplit("/", 1)[-1] or model,
-        identity={"harness": "Inspect", "model": model, "base_url": task.value.get("model_base_url")},
-        settings={"model": model},
+        identity=identity_of(
+            "Inspect",
+            model=model,
+            base_url=task.value.get("model_base_url"),
+            model_args=task.value.get("model_args"),
+            generate_config=task.value.get("model_generate_config"),
+            roles=task.value.get("model_roles"),
+        ),
+        settings={
+            "model": model,
+            "model_args": without_secrets(task.fields("model_args", required=False).value),
+        },
         path=model,
         created=task.get("created", str),
         benchmarks={task.get("task", str): partial(_benchmark, file, header, task, read_samples)},

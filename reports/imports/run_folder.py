@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
+from evalsuite.reports.imports.identity import labels_of, without_secrets
 from evalsuite.reports.imports.importer import (
     IMPORTERS,
     ImportedBenchmark,
@@ -53,6 +55,7 @@ def import_logs(
             examples, sampling): such scores cannot be paired.
     """
     logs = [log for name, path in sources for log in IMPORTERS.get_or_raise(name, "--import").read(path)]
+    logs = [replace(log, label=label) for log, label in zip(logs, labels_of(logs), strict=True)]
     read = [_Read(log, chosen) for log, chosen in _selected(logs, benchmarks)]
     plans = [_plan(each, lookup or (lambda name: None)) for each in read]
     _refuse_repeats(read)
@@ -171,6 +174,7 @@ def _benchmark_plan(benchmark: ImportedBenchmark, lookup: Lookup) -> BenchmarkPl
         citation=known.citation,
         chance=None if is_perplexity else chance,
         group=benchmark.group,
+        group_weight=benchmark.group_weight,
         protocols={
             benchmark.protocol: ProtocolPlan(
                 metric=metric,
@@ -217,7 +221,7 @@ def _wrong(benchmark: ImportedBenchmark, metric: str) -> str | None:
 
 def _write(run: Path, read: _Read, plan: Plan) -> None:
     log = read.log
-    settings = {"harness": log.harness, "version": log.harness_version, **log.settings}
+    settings = {"harness": log.harness, "version": log.harness_version, **without_secrets(log.settings)}
     for old in (run / "scores").glob("*.parquet"):
         old.unlink()
     for benchmark, planned in zip(read.benchmarks, plan.benchmarks, strict=True):

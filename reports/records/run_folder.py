@@ -92,6 +92,8 @@ class BenchmarkPlan(Strict):
     """Stated lengths of needle prompts in tokens; empty if the benchmark has none."""
     group: str | None = None
     """Group of benchmarks that averages count as one and the page shows as one table, such as `longbench`."""
+    group_weight: float | None = Field(default=None, gt=0)
+    """Weight in the average of its group; None: each benchmark of it weighs the same."""
     cluster_column: str | None = None
     """Column of the data whose equal values mark documents that are resampled together: every score row
     names its cluster. None: documents are independent."""

@@ -182,9 +182,28 @@ def test_other_prompts_are_not_measured(tmp_path: Path) -> None:
     assert any("5 have other prompts than its teacher's" in text for text in report.warnings)
 
 
-def test_missing_documents_are_not_measured(tmp_path: Path) -> None:
+def test_samples_that_the_log_counts_but_lacks_are_refused(tmp_path: Path) -> None:
     log = student()
     del log.rows["arc"][7]
+    message = r"samples_arc_.*: 39 documents, but 40 were evaluated \('n-samples' in results_.*restore it"
+    with pytest.raises(DataError, match=message):
+        report_of(tmp_path, teacher(), log)
+
+
+def test_samples_of_another_evaluation_are_refused(tmp_path: Path) -> None:
+    log = student()
+    log.rows["arc"] = teacher().rows["arc"]
+    log.results["results"]["arc"]["acc,none"] = 0.975
+    with pytest.raises(DataError, match=r"samples_arc_.*40 samples have 'acc,none' = .*log reports 0.975"):
+        report_of(tmp_path, teacher(), log)
+
+
+def test_documents_that_one_model_lacks_are_not_measured(tmp_path: Path) -> None:
+    log = student()
+    rows = log.rows["arc"]
+    del rows[7]
+    log.results["n-samples"]["arc"]["effective"] = 39
+    log.results["results"]["arc"]["acc,none"] = float(np.mean([row["acc"] for row in rows]))
     report = report_of(tmp_path, teacher(), log)
     assert [(each.benchmark, each.documents, each.planned) for each in report.tensor.incomplete] == [
         ("arc", 39, 40)
@@ -250,10 +269,6 @@ def repeated_document(log: LmEvalLog) -> None:
     log.rows["arc"].append(log.rows["arc"][3])
 
 
-def not_a_number(log: LmEvalLog) -> None:
-    log.rows["arc"][4]["acc"] = float("nan")
-
-
 def text_as_score(log: LmEvalLog) -> None:
     log.rows["arc"][4]["acc"] = "=HYPERLINK(1)"
 
@@ -273,6 +288,7 @@ def no_object(log: LmEvalLog) -> None:
 def no_fraction(log: LmEvalLog) -> None:
     for row in log.rows["arc"]:
         row["acc"] = row["acc_norm"] = 37.5
+    log.results["results"]["arc"]["acc,none"] = 37.5
 
 
 def no_date(log: LmEvalLog) -> None:
@@ -287,7 +303,6 @@ def no_date(log: LmEvalLog) -> None:
         (old_version, r"'lm_eval_version' = None.*lm-eval 0.4.3 and later"),
         (without_hash, r"samples_arc_.*, line 3: 'doc_hash' is missing"),
         (repeated_document, r"line 41: document 3 has two samples of filter 'none', the other in .*line 4"),
-        (not_a_number, r"line 5: 'acc' = nan; expected a finite number"),
         (text_as_score, r"line 5: 'acc' = '=HYPERLINK\(1\)'; expected a finite number"),
         (bad_logprob, r"line 5: 'filtered_resps' has the log-probability '<b>'"),
         (unknown_kind, r"'output_type' = 'dance'; expected one of"),
@@ -303,6 +318,33 @@ def test_bad_logs_are_refused_by_name(
     damage(log)
     with pytest.raises(DataError, match=message):
         imported(tmp_path, log)
+
+
+def test_values_that_are_no_numbers_are_errors_of_their_documents(tmp_path: Path) -> None:
+    log = teacher()
+    log.rows["arc"][4]["acc"] = log.results["results"]["arc"]["acc,none"] = float("nan")
+    log.rows["arc"][5]["filtered_resps"][1][0] = "nan"
+    log.rows["arc"][6]["filtered_resps"][2][0] = "inf"
+    (run,) = imported(tmp_path, log)
+    (path,) = score_paths(run, "arc", "loglikelihood")
+    rows = list(read_rows(path).values())
+    assert {i: row["error"] for i, row in enumerate(rows) if row["outcome"] == "error"} == {
+        4: "lm-eval: 'acc' = nan",
+        5: "lm-eval: log-probability 1 is nan",
+        6: "lm-eval: log-probability 2 is inf",
+    }
+
+
+def test_a_choice_that_the_model_rules_out_is_a_score(tmp_path: Path) -> None:
+    log = teacher()
+    row = log.rows["arc"][4]
+    wrong = (int(row["target"]) + 1) % 4
+    row["filtered_resps"][wrong][0] = "-inf"
+    (run,) = imported(tmp_path, log)
+    (path,) = score_paths(run, "arc", "loglikelihood")
+    found = list(read_rows(path).values())[4]
+    assert (found["outcome"], found["values"]["acc"]) == ("ok", row["acc"])
+    assert found["detail"]["logprobs"][wrong] == min(found["detail"]["logprobs"]) < -1e300
 
 
 def test_a_bad_benchmark_can_be_left_out(tmp_path: Path) -> None:

@@ -229,8 +229,8 @@ def test_zstandard_without_its_package_is_refused(tmp_path: Path, monkeypatch: p
 def test_a_damaged_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "log.eval"
     path.write_bytes(content)
-    assert find_importer(path) is None
-    with pytest.raises(DataError, match="no log of Inspect here"):
+    assert find_importer(path) == "inspect"
+    with pytest.raises(DataError, match=r"log.eval: not a readable archive of Inspect"):
         import_logs([("inspect", path)], tmp_path / "out")
 
 
