@@ -4,7 +4,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from evalsuite.foundation import content_hash, file_hash
+from evalsuite.foundation import content_hash, file_hash, named_answers
 from evalsuite.models.fingerprint import source_hash
 from evalsuite.protocols import sandbox
 from evalsuite.protocols.loglikelihood import TASK_FOLDER
@@ -14,7 +14,7 @@ from evalsuite.tasks.benchmark import Benchmark
 
 _FOLDER = Path(sandbox.__file__).parent
 _LOGLIKELIHOOD = ("loglikelihood.py", "compat_lm_eval.py")
-_GENERATION = ("generation.py", "reasoning.py", "outcomes.py", "compat_evalscope.py")
+_GENERATION = ("generation.py", "reasoning.py", "outcomes.py", "extraction.py", "compat_evalscope.py")
 _ADAPTER = "evalscope_adapter.py"
 _SANDBOX = ("sandbox.py", "sandbox_child.py")
 
@@ -42,7 +42,10 @@ def scorer_version(benchmark: Benchmark, protocol: str) -> ScorerVersion:
         )
     assert benchmark.generation is not None
     spec = benchmark.generation
-    parts: list[Any] = [source_hash(*_GENERATION, root=_FOLDER)]
+    parts: list[Any] = [
+        source_hash(*_GENERATION, root=_FOLDER),
+        source_hash("named_answers.py", root=Path(named_answers.__file__).parent),
+    ]
     if spec.dataset in sandbox.IN_SANDBOX:
         parts.append(source_hash(*_SANDBOX, root=_FOLDER))
     if spec.scorer is not None:

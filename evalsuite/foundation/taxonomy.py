@@ -42,7 +42,9 @@ OUTCOME_MEANINGS = {
     "ran_on": Outcome(
         "ran on", "the response goes on with a next question, and scores more without it", False, True
     ),
-    "extraction_failed": Outcome("no answer extracted", "the response ended without an answer", False, True),
+    "extraction_failed": Outcome(
+        "no answer extracted", "no answer was extracted from the response", False, True
+    ),
     "truncated": Outcome(
         "truncated", "the response reached the token limit before an answer was extracted", True, True
     ),

@@ -5,14 +5,16 @@ EvalScope builds the prompts (`load_dataset`, `run_inference` of its adapters) a
 loading, thread pool, caches and reports are not used.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from evalsuite.foundation import ConfigError, DataError, MissingDependencyError, content_hash, nearest
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.protocols import compat_evalscope, sandbox
+from evalsuite.protocols.extraction import Basis, basis_of, later_blocks, parts_before_next_question
 from evalsuite.protocols.isolation import CpuTimeExceededError, cpu_time_limit, quiet_harness, seeded_random
 from evalsuite.protocols.outcomes import classify_outcome
 from evalsuite.protocols.prompt_text import Message, chat_text, prompt_text, truncate_middle
@@ -274,11 +276,7 @@ class GenerationBenchmark:
             response: of a model.
             in_reasoning: whether the prompt opens a block of reasoning.
         """
-        from evalscope.metrics.aggregators import METRIC_WEIGHTS_KEY
-
-        from evalsuite.protocols.evalscope_adapter import ReplayModel
-
-        sample = self._samples[number]
+        sample, metric = self._samples[number], self._spec.metric
         chance = self._spec.chance if self._spec.chance is not None else self._benchmark.chance
         if chance == "per_document":
             chance = chance_of(sample.choices or [])
@@ -287,25 +285,23 @@ class GenerationBenchmark:
         answer: str | None = response.text
         if self._spec.reasoning == "strip":
             answer = answer_of(response.text, in_reasoning=in_reasoning)
-        with quiet_harness():
-            replay = ReplayModel(answer or "", response.finish_reason)
-            state = self._adapter.run_inference(replay.model(), sample, "")
-            try:
-                with (
-                    compat_evalscope.in_process_math(),
-                    compat_evalscope.cached_evalf(),
-                    seeded_random(),
-                    cpu_time_limit(SCORE_SECONDS),
-                ):
-                    score = self._adapter.calculate_metrics(state).score
-            except CpuTimeExceededError:
-                # Whether it is right would depend on the speed of the processor.
-                error = f"the metric was aborted after {SCORE_SECONDS:g} s of processor time"
-                return Score.from_error(error, chance, _detail(response, "", sample.target), undecided=True)
-        # Metrics with weights (IFEval's instructions) are not means over documents, as ours are.
-        weighted = score.metadata.get(METRIC_WEIGHTS_KEY, {})
-        values = {name: float(value) for name, value in score.value.items() if name not in weighted}
-        if self._spec.metric not in values:
+        basis: Basis = "answer"
+        ran_on, extracted = False, ""
+        try:
+            score = self._apply(sample, answer or "", response.finish_reason)
+            values = _values(score)
+            if answer is not None and metric in values:
+                extracted = str(score.extracted_prediction or "")
+                basis = self._basis(sample, answer, extracted)
+                if values[metric] < 1:
+                    better = partial(self._any_better, sample, response.finish_reason, values[metric])
+                    ran_on = better(parts_before_next_question(self._spec.dataset, answer))
+                    basis = "nothing" if better(later_blocks(self._spec.dataset, answer)) else basis
+        except CpuTimeExceededError:
+            # Whether it is right would depend on the speed of the processor.
+            error = f"the metric was aborted after {SCORE_SECONDS:g} s of processor time"
+            return Score.from_error(error, chance, _detail(response, "", sample.target), undecided=True)
+        if metric not in values:
             reason = "; ".join(str(value) for value in score.metadata.values()) or "it returned no value"
             requires = self._benchmark.requires
             needs = f"; {self._benchmark.name} needs {requires}" if requires else ""
@@ -314,13 +310,60 @@ class GenerationBenchmark:
         target = score.metadata.get("target", sample.target)
         if answer is None:
             # Some metrics accept an empty response.
-            values, extracted = dict.fromkeys(values, 0.0), ""
-        else:
-            extracted = str(score.extracted_prediction or "")
-        correct = values[self._spec.metric] >= 1
-        outcome = classify_outcome(replace(response, text=answer or ""), extracted, correct=correct)
+            values = dict.fromkeys(values, 0.0)
+        correct = values[metric] >= 1
+        if basis == "nothing" and not correct:
+            extracted = ""
+        outcome = classify_outcome(
+            replace(response, text=answer or ""),
+            extracted,
+            correct=correct,
+            guessed=basis == "guess",
+            ran_on=ran_on,
+        )
         detail = _detail(response, extracted, target) | ({"reason": UNCLOSED} if answer is None else {})
         return Score(values, chance, outcome, detail)
+
+    def _apply(self, sample: Any, text: str, finish_reason: str) -> Any:
+        """Return EvalScope's score of a text. Raises CpuTimeExceededError."""
+        from evalsuite.protocols.evalscope_adapter import ReplayModel
+
+        with quiet_harness():
+            state = self._adapter.run_inference(ReplayModel(text, finish_reason).model(), sample, "")
+            with (
+                compat_evalscope.in_process_math(),
+                compat_evalscope.cached_evalf(),
+                seeded_random(),
+                cpu_time_limit(SCORE_SECONDS),
+            ):
+                return self._adapter.calculate_metrics(state).score
+
+    def _basis(self, sample: Any, text: str, extracted: str) -> Basis:
+        options = [str(each) for each in sample.choices or ()]
+        return basis_of(self._spec.dataset, text, extracted, options)
+
+    def _any_better(self, sample: Any, finish_reason: str, value: float, parts: Iterable[str]) -> bool:
+        """Return whether a part of a response scores more than `value`, other than by a guess.
+
+        Raises CpuTimeExceededError.
+        """
+        for part in parts:
+            score = self._apply(sample, part, finish_reason)
+            basis = self._basis(sample, part, str(score.extracted_prediction or ""))
+            if basis == "answer" and _values(score).get(self._spec.metric, 0.0) > value:
+                return True
+        return False
+
+
+def _values(score: Any) -> dict[str, float]:
+    """Values per metric, without those that have weights (IFEval's instructions).
+
+    Those are not means over documents, as ours are.
+    """
+    from evalscope.metrics.aggregators import METRIC_WEIGHTS_KEY
+
+    weighted = score.metadata.get(METRIC_WEIGHTS_KEY, {})
+    return {name: float(value) for name, value in score.value.items() if name not in weighted}
 
 
 def _detail(response: GenerateResponse, extracted: str, target: Any) -> dict[str, Any]:

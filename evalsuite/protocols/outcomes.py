@@ -8,14 +8,32 @@ MIN_REPEATS = 3
 MIN_LOOP_TOKENS = 24
 
 
-def classify_outcome(response: GenerateResponse, extracted: str, *, correct: bool) -> str:
-    """Return ``ok``, ``extraction_failed``, ``truncated``, ``looped`` or ``error``.
+def classify_outcome(
+    response: GenerateResponse,
+    extracted: str,
+    *,
+    correct: bool,
+    guessed: bool = False,
+    ran_on: bool = False,
+) -> str:
+    """Return one of `evalsuite.foundation.taxonomy.OUTCOMES`.
 
-    A correct response is ok however it ended. A wrong one that ends in a loop has looped; one that reached
-    the token limit before an answer could be extracted is truncated.
+    A correct response is ok however it ended, unless the harness guessed. A wrong one that ends in a loop has
+    looped; one that reached the token limit before an answer could be extracted is truncated.
+
+    Args:
+        response: of a model.
+        extracted: the harness's answer; empty for none.
+        correct: whether the harness counts it as right.
+        guessed: whether the response does not name that answer.
+        ran_on: whether the response scores more without a next question that it goes on with.
     """
     if response.error:
         return "error"
+    if ran_on:
+        return "ran_on"
+    if guessed:
+        return "guessed"
     if correct:
         return "ok"
     if response.finish_reason == "length" and is_looping(response.tokens):
