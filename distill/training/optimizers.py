@@ -100,16 +100,19 @@ def _group(key: tuple[float, float, bool], members: list[nn.Parameter]) -> dict[
 def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
     """Learning rate of `step` (from 0) out of `steps`, in units of the peak rate.
 
-    The first step has a positive rate, and the last one exactly `min_lr_ratio`, unless there is no decay.
+    Some step has the peak rate: the last one of the warmup, or the first one without it. The last one has
+    exactly `min_lr_ratio`, unless there is no decay or a single step.
     """
     warmup = round(schedule.warmup_ratio * steps)
     decay = round(schedule.effective_decay_ratio * steps) if schedule.kind == "wsd" else steps - warmup
     if schedule.kind == "constant":
         decay = 0
+    # The step of the peak is none of the decay, in short stages either.
+    decay = min(decay, steps - max(warmup, 1))
     if step < warmup:
         return (step + 1) / warmup
     remaining = steps - 1 - step
-    if decay == 0 or remaining >= decay:
+    if remaining >= decay:
         return 1.0
     # 1 at the last step, so that the schedule ends at its minimum exactly.
     progress = 1 - remaining / decay

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -35,7 +37,51 @@ def test_the_last_step_has_the_minimum_rate(schedule, steps):
 def test_the_rate_stays_in_range_and_starts_above_zero(schedule, steps):
     factors = [lr_factor(schedule, step, steps) for step in range(steps)]
     assert all(0 <= factor <= 1 for factor in factors)
-    assert steps == 1 or factors[0] > 0
+    assert factors[0] > 0
+
+
+SHORT = {
+    ("wsd", 0.05): {1: [1], 2: [1, 1], 3: [1, 1, 0], 8: [1, 1, 1, 1, 1, 1, 0.5, 0]},
+    ("wsd", 0.5): {1: [1], 2: [1, 1], 4: [0.5, 1, 1, 0], 5: [0.5, 1, 1, 1, 0]},
+    ("linear", 0.0): {1: [1], 2: [1, 0], 3: [1, 0.5, 0], 5: [1, 0.75, 0.5, 0.25, 0]},
+    ("linear", 0.05): {1: [1], 2: [1, 0], 3: [1, 0.5, 0], 5: [1, 0.75, 0.5, 0.25, 0]},
+    ("linear", 0.5): {1: [1], 2: [1, 0], 4: [0.5, 1, 0.5, 0]},
+    ("linear", 1.0): {1: [1], 2: [0.5, 1], 4: [0.25, 0.5, 0.75, 1]},
+    ("cosine", 0.0): {1: [1], 2: [1, 0], 3: [1, 0.5, 0]},
+    ("cosine", 0.5): {1: [1], 2: [1, 0], 4: [0.5, 1, 0.5, 0]},
+    ("constant", 0.0): {1: [1], 3: [1, 1, 1]},
+    ("constant", 0.5): {1: [1], 4: [0.5, 1, 1, 1]},
+}
+
+
+@pytest.mark.parametrize(("kind", "warmup"), SHORT)
+def test_the_rates_of_short_stages(kind, warmup):
+    schedule = ScheduleConfig(kind=kind, warmup_ratio=warmup)
+    for steps, expected in SHORT[kind, warmup].items():
+        assert [lr_factor(schedule, step, steps) for step in range(steps)] == pytest.approx(expected), steps
+
+
+@pytest.mark.parametrize("kind", ["wsd", "linear", "cosine", "constant"])
+@pytest.mark.parametrize("warmup", [0.0, 0.05, 0.2, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("steps", range(1, 11))
+def test_every_stage_reaches_its_rate(kind, warmup, steps):
+    schedule = ScheduleConfig(kind=kind, warmup_ratio=warmup, decay_ratio=1 - warmup, min_lr_ratio=0.1)
+    factors = [lr_factor(schedule, step, steps) for step in range(steps)]
+    assert factors[0] > 0
+    assert max(factors) == 1
+    decays = kind != "constant" and steps > max(1, round(warmup * steps))
+    assert factors[-1] == pytest.approx(0.1 if decays else 1)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0.01, 0.2])
+def test_decays_after_a_warmup_are_those_of_the_published_runs(kind, warmup):
+    """The step after the peak is the first one of `steps - warmup` that decay."""
+    schedule = ScheduleConfig(kind=kind, warmup_ratio=warmup)
+    first = round(warmup * 100)
+    left = (100 - first - 1) / (100 - first)
+    expected = left if kind == "linear" else (1 - math.cos(math.pi * left)) / 2
+    assert lr_factor(schedule, first, 100) == pytest.approx(expected, rel=1e-12)
 
 
 def test_wsd_has_three_phases():
