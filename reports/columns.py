@@ -362,6 +362,15 @@ for _name, _column in {
         better=None,
         outputs=_CSV,
     ),
+    "counted_with": Column(
+        title="counted with",
+        hint="Benchmarks of the scope whose requests another one has: the two count once.",
+        value=lambda entry: " ".join(f"{a}={b}" for a, b in entry.average.counts_with.items()),
+        kind="value",
+        unit="text",
+        better=None,
+        outputs=_CSV,
+    ),
     "gap": Column(
         title="gap",
         hint="Drop under generation − drop under log-likelihood, on documents with both.",

@@ -132,9 +132,10 @@ class Report:
 
     @property
     def documents(self) -> int:
-        """Number of compared documents, over benchmarks, protocols and contexts."""
+        """Number of compared documents over benchmarks, protocols and contexts, equal requests once."""
         counts: dict[CellKey, int] = {}
-        for cell in self.tensor.cells:
+        cells = self.tensor.cells
+        for cell in (cells[i] for i in self.tensor.counting.once(cells)):
             counts[cell.key] = max(counts.get(cell.key, 0), len(cell.documents))
         return sum(counts.values())
 

@@ -15,6 +15,7 @@ from evalsuite.reports.analysis.recovery import (
     recovery,
     win_or_tie_rate,
 )
+from evalsuite.reports.analysis.result_tensor import Cell
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE, Pool, Scope
 from evalsuite.reports.records.merging import CellKey
@@ -55,6 +56,7 @@ def _row(pool: Pool, scope: Scope, checkpoint: int) -> AverageRow | None:
         protocol=scope.protocol,
         benchmarks=tuple(dict.fromkeys(cell.benchmark.name for cell in answered)),
         missing=_missing(pool, scope, checkpoint, teacher),
+        counts_with=pool.counts_with(scope, who),
         documents=data.documents,
         score=data.level_contrast(checkpoint).interval(method=LEVEL_METHOD),
         drop=None,
@@ -95,6 +97,7 @@ def _missing(pool: Pool, scope: Scope, checkpoint: int, teacher: int | None) -> 
     lacking -= {cell.key for cell in cells if checkpoint in cell.present}
     lacking -= _read_by_no_student(pool, teacher)
     lacking |= {cell.key for cell in pool.tensor.incomplete if cell.checkpoint in (checkpoint, teacher)}
+    lacking -= _counted_with(pool, cells, checkpoint)
     named = {cell.benchmark.name for cell in cells} if scope.name == INFORMATIVE else None
     return tuple(
         benchmark.name
@@ -112,6 +115,12 @@ def _read_by_no_student(pool: Pool, teacher: int | None) -> set[CellKey]:
         return set()
     students = [i for i, each in enumerate(pool.tensor.checkpoints) if each.teacher == teacher]
     return {cell.key for cell in pool.cells if all((i, cell.key) in pool.tensor.unread for i in students)}
+
+
+def _counted_with(pool: Pool, cells: Sequence[Cell], checkpoint: int) -> set[CellKey]:
+    """Cells without a checkpoint whose requests it has in another benchmark, which count once."""
+    found = pool.tensor.counting.representatives(cells)
+    return {cells[i].key for i, into in found.items() if checkpoint in cells[into].present}
 
 
 def _with_ranks(pool: Pool, scope: Scope, rows: Sequence[AverageRow]) -> list[AverageRow]:

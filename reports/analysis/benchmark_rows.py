@@ -9,13 +9,13 @@ import numpy as np
 from evalsuite.foundation import content_hash
 from evalsuite.foundation.taxonomy import OUTCOMES
 from evalsuite.reports.analysis.bootstrap_sample import METHOD, Estimate
+from evalsuite.reports.analysis.counting import holm_once
 from evalsuite.reports.analysis.recovery import chance_normalized_recovery, log_perplexity, recovery
 from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
 from evalsuite.reports.analysis.rows import BenchmarkRow, DropRow
 from evalsuite.reports.analysis.scopes import Pool
 from evalsuite.reports.statistics.contrasts import Contrast
 from evalsuite.reports.statistics.hypothesis_tests import (
-    holm,
     mcnemar_exact,
     paired_minimum_detectable_effect,
 )
@@ -49,8 +49,20 @@ def drop_rows(tensor: ResultTensor, pools: Mapping[str, Pool]) -> list[DropRow]:
             for name in names
             if (row := _drop_row(pool, student, checkpoint.teacher, name)) is not None
         ]
-        adjusted = holm([row.p for row in rows])
+        adjusted = holm_once([row.p for row in rows], _merged(pool, rows))
         found += [replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
+    return found
+
+
+def _merged(pool: Pool, rows: Sequence[DropRow]) -> dict[int, int]:
+    """Index of each row whose requests are those of another row of the same student → index of that one."""
+    place = {(row.checkpoint, row.benchmark): i for i, row in enumerate(rows)}
+    cells = [cell for cell in pool.tensor.cells if cell.protocol == pool.protocol]
+    found = {}
+    for student in dict.fromkeys(row.checkpoint for row in rows):
+        mine = [cell for cell in cells if student in cell.present and (student, cell.benchmark.name) in place]
+        for name, other in pool.tensor.counting.benchmarks(mine).items():
+            found[place[student, name]] = place[student, other]
     return found
 
 

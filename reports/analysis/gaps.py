@@ -1,7 +1,7 @@
 """Gap rows: a student's drop under generation − its drop under log-likelihood, on the same documents."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from evalsuite.foundation import content_hash
 from evalsuite.foundation.taxonomy import FAILURES, OUTCOMES, PROTOCOLS
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, ResampledStratum, Terms
+from evalsuite.reports.analysis.counting import holm_once
 from evalsuite.reports.analysis.pairs import proven_pairs
 from evalsuite.reports.analysis.replicates import Recipes
 from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
@@ -16,7 +17,6 @@ from evalsuite.reports.analysis.rows import Agreement, AverageRow, GapRow, Inver
 from evalsuite.reports.analysis.scopes import ALL, weights_of
 from evalsuite.reports.statistics.agreement import rank_agreement
 from evalsuite.reports.statistics.bootstrap import Stratum
-from evalsuite.reports.statistics.hypothesis_tests import holm
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,24 @@ class GapPool:
             if all(s in pair.loglikelihood.present and s in pair.generation.present for s in checkpoints)
         ]
 
+    def representatives(self, protocol_pairs: Sequence[int]) -> dict[int, int]:
+        """Each pair whose requests under either protocol another of `protocol_pairs` has → that one."""
+        found: dict[int, int] = {}
+        for protocol in PROTOCOLS:
+            left = [i for i in protocol_pairs if i not in found]
+            cells = [getattr(self.protocol_pairs[i], protocol) for i in left]
+            merged = self.tensor.counting.representatives(cells)
+            found |= {left[i]: left[into] for i, into in merged.items()}
+        return {i: found.get(into, into) for i, into in found.items()}
+
+    def once(self, protocol_pairs: Sequence[int]) -> tuple[int, ...]:
+        """Those of `protocol_pairs` that their average counts."""
+        merged = self.representatives(protocol_pairs)
+        return tuple(i for i in protocol_pairs if i not in merged)
+
     def of(self, protocol_pairs: Sequence[int]) -> BootstrapSample:
-        """Return the sample of some pairs, weighted as in every average."""
-        key = tuple(protocol_pairs)
+        """Return the sample of some pairs, each request once, weighted as in every average."""
+        key = self.once(protocol_pairs)
         if key not in self._samples:
             weights = weights_of([self.protocol_pairs[i].loglikelihood for i in key])
             self._samples[key] = BootstrapSample([self.strata[i] for i in key], weights)
@@ -154,22 +169,29 @@ class GapPool:
 
 def gap_rows(pool: GapPool) -> list[GapRow]:
     """For every student: one row per benchmark with both protocols, and one for their macro average."""
-    rows = []
+    averages: list[GapRow] = []
+    rows: list[GapRow] = []
+    merged: dict[int, int] = {}
     for student, checkpoint in enumerate(pool.tensor.checkpoints):
         if checkpoint.teacher is None:
             continue
         protocol_pairs = pool.answered([student, checkpoint.teacher])
         if not protocol_pairs:
             continue
-        rows.append(_row(pool, student, checkpoint.teacher, protocol_pairs, ALL, None))
+        counted = list(pool.once(protocol_pairs))
+        averages.append(_row(pool, student, checkpoint.teacher, counted, ALL, None))
+        place = {i: len(rows) + at for at, i in enumerate(protocol_pairs)}
+        merged |= {place[i]: place[into] for i, into in pool.representatives(protocol_pairs).items()}
         for i in protocol_pairs:
             cell = pool.protocol_pairs[i].loglikelihood
             rows.append(_row(pool, student, checkpoint.teacher, [i], cell.benchmark.name, cell.context))
-    corrected = {
-        is_average: iter(holm([row.p for row in rows if (row.benchmark == ALL) == is_average]))
-        for is_average in (True, False)
-    }
-    return [replace(row, p_holm=next(corrected[row.benchmark == ALL])) for row in rows]
+    # The sort is stable: each student's average comes before its benchmarks.
+    return sorted([*_corrected(averages, {}), *_corrected(rows, merged)], key=lambda row: row.checkpoint)
+
+
+def _corrected(rows: Sequence[GapRow], merged: Mapping[int, int]) -> list[GapRow]:
+    adjusted = holm_once([row.p for row in rows], merged)
+    return [replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
 
 
 def _row(

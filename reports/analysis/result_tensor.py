@@ -15,6 +15,7 @@ import pandas as pd
 
 from evalsuite.foundation import DataError
 from evalsuite.foundation.taxonomy import OUTCOMES
+from evalsuite.reports.analysis.counting import Counting
 from evalsuite.reports.records.coverage import (
     IncompleteCell,
     ScoredDocuments,
@@ -124,6 +125,8 @@ class ResultTensor:
     errors: dict[tuple[int, str, str], int]
     """(checkpoint, benchmark, protocol) → number of responses with outcome `error`"""
     warnings: tuple[str, ...]
+    counting: Counting
+    """Which cells have the requests of another, and count with it."""
     unread: Mapping[tuple[int, CellKey], str] = field(default_factory=dict)
     """(checkpoint, cell) → why the checkpoint does not read the cell's context"""
 
@@ -189,7 +192,9 @@ def load_result_tensor(runs: Sequence[Path], selection: RunSelection | None = No
                 incomplete += lacking
     if not log.score_rows:
         raise DataError(f"{', '.join(map(str, runs))}: no score rows yet, nothing to report")
-    warnings = (*selection.notices, *merged.warnings, *log.all_warnings)
+    counting = Counting(cells)
+    shared = counting.sentences({benchmark.name: benchmark.title for benchmark in merged.benchmarks})
+    warnings = (*selection.notices, *merged.warnings, *log.all_warnings, *shared)
     return ResultTensor(
         merged,
         tuple(cells),
@@ -199,6 +204,7 @@ def load_result_tensor(runs: Sequence[Path], selection: RunSelection | None = No
         log.score_rows,
         log.errors,
         warnings,
+        counting,
         unread,
     )
 

@@ -1,5 +1,6 @@
 """The rows of a report: plain values, ready for JSON. Fractions unless stated otherwise."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
@@ -70,6 +71,8 @@ class AverageRow:
     benchmarks: tuple[str, ...]
     missing: tuple[str, ...]
     """Benchmarks of the scope without scores of this checkpoint; if any, it has no rank."""
+    counts_with: Mapping[str, str] = field(default_factory=dict)
+    """Benchmark of the scope that `benchmarks` lacks, since its requests are another's → that one."""
     documents: int
     score: Interval
     drop: Interval | None

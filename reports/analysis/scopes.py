@@ -57,18 +57,28 @@ class Pool:
         return Scope(name, self.protocol, tuple(cells))
 
     def answered(self, scope: Scope, checkpoints: Sequence[int]) -> tuple[int, ...]:
-        """Indices of the cells of `scope` that have all of `checkpoints`."""
-        return tuple(i for i in scope.cells if set(checkpoints) <= set(self.cells[i].present))
+        """Indices of the cells of `scope` that have all of `checkpoints`, those of equal requests once."""
+        return self.once([i for i in scope.cells if set(checkpoints) <= set(self.cells[i].present)])
+
+    def once(self, cells: Sequence[int]) -> tuple[int, ...]:
+        """Those of `cells` that their average counts: of cells with the same requests one."""
+        return tuple(cells[i] for i in self.tensor.counting.once([self.cells[i] for i in cells]))
+
+    def counts_with(self, scope: Scope, checkpoints: Sequence[int]) -> dict[str, str]:
+        """Benchmark of `scope` that counts with another one of it → that one, where all `checkpoints` are."""
+        cells = [self.cells[i] for i in scope.cells if set(checkpoints) <= set(self.cells[i].present)]
+        return self.tensor.counting.benchmarks(cells)
 
     def of(self, scope: Scope, checkpoints: Sequence[int]) -> BootstrapSample | None:
         """Return the sample of the cells of `scope` that have all of `checkpoints`; None without cells."""
         return self.sample(self.answered(scope, checkpoints))
 
     def sample(self, cells: tuple[int, ...]) -> BootstrapSample | None:
-        """Return the sample of these cells, weighted as in every average; None without cells."""
+        """Return the sample of these cells, each request once, weighted as in every average; None without."""
         if cells and cells not in self._samples:
-            weights = weights_of([self.cells[i] for i in cells])
-            self._samples[cells] = BootstrapSample([self.strata[i] for i in cells], weights)
+            counted = self.once(cells)
+            weights = weights_of([self.cells[i] for i in counted])
+            self._samples[cells] = BootstrapSample([self.strata[i] for i in counted], weights)
         return self._samples.get(cells)
 
 

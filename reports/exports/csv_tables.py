@@ -39,6 +39,7 @@ def scores_csv(report: Report) -> str:
     plans = {benchmark.name: benchmark for benchmark in report.benchmarks}
     flips = {(r.checkpoint, r.scope, r.protocol, r.context): r for r in report.agreements_by_benchmark}
     letters = {(r.checkpoint, r.benchmark, r.context): r for r in report.letters}
+    counts_with = _counts_with(report)
     rows = []
     for row in report.scores:
         plan = plans[row.benchmark]
@@ -56,6 +57,7 @@ def scores_csv(report: Report) -> str:
                 "metric": how.metric if how.direction == "higher" else f"log-perplexity ({how.metric})",
                 "status": "measured",
                 "documents": row.documents,
+                "counts_with": counts_with.get((row.checkpoint, row.benchmark, row.protocol, row.context)),
                 "out_of_distribution": row.out_of_distribution,
                 "planned": how.planned(row.context),
                 "seeds": row.seeds,
@@ -98,6 +100,17 @@ def scores_csv(report: Report) -> str:
             }
         )
     return _csv(rows)
+
+
+def _counts_with(report: Report) -> dict[tuple[int, str, str, int | None], str]:
+    """Checkpoint and cell → the benchmark whose requests include those of the cell: the two count once."""
+    found = {}
+    cells = report.tensor.cells
+    for i in range(len(report.checkpoints)):
+        mine = [cell for cell in cells if i in cell.present]
+        for at, into in report.tensor.counting.representatives(mine).items():
+            found[(i, *mine[at].key)] = mine[into].benchmark.name
+    return found
 
 
 def recall_csv(report: Report) -> str:

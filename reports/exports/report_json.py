@@ -10,8 +10,8 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.report import Report
 
-SCHEMA = 4
-"""4: texts of methods and reasons stand once, see `compact_json`."""
+SCHEMA = 5
+"""5: equal requests count once, see `shared_requests`; 4: texts stand once, see `compact_json`."""
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -32,6 +32,9 @@ def report_json(report: Report) -> dict[str, Any]:
             for s in report.checkpoints
         ],
         "benchmarks": [benchmark.model_dump(mode="json") for benchmark in report.benchmarks],
+        "shared_requests": [
+            {**to_json(each), "counts_once": each.counts_once} for each in report.tensor.counting.shared
+        ],
         "score_rows": report.tensor.score_rows,
         "averages": [to_json(row) for row in report.averages],
         "scores": [to_json(row) for row in report.scores],

@@ -110,7 +110,7 @@ class Evidence:
         data = pool.sample(tuple(chosen))
         if lacking or data is None:
             return NotMeasured(lacking or nothing(rule, self.tensor, protocol, left_out))
-        return data, [pool.cells[i] for i in chosen]
+        return data, [pool.cells[i] for i in pool.once(chosen)]
 
     def baseline(self, path: str) -> ResultTensor | str:
         """Load a stored run once; the reason if it cannot be read."""

@@ -40,6 +40,7 @@ def regression(
     lacking = missing(rule, tensor, protocol, [checkpoint], {cell.key for cell in cells})
     if lacking or not cells:
         return NotMeasured(lacking or nothing(rule, tensor, protocol))
+    cells = [cells[i] for i in tensor.counting.once(cells)]
     strata, look_at = [], []
     for cell in cells:
         old = next((c for c in baseline.cells if c.key == cell.key and before in c.present), None)

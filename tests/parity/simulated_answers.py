@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from evalsuite.reports.analysis.counting import Counting
 from evalsuite.reports.analysis.result_tensor import Cell
 from evalsuite.reports.records.merging import CheckpointEntry
 from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, ProtocolPlan
@@ -83,7 +84,8 @@ def tensor_of(drawn: SimpleNamespace) -> Any:
         for number, (gold, choices) in enumerate(drawn.benchmarks)
     )
     labels = [TEACHER, *(f"student-{i}" for i in range(len(setting.copied)))]
-    return SimpleNamespace(cells=cells, checkpoints=tuple(_checkpoints(labels, setting.tokens)))
+    checkpoints = tuple(_checkpoints(labels, setting.tokens))
+    return SimpleNamespace(cells=cells, checkpoints=checkpoints, counting=Counting(cells))
 
 
 def _checkpoints(labels: Sequence[str], tokens: Sequence[int]) -> list[CheckpointEntry]:
@@ -129,7 +131,7 @@ def _cell(benchmark: str, name: str, gold: np.ndarray, choices: np.ndarray) -> C
         score_files=zeros,
         chance=np.full(documents, CHANCE),
         units=np.ones(shape),
-        prompt_hashes=np.array([str(i) for i in range(documents)]),
+        prompt_hashes=np.array([f"{benchmark}-{i}" for i in range(documents)]),
         answers=choices.astype(np.int32)[:, None, :],
         scored_answers=choices.astype(np.int32)[:, None, :],
     )
@@ -179,4 +181,5 @@ def draw_divergences(setting: Divergences, rng: np.random.Generator) -> tuple[An
             ).astype({"bits": "Int64"})
         )
     checkpoints = tuple(_checkpoints([TEACHER, "student-0"], ()))
-    return SimpleNamespace(checkpoints=checkpoints), pd.concat(frames, ignore_index=True)
+    tensor = SimpleNamespace(checkpoints=checkpoints, cells=(), counting=Counting(()))
+    return tensor, pd.concat(frames, ignore_index=True)

@@ -126,11 +126,16 @@ class AgreementPool:
         return found
 
     def sample(self, measure: Measure, cells: Sequence[int]) -> BootstrapSample | None:
-        """The sample of a measure over cells, weighted as in every average; None without cells."""
+        """The sample of a measure over cells, each request once, weighted as everywhere; None without."""
         if not cells:
             return None
-        weights = weights_of([self.cells[i] for i in cells])
-        return BootstrapSample([self._strata[i][self._place[measure][0]] for i in cells], weights)
+        counted = self.once(cells)
+        weights = weights_of([self.cells[i] for i in counted])
+        return BootstrapSample([self._strata[i][self._place[measure][0]] for i in counted], weights)
+
+    def once(self, cells: Sequence[int]) -> list[int]:
+        """Those of `cells` that their average counts: of cells with the same requests one."""
+        return [cells[i] for i in self.tensor.counting.once([self.cells[i] for i in cells])]
 
     def contrast(self, measure: Measure, checkpoint: int, cells: Sequence[int]) -> Contrast | None:
         """A measure of a checkpoint over cells that have it; None without any."""
@@ -259,8 +264,8 @@ def _row(
     recipes: Recipes | None,
     context: int | None = None,
 ) -> AgreementRow | None:
-    compared = pool.cells_with("agreement", [checkpoint], cells)
-    flipped = pool.cells_with("lost", [checkpoint], cells)
+    compared = pool.once(pool.cells_with("agreement", [checkpoint], cells))
+    flipped = pool.once(pool.cells_with("lost", [checkpoint], cells))
     if not compared and not flipped:
         return None
     estimates = {measure: _estimate(pool, measure, [checkpoint], cells, None) for measure in MEASURES}
@@ -285,8 +290,8 @@ def _row(
     runs = tuple(
         run
         for run in recipes.runs(checkpoint)
-        if pool.cells_with("agreement", [run], cells) == compared
-        and pool.cells_with("lost", [run], cells) == flipped
+        if pool.once(pool.cells_with("agreement", [run], cells)) == compared
+        and pool.once(pool.cells_with("lost", [run], cells)) == flipped
     )
     return replace(
         row,

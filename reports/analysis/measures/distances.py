@@ -86,7 +86,7 @@ def distance_rows(tensor: ResultTensor, frame: pd.DataFrame | None) -> list[Dist
     found = []
     for names, part in known.groupby(["teacher", "text"], sort=True):
         teacher, text = map(str, names)
-        for kind, group, rows in _groups(part, text):
+        for kind, group, rows in _groups(part, text, _merged(tensor, index[teacher], part)):
             summed = _part(rows, text, kind)
             if summed is not None:
                 found += _rows(summed, models, retrained, index[teacher], text, kind, group)
@@ -115,19 +115,30 @@ def answer_distance(
         & (frame["text"] == ANSWERS)
         & frame["bits"].isna()
     ]
-    if benchmark is not None:
+    if benchmark is None:
+        rows = rows[~rows["source"].isin(_merged(tensor, teacher, rows))]
+    else:
         rows = rows[rows["source"] == benchmark]
     summed = _part(rows, ANSWERS, "all")
     return None if summed is None else (summed.data.mean({0: 1.0}), summed.data.documents)
 
 
-def _groups(frame: pd.DataFrame, text: str) -> list[tuple[Kind, str, pd.DataFrame]]:
+def _merged(tensor: ResultTensor, teacher: int, frame: pd.DataFrame) -> set[str]:
+    """Benchmarks among the sources whose requests are another source's."""
+    sources = set(frame["source"])
+    cells = [c for c in tensor.cells if c.benchmark.name in sources and teacher in c.present]
+    return set(tensor.counting.benchmarks([c for c in cells if c.protocol == "loglikelihood"]))
+
+
+def _groups(frame: pd.DataFrame, text: str, merged: Collection[str]) -> list[tuple[Kind, str, pd.DataFrame]]:
     kinds: tuple[Kind, ...] = ("source", "token_class", "positions")
-    found: list[tuple[Kind, str, pd.DataFrame]] = [("all", "all", frame)]
+    once = frame[~frame["source"].isin(merged)] if text == ANSWERS else frame
+    found: list[tuple[Kind, str, pd.DataFrame]] = [("all", "all", once)]
     for kind in kinds:
-        names = sorted(frame[kind].dropna().unique())
+        rows = frame if kind == "source" else once
+        names = sorted(rows[kind].dropna().unique())
         if len(names) > 1:
-            found += [(kind, name, frame[frame[kind] == name]) for name in names]
+            found += [(kind, name, rows[rows[kind] == name]) for name in names]
     return found
 
 

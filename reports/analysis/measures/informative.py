@@ -7,7 +7,7 @@ whose answers are in the training data.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,6 +38,8 @@ class InformativeRow:
     """Share of the teacher's responses that name an answer; 1 under log-likelihood."""
     why: str
     """Why the benchmark is not informative; empty if it is."""
+    counts_with: str = ""
+    """The informative benchmark whose requests include this one's: the two count once; empty if none does."""
 
     @property
     def is_informative(self) -> bool:
@@ -54,7 +56,10 @@ def informative_rows(pool: Pool, teacher: int) -> list[InformativeRow]:
     for i, cell in enumerate(pool.cells):
         if teacher in cell.present:
             benchmarks.setdefault(cell.benchmark.name, []).append(i)
-    return [_row(pool, teacher, name, tuple(cells)) for name, cells in benchmarks.items()]
+    rows = [_row(pool, teacher, name, tuple(cells)) for name, cells in benchmarks.items()]
+    counted = [pool.cells[i] for row in rows if row.is_informative for i in benchmarks[row.benchmark]]
+    with_others = pool.tensor.counting.benchmarks(counted)
+    return [replace(row, counts_with=with_others.get(row.benchmark, "")) for row in rows]
 
 
 def informative_names(rows: Sequence[InformativeRow], teacher: int, protocol: str) -> tuple[str, ...]:

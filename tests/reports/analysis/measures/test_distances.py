@@ -9,6 +9,7 @@ import pytest
 
 from evalsuite.foundation import DataError
 from evalsuite.reports import policy_from_options, run_gate
+from evalsuite.reports.analysis.counting import Counting
 from evalsuite.reports.analysis.measures.distances import DistanceRow, distance_rows
 from evalsuite.reports.columns import COLUMNS, Entry
 from evalsuite.reports.exports.csv_tables import distances_csv
@@ -71,7 +72,9 @@ def tensor_of(*labels: str) -> SimpleNamespace:
         checkpoints=[
             SimpleNamespace(plan=SimpleNamespace(weights_id=name), label=name, teacher=0 if i else None)
             for i, name in enumerate(labels)
-        ]
+        ],
+        cells=(),
+        counting=Counting(()),
     )
 
 
