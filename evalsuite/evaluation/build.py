@@ -210,7 +210,7 @@ def _merge_plan(run: Path, plan: Plan, registry: CheckpointRegistry) -> Plan:
     if len(teachers) > 1:
         raise RunFolderError(f"{run}: its teacher is {teachers[0].label}, not {teachers[1].label}")
     ordered = sorted((*others, *plan.checkpoints), key=lambda each: each.role != "teacher")
-    diverged = still_diverged((*before.diverged, *plan.diverged), {each.label for each in ordered})
+    diverged = still_diverged((*before.diverged, *plan.diverged), ordered)
     changed = {"created": before.created, "checkpoints": tuple(ordered), "diverged": diverged}
     return plan.model_copy(update=changed)
 

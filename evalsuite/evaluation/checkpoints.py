@@ -172,9 +172,13 @@ def diverged_students(paths: Sequence[str]) -> "list[DivergedStudent]":
     from evalsuite.reports.records.run_folder import DivergedStudent
 
     try:
-        return [parse(read_json(note), DivergedStudent, str(note)) for note in notes]
+        found = {note: parse(read_json(note), DivergedStudent, str(note)) for note in notes}
     except (DataError, ConfigError) as error:
         raise CheckpointError(f"a student's note of divergence cannot be read: {error}") from error
+    return [
+        student.model_copy(update={"path": str(note.parent.parent / student.label)})
+        for note, student in found.items()
+    ]
 
 
 def _notes_of_divergence(path: str) -> list[Path]:

@@ -28,7 +28,7 @@ def read_registered(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def diverged_path(run: Path) -> Path:
-    """Return the path of the notes on diverged students: label → what `distill` has noted."""
+    """Return the path of the notes on diverged students: path → what `distill` has noted."""
     return Path(run) / "requests" / "diverged.json"
 
 
@@ -40,7 +40,7 @@ def read_diverged(run: Path) -> dict[str, dict[str, Any]]:
 
 def register_diverged(run: Path, paths: Sequence[str]) -> None:
     """Add the notes on students below `paths` that diverged in training. Raises as `diverged_students`."""
-    if found := {each.label: each.model_dump() for each in diverged_students(paths)}:
+    if found := {each.path: each.model_dump() for each in diverged_students(paths)}:
         write_json(diverged_path(run), read_diverged(run) | found)
 
 
@@ -131,7 +131,7 @@ def add_registered_to_plan(run: Path) -> None:
     )
     checkpoints = plan.checkpoints + new
     notes = (*plan.diverged, *(DivergedStudent(**note) for note in read_diverged(run).values()))
-    diverged = still_diverged(notes, {each.label for each in checkpoints})
+    diverged = still_diverged(notes, checkpoints)
     changed = {"checkpoints": checkpoints, "diverged": diverged}
     if changed != {"checkpoints": plan.checkpoints, "diverged": plan.diverged}:
         write_plan(run, plan.model_copy(update=changed))

@@ -162,7 +162,7 @@ def _run_phases(config: RunConfig, calls: Calls, executor: Executor) -> Summary:
         _run_locked(config, calls, executor, checkpoints, summary)
     facts = read_environment(out)
     summary.partial, summary.left_out = facts.get("partial", {}), facts.get("left_out", {})
-    diverged = {each.label: f"{each.why}; it is left out" for each in diverged_students(config.checkpoints)}
+    diverged = {each.path: f"{each.why}; it is left out" for each in diverged_students(config.checkpoints)}
     summary.notices = diverged | engine_notices(out, read_index(out).labels)
     return summary
 

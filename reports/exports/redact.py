@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from evalsuite.reports.records.merging import CheckpointEntry
+from evalsuite.reports.records.merging import CheckpointEntry, DivergedEntry
 from evalsuite.reports.report import Report
 
 _PATHS = re.compile(
@@ -17,9 +17,12 @@ _PATHS = re.compile(
 def redact(report: Report) -> Report:
     """Reduce absolute paths of checkpoints, teachers and data to their last component."""
     merged = report.tensor.merged
-    tensor = replace(
-        report.tensor, merged=replace(merged, checkpoints=tuple(map(_subject, merged.checkpoints)))
+    merged = replace(
+        merged,
+        checkpoints=tuple(map(_subject, merged.checkpoints)),
+        diverged=tuple(map(_diverged, merged.diverged)),
     )
+    tensor = replace(report.tensor, merged=merged)
     runs = {str(run): run.name for run in merged.runs if run.is_absolute()}
     warnings = []
     for warning in report.warnings:
@@ -38,6 +41,11 @@ def _subject(checkpoint: CheckpointEntry) -> CheckpointEntry:
     plan = checkpoint.plan
     update = {"path": last_components(plan.path), "lineage": last_components(plan.lineage)}
     return replace(checkpoint, plan=plan.model_copy(update=update))
+
+
+def _diverged(student: DivergedEntry) -> DivergedEntry:
+    note = student.note
+    return replace(student, note=note.model_copy(update={"path": last_components(note.path)}))
 
 
 def last_components(value: Any) -> Any:

@@ -12,7 +12,7 @@ from evalsuite.reports.gate.evidence import Evidence
 from evalsuite.reports.gate.measurement import KEPT, ONE_RUN, Measurement, NotMeasured
 from evalsuite.reports.gate.metrics import Unit
 from evalsuite.reports.gate.policy import Policy, Rule
-from evalsuite.reports.records.names import Name, find
+from evalsuite.reports.records.names import find
 from evalsuite.reports.records.run_selection import RunSelection
 
 EXIT = {PASS: 0, REGRESSION: 1, INCONCLUSIVE: 2, UNMEASURED: 3}
@@ -279,7 +279,7 @@ def _selected(tensor: ResultTensor, rule: Rule, policy: Policy) -> list[int]:
         ConfigError: a name that no checkpoint has, or several have.
     """
     names = rule.checkpoints or (() if tensor.selection.checkpoints else policy.checkpoints)
-    known = [*tensor.checkpoints, *(Name(each.label) for each in tensor.merged.diverged)]
+    known = tensor.merged.named
     where = "policy, among the selected checkpoints" if tensor.selection.checkpoints else "policy"
     if names:
         return list(dict.fromkeys(find(name, known, where) for name in names))

@@ -8,7 +8,7 @@ from typing import Literal
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.foundation.taxonomy import Protocol
-from evalsuite.reports.records.names import Name, find, unique_labels
+from evalsuite.reports.records.names import find, unique_labels
 from evalsuite.reports.records.run_folder import (
     BenchmarkPlan,
     CheckpointPlan,
@@ -48,6 +48,30 @@ class CheckpointEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class DivergedEntry:
+    """A student of a report that diverged in training."""
+
+    note: DivergedStudent
+    label: str
+    """Unique in the report."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The label of its note."""
+        return (self.note.label,)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The folder that its checkpoint would be in, if its note states it."""
+        return (self.note.path,) if self.note.path else ()
+
+    @property
+    def why(self) -> str:
+        """How it diverged, see `DivergedStudent.why`."""
+        return self.note.why
+
+
+@dataclass(frozen=True, slots=True)
 class MergedPlan:
     """The merged plans of all runs of a report."""
 
@@ -57,8 +81,13 @@ class MergedPlan:
     checkpoints: tuple[CheckpointEntry, ...]
     """Teachers first, each followed by its students; those without a teacher last."""
     warnings: tuple[str, ...]
-    diverged: tuple[DivergedStudent, ...] = ()
+    diverged: tuple[DivergedEntry, ...] = ()
     """Students that have no checkpoint in any of the runs."""
+
+    @property
+    def named(self) -> tuple[CheckpointEntry | DivergedEntry, ...]:
+        """Whoever has a name: the checkpoints, then the diverged students."""
+        return (*self.checkpoints, *self.diverged)
 
     @property
     def weights(self) -> frozenset[str]:
@@ -92,7 +121,7 @@ class MergedPlan:
             benchmarks=self.benchmarks,
             checkpoints=tuple(checkpoints),
             max_length=max((plan.max_length for plan in self.plans if plan.max_length), default=None),
-            diverged=self.diverged,
+            diverged=tuple(each.note.model_copy(update={"label": each.label}) for each in self.diverged),
             unplanned=self._unplanned(),
         )
         entries = [replace(each, plan=mine) for each, mine in zip(self.checkpoints, checkpoints, strict=True)]
@@ -158,23 +187,20 @@ def merge_plans(runs: Sequence[Path], selection: RunSelection | None = None) -> 
     plans = tuple(read_plan(run) for run in runs)
     warnings: list[str] = []
     benchmarks = _merge_benchmarks(runs, plans, warnings)
-    checkpoints = _merge_checkpoints(runs, plans, warnings)
+    checkpoints, diverged = _merge_checkpoints(runs, plans, warnings)
     if selection.teacher is not None:
         who = find(selection.teacher, checkpoints, "--teacher")
         checkpoints = [_with_role(each, "student") for each in checkpoints]
         checkpoints[who] = _with_role(checkpoints[who], "teacher")
     entries = _pair_with_teachers(checkpoints, warnings)
-    notes = (each for plan in plans for each in plan.diverged)
-    diverged = still_diverged(notes, {entry.label for entry in entries})
     if names := selection.checkpoints:
-        known = [*entries, *(Name(each.label) for each in diverged)]
-        chosen = {find(name, known, "--checkpoint") for name in names}
-        diverged = tuple(each for i, each in enumerate(diverged, len(entries)) if i in chosen)
+        chosen = {find(name, [*entries, *diverged], "--checkpoint") for name in names}
+        diverged = [each for i, each in enumerate(diverged, len(entries)) if i in chosen]
         # Where only diverged students are named, their teachers remain.
         trained = {i for i in chosen if i < len(entries)}
         entries = _only(entries, trained or {i for i, each in enumerate(entries) if each.is_teacher})
     warnings += [f"'{each.label}' {each.why}; it has no checkpoint and no scores." for each in diverged]
-    return MergedPlan(tuple(runs), plans, benchmarks, entries, tuple(warnings), diverged)
+    return MergedPlan(tuple(runs), plans, benchmarks, entries, tuple(warnings), tuple(diverged))
 
 
 def _merge_benchmarks(
@@ -249,8 +275,8 @@ def _must_agree(
 
 def _merge_checkpoints(
     runs: Sequence[Path], plans: Sequence[Plan], warnings: list[str]
-) -> list[CheckpointEntry]:
-    """Every checkpoint of the plans once, by its weights, under a label of its own."""
+) -> tuple[list[CheckpointEntry], list[DivergedEntry]]:
+    """Every checkpoint of the plans once, by its weights, and every student without, under unique labels."""
     merged: dict[str, CheckpointEntry] = {}
     for number, (run, plan) in enumerate(zip(runs, plans, strict=True)):
         for checkpoint in plan.checkpoints:
@@ -270,9 +296,18 @@ def _merge_checkpoints(
                 paths=tuple(dict.fromkeys((*known.paths, *([checkpoint.path] if checkpoint.path else ())))),
                 runs=known.runs | {number},
             )
+    everywhere = [each for plan in plans for each in plan.checkpoints]
+    notes = (each for plan in plans for each in still_diverged(plan.diverged, plan.checkpoints, everywhere))
     found = list(merged.values())
-    labels = unique_labels(found, [_digits(each.plan.weights_id) for each in found])
-    return [replace(each, label=label) for each, label in zip(found, labels, strict=True)]
+    lost = [
+        DivergedEntry(note, note.label) for note in {each.path or each.label: each for each in notes}.values()
+    ]
+    suffixes = [_digits(each.plan.weights_id) for each in found]
+    suffixes += [["diverged", each.note.path] for each in lost]
+    labels = iter(unique_labels([*found, *lost], suffixes))
+    return [replace(each, label=next(labels)) for each in found], [
+        replace(each, label=next(labels)) for each in lost
+    ]
 
 
 def _digits(identifier: str) -> list[str]:

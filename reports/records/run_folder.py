@@ -4,7 +4,7 @@
 has neither the models nor the data.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.foundation.strict import Distinct, Strict, parse
 from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.foundation.taxonomy import Category, Protocol
+from evalsuite.reports.records.names import same_path
 
 SCHEMA = 3
 
@@ -139,6 +140,8 @@ class DivergedStudent(Strict):
     """A student that diverged in training, and therefore has no checkpoint and no scores."""
 
     label: str = Field(min_length=1)
+    path: str = ""
+    """Folder that its checkpoint would be in; empty: not stated."""
     stage: str
     step: int = Field(ge=0)
     """Of the stage, from 0."""
@@ -154,13 +157,27 @@ class DivergedStudent(Strict):
         return f"diverged in training ({place}: {self.reason})"
 
 
-def still_diverged(notes: Iterable[DivergedStudent], labels: Collection[str]) -> tuple[DivergedStudent, ...]:
-    """Return the last note on each student that is none of the checkpoints `labels`.
+def still_diverged(
+    notes: Iterable[DivergedStudent],
+    checkpoints: Sequence[CheckpointPlan],
+    elsewhere: Sequence[CheckpointPlan] = (),
+) -> tuple[DivergedStudent, ...]:
+    """Return the last note on each student that was not trained again, in the same folder.
 
-    A student that was trained again, under the same name, has a checkpoint.
+    Where a note does not state the folder, a checkpoint of the run has its label.
+
+    Args:
+        notes: of one run.
+        checkpoints: of that run.
+        elsewhere: of other runs.
     """
-    last = {each.label: each for each in notes}
-    return tuple(each for label, each in last.items() if label not in labels)
+    last = {each.path or each.label: each for each in notes}
+    return tuple(
+        note
+        for note in last.values()
+        if not any(same_path(note.path, each.path) for each in (*checkpoints, *elsewhere))
+        and (note.path or all(note.label != each.label for each in checkpoints))
+    )
 
 
 class UnplannedCells(Strict):

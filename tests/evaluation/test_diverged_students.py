@@ -97,3 +97,15 @@ def test_a_shard_names_them_to_the_run_that_scores(
     plan = read_plan(home)
     assert {"gla", "kda"} <= {each.label for each in plan.checkpoints}
     assert plan.diverged == ()
+
+
+def test_a_model_of_the_same_label_does_not_hide_a_student(
+    crew: Any, suite: Path, students: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "other" / "gla").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "other")
+    evaluate(RunConfig(suite=suite, teacher="t", checkpoints=[str(students), "gla"], out=run, quiet=True))
+    plan = read_plan(run)
+    assert "gla" in [each.label for each in plan.checkpoints]
+    assert [each.path for each in plan.diverged] == [str(students / "gla")]

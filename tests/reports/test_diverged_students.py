@@ -64,7 +64,7 @@ def test_a_selection_may_name_or_leave_them_out(run: Path) -> None:
     student = next(each.label for each in read_plan(run).checkpoints if each.role == "student")
     for names, found in (((student,), ()), ((student, "gla"), (GLA,))):
         report = build_report([run], RunSelection(checkpoints=names))
-        assert report.tensor.merged.diverged == found
+        assert tuple(each.note for each in report.tensor.merged.diverged) == found
 
 
 def test_a_diverged_student_alone_is_compared_with_nothing(run: Path) -> None:
@@ -81,4 +81,45 @@ def test_a_run_that_has_the_student_counts(run: Path, tmp_path: Path) -> None:
     student = next(each.label for each in read_plan(other).checkpoints if each.role == "student")
     again = GLA.model_copy(update={"label": student})
     write_plan(other, read_plan(other).model_copy(update={"diverged": (again, GLA)}))
-    assert build_report([run, other]).tensor.merged.diverged == (GLA,)
+    assert [each.note for each in build_report([run, other]).tensor.merged.diverged] == [GLA]
+
+
+def test_another_model_of_its_label_does_not_hide_a_student(run: Path, tmp_path: Path) -> None:
+    """A run beside has a student that is called the same, in another folder."""
+    other = tmp_path / "other"
+    shutil.copytree(FIXTURES / "passing", other)
+    plan = read_plan(other)
+    called = tuple(
+        each.model_copy(update={"label": "gla", "weights_id": "ff" * 8, "path": "elsewhere/gla"})
+        if each.role == "student"
+        else each
+        for each in plan.checkpoints
+    )
+    write_plan(other, plan.model_copy(update={"checkpoints": called}))
+    for note in (GLA, GLA.model_copy(update={"path": "students/gla"})):
+        write_plan(run, read_plan(run).model_copy(update={"diverged": (note,)}))
+        merged = build_report([run, other]).tensor.merged
+        assert [each.label for each in merged.diverged] == ["gla (diverged)"]
+        verdict = run_gate([run, other], policy_from_options(min_recovery=0.9))
+        assert ("gla (diverged)", "unmeasured") in {(r.checkpoint, r.outcome) for r in verdict.results}
+        named = parse(
+            {"rules": [{"metric": "recovery", "min": 0.9}], "checkpoints": ["gla"]}, Policy, "policy"
+        )
+        with pytest.raises(ConfigError, match=r"'gla' \(policy\) is the name of 2 checkpoints"):
+            run_gate([run, other], named)
+
+
+def test_a_student_that_was_trained_again_in_its_folder_has_a_checkpoint(run: Path) -> None:
+    plan = read_plan(run)
+    student = next(each for each in plan.checkpoints if each.role == "student")
+    again = GLA.model_copy(update={"path": f"./{student.path}"})
+    write_plan(run, plan.model_copy(update={"diverged": (again,)}))
+    assert build_report([run]).tensor.merged.diverged == ()
+
+
+def test_two_students_of_one_label_are_two(run: Path, tmp_path: Path) -> None:
+    notes = tuple(GLA.model_copy(update={"path": path}) for path in ("a/gla", "b/gla"))
+    write_plan(run, read_plan(run).model_copy(update={"diverged": notes}))
+    assert len(build_report([run]).tensor.merged.diverged) == 2
+    export_samples(build_report([run]), tmp_path)
+    assert {each.path for each in read_plan(tmp_path / "samples").diverged} == {"a/gla", "b/gla"}

@@ -86,6 +86,7 @@ class _Registration(_ShardPart):
 
 class _Diverged(_ShardPart):
     label: Name
+    path: Text = ""
     stage: Text
     step: Count
     tokens: Count
@@ -195,7 +196,7 @@ class Shard:
     checkpoints: tuple[CheckpointRef, ...]
     registered: dict[str, dict[str, Any]]
     diverged: dict[str, dict[str, Any]]
-    """Label → note on a student that diverged there."""
+    """Path → note on a student that diverged there."""
     curves: dict[str, bytes] = field(default_factory=dict)
     """weights_id → loss curve."""
     responses: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
