@@ -23,10 +23,16 @@ LARGE, SMALL = task(1, 300, skill=6.0), task(3, 300, skill=2.0)
 
 @pytest.fixture
 def logs(tmp_path: Path) -> list[Path]:
-    """lm-eval's logs of a weak `m/kda/final` and a strong `m/teacher/final`."""
+    """lm-eval's logs of a weak `m/kda/final` and a strong `m/teacher/final`, imported one by one."""
     named = {"m/kda/final": SMALL, "m/teacher/final": LARGE}
-    written = [LmEvalLog(name, {"arc": each}).write(tmp_path / "logs") for name, each in named.items()]
-    return import_logs([("lm-eval", written[0])], tmp_path / "runs")
+    return [
+        run
+        for number, (name, each) in enumerate(named.items())
+        for run in import_logs(
+            [("lm-eval", LmEvalLog(name, {"arc": each}).write(tmp_path / f"log-{number}"))],
+            tmp_path / f"runs-{number}",
+        )
+    ]
 
 
 def run_of(synthetic: SimpleNamespace, folder: Path, labels: dict[str, float], label: str = "") -> Path:
