@@ -2,11 +2,11 @@
 
 from copy import deepcopy
 from dataclasses import fields
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from evalsuite.foundation import CheckpointError, ConfigError, nearest
 from evalsuite.models.checkpoint_config import STUDENT_TYPE
@@ -22,10 +22,11 @@ ARCHITECTURES = (*LLAMA_STYLE, "smollm3", "olmo2", "olmo3", "gemma2", "gemma3_te
 """Supported teachers: embed_tokens → layers (self_attn, mlp, norms) → norm → lm_head."""
 
 
-@lru_cache
-def teacher_fields(kind: type[PreTrainedConfig]) -> frozenset[str]:
-    """Fields of a teacher's config of this class, without those of every config."""
-    return frozenset(each.name for each in fields(kind)) - {each.name for each in fields(PreTrainedConfig)}
+@cache
+def teacher_fields(model_type: str) -> frozenset[str]:
+    """Fields of a teacher's config, without those of every config."""
+    own = frozenset(each.name for each in fields(CONFIG_MAPPING[model_type]))
+    return own - {each.name for each in fields(PreTrainedConfig)}
 
 
 class StudentConfig(PreTrainedConfig):
@@ -53,7 +54,7 @@ class StudentConfig(PreTrainedConfig):
             raise CheckpointError(f"student config: {schema_error(schema)}")
         # transformers builds an empty config to determine the defaults.
         base = base_config(teacher) if teacher else None
-        known = frozenset() if base is None else teacher_fields(type(base))
+        known = frozenset() if base is None else teacher_fields(base.model_type)
         changed = {name: kwargs.pop(name) for name in known & kwargs.keys()}
         super().__init__(**kwargs)
         self._given = dict(teacher or {})
@@ -113,7 +114,7 @@ class StudentConfig(PreTrainedConfig):
         if not self._given:
             return {}
         given, current = vars(base_config(self._given)), vars(self.base)
-        names = teacher_fields(type(self.base))
+        names = teacher_fields(self.base.model_type)
         return self._given | {
             name: deepcopy(current[name]) for name in sorted(names) if current[name] != given[name]
         }
@@ -126,13 +127,13 @@ class StudentConfig(PreTrainedConfig):
         if base is not None and name == "sliding_window":
             windows = set(self._attention_windows())
             return windows.pop() if len(windows) == 1 else None
-        if base is not None and name in teacher_fields(type(base)):
+        if base is not None and name in teacher_fields(base.model_type):
             return getattr(base, name)
         raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
         base = self.__dict__.get("base")
-        if base is not None and name in teacher_fields(type(base)):
+        if base is not None and name in teacher_fields(base.model_type):
             setattr(base, name, value)
         else:
             super().__setattr__(name, value)
