@@ -1,6 +1,7 @@
 """Number formats and the headline, shared by the page, the exports and the gate."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import isinf
 
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES as PROTOCOL_TITLES
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
@@ -44,8 +45,24 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def span(interval: Interval, scale: float = 100, digits: int = 1) -> str:
-    """Both ends of an interval: ``92.8 to 95.6``."""
-    return f"{plain(scale * interval.low, digits)} to {plain(scale * interval.high, digits)}"
+    """Both ends of an interval: ``92.8 to 95.6``, or ``at least 12.1, no upper bound``."""
+    return ends(scale * interval.low, scale * interval.high, lambda end: plain(end, digits))
+
+
+def ends(low: float, high: float, text: Callable[[float], str]) -> str:
+    """Two ends of an interval, in words where one is infinite."""
+    if isinf(low) and isinf(high):
+        return "no bounds"
+    if isinf(high):
+        return f"at least {text(low)}, no upper bound"
+    if isinf(low):
+        return f"at most {text(high)}, no lower bound"
+    return f"{text(low)} to {text(high)}"
+
+
+def bound(end: float) -> float | None:
+    """An end of an interval in a file: None where there is no bound."""
+    return None if isinf(end) else end
 
 
 def estimate(value: Estimate, digits: int = 1) -> str:
@@ -250,10 +267,10 @@ def _without_recovery(report: Report) -> str:
 
 
 def interval_cells(name: str, interval: Interval | None) -> dict[str, float | str | None]:
-    """CSV cells of an interval: the point and both ends."""
+    """CSV cells of an interval: the point and both ends, empty where there is no bound."""
     if interval is None:
         return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
-    return {name: interval.point, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    return {name: interval.point, f"{name}_low": bound(interval.low), f"{name}_high": bound(interval.high)}
 
 
 def estimate_cells(name: str, estimate: Estimate | None) -> dict[str, float | str | None]:

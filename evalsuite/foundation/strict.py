@@ -133,8 +133,7 @@ def parse(value: dict[str, Any], kind: type[StrictModel], source: str) -> Strict
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        lines = [_explain(mistake, kind, value, source) for mistake in error.errors()]
-        raise ConfigError("\n".join(lines)) from None
+        raise ConfigError("\n".join(_explanations(error, kind, value, source))) from None
 
 
 def parse_dataclass(value: dict[str, Any], kind: type[T], source: str) -> T:
@@ -142,8 +141,7 @@ def parse_dataclass(value: dict[str, Any], kind: type[T], source: str) -> T:
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        lines = [_explain(mistake, kind, value, source) for mistake in error.errors()]
-        raise ConfigError("\n".join(lines)) from None
+        raise ConfigError("\n".join(_explanations(error, kind, value, source))) from None
     except ConfigError as error:  # of the dataclass itself
         raise ConfigError(f"{source}: {error}") from None
 
@@ -151,6 +149,14 @@ def parse_dataclass(value: dict[str, Any], kind: type[T], source: str) -> T:
 def load(path: Path, kind: type[StrictModel]) -> StrictModel:
     """Read a YAML file and validate it as `kind`. Raises ConfigError as `read_yaml` and `parse` do."""
     return parse(read_yaml(path), kind, str(path))
+
+
+def _explanations(error: ValidationError, kind: type[Any], value: Any, source: str) -> list[str]:
+    """One line per mistake; a list that is too short only because of a mistake in its items is none."""
+    mistakes = error.errors()
+    wrong = {each["loc"][:end] for each in mistakes for end in range(len(each["loc"]))}
+    own = [each for each in mistakes if each["type"] != "too_short" or each["loc"] not in wrong]
+    return [_explain(mistake, kind, value, source) for mistake in own]
 
 
 def _explain(mistake: Any, kind: type[Any], value: Any, source: str) -> str:

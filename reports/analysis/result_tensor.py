@@ -29,6 +29,7 @@ from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.score_files import BEYOND
 from evalsuite.reports.records.score_rows import BenchmarkProtocol, ReadLog, collect_score_rows
+from evalsuite.reports.statistics.paired import EQUAL
 from evalsuite.reports.statistics.seeds import seed_effect
 
 
@@ -311,9 +312,21 @@ def _has_chance(frame: pd.DataFrame, source: BenchmarkProtocol) -> bool:
 
 
 def _chance(frame: pd.DataFrame, codes: np.ndarray, documents: int, source: BenchmarkProtocol) -> np.ndarray:
-    """Chance level of each document: that of its score rows, else the plan's. [documents]"""
+    """Chance level of each document: that of its score rows, else the plan's. [documents]
+
+    Raises:
+        DataError: score rows of one document have different chance levels.
+    """
     plan = source.benchmark.chance
     chance = np.full(documents, plan if isinstance(plan, float | int) else np.nan, dtype=float)
     known = frame["chance"].notna().to_numpy()
-    chance[codes[known]] = frame["chance"].to_numpy()[known]
+    stated = frame["chance"].to_numpy()[known]
+    chance[codes[known]] = stated
+    for at in np.flatnonzero(np.abs(chance[codes[known]] - stated) > EQUAL)[:1]:
+        document, levels = frame["doc_id"].to_numpy()[known][at], (stated[at], chance[codes[known]][at])
+        raise DataError(
+            f"{source.benchmark.name}: the {source.protocol_title} score rows of document {document} have "
+            f"two chance levels, {min(levels):g} and {max(levels):g}; they are of different questions, or of "
+            "different versions: score them again with --score-only"
+        )
     return chance

@@ -67,7 +67,10 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def to_json(value: Any) -> Any:
-    """Convert dataclasses to objects, tuples to lists, an `Estimate` to its interval or its reason."""
+    """Convert dataclasses to objects, tuples to lists, an `Estimate` to its interval or its reason.
+
+    An end of an interval without a bound becomes null.
+    """
     if isinstance(value, Estimate):
         return {"undefined": value.why} if value.interval is None else to_json(value.interval)
     if isinstance(value, BaseModel):
@@ -78,4 +81,4 @@ def to_json(value: Any) -> Any:
         return {str(key): to_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(each) for each in value]
-    return value
+    return formatting.bound(value) if isinstance(value, float) else value

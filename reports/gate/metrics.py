@@ -21,12 +21,12 @@ Measure = Callable[["Evidence", "Rule", str | None, int], "Measurement | NotMeas
 """(evidence, rule, protocol, checkpoint) → the quantity; between the protocols, `protocol` is None."""
 Unit = Literal["fraction", "points", "nats", "ratio", "ms", "GB"]
 RANGES: dict[Unit, tuple[float, float, str]] = {
-    "fraction": (0.0, 1.5, "a fraction: 0.95 means 95 %"),
+    "fraction": (0.0, 1.5, "a fraction, 0 to 1.5: 0.95 means 95 %"),
     "points": (-100.0, 100.0, "in points, -100 to 100"),
-    "nats": (0.0, 1000.0, "in nats per token, 0 or more"),
-    "ratio": (0.0, 1e6, "a ratio: 1.5 means 1.5 times as good as the teacher"),
-    "ms": (0.0, 1e9, "in milliseconds"),
-    "GB": (0.0, 1e6, "in gigabytes (10⁹ bytes)"),
+    "nats": (0.0, 1000.0, "in nats per token, 0 to 1,000"),
+    "ratio": (0.0, 1e6, "a ratio, 0 to 1,000,000: 1.5 means 1.5 times as good as the teacher"),
+    "ms": (0.0, 1e9, "in milliseconds, 0 or more"),
+    "GB": (0.0, 1e6, "in gigabytes (10⁹ bytes), 0 or more"),
 }
 """Unit → least and largest threshold, and what a threshold is."""
 
@@ -58,9 +58,9 @@ class RuleMetric:
     """Whether a rule states a context without a benchmark: `decode_ratio@32k`."""
 
     def check(self, threshold: float) -> str | None:
-        """Why a threshold is not admissible; None if it is. NaN is not."""
+        """What a threshold is, if this one is not admissible; None if it is. NaN is not."""
         low, high, what = RANGES[self.unit]
-        return None if low <= threshold <= high else f"'{self.bound}' is {what}"
+        return None if low <= threshold <= high else what
 
 
 RULE_METRICS: Registry[RuleMetric] = Registry("metric of a gate rule")

@@ -2,12 +2,12 @@
 
 import re
 import xml.etree.ElementTree as ET
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import write_json, write_text
 from evalsuite.reports.exports.markdown import escape, table
+from evalsuite.reports.exports.report_json import to_json
 from evalsuite.reports.gate.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED
 from evalsuite.reports.gate.verdict import RuleResult, Verdict
 
@@ -94,7 +94,7 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         "schema": SCHEMA,
         "exit_code": verdict.exit_code,
         "verdict": verdict.word,
-        "results": [{**asdict(d), "sentence": d.sentence} for d in verdict.results],
+        "results": [{**to_json(d), "sentence": d.sentence} for d in verdict.results],
         "warnings": list(verdict.warnings),
     }
 

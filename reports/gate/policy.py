@@ -88,7 +88,7 @@ class Rule(Strict):
         if threshold is None or getattr(self, other) is not None:
             raise ValueError(f"{self.metric} takes '{wanted}', and only that")
         if why := kind.check(threshold):
-            raise ValueError(why)
+            raise ValueError(f"'{wanted}' = {threshold:g} must be {why}")
         if self.benchmark is not None and self.category is not None:
             raise ValueError("give either 'benchmark' or 'category'")
         if self.scope == "informative" and (self.benchmark is not None or self.category is not None):
@@ -218,8 +218,14 @@ def policy_from_options(**bounds: float | None) -> Policy:
             raise ConfigError(f"unknown option '{option}' of a gate{nearest(option, known)}")
         if threshold is not None:
             metric = known[option]
+            if why := RULE_METRICS[metric].check(threshold):
+                raise ConfigError(f"{_flag(option)} {threshold:g}: must be {why}")
             rules.append({"metric": metric, RULE_METRICS[metric].bound: threshold})
-    flags = [f"--{option.replace('_', '-')}" for option in known]
+    flags = [_flag(option) for option in known]
     if not rules:
         raise ConfigError(f"a gate needs {', '.join(flags)} or a policy")
     return parse({"rules": rules}, Policy, "/".join(flags))
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"

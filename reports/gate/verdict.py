@@ -67,9 +67,7 @@ class RuleResult:
         if self.point is None or self.low is None or self.high is None:
             return formatting.NOTHING
         scale, digits = (100, 1) if self.unit == "fraction" else (1, DIGITS.get(self.unit, 1))
-        ends = (
-            f"{formatting.plain(scale * self.low, digits)} to {formatting.plain(scale * self.high, digits)}"
-        )
+        ends = formatting.ends(scale * self.low, scale * self.high, lambda end: formatting.plain(end, digits))
         return f"{self._amount(self.point)} ({ends})"
 
     @property

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import isfinite
 from statistics import fmean
 from typing import Any
 
 import plotly.graph_objects as go
 
+from evalsuite.reports import formatting
 from evalsuite.reports.page.figures import (
     DASHES,
     SERIES_COLORS,
@@ -192,7 +194,7 @@ def scatter(
 
 def _ends(intervals: Sequence[Interval], axis: Axis, level: float | None) -> tuple[float, float]:
     """Both ends of an axis in percent, nearly as Plotly chooses them."""
-    values = [100 * end for each in intervals for end in (each.low, each.high)]
+    values = [100 * end for each in intervals for end in (each.low, each.high) if isfinite(end)]
     values += [value for value in (level, axis.low) if value is not None]
     rest = 0.05 * (max(values) - min(values))
     return min(values) if axis.low is not None else min(values) - rest, max(values) + rest
@@ -200,8 +202,8 @@ def _ends(intervals: Sequence[Interval], axis: Axis, level: float | None) -> tup
 
 def _whiskers(intervals: Sequence[Interval]) -> dict[str, object]:
     return {
-        "array": [100 * (each.high - each.point) for each in intervals],
-        "arrayminus": [100 * (each.point - each.low) for each in intervals],
+        "array": [formatting.bound(100 * (each.high - each.point)) for each in intervals],
+        "arrayminus": [formatting.bound(100 * (each.point - each.low)) for each in intervals],
         "color": "var(--span)",
         "thickness": 1.2,
         "width": 0,
@@ -229,8 +231,11 @@ def _curve(curve: Curve, index: int, is_step: bool) -> list[go.Scatter]:
         dots |= {"hovertext": [text(point.label) for point in points], "hoverinfo": "text"}
     if any(point.low is not None for point in points):
         dots["error_y"] = {
-            "array": [(point.high or point.y) - point.y for point in points],
-            "arrayminus": [point.y - (point.low if point.low is not None else point.y) for point in points],
+            "array": [formatting.bound((point.high or point.y) - point.y) for point in points],
+            "arrayminus": [
+                formatting.bound(point.y - (point.low if point.low is not None else point.y))
+                for point in points
+            ],
             "thickness": 1.2,
             "width": 0,
         }
@@ -254,7 +259,9 @@ def _point_table(series: Sequence[Curve], x_axis: Axis, y_axis: Axis) -> Table:
     for curve in series:
         for point in sorted(curve.points, key=lambda point: point.x):
             interval = (
-                "" if point.low is None or point.high is None else f"{point.low:.4g} to {point.high:.4g}"
+                ""
+                if point.low is None or point.high is None
+                else formatting.ends(point.low, point.high, "{:.4g}".format)
             )
             rows.append((curve.name, names.get(point.x, f"{point.x:,.6g}"), f"{point.y:.4g}", interval))
     columns = ("series", x_axis.title, y_axis.title, "95 % interval")

@@ -242,6 +242,8 @@ def _check_numbers(rows: _Rows, frame: pd.DataFrame, values: Sequence[str], requ
     for name in values:
         rows.refuse(np.isinf(frame[name]), f"'{name.removeprefix('value.')}' is not a finite number")
     rows.refuse(np.isinf(frame["chance"]), "'chance' is not a finite number")
+    outside = frame["chance"].notna() & ~frame["chance"].between(0, 1)
+    rows.refuse(outside, "'chance' is a fraction between 0 and 1")
     scored = frame["outcome"] != "error"
     for name in required:
         metric = name.removeprefix("value.")

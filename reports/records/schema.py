@@ -84,6 +84,10 @@ class ScoreRow:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise DataError(f"score row {self.doc_id}: '{name}' = {value!r}; expected a finite number")
+        if self.chance is not None and not 0 <= self.chance <= 1:
+            raise DataError(
+                f"score row {self.doc_id}: 'chance' = {self.chance!r}; expected a fraction, 0 to 1"
+            )
         for name, choice in self.choices.items():
             if name not in self.values or type(choice) is not int or choice < 0:
                 raise DataError(

@@ -19,6 +19,8 @@ from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.score_files import BEYOND, UNKNOWN_SCORER, ScorerVersion, score_paths
 
+ROUNDING = 1e-3
+"""Nats by which a text of probability 1 may seem more probable, in bfloat16."""
 SUMMED = "acc"
 """The metric that picks the choice of the highest summed log-probability."""
 
@@ -126,6 +128,14 @@ def _read(source: BenchmarkProtocol, run: Path, log: ReadLog) -> pd.DataFrame | 
                 f"{_place(paths, bad)}: {metric} = {bad[f'value.{metric}']:g}; "
                 "a score is a fraction between 0 and 1"
             )
+    else:
+        for _, bad in frame[value < -ROUNDING].head(1).iterrows():
+            raise DataError(
+                f"{_place(paths, bad)}: {metric} = {bad[f'value.{metric}']:g}; a negative log-likelihood "
+                "below 0 would be a perplexity below 1"
+            )
+        for _, bad in frame[frame[f"value.{units}"] < 0].head(1).iterrows() if units else ():
+            raise DataError(f"{_place(paths, bad)}: {bad[f'value.{units}']:g} {units}; expected 0 or more")
     columns = ["seed", "context", "doc_id", "prompt_hash", "chance", "row", "cluster", BEYOND]
     names = ["weights_id", "fingerprint", "sampling", "outcome"]
     selected = frame[columns + names].astype(dict.fromkeys(names, "str"))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 
@@ -14,7 +14,7 @@ EDGE = 0.01
 ONE_DEVIATION = (0.158655, 0.841345)
 """Quantiles of a normal distribution at one standard deviation on either side."""
 _WIDEST = 1e3
-"""Ratios beyond this distance from the point are cut."""
+"""An end of a ratio's interval beyond this distance from the point is no bound, and infinite."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,8 @@ def ratio_interval(
     """Fieller's interval of a ratio, by bootstrap: the θ for which numerator − θ·denominator may be zero.
 
     An end is the θ at which the share of draws with numerator − θ·denominator ≤ 0 crosses a tail of the
-    level, found by bisection. No draw is divided by another, so a denominator near zero does no harm.
+    level, found by bisection. No draw is divided by another, so a denominator near zero does no harm; an end
+    that it leaves without a bound is infinite.
 
     Args:
         numerator: with draws paired to those of the denominator.
@@ -140,12 +141,19 @@ def ratio_interval(
     """
     point = numerator.point / denominator.point
 
+    def reaches(ratio: float, tail: float) -> bool:
+        share = np.count_nonzero(numerator.draws <= ratio * denominator.draws) / len(numerator.draws)
+        return bool(share >= tail)
+
     def end(tail: float) -> float:
         low, high = (point - _WIDEST, point) if tail < 0.5 else (point, point + _WIDEST)
+        if tail < 0.5 and reaches(low, tail):
+            return -inf
+        if tail > 0.5 and not reaches(high, tail):
+            return inf
         for _ in range(45):
             middle = (low + high) / 2
-            share = np.count_nonzero(numerator.draws <= middle * denominator.draws) / len(numerator.draws)
-            low, high = (low, middle) if share >= tail else (middle, high)
+            low, high = (low, middle) if reaches(middle, tail) else (middle, high)
         return (low + high) / 2
 
     ends = end(0.5 - level / 2), end(0.5 + level / 2)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -239,9 +240,8 @@ def _crossover(pool: Pool, one: _Family, other: _Family) -> CrossoverRow | None:
     low, high = (max(one.x[0], other.x[0]), min(one.x[-1], other.x[-1]))
     if not low <= at.point <= high:
         return None
-    point, first_end, last_end = (
-        float(2.0 ** min(max(x, -60.0), 200.0)) for x in (at.point, at.low, at.high)
-    )
+    # Logarithms of tokens or parameters; nothing has 2²⁰⁰ of them.
+    point, first_end, last_end = (inf if x > 200 else 2.0**x for x in (at.point, at.low, at.high))
     return CrossoverRow(
         protocol=pool.protocol,
         quantity=one.quantity,

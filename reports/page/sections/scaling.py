@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
@@ -183,10 +184,11 @@ def _crossovers(report: Report) -> list[str]:
 
     found = []
     for row in report.crossovers:
-        low, point, high = (_amount(row.quantity, each) for each in (row.at.low, row.at.point, row.at.high))
+        amount = partial(_amount, row.quantity)
+        point, span = amount(row.at.point), formatting.ends(row.at.low, row.at.high, amount)
         unit = "training tokens" if row.quantity == "tokens" else "parameters of the teacher"
         found.append(
             f"{names(row.first)} overtakes {names(row.second)} under "
-            f"{formatting.PROTOCOL_TITLES[row.protocol]} at {point} ({low} to {high}) {unit}."
+            f"{formatting.PROTOCOL_TITLES[row.protocol]} at {point} ({span}) {unit}."
         )
     return found

@@ -222,9 +222,18 @@ def test_invalid_policy_is_refused(tmp_path: Path, text: str, message: str) -> N
 
 
 def test_invalid_options_are_refused() -> None:
-    for options in ({}, {"min_recovery": float("nan")}, {"min_recovery": 90.0}, {"max_gap": float("inf")}):
-        with pytest.raises(ConfigError):
-            policy_from_options(**options)
+    for option, value in (
+        *(("min_recovery", value) for value in (float("nan"), float("inf"), -1, 90)),
+        ("max_gap", float("nan")),
+        ("max_gap", -101),
+        ("max_kl", -1),
+    ):
+        flag = f"--{option.replace('_', '-')} {value:g}"
+        with pytest.raises(ConfigError, match=f"^{flag}: must be ") as caught:
+            policy_from_options(**{option: value})
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="a gate needs --min-recovery"):
+        policy_from_options()
 
 
 def test_unknown_checkpoint_is_refused() -> None:

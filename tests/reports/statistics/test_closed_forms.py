@@ -13,6 +13,8 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
+from evalsuite.reports import formatting
+from evalsuite.reports.exports.report_json import to_json
 from evalsuite.reports.statistics.agreement import rank_agreement
 from evalsuite.reports.statistics.bootstrap import Stratum, resample
 from evalsuite.reports.statistics.contrasts import Contrast, is_positive, ratio_interval, satterthwaite
@@ -344,3 +346,18 @@ def test_log_perplexity_change_of_equal_losses_is_zero() -> None:
     same = log_perplexity(losses[:, [0, 0]], units, [-1.0, 1.0], "documents").interval()
     assert (same.low, same.point, same.high) == (0, 0, 0)
     assert log_perplexity(losses[:1], units[:1], [-1.0, 1.0], "documents") is None
+
+
+def test_an_end_of_a_ratio_without_a_bound_is_infinite() -> None:
+    rng = np.random.default_rng(5)
+    draws = 1.0 + 0.6 * rng.standard_normal(4000)
+    found = ratio_interval(Contrast(0.9, draws - 0.1, 1e9, 0.36), Contrast(1.0, draws, 1e9, 0.36))
+    assert (found.low, found.high) == (-np.inf, np.inf)
+    above = ratio_interval(
+        Contrast(0.9, np.full(4000, 0.9), 1e9, 0.0), Contrast(1.0, np.abs(draws) * (draws > 0), 1e9, 0.36)
+    )
+    assert above.low == pytest.approx(0.9 / np.quantile(draws, 0.975), rel=0.05)
+    assert above.high == np.inf
+    assert formatting.span(above) == f"at least {100 * above.low:.1f}, no upper bound"
+    assert formatting.interval_cells("recovery", above)["recovery_high"] is None
+    assert to_json(above)["high"] is None
