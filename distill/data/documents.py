@@ -8,6 +8,7 @@ whole; each tokenizes its share of every group and receives the tokens of the ot
 where the tokens before it end.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from evalsuite.distill.data.packing import Document
 from evalsuite.distill.data.readers import Position, Reader
 from evalsuite.distill.data.workers import WorkerPool
 from evalsuite.foundation import DataError
+
+_log = logging.getLogger("evalsuite")
 
 GROUP_SIZE = 512
 """Documents that are packed together."""
@@ -82,6 +85,7 @@ class SourceDocuments:
     ) -> None:
         self.source, self.seed = source, seed
         self._name, self._reader, self._pool = name, reader, pool
+        self._warned = False
         self._first: Shard | None = None
         """The shard that an iteration began with: validation reads it, and the first stage needs it again."""
 
@@ -112,6 +116,18 @@ class SourceDocuments:
             if is_end:
                 yield group, share.exchange(own)
                 own = []
+
+    def warn_without_loss(self, count: int, without_loss: int) -> None:
+        """Say once that documents are read from which nothing is learned."""
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "data source '%s': %d of the first %d documents have no token in the loss: completions are "
+                "empty, or the chat template rewrites them; lineage.json will count all",
+                self._name,
+                without_loss,
+                count,
+            )
 
     def _read_groups(self, shards: Iterator[Shard | int], first: int, share: Share) -> Iterator[Group]:
         """Cut shards into groups; with every group, as many examples are read ahead as it has."""

@@ -1,6 +1,6 @@
 """Packed sequences of a source, and exact mixtures of several sources, resumable at any sequence."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,11 +31,21 @@ class PackedSourceState:
     """Documents of this batch in the sequences that were already yielded."""
     skipped: list[int] = field(default_factory=list)
     """Documents of this batch that an earlier stage has used."""
+    documents_before: list[int] = field(default_factory=lambda: [0, 0])
+    """Documents of earlier batches, and those of them without a token in the loss."""
+    documents: list[int] = field(default_factory=lambda: [0, 0])
+    """The same with those of this batch."""
     tokens: int = 0
     """Tokens of the first epoch that were yielded since the start of the source, over all stages, without
     second copies of chunks."""
     distinct: int = 0
     """The most of these since training began: a stage that restarts a source reads the same tokens again."""
+
+    def count_documents(self, documents: Sequence[Document]) -> None:
+        """Count the documents of this batch, once however often it is read."""
+        total, without_loss = self.documents_before
+        missing = sum(not document.has_loss for document in documents)
+        self.documents = [total + len(documents), without_loss + missing]
 
     def count(self, sequence: PackedSequence) -> None:
         """Record a sequence as yielded."""
@@ -55,7 +65,8 @@ def start_of_stage(previous: dict[str, Any] | None, *, restart: bool) -> dict[st
         return None
     at = PackedSourceState(**previous)
     if restart:
-        return vars(PackedSourceState(distinct=at.distinct))
+        counted = {"documents_before": at.documents, "documents": at.documents}
+        return vars(PackedSourceState(distinct=at.distinct, **counted))
     skipped = sorted({*at.skipped, *at.used})
     return vars(replace(at, sequence=0, leftover=[], used=[], skipped=skipped))
 
@@ -67,6 +78,20 @@ def distinct_tokens(sources: Mapping[str, dict[str, Any]]) -> int:
     Padding is counted, as it is among all tokens; text that two sources share is counted for each.
     """
     return sum(PackedSourceState(**state).distinct for state in sources.values())
+
+
+def documents_without_loss(sources: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Source → its documents that were read, and those of them without a token in the loss, if there are any.
+
+    Nothing is learned from such a document, as from a completion that is empty or a turn that a chat template
+    rewrites.
+    """
+    states = {name: PackedSourceState(**state) for name, state in sources.items()}
+    return {
+        name: {"documents": state.documents[0], "without_loss": state.documents[1]}
+        for name, state in states.items()
+        if state.documents[1]
+    }
 
 
 def pack_source(
@@ -104,6 +129,9 @@ def pack_source(
     )
     for group, tokenized in groups:
         at.epoch, at.shard, at.position, at.batch = group.epoch, group.shard, group.position, group.number
+        at.count_documents(tokenized)
+        if at.documents[1] and share.rank == 0:
+            documents.warn_without_loss(*at.documents)
         numbered = (replace(each, number=number) for number, each in enumerate(tokenized))
         members = [*leftover, *(each for each in numbered if each.number not in at.skipped)]
         if packing == "concat":
@@ -123,6 +151,7 @@ def pack_source(
             for document in leftover
         ]
         at.used, at.skipped, at.sequence = [], [], 0
+        at.documents_before = at.documents
 
 
 @dataclass

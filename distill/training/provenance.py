@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Any
 
 import evalsuite
+from evalsuite.distill.data.mixture import documents_without_loss
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 
@@ -63,7 +64,8 @@ def build_lineage(
         ancestors: `chain` of the checkpoint that training started from.
         tokens: stage → tokens this checkpoint was trained on; stages that have not started are absent.
         distinct: these tokens without those that were read before, see `distinct_tokens`.
-        sources: data source → its state; that of a hub dataset holds the commit that was read.
+        sources: data source → its state: of a hub dataset the commit that was read, and documents without
+            any token in the loss.
     """
     total = sum(tokens.values())
     selection = recipe.student.of(label).selection
@@ -90,6 +92,7 @@ def build_lineage(
             for name, state in sources.items()
             if "revision" in state["position"]
         },
+        "documents_without_loss": documents_without_loss(sources),
         "tokens": total,
         "distinct_tokens": distinct,
         "total_tokens": total + sum(each.get("tokens", 0) for each in ancestors),
