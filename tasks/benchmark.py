@@ -194,6 +194,9 @@ class Generation(TaskConfig):
     dataset_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the EvalScope benchmark."""
     sampling: SamplingSpec
+    stop: tuple[str, ...] = Field(default=(), exclude=True)
+    """Further strings that end a response to a prompt without a chat template: the start of a next question,
+    which a base model goes on with. The resolved `sampling` of a run holds them where they apply."""
     chance: Chance = None
     """Overrides the chance level of the benchmark."""
     chat_template_kwargs: dict[str, ChatTemplateValue] = Field(default_factory=dict)
@@ -214,6 +217,18 @@ class Generation(TaskConfig):
         if self.chat_template_kwargs and self.prompt != "chat":
             raise ValueError("'chat_template_kwargs' needs 'prompt: chat'")
         return self
+
+    @model_validator(mode="after")
+    def _stop_needs_chat_prompts(self) -> "Generation":
+        if self.stop and self.prompt != "chat":
+            raise ValueError("'stop' needs 'prompt: chat'; 'sampling: {stop: […]}' ends every response")
+        return self
+
+    def with_stop(self, sampling: SamplingSpec, *, chat_template: bool) -> SamplingSpec:
+        """Return sampling parameters with `stop`, unless prompts go through a chat template."""
+        if chat_template and self.prompt == "chat":
+            return sampling
+        return sampling.model_copy(update={"stop": tuple(dict.fromkeys((*sampling.stop, *self.stop)))})
 
     @model_validator(mode="after")
     def _scorer_needs_built_in_adapter(self) -> "Generation":

@@ -81,7 +81,9 @@ class ResolvedSuite:
 
     def _sampling(self, benchmark: Benchmark) -> SamplingSpec:
         entry = next(entry for entry, other in self.entries if other.name == benchmark.name)
-        return resolve_sampling(self.suite, entry, benchmark)
+        assert benchmark.generation is not None
+        sampling = resolve_sampling(self.suite, entry, benchmark)
+        return benchmark.generation.with_stop(sampling, chat_template=self.chat_template)
 
     def cells(self, counts: Mapping[str, int]) -> tuple[Cell, ...]:
         """Return every benchmark under each of its protocols.

@@ -189,6 +189,7 @@ def _generation_prompt(
     encoder = Encoder(tokenizer) if tokenizer is not None else None
     has_template = tokenizer is not None and bool(tokenizer.chat_template)
     text = harness.text(number, encoder, chat_template=has_template)
-    sampling = benchmark.generation.sampling
+    how = benchmark.generation
+    sampling = how.with_stop(how.sampling, chat_template=has_template)
     stop = ", ".join(repr(each) for each in sampling.stop) or "the end token"
     return f"{text}\n  ▸ up to {sampling.max_new_tokens} tokens, until {stop}"

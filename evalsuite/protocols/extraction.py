@@ -19,7 +19,7 @@ _OF_FORM = ("ifeval", "ifbench")
 _END_OF_TEXT = r"<\|endoftext\|>|<\|im_end\|>|<\|eot_id\|>|</s>"
 _NEXT_TEXT = re.compile(
     # A labelled question, the turn of a user, a list of choices, an instruction, the reasoning of an example.
-    r"\s[#*]*(?:next\s+)?(?:question|problem|exercise|passage|q|问题|题目)\s*\d*\**\s*[:：]"
+    r"\s[#*]*(?:next\s+)?(?:question|problem|exercise|passage|instruction|q|问题|题目)\s*\d*\**\s*[:：]"
     r"|\n[ \t]{0,8}(?:(?:user|human)\s*:|A[).．、]\s|answer the following|here are some examples)"
     r"|\n[ \t]{0,8}(?:回答下面|以下是)|\n\n[ \t]{0,8}reasoning:|" + _END_OF_TEXT,
     re.IGNORECASE,
