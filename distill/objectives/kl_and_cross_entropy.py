@@ -19,7 +19,8 @@ from evalsuite.models.kernels.policy import use_triton
 DEFAULT_CHUNK_BYTES = 1 << 29
 """Size of one chunk of logits, in bytes of the accumulation dtype."""
 TRITON_CHUNK_SIZE = 8192
-"""Tokens per chunk with the Triton kernel, which needs no fp32 copies of the logits."""
+"""Tokens per chunk with the Triton kernel, which needs no fp32 copies of the logits; fewer where they take
+more than twice `DEFAULT_CHUNK_BYTES`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,11 +269,11 @@ def fused_linear_distillation(
     Returns:
         The loss (differentiable w.r.t. `hidden` and `weight`), Σ w CE and Σ w KL.
     """
-    if chunk_size is None and _triton_supported(hidden, config):
-        chunk_size = TRITON_CHUNK_SIZE
-    elif chunk_size is None:
+    if chunk_size is None:
         size = torch.promote_types(hidden.dtype, torch.float32).itemsize
         chunk_size = max(256, DEFAULT_CHUNK_BYTES // (size * weight.shape[0]))
+        if _triton_supported(hidden, config):
+            chunk_size = min(TRITON_CHUNK_SIZE, 4 * chunk_size)
     result: tuple[Tensor, Tensor, Tensor] = _FusedLinearDistillation.apply(
         hidden,
         weight,

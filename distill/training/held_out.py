@@ -23,8 +23,8 @@ from evalsuite.distill.stage import Stage
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import DataError
 
-MICRO_TOKENS = 1 << 14
-"""Maximum tokens per forward pass."""
+MAX_LOGITS = 1 << 26
+"""Logits per chunk of tokens: where training fills the memory, little of it is left for measurements."""
 
 SEQUENCE_FIELDS = {"data", "seq_len", "packing", "loss_mask", "batch_size", "micro_batch_size"}
 """Fields of a stage that its held-out sequences depend on."""
@@ -61,12 +61,9 @@ def held_out_batches(
 def _read(
     held_out: Recipe, stage: Stage, tokenizer: Any, count: int, sources: DataSources
 ) -> list[MicroBatch]:
-    micro = stage.micro_batch_size or stage.batch_size
-    if stage.packing == "concat":
-        # Sequences of packed documents are one long row with quadratic attention; concatenated ones are not.
-        micro = max(micro, MICRO_TOKENS // stage.seq_len)
-    micro = min(count, micro)
-    count = -(-count // micro) * micro
+    # No more sequences per forward pass than in training, whose memory they have to fit in.
+    largest = min(count, stage.micro_batch_size or stage.batch_size)
+    micro = next(size for size in range(largest, 0, -1) if count % size == 0)
     reading = stage.model_copy(
         update={
             "batch_size": count,
@@ -170,6 +167,7 @@ class HeldOut:
                 head.weight,
                 token_weights=torch.ones(labels.shape, device=labels.device),
                 config=loss_config,
+                chunk_size=max(1, MAX_LOGITS // head.weight.shape[0]),
                 labels=labels,
                 teacher_hidden=targets if kl else None,
                 teacher_weight=None if teacher_head is None else teacher_head.weight,

@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from evalsuite.distill import Recipe, distill
+from evalsuite.distill.data.loader import StageDataLoader
 from evalsuite.distill.training import held_out
-from evalsuite.distill.training.held_out import HeldOutBatches, held_out_batches
+from evalsuite.distill.training.distributed import ProcessGroup
+from evalsuite.distill.training.held_out import HeldOut, HeldOutBatches, held_out_batches
+from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.foundation import ConfigError, DataError, read_jsonl
 from evalsuite.foundation.strict import parse
-from evalsuite.models import load_checkpoint
+from evalsuite.models import build_student, load_checkpoint
 from evalsuite.reports.records.loss_curves import parse_loss_curves
 
 FIELDS = {"validation_kl", "validation_ppl"}
@@ -171,3 +176,61 @@ def test_training_on_held_out_documents_is_refused(
 
 
 TRAIN = {"kind": "local", "files": ["a"], "subset": "train"}
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        found = [each.numel() for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        self.elements = max(self.elements, *found, 0)
+        return result
+
+
+@pytest.mark.parametrize("packing", ["concat", "documents"])
+def test_validation_takes_no_more_memory_than_training(
+    teacher: Any, tokenizer: Any, small_recipe: Any, stage: Any, packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its values do not depend on its micro-batches, nor on its chunks of logits."""
+    found, largest = {}, {}
+    for micro in (1, 2):
+        recipe = small_recipe("unused", stages=[stage("kd", "kd", packing=packing, micro_batch_size=micro)])
+        batches = held_out_batches(recipe, recipe.stages[0], tokenizer, 6, torch.device("cpu"))
+        assert [batch.input_ids.shape[0] for batch in batches] == [micro] * (6 // micro)
+        student: Any = build_student(teacher, "gated_deltanet")
+        with LargestTensor() as validation:
+            found[micro] = HeldOut(teacher, batches).losses(student)
+        if packing == "concat":
+            state = StudentTrainState("s", student)
+            state.begin_stage(recipe.stages[0])
+            step = TrainStep(teacher, [state], recipe.stages[0], ProcessGroup("cpu"))
+            with LargestTensor() as training:
+                step.trial(next(StageDataLoader(recipe, recipe.stages[0], tokenizer)))
+            assert validation.elements == training.elements
+        largest[micro] = validation.elements
+    assert largest[1] < largest[2]
+    assert found[1] == pytest.approx(found[2], rel=1e-6)
+    vocabulary = student.config.vocab_size
+    monkeypatch.setattr(held_out, "MAX_LOGITS", 16 * vocabulary)
+    with LargestTensor() as chunked:
+        assert HeldOut(teacher, batches).losses(student) == pytest.approx(found[2], rel=1e-6)
+    assert chunked.elements < largest[2]
+
+
+def test_the_measured_sequences_do_not_depend_on_the_micro_batch(
+    small_recipe: Any, stage: Any, tokenizer: Any
+) -> None:
+    """Their number is not rounded up to whole micro-batches."""
+    found = []
+    for micro in (1, 3, 4):
+        sizes = {"batch_size": 12, "tokens": 768, "micro_batch_size": micro}
+        recipe = small_recipe("unused", stages=[stage("kd", "kd", **sizes)])
+        batches = held_out_batches(recipe, recipe.stages[0], tokenizer, 7, torch.device("cpu"))
+        found.append(torch.cat([batch.input_ids for batch in batches]))
+        assert torch.equal(found[0], found[-1])
+    assert len(found[0]) == 7
