@@ -1,11 +1,11 @@
 """The held-out slice, which no student is trained on, and measurements on it."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from math import exp, inf
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import DataError
+
+K = TypeVar("K", bound=Hashable)
 
 MAX_LOGITS = 1 << 26
 """Logits per chunk of tokens: where training fills the memory, little of it is left for measurements."""
@@ -192,12 +194,26 @@ class HeldOut:
 
         U is the residual stream after a layer's mixer; each model runs on its own hidden states.
         """
-        total = 0.0
+        return self.hidden_distances({None: lambda: nullcontext(student)})[None]
+
+    @torch.no_grad()
+    def hidden_distances(
+        self, students: Mapping[K, Callable[[], AbstractContextManager[Any]]]
+    ) -> dict[K, float]:
+        """`hidden_distance` of several students, for which the teacher runs once.
+
+        Args:
+            students: key → makes a context in which the student exists; entered once for every batch.
+        """
+        totals = dict.fromkeys(students, 0.0)
         for batch in self.batches:
-            ours, theirs = residual_streams(student, batch), residual_streams(self.teacher, batch)
-            for mine, target in zip(ours, theirs, strict=True):
-                total += (batch.select(mine).float() - batch.select(target).float()).square().sum().item()
-        return total / self.num_tokens
+            targets = [batch.select(each).float() for each in residual_streams(self.teacher, batch)]
+            for key, open_student in students.items():
+                with open_student() as student:
+                    streams = residual_streams(student, batch)
+                for stream, target in zip(streams, targets, strict=True):
+                    totals[key] += (batch.select(stream).float() - target).square().sum().item()
+        return {key: total / self.num_tokens for key, total in totals.items()}
 
     @torch.no_grad()
     def final_hidden(self, model: Any) -> list[Tensor]:

@@ -8,6 +8,7 @@ input, so the result of a layer does not depend on which other layer is swapped.
 import copy
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -192,9 +193,14 @@ class AlignedCandidates:
 
     def scores(self) -> dict[str, dict[int, float]]:
         """∓ hidden-state distance (Eq. 4) on the held-out slice with one layer restored or removed."""
-        found: dict[str, dict[int, float]] = {"add": {}, "remove": {}}
-        for direction, sign in (("add", -1.0), ("remove", 1.0)):
-            for layer in self._layers:
-                with swap_layers(self._context, direction, self.model, [layer]) as student:
-                    found[direction][layer] = sign * self._context.held_out.hidden_distance(student)
-        return found
+        signs = {"add": -1.0, "remove": 1.0}
+        swaps = {
+            (direction, layer): partial(swap_layers, self._context, direction, self.model, [layer])
+            for direction in signs
+            for layer in self._layers
+        }
+        distances = self._context.held_out.hidden_distances(swaps)
+        return {
+            direction: {layer: sign * distances[direction, layer] for layer in self._layers}
+            for direction, sign in signs.items()
+        }

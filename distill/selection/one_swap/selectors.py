@@ -14,6 +14,7 @@ GR as many as layers become linear. In stage 2 the early-stop rule ends a round 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import nan
 from typing import Any
 
@@ -189,14 +190,16 @@ def stage1_rounds(context: SelectionContext, k: int, direction: str) -> Selectio
     decided: list[int] = []
     rounds = []
     for _ in range(_num_rounds(context, k, direction)):
-        scores = {}
-        for layer in _undecided(context, decided):
-            layers = tuple(sorted([*decided, layer]))
-            if layers not in known:
-                with swap_layers(context, direction, all_linear, layers) as student:
-                    known[layers] = sign * context.held_out.hidden_distance(student)
-                progress_log.append({"layers": layers, "score": known[layers]})
-            scores[layer] = known[layers]
+        swaps = {layer: tuple(sorted([*decided, layer])) for layer in _undecided(context, decided)}
+        missing = {
+            layers: partial(swap_layers, context, direction, all_linear, layers)
+            for layers in swaps.values()
+            if layers not in known
+        }
+        for layers, distance in context.held_out.hidden_distances(missing).items():
+            known[layers] = sign * distance
+            progress_log.append({"layers": layers, "score": known[layers]})
+        scores = {layer: known[layers] for layer, layers in swaps.items()}
         decided.append(_decide(context, direction, scores))
         rounds.append({"layer": decided[-1], "scores": _by_layer(context, scores)})
     tokens = stage.steps * stage.tokens_per_step

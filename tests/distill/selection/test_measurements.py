@@ -10,8 +10,10 @@ import torch
 from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.distill.selection import tasks
 from evalsuite.distill.selection.one_swap.candidates import (
+    AlignedCandidates,
     copy_trainable,
     hybrid_from_linear,
+    swap_layers,
     swap_mixers,
 )
 from evalsuite.distill.selection.skip_layer import skip_layer
@@ -128,6 +130,22 @@ def test_held_out_losses_are_per_token_means(context):
 
 
 @torch.no_grad()
+def test_the_teacher_runs_once_for_all_candidates(context):
+    held_out, stage = context.held_out, context.training_recipe.stages[0]
+    candidates = AlignedCandidates(context, stage, [0, 1, 2])
+    alone = {}
+    for direction, sign in (("add", -1.0), ("remove", 1.0)):
+        for layer in range(3):
+            with swap_layers(context, direction, candidates.model, [layer]) as student:
+                alone[direction, layer] = sign * held_out.hidden_distance(student)
+    calls = []
+    hook = context.teacher.model.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    found = candidates.scores()
+    hook.remove()
+    assert {(name, layer): value for name, each in found.items() for layer, value in each.items()} == alone
+    assert len(calls) == len(held_out.batches)
+
+
 def test_hidden_distance_sums_layers_and_averages_tokens(context):
     """Eq. 4 written out; the last residual plus its MLP must give the decoder's output."""
     expected = 0.0
