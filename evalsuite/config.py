@@ -284,12 +284,20 @@ class GateConfig(_Selected):
     """Maximum KL(teacher ‖ student) at the right answers, in nats per token, e.g. 0.3."""
     max_gap: float | None = None
     """Maximum gap between the protocols, in points, e.g. 5."""
+    benchmarks: Sequence[str] = field(default=(), metadata={"flag": "--benchmark"})
+    """Only these benchmarks; the verdict names the others. Empty: as the policy states, else all."""
+    over: Literal["documents", "runs"] | None = None
+    """Decide on the checkpoint itself, or on its recipe over training runs; None: as the policy states, else
+    over training runs where the spread between them is known."""
+    run_spread: float | None = None
+    """Standard deviation of the score between training runs of a recipe, in points; None: as the policy
+    states, else that between the seeds in the runs."""
     out: Path | str | None = None
     """Folder for junit.xml, gate.md and gate.json; None: nothing is written."""
 
     def __post_init__(self) -> None:
         """Normalize sequences and check the settings."""
-        _normalize(self, "runs", "checkpoints")
+        _normalize(self, "runs", "checkpoints", "benchmarks")
         if not self.runs:
             raise ConfigError("no runs given: name run folders")
         if (self.policy is not None) == any(bound is not None for bound in self._bounds.values()):
@@ -307,8 +315,10 @@ class GateConfig(_Selected):
         from evalsuite.reports import load_policy, policy_from_options
 
         if self.policy is None:
-            return policy_from_options(**self._bounds)
-        return load_policy(Path(self.policy)) if isinstance(self.policy, str | Path) else self.policy
+            policy = policy_from_options(**self._bounds)
+        else:
+            policy = load_policy(Path(self.policy)) if isinstance(self.policy, str | Path) else self.policy
+        return policy.with_options(benchmarks=self.benchmarks, over=self.over, run_spread=self.run_spread)
 
 
 def _normalize(config: Any, *names: str) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-def add_import_options(parser: argparse.ArgumentParser) -> None:
-    """Add what names logs of other harnesses: the same options for `compare` and `gate`."""
+def add_import_options(parser: argparse.ArgumentParser, benchmarks_of: str = "imported logs") -> None:
+    """Add what names logs of other harnesses: the same options for `compare`, `export` and `gate`."""
     parser.add_argument(
         "--import",
         nargs="+",
@@ -23,7 +23,7 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME",
         dest="benchmarks",
-        help="only these benchmarks of imported logs (default: all)",
+        help=f"only these benchmarks of {benchmarks_of} (default: all)",
     )
 
 
@@ -36,12 +36,20 @@ class Inputs(NamedTuple):
     """Neither run folders nor logs: checkpoints, or mistakes."""
 
 
-def read_inputs(inputs: Sequence[str], options: argparse.Namespace, out: Path | None) -> Inputs:
+def read_inputs(
+    inputs: Sequence[str], options: argparse.Namespace, out: Path | None, *, of_runs: bool = False
+) -> Inputs:
     """Sort inputs into run folders, logs and others, and import the logs into `<out>/imported`.
 
+    Args:
+        inputs: paths and names.
+        options: with those of `add_import_options`.
+        out: folder of the command's output.
+        of_runs: whether the command selects the benchmarks of run folders, too.
+
     Raises:
-        ConfigError: no inputs, an `--import` that is not FORMAT:PATH, `--benchmark` without logs, logs
-            without `out`, or a path that several formats match.
+        ConfigError: no inputs, an `--import` that is not FORMAT:PATH, `--benchmark` without logs (unless
+            `of_runs`), logs without `out`, or a path that several formats match.
         DataError: a log that cannot be read or paired.
     """
     from evalsuite.foundation import ConfigError
@@ -61,7 +69,7 @@ def read_inputs(inputs: Sequence[str], options: argparse.Namespace, out: Path | 
             sources.append((found, Path(each)))
     if not (runs or others or sources):
         raise ConfigError("nothing to compare: pass run folders, logs of another harness, or --import")
-    if options.benchmarks and not sources:
+    if options.benchmarks and not (sources or of_runs):
         raise ConfigError("--benchmark applies to imported logs; the inputs are none")
     if sources:
         if out is None:

@@ -70,6 +70,8 @@ class Cell:
     """Under generation, the extracted answer that each code stands for"""
     out_of_distribution: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """[C] documents with a text longer than the positions that the checkpoint's config states"""
+    excluded: int = 0
+    """Documents that are left out because the response of any of the checkpoints is an error"""
 
     @property
     def independent_units(self) -> int:
@@ -274,6 +276,7 @@ def _cells(
                 answers=answers[pick],
                 out_of_distribution=beyond[np.ix_(np.asarray(rows), selected)].sum(axis=1),
                 scored_answers=scored_answers[pick],
+                excluded=int(failed[rows].any(axis=0).sum()) if selection.excludes_errors else 0,
                 answer_names=log.answers.get(source.benchmark.name, ())
                 if source.protocol == "generation"
                 else (),

@@ -145,10 +145,16 @@ class Policy(Strict):
     """`stop`: exit code 2 if documents are too few to decide a rule; `tolerate`: pass and print the rule."""
     checkpoints: tuple[str, ...] = ()
     """Names (labels, weights_ids, paths) of what to evaluate; default: every student of the run."""
+    benchmarks: tuple[str, ...] = ()
+    """Names of the only benchmarks to gate, of an unfinished run, say; the verdict names those that it leaves
+    out. Default: all of the plan."""
     min_coverage: float | None = Field(default=None, gt=0, le=1)
     """Admit partial cells with at least this share of the planned documents; default: 1, none."""
     errors: ErrorRule | None = None
     """`wrong`, the default: a response that is an error scores 0. `exclude`: leave its document out."""
+    max_excluded: float = Field(default=0.02, ge=0, le=1)
+    """Largest share of the documents of a rule that `errors: exclude` may leave out; beyond it, the rule is
+    not measured."""
     over: Over | None = None
     """What rules that can be decided over training runs are decided on: see `rules`. Default: on the training
     runs where the spread between them is known, from seeds in the runs or `run_spread`; else on documents."""
@@ -160,6 +166,28 @@ class Policy(Strict):
     as not measured."""
     rules: tuple[Rule, ...] = Field(min_length=1)
     """At least one rule."""
+
+    @model_validator(mode="after")
+    def _has_the_benchmarks_of_its_rules(self) -> "Policy":
+        for rule in self.rules:
+            if self.benchmarks and rule.benchmark is not None and rule.benchmark not in self.benchmarks:
+                raise ValueError(
+                    f"a rule is about '{rule.benchmark}', which 'benchmarks' leaves out"
+                    f"{nearest(rule.benchmark, self.benchmarks)}"
+                )
+        return self
+
+    def with_options(self, **given: Any) -> "Policy":
+        """Return the policy with options of a call; those that are None or empty change nothing.
+
+        Raises:
+            ConfigError: an option out of range.
+        """
+        options = {name: value for name, value in given.items() if value not in (None, ())}
+        if not options:
+            return self
+        where = "/".join(map(_flag, options))
+        return parse({**self.model_dump(by_alias=True), **options}, Policy, where)
 
     def select(self, selection: RunSelection | None = None) -> RunSelection:
         """Return the selection of this policy; options that are given take precedence."""

@@ -12,6 +12,7 @@ from evalsuite.reports.gate.evidence import Evidence
 from evalsuite.reports.gate.measurement import KEPT, ONE_RUN, Measurement, NotMeasured
 from evalsuite.reports.gate.metrics import Unit
 from evalsuite.reports.gate.policy import Policy, Rule
+from evalsuite.reports.gate.selection import measured_benchmarks, only_benchmarks, too_many_excluded
 from evalsuite.reports.records.names import find
 from evalsuite.reports.records.run_selection import RunSelection
 
@@ -200,7 +201,7 @@ def run_gate(
         The verdict; `exit_code` is 0 pass, 1 proven regression, 2 inconclusive, 3 could not be measured.
 
     Raises:
-        ConfigError: the policy names a checkpoint that no run has, or several have.
+        ConfigError: as `apply_policy`.
         RunFolderError, DataError: as `load_result_tensor`.
     """
     from evalsuite.reports.gate.outputs import markdown, write_verdict
@@ -220,7 +221,12 @@ def run_gate(
 
 
 def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
-    """Apply a policy to loaded results, without writing files."""
+    """Apply a policy to loaded results, without writing files.
+
+    Raises:
+        ConfigError: the policy names a checkpoint or a benchmark that no run has, or several have.
+    """
+    tensor = only_benchmarks(tensor, policy.benchmarks)
     evidence = Evidence(tensor, policy)
     tasks = [
         (rule, protocol, checkpoint)
@@ -229,7 +235,7 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
         if checkpoint < len(tensor.checkpoints)
         for protocol in _protocols(tensor, rule)
     ]
-    found = [rule.kind.measure(evidence, rule, protocol, checkpoint) for rule, protocol, checkpoint in tasks]
+    found = [too_many_excluded(evidence, *task) or task[0].kind.measure(evidence, *task) for task in tasks]
     # The runs of one recipe share a measurement, which is one test.
     tests: dict[object, tuple[Rule, Measurement]] = {}
     keys = [
@@ -264,7 +270,12 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
             for rule in policy.rules
             for protocol in _protocols(tensor, rule)
         ]
-    return _verdict(results, policy, tensor.warnings)
+    warnings = tensor.warnings
+    measured = measured_benchmarks(tensor)
+    if measured and any(result.outcome == UNMEASURED for result in results):
+        names = " ".join(measured)
+        warnings = (*warnings, f"The run is not finished. To gate what it has: --benchmark {names}")
+    return _verdict(results, policy, warnings)
 
 
 def _selected(tensor: ResultTensor, rule: Rule, policy: Policy) -> list[int]:

@@ -34,7 +34,20 @@ def add(commands: argparse._SubParsersAction) -> None:
             metavar="X",
             help=f"{'minimum' if kind.bound == 'min' else 'maximum'} {kind.hint}",
         )
-    add_import_options(parser)
+    parser.add_argument(
+        "--over",
+        choices=("documents", "runs"),
+        help="decide on the checkpoint itself, or on its recipe over training runs (default: over runs where "
+        "the spread between them is known, else over the documents of one run)",
+    )
+    parser.add_argument(
+        "--run-spread",
+        type=float,
+        metavar="X",
+        help="standard deviation of the score between training runs of a recipe, in points, e.g. 1.2 "
+        "(default: that between the seeds in the runs)",
+    )
+    add_import_options(parser, "the runs and logs; the verdict names the others")
     add_selection_options(parser)
     parser.add_argument(
         "--out",
@@ -49,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.api import gate
     from evalsuite.config import GateConfig
 
-    inputs = read_inputs(arguments.runs, arguments, arguments.out)
-    options = given_options(arguments, "runs", "imports", "benchmarks")
+    inputs = read_inputs(arguments.runs, arguments, arguments.out, of_runs=True)
+    options = given_options(arguments, "runs", "imports")
     verdict = gate(GateConfig(runs=[*inputs.runs, *inputs.others], **options))
     print(verdict.text)
     return int(verdict.exit_code)
