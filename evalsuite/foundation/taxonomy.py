@@ -46,7 +46,7 @@ OUTCOME_MEANINGS = {
         "no answer extracted", "no answer was extracted from the response", False, True
     ),
     "truncated": Outcome(
-        "truncated", "the response reached the token limit before an answer was extracted", True, True
+        "truncated", "the token limit cut the response, which has no answer or is scored whole", True, True
     ),
     "looped": Outcome("looped", "the response is wrong and ends in a loop", True, True),
     "error": Outcome("error", "there is no response, or it could not be scored", False, False),

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from evalsuite.foundation import ConfigError, DataError, MissingDependencyError, content_hash, nearest
+from evalsuite.foundation.extraction import Basis, basis_of, later_blocks, parts_before_next_question
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.protocols import compat_evalscope, sandbox
-from evalsuite.protocols.extraction import Basis, basis_of, later_blocks, parts_before_next_question
 from evalsuite.protocols.isolation import CpuTimeExceededError, cpu_time_limit, quiet_harness, seeded_random
 from evalsuite.protocols.outcomes import classify_outcome
 from evalsuite.protocols.prompt_text import Message, chat_text, prompt_text, truncate_middle

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
+from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS, names_answer
 from evalsuite.reports.analysis.measures.informative import InformativeRow
 from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.rows import AverageRow, DropRow, GapRow
@@ -234,7 +234,7 @@ def teachers_below_chance(checkpoints: Sequence[CheckpointEntry], gaps: Sequence
             and row.chance is not None
             and teacher is not None
         ):
-            unnamed = row.outcomes["teacher"]["extraction_failed"]
+            unnamed = sum(share for name, share in row.outcomes["teacher"].items() if not names_answer(name))
             found.setdefault(
                 teacher,
                 f"On benchmarks with both protocols '{checkpoints[teacher].label}' itself scores "

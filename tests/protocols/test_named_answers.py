@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from evalsuite.foundation.extraction import basis_of, options_of, parts_before_next_question
 from evalsuite.foundation.named_answers import names_choice
 from evalsuite.models.inference.requests import GenerateResponse
-from evalsuite.protocols.extraction import basis_of, parts_before_next_question
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.sandbox import ALLOW
 from evalsuite.tasks.benchmark import load_benchmark
@@ -229,6 +229,13 @@ def test_code_that_was_not_extracted_or_runs_on(monkeypatch: pytest.MonkeyPatch)
         found[text] = (scored.values["acc"], scored.outcome)
     assert found == expected
     assert humaneval.score(0, generated("    return 2 * (", "length")).outcome == "truncated"
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_options_are_read_from_prompts(name: str) -> None:
+    (_, prompt), *_ = harness(name, ROWS[name]).messages(0)
+    assert options_of(f"Example\nA) x\nB) y\nC) z\n\n{prompt}") == OPTIONS
+    assert options_of("Plan A) is better.") == options_of("A. One list of one.") == []
 
 
 def test_a_text_that_is_scored_by_its_form_has_no_next_question() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from evalsuite.foundation import DataError, read_json, read_jsonl
-from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.foundation.taxonomy import PROTOCOLS, names_answer
 from evalsuite.reports.analysis.study.decomposition import Responses
 from evalsuite.reports.analysis.study.scores import TEACHER, Axis, StudyRun, StudyScores
 from evalsuite.reports.records.reading import NO_CONTEXT, read_score_files
@@ -186,7 +186,7 @@ def _frame(run: Path, benchmark: BenchmarkPlan, protocol: str, labels: Mapping[s
         }
     )
     if protocol == "generation":
-        found["extracted"] = frame["extracted"]
+        found["extracted"] = frame["extracted"].where(frame["outcome"].astype(str).map(names_answer))
     return found[found["run"].notna()]
 
 

@@ -11,16 +11,19 @@ from evalsuite.foundation.taxonomy import FAILURES, OUTCOME_MEANINGS
 from evalsuite.reports import compare
 from evalsuite.reports.admission import admit
 from evalsuite.reports.analysis.measures.admission import AdmissionRule
+from evalsuite.reports.analysis.warnings import teachers_below_chance
 from evalsuite.reports.exports.csv_tables import gap_csv, scores_csv
 from evalsuite.reports.report import Report, build_report
 from tests.reports.score_edits import Row, edit_rows
 
 
-def run_with(synthetic: SimpleNamespace, folder: Path, outcome: str, extracted: str | None = None) -> Path:
+def run_with(
+    synthetic: SimpleNamespace, folder: Path, outcome: str, extracted: str | None = None, right: float = 0.7
+) -> Path:
     """A run in which every third response of both models has an outcome; None keeps its extracted answer."""
     checkpoints = [
-        synthetic.SyntheticCheckpoint("t", lambda *_: 0.7, "teacher"),
-        synthetic.SyntheticCheckpoint("s", lambda *_: 0.5),
+        synthetic.SyntheticCheckpoint("t", lambda *_: right, "teacher"),
+        synthetic.SyntheticCheckpoint("s", lambda *_: right - 0.2 if right > 0.5 else right),
     ]
     run = synthetic.make_run(
         folder, [synthetic.SyntheticBenchmark("quiz", "Quiz", "knowledge", 300)], checkpoints
@@ -55,6 +58,13 @@ def test_an_answer_that_the_response_does_not_name_is_none(
     assert free.is_admitted
     assert decision.protocols[1].named == pytest.approx(2 / 3)
     assert not decision.is_admitted
+
+
+def test_a_teacher_below_chance_is_said_to_name_no_choice(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = run_with(synthetic, tmp_path / "run", "guessed", right=0.1)
+    report = build_report([run])
+    (warning,) = teachers_below_chance(report.checkpoints, report.gaps)
+    assert "(33 % of its responses name no choice)" in warning
 
 
 def test_tables_and_page_list_every_failure(synthetic: SimpleNamespace, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from itertools import islice
 from typing import Literal
 
 from evalsuite.foundation.named_answers import LABELS, names_choice
-from evalsuite.protocols import sandbox
 
 Basis = Literal["answer", "guess", "nothing"]
 """An answer that the response gives, a choice that it does not name, or text that is no answer."""
@@ -14,6 +13,8 @@ Basis = Literal["answer", "guess", "nothing"]
 MAX_CUTS = 4
 """Places of a response that are tried as the start of a next question."""
 
+_OF_CODE = ("humaneval", "mbpp")
+"""EvalScope benchmarks whose responses are code."""
 _OF_FORM = ("ifeval", "ifbench")
 """EvalScope benchmarks that score the form of a text, which any part of it may meet."""
 _END_OF_TEXT = r"<\|endoftext\|>|<\|im_end\|>|<\|eot_id\|>|</s>"
@@ -28,6 +29,7 @@ _NEXT_CODE = re.compile(
     r"\n(?:async def |def |class |print\(|assert |import |from |if __name__|# |@|```|Read the following)"
     r"|" + _END_OF_TEXT
 )
+_OPTION = re.compile(r"^[ \t]*\(?([A-Z])[).．、]\s+(.*)$", re.MULTILINE)
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 _BLOCK = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
 _PROSE = re.compile(r"\s*[A-Z][a-z'’]*[ ,!]")
@@ -43,7 +45,7 @@ def parts_before_next_question(dataset: str, response: str) -> Iterator[str]:
     """
     if dataset in _OF_FORM:
         return
-    pattern = _NEXT_CODE if dataset in sandbox.IN_SANDBOX else _NEXT_TEXT
+    pattern = _NEXT_CODE if dataset in _OF_CODE else _NEXT_TEXT
     ends = [match.start() for match in islice(pattern.finditer(response), MAX_CUTS)]
     # A question without a label begins with the paragraph that holds its choices or its reasoning.
     ends += [response.rfind("\n\n", 0, end + 1) for end in ends]
@@ -51,9 +53,20 @@ def parts_before_next_question(dataset: str, response: str) -> Iterator[str]:
     yield from sorted(filter(str.strip, parts), key=len)
 
 
+def options_of(prompt: str) -> list[str]:
+    """Return the texts of the choices that a prompt lists last, such as ``A) text``; empty for none."""
+    found: list[str] = []
+    for label, text in _OPTION.findall(prompt):
+        if label == LABELS[0]:
+            found = []
+        if (label,) == LABELS[len(found) :][:1]:
+            found.append(text.strip())
+    return found if len(found) > 1 else []
+
+
 def later_blocks(dataset: str, response: str) -> list[str]:
     """Return the fenced blocks of code that the harness, which takes the first one, leaves out."""
-    return _BLOCK.findall(response)[1:][:MAX_CUTS] if dataset in sandbox.IN_SANDBOX else []
+    return _BLOCK.findall(response)[1:][:MAX_CUTS] if dataset in _OF_CODE else []
 
 
 def basis_of(dataset: str, response: str, extracted: str, options: Sequence[str]) -> Basis:
@@ -65,7 +78,7 @@ def basis_of(dataset: str, response: str, extracted: str, options: Sequence[str]
         extracted: the harness's answer.
         options: texts of the choices; empty for a question without any.
     """
-    if dataset in sandbox.IN_SANDBOX:
+    if dataset in _OF_CODE:
         # The harness takes the whole text where it finds no complete block.
         is_text = _FENCE.search(extracted) or _PROSE.match(extracted) or not _CODE.search(extracted)
         return "nothing" if is_text else "answer"
