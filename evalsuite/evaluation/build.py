@@ -8,7 +8,14 @@ from typing import Any
 from evalsuite.evaluation.checkpoints import CheckpointRegistry, RunCheckpoint
 from evalsuite.evaluation.documents import load_documents
 from evalsuite.evaluation.environment import read_environment, update_environment
-from evalsuite.evaluation.plan import ResolvedSuite, benchmarks_in, count_documents, make_index, make_plan
+from evalsuite.evaluation.plan import (
+    ResolvedSuite,
+    benchmarks_in,
+    count_documents,
+    make_index,
+    make_plan,
+    refuse_other_config,
+)
 from evalsuite.evaluation.processes.workers import Shared, WorkerPool
 from evalsuite.evaluation.run_paths import (
     Cell,
@@ -77,7 +84,9 @@ def build_requests(
     resumed = index_path(run).is_file()
     if resumed:
         resolved = resolved.without(read_environment(run).get("left_out", {}))
-    before = _existing_index(run, resolved) if resumed else None
+    before = read_index(run) if resumed else None
+    if before is not None:
+        refuse_other_config(run, before, resolved)
     facts: dict[str, Any] = {}
     if before is None:
         # Requests without an index come from an interrupted build.
@@ -145,39 +154,6 @@ def _seeds(resolved: ResolvedSuite, cells: Sequence[Cell]) -> dict[str, Any]:
     return {"documents": resolved.suite.seed, "responses": sampled}
 
 
-def _existing_index(run: Path, resolved: ResolvedSuite) -> Index:
-    """Return the index of a resumed run, whose config must be the same."""
-    index = read_index(run)
-    where = _difference(index.config, resolved.config)
-    if where is not None or index.suite != resolved.suite.name:
-        raise RunFolderError(
-            f"{run}: holds a run of suite {index.suite} with another configuration"
-            f"{f' ({where})' if where else ''}; choose another --out, or repeat the same suite and options"
-        )
-    return index
-
-
-def _difference(old: Any, new: Any, where: str = "") -> str | None:
-    """Describe the first difference between two JSON values; None if they are equal."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in dict.fromkeys((*old, *new)):
-            if found := _difference(old.get(key), new.get(key), f"{where}.{key}" if where else str(key)):
-                return found
-        return None
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for number, (left, right) in enumerate(zip(old, new, strict=True)):
-            name = left.get("benchmark", {}).get("name") if isinstance(left, Mapping) else None
-            if found := _difference(left, right, f"{where}[{name or number}]"):
-                return found
-        return None
-    return None if old == new else f"{where}: {_short(old)} there, {_short(new)} here"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
-
-
 def _other_checkpoints(run: Path, checkpoints: Sequence[RunCheckpoint]) -> CheckpointRegistry:
     """Return the registry of the run without `checkpoints`, which may change their labels."""
     new = {each.weights_id for each in checkpoints}
@@ -215,9 +191,11 @@ def _merge_plan(run: Path, plan: Plan, registry: CheckpointRegistry) -> Plan:
     return plan.model_copy(update=changed)
 
 
-def _configuration(plan: Plan) -> tuple[str, list[BenchmarkPlan]]:
+def _configuration(plan: Plan) -> tuple[str, dict[str, BenchmarkPlan]]:
     """Return what the plans of one run agree on; an older plan does not name cluster columns."""
-    return plan.suite, [each.model_copy(update={"cluster_column": None}) for each in plan.benchmarks]
+    return plan.suite, {
+        each.name: each.model_copy(update={"cluster_column": None}) for each in plan.benchmarks
+    }
 
 
 def _documents_hash(documents: Sequence[Document]) -> str:

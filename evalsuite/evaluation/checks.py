@@ -1,7 +1,6 @@
 """Documents for `evalsuite doctor`, and its findings in a run (`doctor.json`)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from evalsuite.evaluation.checkpoints import tokenizer_id
 from evalsuite.evaluation.run_paths import index_path, read_index, read_requests
 from evalsuite.foundation import DataError, RunFolderError, locked, read_json, write_json
 from evalsuite.models.inference.requests import ScoreRequest
+from evalsuite.models.inference.settling import HALF_TOLERANCE, TOLERANCES, Tolerance
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.tokenization import Encoder
 from evalsuite.tasks.benchmark import load_benchmark
@@ -17,20 +17,6 @@ from evalsuite.tasks.sources.documents import documents, sample_documents
 
 DEFAULT_BENCHMARKS = ("pocket_cloze", "pocket_facts")
 """Used without a run and without --benchmark; they need no data and no network."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """Deviations of a log-probability, in nats: explained by rounding, and not explained by anything."""
-
-    rounding: float
-    broken: float
-
-
-TOLERANCES = {"float32": Tolerance(1e-3, 0.1), "float64": Tolerance(1e-6, 1e-3)}
-"""By dtype."""
-HALF_TOLERANCE = Tolerance(0.5, 3.0)
-"""For 16-bit dtypes: with 8 (11) bits per activation, half a nat on one token is rounding."""
 
 
 def sample_run_requests(run: Path, tokenizer: Any, count: int) -> list[ScoreRequest]:

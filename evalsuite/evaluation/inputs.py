@@ -65,8 +65,10 @@ def _check_built_suite(config: RunConfig, index: Index) -> None:
     if "score" in config.phases:
         from evalsuite.evaluation.plan import check_suite
 
-        left_out = read_environment(out).get("left_out", {})
-        check_suite(config.suite, index, left_out, out, limit=config.limit)
+        environment = read_environment(out)
+        built = environment.get("config", {}).get("build", {}).get("limit")
+        limit = config.limit if config.limit is not None else built
+        check_suite(config.suite, index, environment.get("left_out", {}), out, limit=limit)
     elif (name := _suite_name(config.suite)) != index.suite:
         raise RunFolderError(
             f"{out}: holds a run of suite {index.suite}, not {name}; name that suite or none, or choose "

@@ -154,34 +154,63 @@ def resolve_suite(
 def check_suite(
     suite: str | Path, index: Index, left_out: Collection[str], run: Path, *, limit: int | None = None
 ) -> None:
-    """Refuse a suite that is not the one of a run: another name, seed, or other benchmarks and protocols.
+    """Refuse a suite that is not the one that a run was built with: what is scored was settled there.
 
     Args:
         suite: a name or a YAML file.
-        index: of the run; it alone determines what is scored.
+        index: of the run.
         left_out: benchmarks of the suite that the run leaves out.
         run: the run folder, for messages.
-        limit: documents per benchmark; None accepts any.
+        limit: documents per benchmark, which replaces every limit of the suite.
 
     Raises:
         RunFolderError: the run is of another suite.
         ConfigError: as `resolve_suite`.
     """
-    resolved = replace(resolve_suite(suite, [], limit=limit), chat_template=index.config["chat_template"])
-    fields = ["protocols", "contexts", "num_fewshot", *(["limit"] if limit is not None else [])]
-    here, there = (
-        {entry["benchmark"]["name"]: {name: entry[name] for name in fields} for entry in config["entries"]}
-        for config in (resolved.without(left_out).config, index.config)
+    resolved = resolve_suite(suite, [], limit=limit)
+    if resolved.suite.chat_template == "auto":  # The tokenizers have decided.
+        resolved = replace(resolved, chat_template=index.config["chat_template"])
+    refuse_other_config(
+        run, index, replace(resolved, max_length=index.config.get("max_length")).without(left_out)
     )
-    differing = [name for name in dict.fromkeys((*there, *here)) if there.get(name) != here.get(name)]
-    same_seed = resolved.suite.seed == index.config["seed"]
-    if resolved.suite.name == index.suite and same_seed and not differing:
-        return
-    what = differing[0] if differing else "the seed" if not same_seed else "the name"
-    raise RunFolderError(
-        f"{run}: holds a run of suite {index.suite}; {resolved.suite.location} differs in {what}. Name the "
-        "suite of the run, or choose another --out"
-    )
+
+
+def refuse_other_config(run: Path, index: Index, resolved: ResolvedSuite) -> None:
+    """Raise RunFolderError, which names the first difference, unless a suite is the one of a run's index."""
+    benchmarks = benchmarks_in(index)
+    entries = [
+        {**entry, "benchmark": benchmarks[entry["benchmark"]["name"]].model_dump(mode="json")}
+        for entry in index.config["entries"]  # Of an earlier version, perhaps, which had fewer settings.
+    ]
+    where = _difference({**index.config, "entries": entries}, resolved.config)
+    if where is not None or index.suite != resolved.suite.name:
+        raise RunFolderError(
+            f"{run}: holds a run of suite {index.suite} with another configuration than "
+            f"{resolved.suite.location}{f' ({where})' if where else ''}; choose another --out, or repeat the "
+            "same suite and options"
+        )
+
+
+def _difference(old: Any, new: Any, where: str = "") -> str | None:
+    """Describe the first difference between two JSON values; None if they are equal."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in dict.fromkeys((*old, *new)):
+            if found := _difference(old.get(key), new.get(key), f"{where}.{key}" if where else str(key)):
+                return found
+        return None
+    if where == "entries":
+        # In whichever order the suite lists them.
+        here, there = ({each["benchmark"]["name"]: each for each in entries} for entries in (old, new))
+        for name in dict.fromkeys((*here, *there)):
+            if found := _difference(here.get(name), there.get(name), f"entries[{name}]"):
+                return found
+        return None
+    return None if old == new else f"{where}: {_short(old)} there, {_short(new)} here"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
 
 
 def _use_chat_template(suite: Suite, checkpoints: Sequence[RunCheckpoint]) -> bool:

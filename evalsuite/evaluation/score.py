@@ -26,13 +26,13 @@ from evalsuite.evaluation.run_paths import (
     read_documents,
     read_requests,
     requests_path,
-    responses_folder,
 )
+from evalsuite.evaluation.run_responses import open_responses
 from evalsuite.evaluation.scorer_versions import scorer_version
 from evalsuite.foundation import DataError, canonical_json, file_hash, progress
 from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.models.inference.requests import GenerateResponse
-from evalsuite.models.inference.response_cache import Key, ResponseCache
+from evalsuite.models.inference.response_cache import Key
 from evalsuite.protocols.compat_evalscope import cached_formula_parsing
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.request_set import RequestSet, Score
@@ -193,7 +193,7 @@ class _RunScorer:
         run, index = scoring.run, scoring.index
         self.run, self.index, self.versions = run, index, scoring.versions
         self.trust_remote_code, self.token = scoring.trust_remote_code, scoring.token
-        self.cache = ResponseCache(responses_folder(run))
+        self.cache = open_responses(run)
         self.fingerprints = fingerprints(run)
         self.benchmarks, self.data = benchmarks_in(index), read_environment(run).get("data")
 

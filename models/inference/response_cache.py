@@ -2,7 +2,7 @@
 
 The folder holds one response log per fingerprint and verb, `<fingerprint>.<verb>.jsonl`; each line is
 `{"key": [request hash, sampling, seed], "response": {…}}`. Logs are append-only and locked, so several
-processes may share a folder; of two lines with the same key the later one counts.
+processes may share a folder; of two lines with the same key, `settle` tells which one counts.
 """
 
 import gc
@@ -24,6 +24,7 @@ from evalsuite.models.inference.requests import (
     ScoreRequest,
     ScoreResponse,
 )
+from evalsuite.models.inference.settling import HALF_TOLERANCE, settle
 
 FLUSH_SECONDS = 1.0
 FLUSH_RESPONSES = 256
@@ -35,13 +36,20 @@ AnyRequest = TypeVar("AnyRequest", ScoreRequest, GenerateRequest)
 class ResponseCache:
     """The responses in one folder.
 
+    Args:
+        folder: created when the first response is added.
+        tolerances: fingerprint → nats by which equal log-probabilities may differ; default: half
+            precision's.
+
     Raises:
-        DataError: a log has a line that is not a response (an incomplete last line is dropped).
+        DataError: a log has a line that is not a response (an incomplete last line is dropped), or two
+            responses to one request that disagree.
         RunFolderError: the folder is not writable or the disk is full; existing lines stay intact.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tolerances: Mapping[str, float] | None = None) -> None:
         self.folder = Path(folder)
+        self._tolerances = dict(tolerances or {})
         self._loaded: dict[tuple[str, str], dict[tuple[str, str, int], Response]] = {}
 
     def get(self, fingerprint: str, request: Request) -> Response | None:
@@ -75,7 +83,11 @@ class ResponseCache:
         loaded = self._loaded.get((fingerprint, verb))
         if loaded is None:
             with gc_disabled():
-                loaded = dict(_read(self._path(fingerprint, verb), verb))
+                loaded = read_responses(
+                    self._path(fingerprint, verb),
+                    verb,
+                    self._tolerances.get(fingerprint, HALF_TOLERANCE.rounding),
+                )
             self._loaded[fingerprint, verb] = loaded
         return loaded
 
@@ -92,13 +104,28 @@ def gc_disabled() -> Iterator[None]:
             gc.enable()
 
 
-def _read(path: Path, verb: str) -> Iterator[tuple[tuple[str, str, int], Response]]:
+def read_responses(path: Path, verb: str, tolerance: float) -> dict[tuple[str, str, int], Response]:
+    """Read one response log.
+
+    Raises:
+        DataError: a line is not a response, or disagrees with an earlier one about the same request.
+    """
+    found: dict[tuple[str, str, int], Response] = {}
     for number, line in enumerate(read_jsonl(path), 1):
         try:
             hashed, sampling, seed = line["key"]
-            yield (hashed, sampling, seed), response_from_dict(verb, line["response"])
+            key, response = (hashed, sampling, seed), response_from_dict(verb, line["response"])
+            before = found.get(key)
+            settled = response if before is None else settle(before, response, tolerance)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}, line {number}: not a response ({error!r})") from error
+        if settled is None:
+            raise DataError(
+                f"{path}, line {number}: another response to the request {'/'.join(map(str, key))} than an "
+                "earlier line; remove the wrong one"
+            )
+        found[key] = settled
+    return found
 
 
 def response_from_dict(verb: str, value: dict[str, Any]) -> Response:

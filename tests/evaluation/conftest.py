@@ -27,7 +27,7 @@ class FakeEngine:
     def __init__(self, label: str, weights_id: str, tokenizer: Any) -> None:
         self.label = label
         self.weights_id = weights_id
-        self.versions = {"device": "fake"}
+        self.versions = {"device": "fake", "dtype": "float32"}
         self.fingerprint = hashlib.sha256(label.encode()).hexdigest()[:16]
         self.notice = ""
         self.tokenizer = tokenizer

@@ -1,6 +1,7 @@
 """Scores are derived data: `--score-only` repairs whatever a fixed scorer or a better response changes."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -9,14 +10,17 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.foundation import EvalsuiteError
+from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.scorers import SCORERS, Scorer, ScorerOutput
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.records.score_files import open_score_file
+from evalsuite.tasks.benchmark import FOLDER
 from tests.evaluation.conftest import FakeEngine
 
 KEYS = ["weights_id", "doc_id", "context", "seed"]
@@ -131,3 +135,66 @@ def test_score_only_refuses_suite_of_another_run(suite: Path, expected: Path, tm
     other.write_text(suite.read_text().replace("  - pocket_instructions\n", ""))
     with pytest.raises(EvalsuiteError, match="pocket_instructions"):
         score_again(other, expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ("name: small", "name: smaller", "suite small"),
+        ("title: Small", "title: Small\nsampling: {temperature: 0.5}", r"entries\[pocket_facts\]\.sampling"),
+        ("title: Small", "title: Small\nseed: 1", "seed: 0 there, 1 here"),
+        ("limit: 4", "limit: 3", r"entries\[pocket_facts\]\.limit: 4 there, 3 here"),
+        ("limit: 2", "limit: 1", r"entries\[pocket_niah_single_1\]\.limit: 2 there, 1 here"),
+        (
+            "- pocket_facts",
+            "- {benchmark: pocket_facts, metrics: {loglikelihood: acc_norm}}",
+            r"entries\[pocket_facts\]",
+        ),
+        ("- pocket_facts", "- {benchmark: pocket_facts, prompt: literal}", r"entries\[pocket_facts\]"),
+    ],
+)
+def test_score_only_refuses_a_suite_that_has_changed(
+    before: str, after: str, named: str, suite: Path, expected: Path
+) -> None:
+    """It scored with the settings that the run was built with, and said nothing."""
+    suite.write_text(suite.read_text().replace(before, after))
+    with pytest.raises(EvalsuiteError, match=named):
+        score_again(suite, expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("scorer: pocket", "scorer: exact"), ("title: Mine", "title: Yours"), ("chance: 0", "chance: 0.5")],
+)
+def test_score_only_refuses_a_benchmark_that_has_changed(
+    before: str, after: str, crew: Any, tmp_path: Path
+) -> None:
+    benchmark, suite = tmp_path / "mine.yaml", tmp_path / "own.yaml"
+    text = (FOLDER / "pocket_recall.yaml").read_text()
+    benchmark.write_text(re.sub("(?m)^title:.*", "title: Mine", text))
+    suite.write_text("name: own\ntitle: Own\nlimit: 2\nbenchmarks: [mine.yaml]\n")
+    run = tmp_path / "run"
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
+    score_again(suite, run)
+    assert before in benchmark.read_text()
+    benchmark.write_text(benchmark.read_text().replace(before, after))
+    with pytest.raises(EvalsuiteError, match=r"with another configuration than .*own\.yaml \(entries\["):
+        score_again(suite, run)
+
+
+def test_the_order_of_a_suite_and_its_keys_change_no_run(suite: Path, expected: Path) -> None:
+    value = read_yaml(suite)
+    value["benchmarks"].reverse()
+    suite.write_text("# as another editor writes it\n" + yaml.safe_dump(value, sort_keys=True))
+    before = {path.name: path.read_bytes() for path in (expected / "scores").iterdir()}
+    score_again(suite, expected)
+    evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=expected, quiet=True))
+    assert {path.name: path.read_bytes() for path in (expected / "scores").iterdir()} == before
+
+
+def test_limits_of_the_command_belong_to_the_run(crew: Any, suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, limit=2, quiet=True))
+    score_again(suite, run)
+    with pytest.raises(EvalsuiteError, match=r"limit: 2 there, 3 here"):
+        evaluate(RunConfig(suite=suite, out=run, phases=("score",), limit=3, quiet=True))

@@ -1,9 +1,11 @@
 """A shard is validated whole before any of it is merged; a refused one leaves the run untouched."""
 
 import json
+import re
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
-from evalsuite.foundation import read_jsonl
+from evalsuite.foundation import DataError, read_jsonl
+from evalsuite.models.inference.requests import GenerateResponse
+from evalsuite.models.inference.response_cache import read_responses
+from evalsuite.models.inference.settling import settle
 from tests.evaluation.conftest import Crew
 
 SUITE = """\
@@ -142,6 +147,36 @@ def renamed_log(shard: Path) -> None:
     path.rename(path.with_name(path.name.replace(".score.", ".scores.")))
 
 
+def moved_log(shard: Path) -> None:
+    path = response_log(shard)
+    path.rename(path.with_name("0123.score.jsonl"))
+
+
+def with_log(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def spoil(shard: Path) -> None:
+        path = response_log(shard)
+        path.write_bytes(change(path.read_bytes()))
+
+    return spoil
+
+
+def without_lines(count: int) -> Callable[[Path], None]:
+    return with_log(lambda data: b"".join(data.splitlines(keepends=True)[:-count]))
+
+
+def with_second(logprobs: list[float]) -> Callable[[Path], None]:
+    """Append another response to the first request, to a shard that states nothing of its files."""
+
+    def spoil(shard: Path) -> None:
+        path = response_log(shard)
+        row = next(iter(read_jsonl(path)))
+        row["response"]["logprobs"] = logprobs
+        path.write_text(path.read_text() + json.dumps(row) + "\n")
+        (shard / "manifest.json").unlink()
+
+    return spoil
+
+
 def without_lists(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"response": {"logprobs": [], "greedy": [], "lengths": []}}
 
@@ -218,6 +253,25 @@ MALFORMED: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "an unknown field of a divergence": (with_diverged(loss="nan"), "diverged.json", "loss"),
     "an unknown field of a registration": (with_registered(role="x"), "registered.json", "role"),
     "a log of an unknown verb": (renamed_log, "scores.jsonl", "score"),
+    "a log of another engine": (moved_log, "0123.score.jsonl", "engine"),
+    "a token of 10^30": (with_response("generate", tokens=[10**30]), "generate.jsonl", "tokens"),
+    "a token beyond 31 bits": (with_response("generate", tokens=[2**31]), "generate.jsonl", "tokens"),
+    "a log-probability of -1e308": (with_response(logprobs=[-1e308] * 4), "score.jsonl", "logprobs"),
+    "a log cut in its last line": (with_log(lambda data: data[:-20]), "score.jsonl", "line 3"),
+    "a log without its last line": (without_lines(1), "score.jsonl", "exported"),
+    "a log without rows": (with_log(lambda data: b""), "score.jsonl", "empty"),
+    "a log of zeros": (with_log(lambda data: bytes(len(data))), "score.jsonl", "line 1"),
+    "a log of garbage": (with_log(lambda data: b"\xff\0" * 100), "score.jsonl", "line 1"),
+    "a log with a line of garbage": (with_log(lambda data: data + b"\xff\n"), "score.jsonl", "line 4"),
+    "a key given twice": (
+        with_log(lambda data: data.replace(b'{"key"', b'{"key":[],"key"', 1)),
+        "score.jsonl",
+        "twice",
+    ),
+    "a missing log": (lambda shard: response_log(shard).unlink(), "score.jsonl", "missing"),
+    "a manifest that is a list": (with_bytes("manifest.json", b"[]"), "manifest.json", "object"),
+    "a manifest that is no JSON": (with_bytes("manifest.json", b"{"), "manifest.json", "JSON"),
+    "a second response to a request": (with_second([-50.0] * 4), "score.jsonl", "differs"),
 }
 
 
@@ -253,6 +307,7 @@ def test_a_sound_response_replaces_a_refusal(home: Path, built: Path, shard: Pat
     """Of two equal keys the later sound response counts, wherever the refusal lies."""
     refusal = {"logprobs": [], "greedy": [], "lengths": [], "error": "out of memory"}
     with_row(lambda row: row | {"response": refusal})(shard)
+    (shard / "manifest.json").unlink()
     sound = {str(row["key"]): row["response"] for row in read_jsonl(response_log(built / "shard"))}
     merge_shards(home, [shard])
     assert sum(merge_shards(home, [built / "shard"]).values()) == 1
@@ -281,3 +336,123 @@ def test_unknown_files_in_an_archive_are_refused(
     assert "more.tar.xz" in told
     assert "Traceback" not in told
     assert contents(home) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("environment.json", b"{"),
+        ("checkpoints.json", b"{"),
+        ("requests/registered.json", b"\xff"),
+        ("requests/diverged.json", b"{"),
+    ],
+)
+def test_errors_in_an_archive_name_the_archive(
+    name: str, change: bytes, home: Path, shard: Path, tmp_path: Path
+) -> None:
+    """Not the folder that it was unpacked into, which is gone when the message is read."""
+    (shard / name).write_bytes(change)
+    path = tmp_path / "cut.tar.xz"
+    with tarfile.open(path, "w:xz") as archive:
+        for file in sorted(shard.rglob("*")):
+            if file.is_file():
+                archive.add(file, str(file.relative_to(shard)))
+    with pytest.raises(DataError, match=re.escape(f"{path}: {name}: not JSON")):
+        merge_shards(home, [path])
+
+
+def changed(shard: Path, target: Path, change: Callable[[dict[str, Any]], None], verb: str) -> Path:
+    """Copy a shard with another response to its first request, as another host would have exported it."""
+    shutil.copytree(shard, target)
+    (target / "manifest.json").unlink()
+    path = response_log(target, verb)
+    rows = list(read_jsonl(path))
+    change(rows[0]["response"])
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return target
+
+
+def shifted(nats: float) -> Callable[[dict[str, Any]], None]:
+    def change(response: dict[str, Any]) -> None:
+        response["logprobs"] = [min(each + nats, 0.0) for each in response["logprobs"]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("verb", "change"),
+    [
+        ("score", shifted(-2e-3)),
+        ("score", shifted(-50.0)),
+        ("score", lambda response: response.update(greedy=[not each for each in response["greedy"]])),
+        ("generate", lambda response: response.update(text="another")),
+        ("generate", lambda response: response.update(tokens=[5], finish_reason="eos")),
+    ],
+)
+@pytest.mark.parametrize("where", ["two shards", "swapped", "the run, later", "the run, earlier"])
+def test_responses_that_disagree_are_refused_in_any_order(
+    verb: str, change: Callable[[dict[str, Any]], None], where: str, home: Path, shard: Path, tmp_path: Path
+) -> None:
+    other = changed(shard, tmp_path / "other", change, verb)
+    if where.startswith("the run"):
+        first, second = (shard, other) if where.endswith("later") else (other, shard)
+        if first is other:
+            (shard / "manifest.json").unlink()
+        merge_shards(home, [first])
+        shards = [second]
+    else:
+        shards = [shard, other] if where == "two shards" else [other, shard]
+    before = contents(home)
+    told = rf"{re.escape(str(shards[-1]))}: responses/.*{verb}\.jsonl: the response to request .* differs"
+    with pytest.raises(DataError, match=told):
+        merge_shards(home, shards)
+    assert contents(home) == before
+
+
+def test_rounding_of_log_probabilities_is_no_disagreement_and_order_changes_nothing(
+    built: Path, shard: Path, tmp_path: Path
+) -> None:
+    other = changed(shard, tmp_path / "other", shifted(-5e-4), "score")
+    third = changed(shard, tmp_path / "third", shifted(2e-4), "score")
+    found = []
+    for number, shards in enumerate(permutations([shard, other, third])):
+        run = Path(shutil.copytree(built / "home", tmp_path / f"home{number}"))
+        merge_shards(run, shards)
+        path = run / "responses" / response_log(shard).name
+        found.append(read_responses(path, "score", 1e-3))
+    assert all(each == found[0] for each in found)
+
+
+def test_a_run_with_two_responses_to_one_request_is_not_scored(
+    home: Path, built: Path, shard: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As two processes on one machine could leave it; the last one counted."""
+    merge_shards(home, [shard])
+    log = response_log(home)
+    row = next(iter(read_jsonl(log)))
+    row["response"]["logprobs"] = [-50.0] * 4
+    log.write_text(log.read_text() + json.dumps(row) + "\n")
+    command = ["run", str(built / "small.yaml"), "--out", str(home), "--quiet", "--score-only"]
+    assert main(command) == DataError.exit_code
+    assert f"{log}, line 4: another response to the request" in capsys.readouterr().err
+
+
+def test_the_incomplete_last_line_of_a_killed_run_is_no_damage(
+    built: Path, home: Path, tmp_path: Path
+) -> None:
+    """Of a run folder that is merged as it is; in an export it is one."""
+    killed = Path(shutil.copytree(built / "host", tmp_path / "killed"))
+    log = response_log(killed)
+    log.write_bytes(log.read_bytes()[:-20])
+    assert sum(merge_shards(home, [killed]).values()) == 11
+    with_log(lambda data: data[: data.rfind(b"\n") + 1] + b"\xff\0")(killed)
+    with pytest.raises(DataError, match="ends within a line"):
+        merge_shards(home, [killed])
+
+
+def test_a_longer_generation_replaces_one_that_was_cut_short() -> None:
+    """The same model reads further with another `max_length`, under the same fingerprint."""
+    cut = GenerateResponse((1, 2), "a", "length")
+    longer = GenerateResponse((1, 2, 3), "ab", "eos")
+    assert settle(cut, longer, 0.0) == settle(longer, cut, 0.0) == longer
+    assert settle(GenerateResponse((1, 2), "a", "eos"), longer, 0.0) is None

@@ -157,6 +157,8 @@ def test_merge_refuses_invalid_shard(host: Path, tmp_path: Path) -> None:
     merge_shards(home, [host])
     engines = {"weights-t": {"engine": "fake", "fingerprint": "z", "max_length": 8}}
     (other / "environment.json").write_text(json.dumps({"engines": engines}))
+    for log in (other / "responses").iterdir():
+        log.rename(log.with_name(f"z.{log.name.split('.', 1)[1]}"))
     with pytest.raises(RunFolderError, match="responses of t have fingerprint z"):
         merge_shards(home, [other])
 

@@ -10,7 +10,8 @@ from typing import Any
 from evalsuite.evaluation.environment import read_environment, record_engine, update_environment
 from evalsuite.evaluation.inference.jobs import InferenceJob, split, whole_jobs
 from evalsuite.evaluation.inference.worker import EngineChoice, InferenceWorker, PreloadedEngine
-from evalsuite.evaluation.run_paths import CheckpointRef, Index, responses_folder
+from evalsuite.evaluation.run_paths import CheckpointRef, Index
+from evalsuite.evaluation.run_responses import open_responses
 from evalsuite.executors import Executor
 from evalsuite.foundation import ConfigError, progress
 from evalsuite.models.inference.response_cache import Key, ResponseCache, response_from_dict
@@ -65,7 +66,7 @@ def infer(
         ConfigError: a benchmark that is not in the run, or is in two batches; too few GPUs.
         RunFolderError: the folder holds responses of another engine, dtype or version, or cannot be written.
     """
-    cache = ResponseCache(responses_folder(run))
+    cache = open_responses(run)
     jobs = whole_jobs(run, index, cache, checkpoints, choice, protocols, batches)
     if not jobs:
         return {}

@@ -16,19 +16,25 @@ from evalsuite.evaluation.registration import (
 )
 from evalsuite.evaluation.run_paths import CheckpointRef, Index, read_index, responses_folder, write_index
 from evalsuite.evaluation.shards.validate import Shard, open_shard, read_shard
-from evalsuite.foundation import RunFolderError, append_jsonl, canonical_json, read_jsonl, write_json
+from evalsuite.foundation import DataError, RunFolderError, append_jsonl, write_json
+from evalsuite.models.inference.response_cache import read_responses, response_from_dict
+from evalsuite.models.inference.settling import rounding, settle
+
+Key = tuple[Any, ...]
+"""Request hash, sampling and seed."""
 
 
 def merge_shards(run: Path, shards: Sequence[Path]) -> dict[str, int]:
     """Merge the responses of other machines into a run.
 
-    Of two responses with the same key the first counts, unless it is an error and the other is not.
+    Of two responses with the same key, `settle` tells which one counts, in whichever order they come.
 
     Returns:
         Label → number of responses that were new.
 
     Raises:
-        DataError: an invalid shard, or an incomplete loss curve in it; nothing is merged.
+        DataError: an invalid shard, an incomplete loss curve in it, or two responses to one request that
+            disagree; nothing is merged.
         RunFolderError: responses of another engine than those that the run has for the same weights.
     """
     run = Path(run)
@@ -40,11 +46,16 @@ def merge_shards(run: Path, shards: Sequence[Path]) -> dict[str, int]:
         _add_engines(engines, shard, index.labels, run)
         found.append(shard)
     counts: dict[str, int] = {}
+    logs: dict[str, _Log] = {}
     for shard in found:
-        for weights_id, logs in shard.responses.items():
-            label = index.labels[weights_id]
-            new = sum(_append(responses_folder(run) / name, rows) for name, rows in logs.items())
-            counts[label] = counts.get(label, 0) + new
+        for weights_id, names in shard.responses.items():
+            label, tolerance = index.labels[weights_id], rounding(engines[weights_id])
+            for name, rows in names.items():
+                log = logs.setdefault(name, _Log(responses_folder(run) / name, tolerance))
+                counts[label] = counts.get(label, 0) + log.add(rows, f"{shard.name}: responses/{name}")
+    for log in logs.values():
+        append_jsonl(log.path, log.new.values())
+    for shard in found:
         _write_facts(run, shard, index.labels)
     update_environment(run, engines=engines)
     write_index(run, index)
@@ -74,21 +85,37 @@ def _add_engines(
             )
 
 
-def _append(path: Path, new: Sequence[dict[str, Any]]) -> int:
-    """Append the responses with new keys, or to keys that had errors only; return their number."""
-    failed = {canonical_json(row["key"]): _is_error(row) for row in read_jsonl(path)}
-    found: dict[str, dict[str, Any]] = {}
-    for row in new:
-        key = canonical_json(row["key"])
-        if key not in found or not _is_error(row):
-            found[key] = row
-    rows = [row for key, row in found.items() if key not in failed or (failed[key] and not _is_error(row))]
-    append_jsonl(path, rows)
-    return len(rows)
+class _Log:
+    """One response log of the run, and what shards add to it."""
 
+    def __init__(self, path: Path, tolerance: float) -> None:
+        self.path = path
+        self.new: dict[Key, dict[str, Any]] = {}
+        self._verb = path.name.split(".")[-2]
+        self._tolerance = tolerance
+        self._known = {
+            key: (response, str(path))
+            for key, response in read_responses(path, self._verb, tolerance).items()
+        }
 
-def _is_error(row: Mapping[str, Any]) -> bool:
-    return row["response"].get("error") is not None
+    def add(self, rows: Iterable[dict[str, Any]], origin: str) -> int:
+        """Add the rows that count. Returns their number; raises DataError for a disagreement."""
+        before = len(self.new)
+        for row in rows:
+            key: Key = tuple(row["key"])
+            response = response_from_dict(self._verb, row["response"])
+            known, source = self._known.get(key, (None, ""))
+            settled = response if known is None else settle(known, response, self._tolerance)
+            if settled is None:
+                request = "/".join(map(str, key))
+                raise DataError(
+                    f"{origin}: the response to request {request} differs from that in {source}; remove the "
+                    "wrong one"
+                )
+            # Equal responses, of which `settle` may return either, are not stored twice.
+            if known is None or settled != known:
+                self._known[key], self.new[key] = (response, origin), row
+        return len(self.new) - before
 
 
 def _write_facts(run: Path, shard: Shard, labels: Mapping[str, str]) -> None:

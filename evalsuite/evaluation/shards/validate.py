@@ -23,8 +23,8 @@ from evalsuite.evaluation.run_paths import (
     read_requests,
     responses_folder,
 )
-from evalsuite.evaluation.shards.export import CHECKPOINTS
-from evalsuite.foundation import ConfigError, DataError, read_json, read_jsonl
+from evalsuite.evaluation.shards.export import CHECKPOINTS, MANIFEST, stated
+from evalsuite.foundation import ConfigError, DataError, parse_json
 from evalsuite.foundation.strict import Strict, parse
 from evalsuite.models.inference.requests import ScoreRequest
 from evalsuite.reports.records.loss_curves import loss_curve_path
@@ -33,8 +33,12 @@ MAX_NAME = 200
 """Characters of a label."""
 MAX_LOGPROB = 1e-2
 """A sum of log-probabilities is not above 0, up to rounding."""
+MIN_LOGPROB = -3.5e38
+"""They are summed in float32."""
+TORN = b'{"key"'
+"""Start of a line that a killed process did not complete."""
 MEMBERS = re.compile(
-    r"checkpoints\.json|environment\.json|requests/(registered|diverged)\.json|(responses|training)/[^/\0]+\.jsonl"
+    r"(checkpoints|environment|manifest)\.json|requests/(registered|diverged)\.json|(responses|training)/[^/\0]+\.jsonl"
 )
 """Files of an archive."""
 
@@ -123,7 +127,7 @@ class _Environment(_ShardPart):
 
 
 class _Score(_ShardPart):
-    logprobs: list[Annotated[float, Field(le=MAX_LOGPROB)]]
+    logprobs: list[Annotated[float, Field(ge=MIN_LOGPROB, le=MAX_LOGPROB)]]
     greedy: list[bool]
     lengths: list[Count]
     error: Text | None = None
@@ -150,7 +154,7 @@ class _Score(_ShardPart):
 
 
 class _Generation(_ShardPart):
-    tokens: list[Count]
+    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
     text: Annotated[str, AfterValidator(_is_unicode)]
     finish_reason: Literal["stop", "eos", "length", "error"]
     error: Text | None = None
@@ -247,9 +251,19 @@ def read_shard(folder: Path, name: str, run: Path, index: Index) -> Shard:
         if tokenizer not in requests:
             requests[tokenizer] = _request_limits(run, index, tokenizer)
         responses[weights_id] = {
-            path.name: _rows(path, f"{name}: {path.relative_to(folder)}", requests[tokenizer], run)
+            path.name: _rows(
+                path,
+                f"{name}: {path.relative_to(folder)}",
+                requests[tokenizer],
+                run,
+                killed=index_path(folder).is_file(),
+            )
             for path in sorted(responses_folder(folder).glob(f"{engine.fingerprint}.*"))
         }
+    read = {log for logs in responses.values() for log in logs}
+    for path in sorted(responses_folder(folder).glob("*.jsonl")):
+        if path.name not in read:
+            raise DataError(f"{name}: {path.relative_to(folder)}: of no engine in environment.json")
     for each in checkpoints:
         path = loss_curve_path(folder, each.label)
         if each.weights_id in environment.engines and path.is_file():
@@ -258,6 +272,9 @@ def read_shard(folder: Path, name: str, run: Path, index: Index) -> Shard:
                 f"{name}: {path.relative_to(folder)}",
                 "unpack the shard (a folder can be merged as well)",
             )
+    diverged = _entries(diverged_path(folder), folder, name, _Diverged)
+    # Last, so that what is wrong with a field is named by the field.
+    _check_manifest(folder, name)
     facts = environment.model_dump(exclude_unset=True)
     return Shard(
         name=name,
@@ -265,7 +282,7 @@ def read_shard(folder: Path, name: str, run: Path, index: Index) -> Shard:
         engines=facts.pop("engines"),
         checkpoints=checkpoints,
         registered=registered,
-        diverged=_entries(diverged_path(folder), folder, name, _Diverged),
+        diverged=diverged,
         curves=curves,
         responses=responses,
     )
@@ -273,8 +290,34 @@ def read_shard(folder: Path, name: str, run: Path, index: Index) -> Shard:
 
 def _read(path: Path, folder: Path, name: str, kind: type[Part]) -> Part:
     """Read and validate one JSON object."""
-    value = read_json(path) if path.is_file() else {}
-    return _parse(value, kind, f"{name}: {path.relative_to(folder)}")
+    source = f"{name}: {path.relative_to(folder)}"
+    return _parse(_json(path, source) if path.is_file() else {}, kind, source)
+
+
+def _json(path: Path, source: str) -> Any:
+    """Read one JSON value; errors name the shard, not the folder that it was unpacked into."""
+    try:
+        return parse_json(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{source}: not JSON ({error})") from error
+
+
+def _check_manifest(folder: Path, name: str) -> None:
+    """Compare every file with what the export stated of it; a run folder states nothing."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return
+    entries = _json(path, f"{name}: {MANIFEST}")
+    if not isinstance(entries, dict):
+        raise DataError(f"{name}: {MANIFEST}: expected an object, found {type(entries).__name__}")
+    found = {str(each.relative_to(folder)): each for each in folder.rglob("*") if each.is_file()}
+    for member in sorted({*entries, *found} - {MANIFEST}):
+        if member not in found:
+            raise DataError(f"{name}: {member}: missing; export or copy the shard again")
+        if MEMBERS.fullmatch(member) and stated(found[member].read_bytes()) != entries.get(member):
+            raise DataError(
+                f"{name}: {member}: not as it was exported (see {MANIFEST}); export or copy the shard again"
+            )
 
 
 def _parse(value: Any, kind: type[Part], source: str) -> Part:
@@ -291,7 +334,8 @@ def _checkpoints(folder: Path, name: str, index: Index) -> tuple[CheckpointRef, 
     path = folder / CHECKPOINTS
     if not path.is_file():
         return read_index(folder).checkpoints if index_path(folder).is_file() else ()
-    source, entries = f"{name}: {CHECKPOINTS}", read_json(path)
+    source = f"{name}: {CHECKPOINTS}"
+    entries = _json(path, source)
     if not isinstance(entries, list):
         raise DataError(f"{source}: expected a list of checkpoints, found {type(entries).__name__}")
     found: dict[str, CheckpointRef] = {}
@@ -313,7 +357,8 @@ def _entries(path: Path, folder: Path, name: str, kind: type[_ShardPart]) -> dic
     """Read and validate an object of entries by name; empty if the shard has none."""
     if not path.is_file():
         return {}
-    source, entries = f"{name}: {path.relative_to(folder)}", read_json(path)
+    source = f"{name}: {path.relative_to(folder)}"
+    entries = _json(path, source)
     if not isinstance(entries, dict):
         raise DataError(f"{source}: expected an object, found {type(entries).__name__}")
     return {key: _parse(entry, kind, f"{source}: '{key}'").model_dump() for key, entry in entries.items()}
@@ -334,16 +379,43 @@ def _request_limits(run: Path, index: Index, tokenizer: str) -> dict[str, dict[t
     return found
 
 
+def _lines(path: Path, source: str, killed: bool) -> list[bytes]:
+    """Return the lines of a response log.
+
+    Args:
+        path: of the log.
+        source: its name in errors.
+        killed: it is that of a run, whose last line a killed process may have left incomplete.
+    """
+    *lines, rest = path.read_bytes().split(b"\n")
+    if rest and not (killed and (rest.startswith(TORN) or TORN.startswith(rest))):
+        raise DataError(
+            f"{source}, line {len(lines) + 1}: ends within a line; export or copy the shard again"
+        )
+    if not (lines or killed):
+        raise DataError(f"{source}: empty; export or copy the shard again")
+    return lines
+
+
 def _rows(
-    path: Path, source: str, requests: Mapping[str, Mapping[tuple[Any, ...], Limits]], run: Path
+    path: Path,
+    source: str,
+    requests: Mapping[str, Mapping[tuple[Any, ...], Limits]],
+    run: Path,
+    *,
+    killed: bool,
 ) -> list[dict[str, Any]]:
     """Read the responses of one response log, and compare each with its request."""
     verb = path.name.split(".")[-2] if path.name.count(".") == 2 and path.suffix == ".jsonl" else ""
     if verb not in ROWS:
         raise DataError(f"{source}: not a log of {' or '.join(ROWS)} responses")
     rows = []
-    for number, row in enumerate(read_jsonl(path), 1):
+    for number, line in enumerate(_lines(path, source, killed), 1):
         where = f"{source}, line {number}"
+        try:
+            row = parse_json(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where}: not JSON ({error})") from error
         parsed = _parse(row, ROWS[verb], where)
         limits = requests[verb].get(tuple(parsed.key))
         if limits is None:
