@@ -213,6 +213,13 @@ for _name, _column in {
         outputs=TABLES,
         per_protocol=True,
     ),
+    "informative_share_of_lead": Column(
+        title="share of the lead",
+        hint="(student − chance) ÷ (teacher − chance) over the informative benchmarks.",
+        value=lambda entry: entry.leading.chance_normalized_recovery if entry.is_student else None,
+        outputs=("markdown", "terminal"),
+        per_protocol=True,
+    ),
     "recovery": Column(
         title="recovery, all",
         hint="Student ÷ teacher, ratio of macro averages over all benchmarks.",
@@ -221,10 +228,11 @@ for _name, _column in {
         with_interval=False,
     ),
     "chance_normalized_recovery": Column(
-        title="chance-normalized",
-        hint="Recovery after subtracting the chance level from both.",
+        title="share of the lead",
+        hint="(student − chance) ÷ (teacher − chance): what is left of the teacher's lead over guessing, "
+        "which a plain recovery overstates.",
         value=lambda entry: entry.average.chance_normalized_recovery,
-        with_interval=False,
+        outputs=("csv", "page"),
     ),
     "score": Column(
         title="score",

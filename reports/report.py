@@ -17,6 +17,7 @@ from evalsuite.reports.analysis.measures.agreement import (
     ceiling_rows,
 )
 from evalsuite.reports.analysis.measures.distances import DistanceRow, distance_rows
+from evalsuite.reports.analysis.measures.families import Family, LeftOut, families_of
 from evalsuite.reports.analysis.measures.informative import (
     InformativeRow,
     informative_names,
@@ -24,7 +25,12 @@ from evalsuite.reports.analysis.measures.informative import (
 )
 from evalsuite.reports.analysis.measures.letters import LetterRow, letter_rows
 from evalsuite.reports.analysis.measures.probes import ProbeRow, probe_rows
-from evalsuite.reports.analysis.measures.recall import RecallRow, recall_rows
+from evalsuite.reports.analysis.measures.recall import (
+    RecallCorrelation,
+    RecallRow,
+    recall_correlations,
+    recall_rows,
+)
 from evalsuite.reports.analysis.measures.scaling import CrossoverRow, ScalingRow, scaling_rows
 from evalsuite.reports.analysis.measures.tolerance import ToleranceRow, tolerance_rows
 from evalsuite.reports.analysis.pairs import pair_rows
@@ -75,6 +81,12 @@ class Report:
     """Named answers and their distribution, under generation with choices."""
     recall: tuple[RecallRow, ...]
     """Needles, RULER's mean and LongBench, by context and over the contexts."""
+    recall_correlations: tuple[RecallCorrelation, ...]
+    """Recovery under log-likelihood against needles in generation, over the students of a teacher."""
+    families: tuple[Family, ...]
+    """Students of one curve by training tokens or teacher size, two or more."""
+    left_out_of_families: tuple[LeftOut, ...]
+    """Students that would mix recipes or stages in a curve, or double a point, with the reason."""
     scaling: tuple[ScalingRow, ...]
     """Slope and plateau of recovery by training tokens and by size, for families of three or more points."""
     crossovers: tuple[CrossoverRow, ...]
@@ -239,6 +251,8 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
     doctor = read_doctor(runs)
     papers = paper_rows(pools["loglikelihood"])
     scores, drops = benchmark_rows(tensor, pools), drop_rows(tensor, pools)
+    recall = [row for pool in pools.values() for row in recall_rows(pool)]
+    families, left_out = families_of(tensor)
     scaled = [scaling_rows(pool, names[name]) for name, pool in pools.items()]
     agreements, by_benchmark, ceilings = _agreements(tensor, pools, names)
     return Report(
@@ -254,7 +268,10 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
         else None,
         informative=tuple(informative),
         letters=tuple(letter_rows(tensor)),
-        recall=tuple(row for pool in pools.values() for row in recall_rows(pool)),
+        recall=tuple(recall),
+        recall_correlations=tuple(recall_correlations(tensor, recall, _ranking_recoveries(averages))),
+        families=tuple(families),
+        left_out_of_families=tuple(left_out),
         scaling=tuple(row for rows, _ in scaled for row in rows),
         crossovers=tuple(row for _, rows in scaled for row in rows),
         distances=tuple(distance_rows(tensor, read_distances(runs))),
@@ -288,6 +305,17 @@ def _agreements(
             by_benchmark += benchmark_agreement_rows(pool)
         ceilings += ceiling_rows(tensor, protocol, whole.recipes, informative[protocol])
     return rows, by_benchmark, ceilings
+
+
+def _ranking_recoveries(averages: Sequence[AverageRow]) -> dict[int, float]:
+    """Student → its recovery under log-likelihood over the informative benchmarks, where it is complete."""
+    return {
+        row.checkpoint: point
+        for row in averages
+        if (row.protocol, row.scope) == ("loglikelihood", INFORMATIVE)
+        and not row.missing
+        and (point := row.recovery.point) is not None
+    }
 
 
 def _labels(merged: MergedPlan) -> list[dict[str, str | None]]:

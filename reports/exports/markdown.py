@@ -238,6 +238,12 @@ def _recall(report: Report) -> list[str]:
         if shown:
             title = f"{formatting.PROTOCOL_TITLES[protocol]}, %"
             parts.append(table([title, *(kinds[kind] for kind in shown)], lines))
+    parts += [
+        "Spearman's ρ of recovery under log-likelihood and needles in "
+        f"{formatting.tokens(row.context)} tokens: {formatting.plain(row.rho, 2)} over {row.count} students."
+        for row in report.recall_correlations
+        if row.students == "all"
+    ]
     return ["### Recall\n\n" + "\n\n".join(parts)] if parts else []
 
 

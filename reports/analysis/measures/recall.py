@@ -6,16 +6,27 @@
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from scipy.stats import rankdata
+
 from evalsuite.reports.analysis.bootstrap_sample import LEVEL_METHOD, Estimate
+from evalsuite.reports.analysis.lineage import Lineage, lineage_of
 from evalsuite.reports.analysis.recovery import recovery
-from evalsuite.reports.analysis.result_tensor import Cell
+from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
 from evalsuite.reports.analysis.scopes import Pool
 
 Kind = Literal["needles", "ruler", "longbench"]
+MIN_STUDENTS = 5
+"""A rank correlation of fewer students is noise."""
+_GROUPS: dict[Literal["all", "pure", "hybrid"], Callable[[Lineage], bool]] = {
+    "all": lambda lineage: True,
+    "pure": lambda lineage: bool(lineage.mixers) and not lineage.softmax_layers and not lineage.windows,
+    "hybrid": lambda lineage: bool(lineage.softmax_layers),
+}
 RULER_TASKS = (
     *(f"niah_single_{i}" for i in (1, 2, 3)),
     *(f"niah_multikey_{i}" for i in (1, 2, 3)),
@@ -51,6 +62,55 @@ class RecallRow:
     """Mean over the tasks; undefined if any is missing."""
     recovery: Estimate
     """Score ÷ the teacher's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallCorrelation:
+    """Rank correlation of recovery under log-likelihood and needles in generation over students."""
+
+    teacher: int
+    students: Literal["all", "pure", "hybrid"]
+    """`pure`: recurrences alone; `hybrid`: some layers softmax. Windows are in `all` only."""
+    context: int
+    count: int
+    """Number of students."""
+    rho: float
+    """Spearman's ρ."""
+
+
+def recall_correlations(
+    tensor: ResultTensor, rows: Sequence[RecallRow], recoveries: Mapping[int, float]
+) -> list[RecallCorrelation]:
+    """One row per teacher, context and group of students, where `MIN_STUDENTS` have both.
+
+    Args:
+        tensor: the checkpoints.
+        rows: of `recall_rows`.
+        recoveries: student → recovery under log-likelihood that ranks it.
+    """
+    found = []
+    needles = {
+        (row.checkpoint, row.context): point
+        for row in rows
+        if (row.kind, row.protocol) == ("needles", "generation") and (point := row.score.point) is not None
+    }
+    for context in sorted({c for _, c in needles if c is not None}):
+        for teacher in sorted({t for each in tensor.checkpoints if (t := each.teacher) is not None}):
+            there = [
+                i for i in recoveries if (i, context) in needles and tensor.checkpoints[i].teacher == teacher
+            ]
+            for name, is_member in _GROUPS.items():
+                members = [i for i in there if is_member(lineage_of(tensor.checkpoints[i].plan))]
+                values = [[recoveries[i] for i in members], [needles[i, context] for i in members]]
+                if len(members) < MIN_STUDENTS or any(len(set(each)) < 2 for each in values):
+                    continue
+                rho = float(np.corrcoef([rankdata(each) for each in values])[0, 1])
+                found.append(
+                    RecallCorrelation(
+                        teacher=teacher, students=name, context=context, count=len(members), rho=rho
+                    )
+                )
+    return found
 
 
 def recall_rows(pool: Pool) -> list[RecallRow]:

@@ -1,33 +1,29 @@
 """Scaling: how recovery grows with training tokens and with the size of the teacher.
 
-A family is a training run whose checkpoints have three or more token counts, runs of a recipe that differ
-in nothing but the budgets of their complete schedules, three or more (variants `tokens-…`), or a recipe and
-mixer with students of teachers of three or more sizes. Its *slope* is the least-squares slope of recovery
-on log₂ of the quantity: recovery per doubling. It has reached a *plateau* at the smallest value from which
-no later gain between neighbouring points is proven. Two families of one teacher *cross* where their fitted
-lines do, inside their common range. Intervals are over documents, of recoveries linearized about their
-points; another training run may differ by more.
+Families of three points or more have a slope; `families` says who belongs to one. The *slope* is the
+least-squares slope of recovery on log₂ of the quantity: recovery per doubling. It has reached a *plateau* at
+the smallest value from which no later gain between neighbouring points is proven. Two families of one teacher
+*cross* where their fitted lines do, inside their common range. Intervals are over documents, of recoveries
+linearized about their points; another training run may differ by more.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import inf
-from typing import Literal
 
 import numpy as np
 
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
-from evalsuite.reports.analysis.lineage import Lineage, lineage_of
+from evalsuite.reports.analysis.lineage import lineage_of
+from evalsuite.reports.analysis.measures.families import Quantity, families_of
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE, Pool, Scope
 from evalsuite.reports.statistics.contrasts import Contrast, is_positive, ratio_interval
 from evalsuite.reports.statistics.intervals import Interval
 
-Quantity = Literal["tokens", "size"]
 MIN_POINTS = 3
-_BUDGET = re.compile(r"(?<![^-])tokens-[^-]+-?")
-"""The budget in the variants of a recipe's name, `tokens-8m-short` or `short-tokens-8m`."""
+MIN_RANGE = 1.5
+"""Least factor between the ends of a family: over less, a slope per doubling is extrapolated."""
 METHOD = "bootstrap over documents, linearized recovery"
 
 
@@ -133,39 +129,12 @@ def recovery_contrast(data: BootstrapSample, student: int, teacher: int) -> Cont
     return found.shifted(point)
 
 
-def token_families(lineage: Lineage) -> list[tuple[object, ...]]:
-    """Return the families by training tokens that a student belongs to: its own run, whose checkpoints grow,
-    and the finished runs of its recipe with other budgets."""
-    if not lineage.tokens:
-        return []
-    found: list[tuple[object, ...]] = [
-        ("run", lineage.recipe, lineage.recipe_hash, lineage.mixers, lineage.seed)
-    ]
-    if lineage.complete and lineage.recipe:
-        base, _, variants = lineage.recipe.partition(".")
-        others = _BUDGET.sub("", variants).rstrip("-")
-        found.append(("budgets", base, others, lineage.mixers, lineage.seed))
-    return found
-
-
 def _families(pool: Pool, informative: Mapping[int, Sequence[str]]) -> list[_Family]:
-    groups: dict[tuple[object, ...], list[tuple[float, int]]] = {}
-    for i, checkpoint in enumerate(pool.tensor.checkpoints):
-        if checkpoint.teacher is None:
-            continue
-        lineage = lineage_of(checkpoint.plan)
-        for run in token_families(lineage):
-            groups.setdefault(("tokens", checkpoint.teacher, *run), []).append((lineage.tokens or 0, i))
-        size = pool.tensor.checkpoints[checkpoint.teacher].plan.parameters
-        if size and lineage.complete and lineage.mixers:
-            family = (lineage.recipe, lineage.describe_mixers())
-            groups.setdefault(("size", None, *family), []).append((size, i))
     found = []
-    for key, members in groups.items():
-        by_value = dict(sorted(members))
-        if len(by_value) >= MIN_POINTS:
-            quantity: Quantity = "tokens" if key[0] == "tokens" else "size"
-            made = _family(pool, informative, quantity, by_value)
+    for family in families_of(pool.tensor)[0]:
+        if len(family.values) >= MIN_POINTS and family.values[-1] >= MIN_RANGE * family.values[0]:
+            by_value = dict(zip(family.values, family.checkpoints, strict=True))
+            made = _family(pool, informative, family.quantity, by_value)
             found += [] if made is None else [made]
     return found
 

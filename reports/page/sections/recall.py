@@ -232,8 +232,9 @@ def _against_recovery(report: Report) -> Figure | None:
     teacher = teachers[0] if len(teachers) == 1 else None
     caption = (
         f"Needles in {formatting.tokens(shortest)} tokens that are found in generation, and recovery over "
-        "the informative benchmarks: equal recoveries hide different recall."
+        "the informative benchmarks: students of equal recovery can differ in recall."
     )
+    caption += _correlation(report, shortest)
     if teacher is not None:
         caption += f" Dotted: the teacher, {formatting.percent(teacher)} %."
     return scatter(
@@ -245,6 +246,17 @@ def _against_recovery(report: Report) -> Figure | None:
         reference=teacher,
         table=Table(("model", "recovery %", "needles %"), tuple(line for _, line in marks)),
     )
+
+
+def _correlation(report: Report, context: int) -> str:
+    """The rank correlation of the two axes, for all students and for groups of them."""
+    names = {"all": "all {} students", "pure": "the {} pure ones", "hybrid": "the {} hybrids"}
+    found = [
+        f"{formatting.plain(row.rho, 2)} over {names[row.students].format(row.count)}"
+        for row in report.recall_correlations
+        if row.context == context and len(report.teachers) == 1
+    ]
+    return f" Spearman's ρ is {', '.join(found)}." if found else ""
 
 
 def _estimate(pair: tuple[Estimate, Estimate] | None, at: int) -> str:

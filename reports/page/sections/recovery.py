@@ -26,7 +26,7 @@ SHORT = 60
 """Recovery axes that would span more points than this start at 0."""
 SCOPES = {INFORMATIVE: "Informative", **formatting.CATEGORY_TITLES}
 """Filters of the table and their titles."""
-LEADING = ("agreement", "retained")
+LEADING = ("chance_normalized_recovery", "agreement", "retained")
 """Columns next to recovery; the others that are declared for the page follow."""
 
 

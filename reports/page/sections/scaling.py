@@ -6,7 +6,7 @@ from functools import partial
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.analysis.measures.scaling import token_families
+from evalsuite.reports.analysis.measures.families import Quantity
 from evalsuite.reports.page.axes import exact_axis, log_axis
 from evalsuite.reports.page.figures import Figure, Table
 from evalsuite.reports.page.plots import Axis, Curve, Point, curves
@@ -24,19 +24,15 @@ def scaling_views(report: Report) -> list[Figure]:
 
 
 def _token_scaling(report: Report, protocol: str) -> list[Figure]:
-    families: dict[Hashable, list[int]] = {}
-    for student in comparable_students(report, protocol):
-        for run in token_families(lineage_of(report.checkpoints[student].plan)):
-            families.setdefault((report.checkpoints[student].teacher, *run), []).append(student)
     return recovery_charts(
         report,
         protocol,
-        families,
+        _families(report, protocol, "tokens"),
         lambda student: lineage_of(report.checkpoints[student].plan).tokens or 0,
         title="Recovery by training tokens",
         caption=(
-            "Checkpoints of one training run, or runs of one recipe with complete schedules; whiskers are "
-            "95 % intervals over documents."
+            "Checkpoints of the last stage of one training run, or runs of one recipe with complete "
+            "schedules; whiskers are 95 % intervals over documents."
         ),
         x_title="training tokens",
         x_label=lambda x: formatting.tokens(round(x)),
@@ -44,21 +40,25 @@ def _token_scaling(report: Report, protocol: str) -> list[Figure]:
 
 
 def _size_scaling(report: Report, protocol: str) -> list[Figure]:
-    families: dict[Hashable, list[int]] = {}
-    for student in comparable_students(report, protocol):
-        lineage = lineage_of(report.checkpoints[student].plan)
-        if _teacher_size(report, student) and lineage.complete:
-            families.setdefault((family_name(report, student), lineage.recipe), []).append(student)
     return recovery_charts(
         report,
         protocol,
-        families,
+        _families(report, protocol, "size"),
         lambda student: _teacher_size(report, student),
         title="Recovery by teacher size",
-        caption="One curve per mixer and recipe; each student is compared with its own teacher.",
+        caption="One curve per mixer, recipe and seed; each student is compared with its own teacher.",
         x_title="teacher parameters",
         x_label=lambda x: formatting.parameters(round(x)),
     )
+
+
+def _families(report: Report, protocol: str, quantity: Quantity) -> dict[Hashable, list[int]]:
+    there = set(comparable_students(report, protocol))
+    return {
+        at: [i for i in family.checkpoints if i in there]
+        for at, family in enumerate(report.families)
+        if family.quantity == quantity
+    }
 
 
 def _teacher_size(report: Report, student: int) -> int:
@@ -147,13 +147,24 @@ class ScalingView:
     slopes: Table | None
     crossovers: list[str]
     """One sentence each."""
+    left_out: list[str]
+    """One sentence per reason."""
 
 
 @section("scaling", "Scaling", order=50)
 def scaling_section(report: Report) -> ScalingView | None:
-    """Curves, slopes and crossovers; None without two points of a curve."""
-    charts = scaling_views(report)
-    return ScalingView(charts, _slopes(report), _crossovers(report)) if charts else None
+    """Curves, slopes and crossovers; None without two points of a curve and anyone left out of one."""
+    charts, left = scaling_views(report), _left_out(report)
+    return ScalingView(charts, _slopes(report), _crossovers(report), left) if charts or left else None
+
+
+def _left_out(report: Report) -> list[str]:
+    what = {"tokens": "training tokens", "size": "teacher size"}
+    return [
+        f"Left out of the curves by {what[each.quantity]}: "
+        f"{', '.join(report.checkpoints[i].label for i in each.checkpoints)}: {each.why}."
+        for each in report.left_out_of_families
+    ]
 
 
 def _amount(quantity: str, value: float) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from evalsuite.reports.analysis.measures.recall import RULER_TASKS
 from evalsuite.reports.analysis.measures.tolerance import critical, shortfall
+from evalsuite.reports.exports.markdown import report_markdown
 from evalsuite.reports.report import build_report
 
 
@@ -110,3 +111,36 @@ def test_the_teacher_has_no_curve_and_a_better_student_needs_no_tolerance(
     row = report.tolerance(1, "loglikelihood", "informative")
     assert row.critical_all == row.critical_half.high == 0
     assert row.curve[0].low == 1
+
+
+def test_recovery_and_needles_correlate_over_students(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    """Six pure students in opposite orders, and two with windows that recover and find most."""
+    pure = [(0.40 + 0.06 * i, 0.60 - 0.1 * i, {"mixers": ["kda"]}) for i in range(6)]
+    windows = [(0.85, 0.9, {"mixers": ["sliding_window"], "windows": {"sliding_window": 8}})] * 2
+    students = [
+        synthetic.SyntheticCheckpoint(
+            f"s{i}",
+            lambda b, p, c, scores=scores: scores[b != "facts"],
+            lineage={"recipe": "r", "seed": i, **lineage},
+        )
+        for i, (*scores, lineage) in enumerate([*pure, *windows])
+    ]
+    run = synthetic.make_run(
+        tmp_path,
+        [
+            synthetic.SyntheticBenchmark("facts", "F", "knowledge", 800, protocols=("loglikelihood",)),
+            synthetic.SyntheticBenchmark(
+                "niah_single_1", "N", "recall", 400, 0.0, (512,), protocols=("generation",)
+            ),
+        ],
+        [synthetic.SyntheticCheckpoint("t", lambda *_: 0.95, "teacher"), *students],
+    )
+    report = build_report([run])
+    found = {row.students: row for row in report.recall_correlations}
+    assert set(found) == {"all", "pure"}
+    assert (found["pure"].count, found["pure"].context) == (6, 512)
+    assert found["pure"].rho == pytest.approx(-1.0)
+    assert (found["all"].count, found["all"].rho > -0.7) == (8, True)
+    assert "Spearman's ρ of recovery under log-likelihood and needles in 512 tokens" in report_markdown(
+        report
+    )

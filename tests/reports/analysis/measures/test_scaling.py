@@ -138,3 +138,112 @@ def test_runs_with_complete_schedules_of_other_budgets_are_a_family(
     assert row.values == (1e6, 2e6, 4e6)
     assert [round(each, 1) for each in row.recoveries] == pytest.approx([0.5, 0.6, 0.8], abs=0.1)
     assert row.slope.low < 0.125 < row.slope.high
+
+
+def report_with(
+    synthetic: SimpleNamespace, folder: Path, students: list[tuple[str, float, dict[str, object]]]
+) -> Report:
+    """One report of students (label, true score, lineage) of one teacher."""
+    models = [
+        synthetic.SyntheticCheckpoint(
+            label, lambda *_, score=score: score, lineage={"seed": 0, "mixers": ["kda"] * 2} | lineage
+        )
+        for label, score, lineage in students
+    ]
+    run = synthetic.make_run(
+        folder,
+        [synthetic.SyntheticBenchmark("a", "A", "knowledge", 300, protocols=("loglikelihood",))],
+        [synthetic.SyntheticCheckpoint("t", lambda *_: 0.8, "teacher"), *models],
+    )
+    return build_report([run])
+
+
+def left_out(report: Report) -> dict[str, set[str]]:
+    """Reason → labels."""
+    return {
+        each.why: {report.checkpoints[i].label for i in each.checkpoints}
+        for each in report.left_out_of_families
+    }
+
+
+def test_curve_of_a_run_has_no_checkpoint_of_an_earlier_stage(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    """A checkpoint after alignment recovers little: its slope would be that of the change of stage."""
+    stages = ("mixer", "block", "kd", "kd", "kd")
+    points = ((1, 0.2), (2, 0.3), (4, 0.6), (8, 0.6), (16, 0.6))
+    students = [
+        (
+            f"s{millions}",
+            score,
+            {
+                "recipe": {"name": "r", "hash": "h"},
+                "total_tokens": millions * 10**6,
+                "complete": millions == 16,
+                "stages": [{"name": name} for name in dict.fromkeys(stages[: place + 1])],
+            },
+        )
+        for place, (millions, score) in enumerate(points)
+    ]
+    report = report_with(synthetic, tmp_path / "run", students)
+    (row,) = report.scaling
+    assert row.values == (4e6, 8e6, 16e6)
+    assert abs(row.slope.point) < 0.06
+    assert left_out(report) == {"their last stage is not 'kd'": {"s1", "s2"}}
+
+
+def test_budgets_that_differ_by_rounding_are_one_point(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    """Whole batches round one budget of 1B to three numbers; a slope through them was −1,864 a doubling."""
+    students = [
+        (name, score, {"recipe": {"name": name, "hash": name}, "total_tokens": tokens})
+        for name, score, tokens in (
+            ("r.tokens-1b", 0.6, 999_948_288),
+            ("r.tokens-1001m", 0.5, 999_972_864),
+            ("r.tokens-1002m", 0.4, 999_997_440),
+        )
+    ]
+    report = report_with(synthetic, tmp_path / "run", students)
+    assert report.scaling == ()
+    assert left_out(report) == {
+        "'r.tokens-1b' has the same number of tokens, but for rounding": {"r.tokens-1001m", "r.tokens-1002m"}
+    }
+
+
+def test_one_name_of_several_recipes_is_no_family(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    """Variants without a name of their own had the base's: other losses became budgets of one recipe."""
+    students = [
+        (f"{hashed}", score, {"recipe": {"name": "r", "hash": hashed}, "total_tokens": millions * 10**6})
+        for hashed, score, millions in (("plain", 0.4, 1), ("mm", 0.6, 2), ("ce-only", 0.3, 4))
+    ]
+    report = report_with(synthetic, tmp_path / "run", students)
+    assert report.scaling == report.families == ()
+    ((why, who),) = left_out(report).items()
+    assert who == {"plain", "mm", "ce-only"}
+    assert why.startswith("'r' is the name of several recipes here")
+
+
+def test_two_recipes_at_one_size_make_no_curve_by_size(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    runs = []
+    for parameters, recipes in ((10**8, ("native", "own")), (2 * 10**8, ("n2",)), (4 * 10**8, ("n4",))):
+        teacher = synthetic.SyntheticCheckpoint(
+            f"t{parameters}", lambda *_: 0.8, "teacher", parameters=parameters, prompts=str(parameters)
+        )
+        models = [
+            synthetic.SyntheticCheckpoint(
+                hashed,
+                lambda *_: 0.5,
+                lineage={
+                    "recipe": {"name": "r", "hash": hashed},
+                    "mixers": ["gla"] * 2,
+                    "seed": 0,
+                    "teacher": {"weights_id": teacher.weights_id},
+                },
+                prompts=str(parameters),
+            )
+            for hashed in recipes
+        ]
+        benchmark = synthetic.SyntheticBenchmark("a", "A", "knowledge", 100, protocols=("loglikelihood",))
+        runs.append(synthetic.make_run(tmp_path / str(parameters), [benchmark], [teacher, *models]))
+    report = build_report(runs)
+    assert report.scaling == ()
+    assert set().union(*left_out(report).values()) == {"native", "own", "n2", "n4"}
