@@ -1,6 +1,7 @@
 """Rules that training and evaluation share: whole texts, one BOS, continuations with their first space."""
 
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,29 @@ def test_truncation_and_padding_of_a_file_never_apply(folder: Path) -> None:
     after.tokenizer.save_pretrained(folder)
     assert AutoTokenizer.from_pretrained(folder).backend_tokenizer.truncation is None
     assert weights_id(folder) == before.weights_id
+
+
+CLASSES = ("PreTrainedTokenizerFast", "LlamaTokenizer", "GemmaTokenizer", "Qwen2Tokenizer", "GPT2Tokenizer")
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_copies_of_a_tokenizer_have_its_tokens_and_identity(kind: str, tmp_path: Path) -> None:
+    tokenizer = sentencepiece() if kind in ("LlamaTokenizer", "GemmaTokenizer") else byte_level()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.save_pretrained(tmp_path / "first")
+    config = tmp_path / "first" / "tokenizer_config.json"
+    config.write_text(config.read_text().replace("TokenizersBackend", kind))
+    shutil.copytree(tmp_path / "first", tmp_path / "copy" / "renamed")
+    before = AutoTokenizer.from_pretrained(tmp_path / "first")
+    last = AutoTokenizer.from_pretrained(tmp_path / "copy" / "renamed")
+    for number in range(3):
+        last(["x"], truncation=True, max_length=2 + number)
+        last.save_pretrained(tmp_path / f"again-{number}")
+        last = AutoTokenizer.from_pretrained(tmp_path / f"again-{number}")
+    assert tokenizer_id(last) == tokenizer_id(before)
+    texts = ["x return x", " a  a.", "", "é"]
+    found = [[each.ids for each in TextEncoder(copy).encode(texts)] for copy in (before, last)]
+    assert found[0] == found[1] == before(texts)["input_ids"]
 
 
 def test_other_settings_of_a_tokenizer_are_identity(folder: Path) -> None:
@@ -152,12 +176,16 @@ def test_a_stop_string_may_begin_with_the_first_space() -> None:
     assert (response.text, response.finish_reason) == ("", "stop")
 
 
-def test_byte_level_continuations_are_their_bytes() -> None:
+def byte_level() -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={symbol: n for n, symbol in enumerate(alphabet)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=alphabet[0])
+
+
+def test_byte_level_continuations_are_their_bytes() -> None:
+    tokenizer = byte_level()
     decoder = ContinuationDecoder(tokenizer)
     for text in (" owl", "  two", "owl", "\n\nx", "é", "", " ."):
         tokens = tokenizer.encode(text)

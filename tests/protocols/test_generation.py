@@ -6,7 +6,9 @@ import re
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
+from evalsuite.evaluation.documents import token_counter
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.foundation.strict import parse
 from evalsuite.models.inference.requests import GenerateResponse
@@ -162,6 +164,31 @@ def test_prompt_adapter_sends_literal_prompt(tokenizer: Any) -> None:
         right = requested.score(number, generated(f" {document.row['answer']}", "stop"))
         assert (right.values, right.chance) == ({"accuracy": 1.0}, 0)
         assert requested.score(number, generated(" nonsense", "stop")).values == {"accuracy": 0.0}
+
+
+CHAT = "{%- for m in messages -%}{{- '<s>' * loop.first + m.content -}}{%- endfor -%}"
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+@pytest.mark.parametrize("template", [CHAT, CHAT.replace("'<s>' * loop.first + ", "")])
+def test_prompts_have_one_bos_whether_template_or_tokenizer_writes_it(
+    tokenizer: Any, template: str, adds_bos: bool
+) -> None:
+    inner = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+    if adds_bos:
+        special = [("<s>", tokenizer.bos_token_id)]
+        inner.post_processor = TemplateProcessing(single="<s> $A", special_tokens=special)
+    chat = type(tokenizer)(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", chat_template=template)
+    for messages in (True, False):
+        (request_set,) = harness("gsm8k", [GSM]).request_sets(Encoder(chat), chat_template=messages)
+        begins = adds_bos or (messages and template == CHAT)
+        assert request_set.prompt.count(chat.bos_token_id) == begins
+        assert (request_set.prompt[0] == chat.bos_token_id) == begins
+    counted = parse(load_benchmark("niah_single_1").model_dump(), Benchmark, "b.yaml")
+    spec = counted.generation.model_copy(update={"prompt": "chat"})
+    count = token_counter(chat, counted.model_copy(update={"generation": spec}), chat_template=True)
+    bare = len(chat.encode("where is it?", add_special_tokens=False))
+    assert count("where is it?") == bare + (adds_bos or template == CHAT)
 
 
 def test_all_found_scorer_counts_needles() -> None:

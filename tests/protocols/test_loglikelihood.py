@@ -1,13 +1,16 @@
 """Log-likelihood through lm-eval: its prompts and metrics over documents of ours."""
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.foundation.strict import parse
+from evalsuite.models import load_checkpoint
 from evalsuite.models.inference.requests import ScoreResponse
+from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.tokenization import Encoder
 from evalsuite.tasks.benchmark import Benchmark, load_benchmark
@@ -93,6 +96,30 @@ def test_choices_and_gold_are_rendered_once(tokenizer: Any, monkeypatch: pytest.
         assert [each.values["acc"] for each in right] == [1.0, 0.0]
         assert [each.detail["gold"] for each in right] == [1, 2]
     assert len(rendered) == len(set(rendered))
+
+
+def test_a_document_that_cannot_be_scored_fails_alone(tokenizer: Any, tiny: Path) -> None:
+    rows = [
+        {"prompt": "The lamp is", "choices": [" in the box", " under the sky"], "gold": 0},
+        {"prompt": "The lamp is", "choices": [" in the box", ""], "gold": 0},
+        {"prompt": "", "choices": ["the box", ""], "gold": 0},
+    ]
+    facts = harness("pocket_facts", rows)
+    engine = TorchEngine(load_checkpoint(tiny))
+    scores = []
+    for number, request_set in enumerate(facts.request_sets(Encoder(tokenizer), 512)):
+        responses = dict(engine.score(request_set.score_requests))
+        ordered = [responses[request] for request in range(len(responses))]
+        scores.append(facts.score(number, request_set, ordered))
+    assert [each.outcome for each in scores] == ["ok", "error", "error"]
+    assert all("continuation 1 is empty (a choice without text" in str(each.error) for each in scores[1:])
+
+
+def test_a_page_without_text_fails_alone(tokenizer: Any) -> None:
+    pages = harness("wikitext", [{"page": "the sky is blue"}, {"page": ""}])
+    first, second = pages.request_sets(Encoder(tokenizer), 512)
+    assert [each.validation_error(512) for each in first.score_requests] == [None]
+    assert "is empty" in str(second.score_requests[0].validation_error(512))
 
 
 def test_contexts_per_choice_are_separate_requests(tokenizer: Any) -> None:

@@ -4,6 +4,7 @@ import json
 import pickle
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -20,6 +21,7 @@ from evalsuite.distill.data.mixture import documents_without_loss
 from evalsuite.distill.data.packing import Document, tokenize
 from evalsuite.distill.data.preparation import Preparation, read_examples
 from evalsuite.distill.data.readers import Chunk
+from evalsuite.distill.data.responses import _Generation
 from evalsuite.foundation import DataError
 from evalsuite.models.tokenizers import TextEncoder
 from evalsuite.protocols.tokenization import Encoder
@@ -219,8 +221,8 @@ def test_rows_of_tables_and_datasets_are_counted_from_their_start(tmp_path: Path
 def test_documents_without_a_token_in_the_loss_are_counted_and_said(
     tmp_path: Path, small_recipe: Any, stage: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = [{"role": "user", "content": "What pet has Ivan?"}]
-    rows = [{"messages": CHAT if number % 4 else asked} for number in range(600)]
+    question = [{"role": "user", "content": "What pet has Ivan?"}]
+    rows = [{"messages": CHAT if number % 4 else question} for number in range(600)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     chats = {"files": [str(tmp_path / "rows.jsonl")], "messages": "messages", "chat_template": "plain"}
     train = stage("s", "kd", data="x", loss_mask="completion", packing="documents", tokens="10M")
@@ -239,3 +241,30 @@ def test_documents_without_a_token_in_the_loss_are_counted_and_said(
         found.extend(documents_without_loss(step.state["sources"]) for step in resumed)
     assert found[-1] == {"x": {"documents": 600, "without_loss": 150}}
     assert documents_without_loss({"y": {}}) == {}
+
+
+def test_prompts_of_responses_have_one_bos(
+    tmp_path: Path, small_recipe: Any, stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = make()
+    tokenizer(["a b"], truncation=True, max_length=8, padding="max_length")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
+    chats = {"kind": "local", "files": [str(tmp_path / "rows.jsonl")], "infinite": False}
+    data = {
+        "chats": {**chats, "messages": "messages", "chat_template": WRITES_BOS},
+        "replies": {"kind": "responses", "prompt_source": "chats", "num_prompts": 1, "max_new_tokens": 4},
+    }
+    recipe = small_recipe("teacher", data=data, stages=[stage("s", "kd", data="replies")])
+    monkeypatch.setattr("evalsuite.models.inference.torch.engine.TorchEngine", lambda checkpoint: None)
+    replies = _Generation(
+        tmp_path, "replies", recipe.data["replies"], recipe, SimpleNamespace(tokenizer=tokenizer)
+    )
+    (request,) = replies._requests
+    rendered = tokenizer.apply_chat_template(
+        CHAT[:1], chat_template=WRITES_BOS, add_generation_prompt=True, tokenize=True
+    )
+    assert list(request.prompt) == rendered["input_ids"]
+    # As the rows that are trained on begin.
+    row = {"prompt": replies._prompts[0], "completion": "an owl"}
+    document = prepare(tokenizer, row, prompt="prompt", completion="completion")
+    assert document.tokens[: len(request.prompt)].tolist() == list(request.prompt)
