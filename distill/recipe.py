@@ -197,6 +197,12 @@ class Recipe(Strict):
         """Number of training tokens over all stages, in whole batches."""
         return sum(stage.steps * stage.tokens_per_step for stage in self.stages)
 
+    @property
+    def sources_read(self) -> set[str]:
+        """The sources that a stage or the calibration reads; others are not opened."""
+        found = {source for stage in self.stages for source in stage.mixture}
+        return found if self.student.calibration is None else found | {self.student.calibration.data}
+
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
         names = [stage.name for stage in self.stages]
@@ -242,7 +248,7 @@ class Recipe(Strict):
         return self
 
     def _check_held_out(self) -> None:
-        for name in sorted({source for stage in self.stages for source in stage.mixture}):
+        for name in sorted(self.sources_read):
             source = self.data[name]
             if isinstance(source, ResponsesSourceConfig):
                 raise ValueError(f"'validation' needs held-out documents; data.{name} (responses) has none")

@@ -169,6 +169,14 @@ def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) ->
     )
 
 
+def load_outline(path: str | Path) -> tuple[Any, Any]:
+    """The config and tokenizer of a checkpoint, whose weights are not read. Raises as `load_checkpoint`."""
+    location = locate(str(path))
+    _check_files(location)
+    with cached_gguf_reader() if location.gguf else nullcontext():
+        return _load(AutoConfig, location, False), _load(AutoTokenizer, location, False)
+
+
 def count_parameters(path: str | Path) -> int:
     """Number of weights in a checkpoint, from the headers of its files. Raises as `load_checkpoint`."""
     location = locate(str(path))

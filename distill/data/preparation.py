@@ -34,16 +34,21 @@ class Preparation:
             for source in sources.values()
         )
         self._chat_tokenizer = tokenizer if renders_chats else None
+        self._renderers: dict[str, Render | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "_renderers"}
+        return {**vars(self), "_renderers": {}}
 
-    @cached_property
-    def _renderers(self) -> dict[str, Render | None]:
-        return {
-            name: None if self._chat_tokenizer is None else source_renderer(self._chat_tokenizer, source)
-            for name, source in self._sources.items()
-        }
+    def _renderer(self, name: str) -> Render | None:
+        """Of one source at a time: those that no stage reads may not fit the tokenizer."""
+        if self._chat_tokenizer is None:
+            return None
+        if name not in self._renderers:
+            try:
+                self._renderers[name] = source_renderer(self._chat_tokenizer, self._sources[name])
+            except ConfigError as error:
+                raise ConfigError(f"data source '{name}': {error}") from None
+        return self._renderers[name]
 
     @cached_property
     def _end_tokens(self) -> tuple[str, ...]:
@@ -59,7 +64,7 @@ class Preparation:
         if isinstance(source, PocketSourceConfig):
             return list(_pocket_examples(source, chunk.rows))
         assert isinstance(source, TableSourceConfig)
-        render, found = self._renderers[name], list[Example | None]()
+        render, found = self._renderer(name), list[Example | None]()
         rows = chunk.rows.to_pylist() if hasattr(chunk.rows, "to_pylist") else chunk.rows
         for number, row in enumerate(rows):
             try:

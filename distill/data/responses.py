@@ -35,7 +35,8 @@ def generate_responses(
     *,
     quiet: bool = False,
 ) -> Recipe:
-    """Generate the teacher's responses for all `responses` sources; return a recipe that reads them.
+    """Generate the teacher's responses for all `responses` sources that are read; return a recipe of local
+    files in their place.
 
     Responses are written to `out/responses/<source>.<key>.jsonl`; the key stands for the settings they
     depend on. Existing files are reused. A collective call.
@@ -48,7 +49,9 @@ def generate_responses(
         DataError: the prompt source has no prompts, or no response was completed.
     """
     wanted = {
-        name: source for name, source in recipe.data.items() if isinstance(source, ResponsesSourceConfig)
+        name: source
+        for name, source in recipe.data.items()
+        if name in recipe.sources_read and isinstance(source, ResponsesSourceConfig)
     }
     if not wanted:
         return recipe

@@ -16,7 +16,7 @@ from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
 from evalsuite.distill.objectives.forward import set_attention
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.selection.options import Options, options_hash, shorten_kd_stage
-from evalsuite.distill.training.builders import TrainingModels, build_models
+from evalsuite.distill.training.builders import TrainingModels, build_models, check_recipe
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.held_out import HeldOut, held_out_batches, without_held_out
 from evalsuite.distill.types import softmax_layer_indices
@@ -153,7 +153,9 @@ class SelectionContext:
     def models(self) -> TrainingModels:
         """The teacher on the device, plain and as an all-softmax student."""
         student = self.recipe.student.model_copy(update={"mixers": ["softmax"], "options": {}})
-        models = build_models(self.recipe.model_copy(update={"student": student}), self.device)
+        recipe = self.recipe.model_copy(update={"student": student})
+        check_recipe(recipe)
+        models = build_models(recipe, self.device)
         if models.teacher is not None:
             set_attention(models.teacher, "sdpa")
         return models

@@ -176,14 +176,6 @@ def build_models(
         else:
             assert teacher is not None
             built[label] = _new_student(placement, recipe, label, teacher)
-        vocab_size = placement.config(built[label]).vocab_size
-        if teacher is not None and vocab_size != placement.config(teacher).vocab_size:
-            raise ConfigError(
-                f"vocabularies differ: student '{path}' has {vocab_size} tokens, teacher "
-                f"'{recipe.teacher}' has {placement.config(teacher).vocab_size}"
-            )
-    configs = {label: placement.config(model) for label, model in built.items()}
-    check_lengths(recipe, None if teacher is None else placement.config(teacher), configs)
     students = {label: placement.student(model) for label, model in built.items()}
     frozen = None if teacher is None else placement.teacher(teacher, students)
     weights_id = None if loaded is None else loaded.weights_id
@@ -194,6 +186,44 @@ def build_models(
     return TrainingModels(
         frozen, weights_id, revision, students, tokenizer, ancestors, teacher_ancestors, precision
     )
+
+
+def check_recipe(recipe: Recipe) -> Any:
+    """Check what can be told from configs, before weights and data are read; return the tokenizer.
+
+    Raises:
+        CheckpointError: a checkpoint is missing, damaged or unsafe.
+        ConfigError: an unknown mixer or option, layers that the teacher does not have, different
+            vocabularies, sequences beyond the models' positions, or students that a stage cannot train.
+    """
+    if recipe.architecture is not None:
+        return load_architecture_tokenizer(recipe.architecture)
+    from evalsuite.models.checkpoints import load_outline
+    from evalsuite.models.model_stats import build_on_meta
+
+    tokenizer, teacher, students = None, None, dict[str, Any]()
+    if recipe.teacher is not None:
+        config, tokenizer = load_outline(recipe.teacher)
+        teacher = build_on_meta(config)
+    for label in recipe.labels:
+        path = recipe.student.initial_checkpoints.get(label)
+        if path is None:
+            assert teacher is not None
+            config = _new_student_config(recipe, label, teacher)
+        else:
+            config, own_tokenizer = load_outline(path)
+            tokenizer = tokenizer or own_tokenizer
+        students[label] = build_on_meta(config)
+        if teacher is not None and config.vocab_size != teacher.config.vocab_size:
+            raise ConfigError(
+                f"vocabularies differ: student '{path}' has {config.vocab_size} tokens, teacher "
+                f"'{recipe.teacher}' has {teacher.config.vocab_size}"
+            )
+    configs = {label: student.config for label, student in students.items()}
+    check_lengths(recipe, None if teacher is None else teacher.config, configs)
+    for stage in recipe.stages:
+        stage.check_students(students)
+    return tokenizer
 
 
 def check_lengths(recipe: Recipe, teacher: Any, students: Mapping[str, Any]) -> None:
@@ -226,14 +256,28 @@ def check_lengths(recipe: Recipe, teacher: Any, students: Mapping[str, Any]) -> 
                 raise ConfigError(f"{where}, student '{label}': {error}; choose a shorter seq_len") from None
 
 
+def _student_settings(recipe: Recipe, label: str, num_layers: int) -> dict[str, Any]:
+    """Mixers, options and initialization of a new student."""
+    config = recipe.student.of(label)
+    names = layer_mixers(recipe, label, num_layers)
+    return {
+        "mixers": names,
+        "options": {name: config.options[name] for name in dict.fromkeys(names) if name in config.options},
+        "init": "random" if config.init == "scratch" else config.init,
+    }
+
+
+def _new_student_config(recipe: Recipe, label: str, teacher: Any) -> Any:
+    from evalsuite.models.student.build import student_config
+
+    return student_config(teacher, **_student_settings(recipe, label, teacher.config.num_hidden_layers))
+
+
 def _new_student(placement: Placement, recipe: Recipe, label: str, teacher: Any) -> Any:
     config = recipe.student.of(label)
-    names = layer_mixers(recipe, label, placement.config(teacher).num_hidden_layers)
     student = placement.new_student(
         teacher,
-        names,
-        options={name: config.options[name] for name in dict.fromkeys(names) if name in config.options},
-        init="random" if config.init == "scratch" else config.init,
+        **_student_settings(recipe, label, placement.config(teacher).num_hidden_layers),
         seed=recipe.seed,
         kv_expansion=config.kv_expansion,
     )

@@ -112,7 +112,7 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
     remaining = steps - 1 - step
-    if remaining >= decay:
+    if decay == 0 or remaining >= decay:
         return 1.0
     # 1 at the last step, so that the schedule ends at its minimum exactly.
     progress = 1 - remaining / decay

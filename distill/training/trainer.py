@@ -27,6 +27,7 @@ from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.builders import (
     TrainingModels,
     build_models,
+    check_recipe,
     override_mixers,
     resolve_checkpoints,
     resolve_layer_selection,
@@ -182,14 +183,14 @@ def _train(
         As `distill`, but for DivergedError.
     """
     trained = override_mixers(recipe, labels) if recipe.architecture is None else recipe
-    models = build_models(
-        resolve_checkpoints(trained, out),
-        process_group.device,
-        world_size=process_group.world_size,
-        share_frozen=True,
-    )
-    with closing(open_sources(data_recipe, models.tokenizer, process_group)) as sources:
-        validate_data(data_recipe, models.tokenizer, sources)
+    trained = resolve_checkpoints(trained, out)
+    # What can be refused is refused before weights are read, which takes longest.
+    tokenizer = check_recipe(trained)
+    with closing(open_sources(data_recipe, tokenizer, process_group)) as sources:
+        validate_data(data_recipe, tokenizer, sources)
+        models = build_models(
+            trained, process_group.device, world_size=process_group.world_size, share_frozen=True
+        )
         calibrate_students(data_recipe, models, process_group.device, process_group.broadcast)
         with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
             trainer = Trainer(
@@ -242,8 +243,6 @@ class Trainer:
         self.recipe, self.data_recipe, self.out = recipe, data_recipe, out
         self.models, self.process_group, self.quiet, self.sources = models, process_group, quiet, sources
         self.compilation, self.tracker = compilation, tracker
-        for stage in recipe.stages:
-            stage.check_students(models.students)
         trainable_sets = {stage.trainable_set for stage in recipe.stages}
         self.students = [
             select_strategy(model)(label, model, models.dtype, trainable_sets)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evalsuite.distill.training.builders import build_models
+from evalsuite.distill.training.builders import build_models, check_recipe
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.dependencies import missing_dependency
 
@@ -23,10 +23,10 @@ def test_sequences_beyond_the_teachers_positions_are_refused(
         small_recipe(teacher_folder, stages=[stage("long", objective, seq_len=length, tokens=2 * length)])
         for length in (512, 513)
     )
-    build_models(fits, CPU)
+    check_recipe(fits)
     message = r"stage 'long': seq_len = 513: the teacher's positions end at 512; --set stage.long.seq_len=512"
     with pytest.raises(ConfigError, match=message):
-        build_models(beyond, CPU)
+        check_recipe(beyond)
 
 
 def rotary_teacher(folder: Path, tokenizer: Any, rope_type: str) -> Path:
@@ -73,11 +73,11 @@ def test_stages_without_the_teacher_go_as_far_as_the_positional_scheme(
         stages=[stage("kd", "kd"), stage("long", "sft", seq_len=256)],
     )
     if not refused:
-        build_models(recipe, CPU)
+        check_recipe(recipe)
         return
     message = r"stage 'long': seq_len = 256, student 'gated_deltanet': its positions end at 128: .*'dynamic'"
     with pytest.raises(ConfigError, match=message):
-        build_models(recipe, CPU)
+        check_recipe(recipe)
 
 
 def test_states_of_8_bits_name_their_extra(
