@@ -32,24 +32,31 @@ class Inputs(NamedTuple):
 
     runs: list[Path]
     """Run folders, those of imported logs included."""
-    others: list[str]
-    """Neither run folders nor logs: checkpoints, or mistakes."""
+    checkpoints: list[str]
+    """Neither run folders nor logs."""
 
 
 def read_inputs(
-    inputs: Sequence[str], options: argparse.Namespace, out: Path | None, *, of_runs: bool = False
+    inputs: Sequence[str],
+    options: argparse.Namespace,
+    out: Path | None,
+    *,
+    suite: Path | str | None = None,
+    of_runs: bool = False,
 ) -> Inputs:
-    """Sort inputs into run folders, logs and others, and import the logs into `<out>/imported`.
+    """Sort inputs into run folders, logs and checkpoints, and import the logs into `<out>/imported`.
 
     Args:
-        inputs: paths and names.
+        inputs: paths, and names of checkpoints if there is a suite.
         options: with those of `add_import_options`.
         out: folder of the command's output.
+        suite: evaluates checkpoints; without it an input that is neither a run folder nor a log is refused.
         of_runs: whether the command selects the benchmarks of run folders, too.
 
     Raises:
         ConfigError: no inputs, an `--import` that is not FORMAT:PATH, `--benchmark` without logs (unless
-            `of_runs`), logs without `out`, or a path that several formats match.
+            `of_runs`), logs without `out`, a path that several formats match, or one that is neither a run
+            folder nor a log.
         DataError: a log that cannot be read or paired.
     """
     from evalsuite.foundation import ConfigError
@@ -69,6 +76,8 @@ def read_inputs(
             sources.append((found, Path(each)))
     if not (runs or others or sources):
         raise ConfigError("nothing to compare: pass run folders, logs of another harness, or --import")
+    if others and (suite is None or runs or sources):
+        raise ConfigError(f"{others[0]}: {_unknown(Path(others[0]))}")
     if options.benchmarks and not (sources or of_runs):
         raise ConfigError("--benchmark applies to imported logs; the inputs are none")
     if sources:
@@ -78,3 +87,20 @@ def read_inputs(
             )
         runs += import_as_runs(sources, out / "imported", benchmarks=options.benchmarks)
     return Inputs(runs, others)
+
+
+def _unknown(path: Path) -> str:
+    """What a path is that is neither a run folder nor a log, and what to pass."""
+    from evalsuite.reports.imports import IMPORTERS
+    from evalsuite.reports.imports.listing import files_below, found_below
+
+    below = [str(file.parent) for file in files_below(path) if file.name == "plan.yaml"]
+    if below:
+        more = f" and {len(below) - 3:,} more" if len(below) > 3 else ""
+        return (
+            f"not a run folder (no plan.yaml), but run folders lie below it; pass {' '.join(below[:3])}{more}"
+        )
+    return (
+        f"not a run folder (no plan.yaml), and no log of {', '.join(IMPORTERS.names())}{found_below(path)}; "
+        "to evaluate a checkpoint, use `compare` with --suite and without runs or logs"
+    )

@@ -62,6 +62,8 @@ def _about(report: Report) -> str:
 
 
 def _recovery(report: Report, teacher: int) -> list[str]:
+    if not report.protocols:  # no document has the scores of all seeds yet
+        return []
     students = report.students(teacher)
     columns = columns_of("markdown")
     main = report.protocols[0]

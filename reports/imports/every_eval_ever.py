@@ -15,7 +15,7 @@ from typing import Any, cast
 from evalsuite.foundation import DataError, canonical_json
 from evalsuite.foundation.taxonomy import PROTOCOLS, Protocol
 from evalsuite.reports.imports.evalscope import prompt
-from evalsuite.reports.imports.fields import Fields, read_lines, read_object
+from evalsuite.reports.imports.fields import Fields, read_lines, read_object, refuse_other_average
 from evalsuite.reports.imports.identity import identity_of, without_secrets
 from evalsuite.reports.imports.importer import IMPORTERS, ImportedBenchmark, ImportedLog, ImportedSample
 from evalsuite.reports.imports.listing import Format, files_below
@@ -144,6 +144,12 @@ def _benchmark(
         )
     metrics = {str(each.value.get("evaluation_result_id")): _metric(each) for each in results}
     samples = _samples(rows, metrics)
+    for result in results:
+        metric, stated = _metric(result), result.fields("score_details", required=False).value.get("score")
+        values = [each.values[metric] for each in samples if metric in each.values]
+        if values and len(values) == len(samples):
+            found = sum(values) / len(values)
+            refuse_other_average(str(path), metric, stated, found, rounding=1e-4, count=len(values))
     planned = results[0].fields("source_data").value.get("samples_number")
     there = len({canonical_json(sample.document) for sample in samples})
     config = results[0].fields("generation_config", required=False)

@@ -147,3 +147,44 @@ def refuse_other_average(
             f"{place}: {count:,} samples have '{metric}' = {found:.6g}, but the log reports {reported:.6g}: "
             "the file lost samples or belongs to another evaluation; restore it, or evaluate again"
         )
+
+
+def weights_in_group(
+    place: str,
+    metric: str,
+    reported: float,
+    scores: Mapping[str, float],
+    sizes: Mapping[str, float],
+    *,
+    rounding: float,
+) -> dict[str, float]:
+    """Weights of the members of a group in the score that its log reports.
+
+    Logs do not state them: the score tells whether members weigh as many documents as they have, or the same.
+
+    Args:
+        place: file of the log.
+        metric: name of the metric.
+        reported: score of the group.
+        scores: member → score.
+        sizes: member → number of documents.
+        rounding: largest difference that the harness' own rounding makes.
+
+    Returns:
+        Member → number of documents, or nothing if all members weigh the same.
+
+    Raises:
+        DataError: neither gives the reported score.
+    """
+    total = sum(sizes[name] for name in scores)
+    by_size = sum(scores[name] * sizes[name] for name in scores) / total if total else 0.0
+    plain = sum(scores.values()) / len(scores)
+    if abs(by_size - reported) <= rounding:
+        return dict(sizes)
+    if abs(plain - reported) <= rounding:
+        return {}
+    raise DataError(
+        f"{place}: '{metric}' = {reported:.6g} is neither the average of its parts by documents "
+        f"({by_size:.6g}) nor the plain one ({plain:.6g}), so that their weights are unknown; import other "
+        "benchmarks only (--benchmark)"
+    )

@@ -18,6 +18,7 @@ NEUTRAL = frozenset(
         *("low_cpu_mem_usage", "max_num_seqs", "max_num_batched_tokens", "disable_log_stats"),
         # How a connection is kept.
         *("max_retries", "retries", "retry_interval", "timeout", "attempt_timeout", "stream", "batch"),
+        *("stream_idle_timeout", "adaptive_connections"),
         *("cache", "cache_dir", "download_dir", "cache_prompt", "local_files_only", "force_download"),
         # Permission to load, not what is loaded.
         "trust_remote_code",

@@ -16,8 +16,8 @@ from typing import Any
 
 from evalsuite.foundation import DataError, MissingDependencyError, canonical_json
 from evalsuite.reports.imports.evalscope import prompt
-from evalsuite.reports.imports.fields import Fields, parse_object, read_object
-from evalsuite.reports.imports.identity import identity_of, without_secrets
+from evalsuite.reports.imports.fields import Fields, parse_object, read_object, refuse_other_average
+from evalsuite.reports.imports.identity import NEUTRAL, identity_of, without_secrets
 from evalsuite.reports.imports.importer import IMPORTERS, ImportedBenchmark, ImportedLog, ImportedSample
 from evalsuite.reports.imports.listing import Format
 
@@ -32,8 +32,6 @@ _ZSTANDARD = 93
 """Compression method of ZIP archives that Python's standard library reads from 3.14 on."""
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 """Correct, incorrect, partial, no answer: as `inspect_ai.scorer.value_to_float`."""
-_CONNECTION = ("max_connections", "max_retries", "timeout", "attempt_timeout", "batch", "cache")
-"""Settings of a generation that cannot change its text."""
 
 ReadSamples = Callable[[], list[Fields]]
 
@@ -162,9 +160,11 @@ def _benchmark(file: Path, header: Fields, task: Fields, read_samples: ReadSampl
             )
         samples[key] = sample
     ordered = [samples[key] for key in sorted(samples, key=_position)]
-    dataset = task.fields("dataset", required=False)
-    planned = dataset.value.get("samples")
-    headline = header.fields("results", required=False).fields("headline", required=False).value.get("scorer")
+    results = header.fields("results", required=False)
+    _refuse_other_scores(file, results, samples)
+    # 'samples' counts the dataset, 'sample_ids' what `--limit` and `--sample-id` left of it.
+    selected = task.fields("dataset", required=False).value.get("sample_ids")
+    headline = results.fields("headline", required=False).value.get("scorer")
     metrics = dict.fromkeys(metric for sample in ordered for metric in sample.values)
     config = header.fields("plan", required=False).fields("config", required=False).value
     return ImportedBenchmark(
@@ -172,11 +172,54 @@ def _benchmark(file: Path, header: Fields, task: Fields, read_samples: ReadSampl
         source=str(file),
         protocol="generation",
         samples=tuple(ordered),
-        documents=max(planned if type(planned) is int else 0, len({key[0] for key in samples})),
+        documents=max(len(selected) if isinstance(selected, list) else 0, len({key[0] for key in samples})),
         metrics=tuple(sorted(metrics, key=lambda metric: metric != headline)),
         version=str(task.value.get("task_version")),
-        sampling=canonical_json({k: v for k, v in config.items() if k not in _CONNECTION}),
+        sampling=canonical_json({k: v for k, v in config.items() if k not in NEUTRAL and v is not None}),
     )
+
+
+def _refuse_other_scores(
+    file: Path, results: Fields, samples: Mapping[tuple[str, int], ImportedSample]
+) -> None:
+    """Refuse samples that are not those that the log counts, or whose score is no average over epochs."""
+    counts = results.value
+    stopped = counts.get("early_stopping") is not None
+    logged = counts.get("logged_samples") or counts.get("total_samples")
+    if type(logged) is int and not stopped and logged != len(samples):
+        raise DataError(
+            f"{file}: {len(samples):,} samples, but the log counts {logged:,} ('results'): the file lost "
+            "samples; restore it, or evaluate again"
+        )
+    has_epochs = any(epoch for _, epoch in samples)
+    averaged, reducers = set(), {}
+    for number, value in enumerate(results.get("scores", list, []), 1):
+        score = Fields(value, f"{file}: score {number}")
+        scorer, reducer = str(score.value.get("scorer")), score.value.get("reducer")
+        reducers[scorer] = reducer
+        if has_epochs and reducer not in (None, "mean"):
+            continue
+        averaged.add(scorer)
+        name = str(score.value.get("name"))
+        values: dict[str, list[float]] = {}
+        for (sample, _), each in samples.items():
+            if name in each.values:
+                values.setdefault(sample, []).append(each.values[name])
+        # Whether a sample that failed has a score is the log's choice.
+        if not values or any(each.error for each in samples.values()) or score.value.get("params"):
+            continue
+        found = sum(sum(each) / len(each) for each in values.values()) / len(values)
+        for metric in ("accuracy", "mean"):
+            stated = score.fields("metrics", required=False).fields(metric, required=False).value
+            if not stated.get("params"):
+                place = f"{file}: scorer '{name}'"
+                refuse_other_average(place, metric, stated.get("value"), found, count=len(samples))
+    for scorer, reducer in reducers.items():
+        if scorer not in averaged:
+            raise DataError(
+                f"{file}: '{scorer}' reduces epochs by {reducer!r}, where evalsuite averages them; score the "
+                "log again with the reducer 'mean' (`inspect score`, Epochs(n, 'mean'))"
+            )
 
 
 def _position(key: tuple[str, int]) -> tuple[int, int, str]:

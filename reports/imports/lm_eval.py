@@ -17,7 +17,13 @@ import numpy as np
 from evalsuite.foundation import DataError, canonical_json
 from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.foundation.taxonomy import Protocol
-from evalsuite.reports.imports.fields import Fields, read_lines, read_object, refuse_other_average
+from evalsuite.reports.imports.fields import (
+    Fields,
+    read_lines,
+    read_object,
+    refuse_other_average,
+    weights_in_group,
+)
 from evalsuite.reports.imports.identity import identity_of, without_secrets
 from evalsuite.reports.imports.importer import IMPORTERS, ImportedBenchmark, ImportedLog, ImportedSample
 from evalsuite.reports.imports.listing import Format, files_below
@@ -223,18 +229,8 @@ def _weights(log: Fields, group: str, tasks: Sequence[str], scores: Mapping[str,
         found = {task: float(value) for task, value in stated.items() if isinstance(value, int | float)}
         if len(found) != len(tasks):
             continue
-        total = sum(sizes.values())
-        by_size = sum(found[task] * sizes[task] for task in tasks) / total if total else 0.0
-        if abs(by_size - reported) <= 1e-6:
-            return sizes
-        plain = sum(found.values()) / len(found)
-        if abs(plain - reported) <= 1e-6:
-            return {}
-        raise DataError(
-            f"{log.place}: group '{group}' has '{metric}' = {reported:.6g}, which is neither the average of "
-            f"its tasks by documents ({by_size:.6g}) nor the plain one ({plain:.6g}); "
-            "import its tasks without the group's log, or other benchmarks only (--benchmark)"
-        )
+        place = f"{log.place}: group '{group}'"
+        return weights_in_group(place, metric, reported, found, sizes, rounding=1e-6)
     return {}
 
 

@@ -78,3 +78,51 @@ def test_a_known_benchmark_is_found_by_name() -> None:
     assert arc is not None
     assert (arc.category, arc.metrics["loglikelihood"]) == ("knowledge", "acc")
     assert known_benchmark("mine") is None
+
+
+def test_what_is_neither_a_run_nor_a_log_is_described(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    assert main(["compare", str(logs), "--teacher", "big", "--out", out]) == 0
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "todo.txt").write_text("later")
+    for path, message in (
+        (tmp_path / "absent", "absent: not a run folder (no plan.yaml), and no log of "),
+        (tmp_path / "absent", "(there is no such file or folder)"),
+        (tmp_path / "notes", "(found todo.txt)"),
+        (tmp_path / "out", "but run folders lie below it; pass "),
+    ):
+        for command in (
+            ["gate", "--min-recovery", "0.9"],
+            ["compare"],
+            ["export", "--format", "model-index"],
+        ):
+            capsys.readouterr()
+            assert main([command[0], str(path), *command[1:], "--out", str(tmp_path / "other")]) == 64
+            assert message in capsys.readouterr().err
+
+
+def test_a_log_that_is_left_out_of_a_gate_is_named(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A student whose results were emptied used to vanish, and the gate passed."""
+    (results,) = logs.glob("*small/results_*.json")
+    results.write_bytes(b"")
+    gate = ["gate", str(logs), "--teacher", "big", "--min-recovery", "0.05", "--out", str(tmp_path / "out")]
+    assert main(gate) == 65
+    assert str(results) in capsys.readouterr().err
+
+
+def test_two_settings_of_one_model_are_two_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = tmp_path / "logs"
+    LmEvalLog("org/t", {"arc_easy": task(1, 300, skill=9.0), "piqa": task(2, 300, skill=9.0)}).write(logs)
+    for name, settings in (("arc_easy", {}), ("piqa", {"lora_local_path": "./adapter"})):
+        log = LmEvalLog("org/base", {name: task(3, 300, skill=5.0)})
+        log.results["config"]["model_args"] |= settings | {"api_key": "sk-0123456789abcdefghij"}
+        log.write(logs / name)
+    out = tmp_path / "out"
+    assert main(["gate", str(logs), "--teacher", "t", "--min-recovery", "0.1", "--out", str(out)]) == 3
+    shown = capsys.readouterr().out
+    assert "base (lora_local_path=./adapter)" in shown
+    assert not [path for path in out.rglob("*") if path.is_file() and b"sk-0123456789" in path.read_bytes()]

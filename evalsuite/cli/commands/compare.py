@@ -70,9 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.api import compare_with_texts
     from evalsuite.config import CompareConfig
 
-    inputs = read_inputs(arguments.inputs, arguments, arguments.out)
+    inputs = read_inputs(arguments.inputs, arguments, arguments.out, suite=arguments.suite)
     options = given_options(arguments, "inputs", "imports", "benchmarks")
-    config = CompareConfig(inputs=[*inputs.runs, *inputs.others], **options)
+    config = CompareConfig(inputs=[*inputs.runs, *inputs.checkpoints], **options)
     comparison, missing = compare_with_texts(config)
     print_leaderboard(comparison)
     for benchmark, why in missing.items():

@@ -40,14 +40,11 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the files, print their paths, and on standard error what the format cannot hold."""
-    from evalsuite.foundation import RunFolderError
     from evalsuite.reports import RunSelection
     from evalsuite.reports.exports.formats import EXPORTERS, export
 
     EXPORTERS.get_or_raise(arguments.format, "--format")
     inputs = read_inputs(arguments.runs, arguments, arguments.out)
-    if inputs.others:
-        raise RunFolderError(f"{inputs.others[0]}: neither a run folder (no plan.yaml) nor a log")
     selection = RunSelection(
         arguments.teacher, tuple(arguments.checkpoints), arguments.min_coverage, arguments.errors
     )

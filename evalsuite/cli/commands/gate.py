@@ -64,6 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     inputs = read_inputs(arguments.runs, arguments, arguments.out, of_runs=True)
     options = given_options(arguments, "runs", "imports")
-    verdict = gate(GateConfig(runs=[*inputs.runs, *inputs.others], **options))
+    verdict = gate(GateConfig(runs=inputs.runs, **options))
     print(verdict.text)
     return int(verdict.exit_code)

@@ -237,6 +237,8 @@ def _pareto(report: Report, where: Setting) -> list[Figure]:
     """Recovery against decode speed, and against the cache per sequence."""
     rows = [row for row in report.efficiency if setting(row) == where]
     students = {report.checkpoints[i].plan.weights_id: i for i in report.students()}
+    if not report.protocols:
+        return []
     protocol = report.protocols[0]
     made = []
     for what, axis, is_speed in (("decode speed", "decode, tokens/s", True), ("cache", "cache, MiB", False)):

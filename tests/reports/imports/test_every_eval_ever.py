@@ -42,7 +42,11 @@ def test_two_metrics_of_a_document_are_one_row(tmp_path: Path) -> None:
     (result,) = log.aggregate["evaluation_results"]
     log.aggregate["evaluation_results"].append(
         result
-        | {"evaluation_result_id": "f1", "metric_config": {"metric_id": "f1", "lower_is_better": False}}
+        | {
+            "evaluation_result_id": "f1",
+            "metric_config": {"metric_id": "f1", "lower_is_better": False},
+            "score_details": {"score": 0.5},
+        }
     )
     log.rows += [
         row | {"evaluation_result_id": "f1", "evaluation": {"score": 0.5, "is_correct": False}}

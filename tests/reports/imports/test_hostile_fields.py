@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from evalsuite.foundation import DataError
 from evalsuite.reports import RunSelection, compare
 from evalsuite.reports.imports import import_logs
 from tests.reports.imports.logs import EveryEvalEverLog
@@ -81,18 +82,13 @@ def test_html_and_formulas_stay_text(kind: Any, tmp_path: Path) -> None:
         assert not [cell for cell in cells if cell.startswith("=")]
 
 
-def test_lost_samples_are_not_measured(tmp_path: Path) -> None:
-    eee = [EveryEvalEverLog("big", [1.0, 0.0, 1.0]), EveryEvalEverLog("small", [1.0, 1.0, 0.0])]
-    eee[1].rows.pop()
+def test_lost_samples_are_refused_by_the_counts_of_their_log(tmp_path: Path) -> None:
+    eee = EveryEvalEverLog("small", [1.0, 1.0, 0.0])
+    eee.rows.pop()
+    with pytest.raises(DataError, match=r"2 samples have 'accuracy' = 1, .* reports 0.666667"):
+        import_logs([("every-eval-ever", eee.write(tmp_path / "eee"))], tmp_path / "out")
     shutil.copytree(FIXTURES / "evalscope", tmp_path / "evalscope")
     reviews = tmp_path / "evalscope" / "small" / "reviews" / "small" / "arc_ARC-Easy.jsonl"
     reviews.write_text("".join(reviews.read_text().splitlines(keepends=True)[:-1]))
-    for name, paths, expected in (
-        ("every-eval-ever", [log.write(tmp_path / log.model) for log in eee], (2, 3)),
-        ("evalscope", [tmp_path / "evalscope" / model for model in ("big", "small")], (11, 12)),
-    ):
-        runs = import_logs([(name, path) for path in paths], tmp_path / "imported" / name)
-        report = compare(runs, tmp_path / name / "out", selection=RunSelection(teacher="big")).report
-        (cell,) = report.tensor.incomplete
-        assert (cell.documents, cell.planned) == expected
-        assert any("not measured" in text for text in report.warnings)
+    with pytest.raises(DataError, match=r"arc_ARC-Easy.jsonl: 11 reviews, but .*arc.json counts 12"):
+        import_logs([("evalscope", tmp_path / "evalscope")], tmp_path / "out")

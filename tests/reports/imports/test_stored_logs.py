@@ -105,6 +105,9 @@ def test_failed_reviews_are_errors(stored: Path) -> None:
         rows[0]["sample_score"]["score"] |= {"status": "error", "value": {}}
 
     edit_reviews(stored, change)
+    # The first review was right: EvalScope would have reported one less.
+    report = stored / "evalscope" / "small" / "reports" / "small" / "arc.json"
+    report.write_text(report.read_text().replace('"score": 0.5,', '"score": 0.4167,'))
     (run,) = import_logs([("evalscope", stored / "evalscope" / "small")], stored / "out")
     table = score_table(run)
     assert table[table["benchmark"] == "arc.ARC-Easy"]["error"].tolist() == [1]
@@ -199,10 +202,16 @@ def test_bad_logs_of_inspect_are_refused(
         import_logs([("inspect", stored / "inspect" / "big_letters.json"), ("inspect", path)], stored / "out")
 
 
-def test_lost_samples_of_inspect_are_not_measured(stored: Path) -> None:
+def test_lost_samples_of_inspect_are_refused(stored: Path) -> None:
     path = edit_log(stored, lambda log: log["samples"].pop())
-    report = report_of("inspect", stored / "inspect" / "big_letters.json", path)
-    assert [(each.documents, each.planned) for each in report.tensor.incomplete] == [(11, 12)]
+    with pytest.raises(DataError, match=r"small_letters.json: 11 samples, but the log counts 12"):
+        import_logs([("inspect", path)], stored / "out")
+
+
+def test_an_evaluation_by_inspect_that_did_not_finish_is_refused(stored: Path) -> None:
+    path = edit_log(stored, lambda log: log.update(status="cancelled"))
+    with pytest.raises(DataError, match=r"'status' = 'cancelled': the evaluation did not finish"):
+        import_logs([("inspect", path)], stored / "out")
 
 
 def test_failed_samples_of_inspect_are_errors(stored: Path) -> None:
