@@ -25,7 +25,7 @@ class Task:
     version: float = 1.0
     num_fewshot: int = 0
     documents: Sequence[Any] = ()
-    """What each document is; its number if empty."""
+    """What each document is; the name of the task and a number if empty."""
     planned: int | None = None
 
     @property
@@ -41,10 +41,10 @@ def task(seed: int, documents: int = 40, *, skill: float = 2.0, choices: int = 4
     return Task(logprobs, gold.tolist(), **settings)
 
 
-def lm_eval_rows(task: Task) -> list[dict[str, Any]]:
+def lm_eval_rows(task: Task, name: str) -> list[dict[str, Any]]:
     rows = []
     for number, (logprobs, gold) in enumerate(zip(task.logprobs, task.gold, strict=True)):
-        document = task.documents[number] if task.documents else f"document {number}"
+        document = task.documents[number] if task.documents else f"{name}, document {number}"
         right = float(np.argmax(logprobs) == gold)
         responses = [[str(float(value)), "False"] for value in logprobs]
         rows.append(
@@ -86,7 +86,7 @@ class LmEvalLog:
     rows: dict[str, list[dict[str, Any]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rows = {name: lm_eval_rows(task) for name, task in self.tasks.items()}
+        self.rows = {name: lm_eval_rows(task, name) for name, task in self.tasks.items()}
         self.results = {
             "results": {name: {"acc,none": float(each.correct.mean())} for name, each in self.tasks.items()},
             "group_subtasks": {},
