@@ -63,7 +63,8 @@ def _layer(bench: Bench, mixer: str) -> dict[str, float]:
     policies: tuple[tuple[torch.dtype, KernelPolicy], ...] = ((bench.dtype, "auto"), (torch.float32, "torch"))
     for dtype, policy in policies:
         with kernel_policy(policy):
-            layer: Any = bench.student(mixer, stage, dtype).model.model.layers[0].self_attn
+            train_state = bench.student(mixer, stage, dtype)
+            layer: Any = train_state.model.model.layers[0].self_attn
             generator = torch.Generator(bench.device).manual_seed(1)
             size = (2, bench.seq_len, bench.shape.hidden_size)
             x, weight = (torch.randn(size, generator=generator, device=bench.device) for _ in range(2))
@@ -77,12 +78,14 @@ def _layer(bench: Bench, mixer: str) -> dict[str, float]:
             positions = torch.arange(bench.seq_len, device=bench.device)[None]
             out = layer(x, position_embeddings=bench.reference.model.rotary_emb(x, positions))[0]
             (out.float() * weight).sum().backward()
-            gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+            # Those of bf16 parameters have moved to their master weights.
+            masters = train_state.optimizer_params
+            gradients = {
+                name: masters[f"model.layers.0.self_attn.{name}"].grad for name, _ in layer.named_parameters()
+            }
             results.append({"output": out.detach(), "d input": x.grad, **gradients})  # type: ignore[dict-item]
     actual, expected = results
-    return {
-        name: relative_error(actual[name], expected[name]) for name in expected if expected[name] is not None
-    }
+    return {name: relative_error(actual[name], expected[name]) for name in expected if expected[name].any()}
 
 
 def _loss(bench: Bench) -> dict[str, float]:

@@ -3,9 +3,13 @@
 import json
 
 import pytest
+import torch
 
+from evalsuite.distill.training.distributed import ProcessGroup
 from tests.performance import bench_distill
+from tests.performance.distill_accuracy import _layer
 from tests.performance.distill_profile import kind_of
+from tests.performance.distill_steps import Bench
 
 
 @pytest.mark.long
@@ -43,3 +47,14 @@ def test_all_steps_are_timed_and_compute_the_same_loss(tmp_path, capsys):
 )
 def test_kernels_are_classified_by_name(kernel, kind):
     assert kind_of(kernel) == kind
+
+
+@pytest.mark.parametrize("mixer", ["gated_deltanet", "gla"])
+def test_gradients_of_bf16_layers_are_compared(mixer):
+    """They are on the fp32 master weights."""
+    tiny = bench_distill.TINY
+    bench = Bench(tiny, ProcessGroup("cpu"), batch_size=2, seq_len=32, steps=1)
+    bench.bf16, bench.dtype = True, torch.bfloat16
+    errors = _layer(bench, mixer)
+    assert {"output", "d input", "q_proj.weight", "o_proj.weight"} < errors.keys()
+    assert 0 < max(errors.values()) < 0.1
