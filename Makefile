@@ -49,6 +49,8 @@ demo: $(STAMP)
 
 gate-demo: $(STAMP)
 	$(BIN)/python -m evalsuite gate $(DEMO) --policy reports/examples/demo.yaml --out $(DEMO)/gate
+	@echo "The default demand fails these students, with exit code 1:"
+	$(BIN)/python -m evalsuite gate $(DEMO) --min-recovery 0.9; test $$? -eq 1
 
 # Broken links and unknown names in the documentation are errors.
 docs: $(STAMP)

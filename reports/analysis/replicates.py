@@ -34,7 +34,7 @@ class RunSpread:
 
     variance: float
     degrees: float
-    """Runs − recipes; of a spread that is stated instead of estimated, practically infinite."""
+    """Runs − recipes, or as many as a stated spread is worth."""
 
     @property
     def method(self) -> str:

@@ -32,8 +32,8 @@ PROOF = 1 - 2e-4
 """Level of the interval of a teacher's lead over chance that must lie above zero: one in 10,000 a side.
 
 Of many benchmarks a teacher is above chance on a few by luck; what a student keeps of that says nothing."""
-STATED = 1e9
-"""Degrees of freedom of a spread between runs that a policy states."""
+STATED = 10.0
+"""Degrees of freedom of a spread between runs that a policy states: it is an estimate, too."""
 
 
 def score(

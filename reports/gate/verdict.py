@@ -29,6 +29,12 @@ WORDS = {
 }
 
 
+ONLY_LOGLIKELIHOOD = (
+    "No rule is about generation: a student may keep its teacher's choices by log-likelihood and lose most "
+    "of what the teacher generates."
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleResult:
     """The result of one rule for one checkpoint."""
@@ -275,6 +281,8 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
     if measured and any(result.outcome == UNMEASURED for result in results):
         names = " ".join(measured)
         warnings = (*warnings, f"The run is not finished. To gate what it has: --benchmark {names}")
+    if {result.protocol for result in results} == {"loglikelihood"}:
+        warnings = (*warnings, ONLY_LOGLIKELIHOOD)
     return _verdict(results, policy, warnings)
 
 
