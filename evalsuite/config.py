@@ -6,6 +6,7 @@ Plain dataclasses that check themselves: a GPU host runs inference without pydan
 pydantic (`read_run_config`), so that an unknown key is refused with the nearest known one.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
@@ -364,9 +365,27 @@ def _default(setting: "Field[Any]") -> Any:
     return setting.default if setting.default_factory is MISSING else setting.default_factory()
 
 
+_SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
+_PLAIN = re.compile(r"tokens|tokenizer|token_ids?$", re.IGNORECASE)
+"""Names of arguments that `_SECRET` would match, such as `max_num_batched_tokens`."""
+_PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+"""User and password in a URL."""
+HIDDEN = "(not recorded)"
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    """Whether an argument is text, or a list, whose name is that of a secret."""
+    named = _SECRET.search(name) is not None and _PLAIN.search(name) is None
+    return named and not (value is None or isinstance(value, Mapping | int | float))
+
+
 def _as_json(value: Any) -> Any:
+    """Return a setting as JSON; secrets in the arguments of an engine or executor are left out."""
     if isinstance(value, Mapping):
-        return {str(key): _as_json(inner) for key, inner in value.items()}
+        return {
+            str(key): HIDDEN if _is_secret(str(key), inner) else _as_json(inner)
+            for key, inner in value.items()
+        }
     if isinstance(value, tuple | list):
         return [_as_json(inner) for inner in value]
-    return str(value) if isinstance(value, Path) else value
+    return _PASSWORD.sub(HIDDEN, str(value)) if isinstance(value, str | Path) else value

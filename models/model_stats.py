@@ -1,5 +1,6 @@
 """Parameter counts and cache size of a model, from its config (no weights in memory)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from evalsuite.foundation import CheckpointError, printable
 from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint
 from evalsuite.models.mixers import AttentionSpan, CacheSpec
+from evalsuite.models.safetensors_index import stored_tensors
 from evalsuite.models.student import StudentConfig
 from evalsuite.models.student.config import ARCHITECTURES
 
@@ -140,11 +142,13 @@ def describe(path: str | Path) -> str:
     info = describe_checkpoint(path)
     try:
         counts, cache = count_parameters(info.config), cache_size(info.config)
+        expected = build_on_meta(info.config).state_dict() if isinstance(info.config, StudentConfig) else {}
     except Exception as error:
         # Architectures check few of their settings, and fail in any way.
         raise CheckpointError(
             f"{info.path}: no model can be built from config.json: {error or type(error).__name__}"
         ) from error
+    _check_weights(info, expected)
     lines = [
         f"{info.label}",
         f"  path        {info.path}",
@@ -163,6 +167,24 @@ def describe(path: str | Path) -> str:
         short, long = (f"{count / 1e6:,.1f} MFLOP" for count in (flops[0], flops[1]))
         lines.append(f"  compute     {short} per token in 2,048 tokens, {long} in 32,768")
     return "\n".join(printable(line) for line in (*lines, *_lineage_lines(info)))
+
+
+def _check_weights(info: CheckpointInfo, expected: Mapping[str, torch.Tensor]) -> None:
+    """Refuse files that lack weights of a student, as `load_checkpoint` does."""
+    if info.folder is None:
+        return
+    stored = {tensor.name: tensor.shape for tensor in stored_tensors(info.folder)}
+    tied = {"lm_head.weight"} if info.config.tie_word_embeddings else set()
+    missing = [
+        name
+        for name, weight in expected.items()
+        if stored.get(name) != tuple(weight.shape) and not (name in tied and name not in stored)
+    ]
+    if missing:
+        raise CheckpointError(
+            f"{info.path}: {len(missing)} weights are missing or of another shape, first '{missing[0]}'; the "
+            "files do not match the config"
+        )
 
 
 def _architecture(config: PreTrainedConfig) -> str:

@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from evalsuite.distill.calibration import calibrate_students
 from evalsuite.distill.data.exchange import join_exchange
 from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch, validate_data
@@ -254,6 +256,8 @@ class Trainer:
         self.checkpointer = Checkpointer(out / STATE, process_group)
         progress = self.checkpointer.progress()
         self._resumes = progress is not None
+        # A state that is resumed brings its own.
+        torch.manual_seed(recipe.seed)
         self.train_state = TrainState(self.students, progress, has_random=process_group.is_main)
         self.writer = StudentWriter(recipe, out, models, self.progress, process_group)
         if process_group.is_main:

@@ -6,11 +6,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import FrameType
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    _open_closed_streams()
 
     def dispatch() -> int:
         from evalsuite.cli.entry import main as dispatch
@@ -33,10 +35,19 @@ def run() -> int:
     return codes[0]
 
 
+def _open_closed_streams() -> None:
+    """Give a process without stdin, stdout or stderr (`>&-`) null devices, before files get their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 -- open as long as the process
+
+
 def _end(codes: Sequence[int]) -> None:
     if codes:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            # `guarded` has reported what could not be written.
+            with suppress(OSError):
+                stream.flush()
         os._exit(codes[0])
 
 

@@ -31,7 +31,9 @@ def guarded(name: str, call: Callable[[], int], *, resumable: bool) -> int:
     """
     try:
         with redirect_stdout(cast(Any, PrintableStream(sys.stdout))):
-            return int(call())
+            code = int(call())
+        sys.stdout.flush()
+        return code
     except EvalsuiteError as error:
         _print_error(name, error)
         return error.exit_code

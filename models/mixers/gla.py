@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from evalsuite.foundation import ConfigError
 from evalsuite.models.kernels import reference
 from evalsuite.models.kernels.policy import use_triton
 from evalsuite.models.kernels.reference import upcast_fp32
@@ -27,6 +28,8 @@ class GLAOptions(DecayOptions):
         # fla's GatedLinearAttention.
         "native": {**ADDITIVE_NATIVE, "scale_writes": False, "decay_init": "native"},
     }
+    least: ClassVar[dict[str, int]] = {**DecayOptions.least, "decay_group_size": 1, "decay_rank": 0}
+
     decay_group_size: int = 1
     """Adjacent key channels that share a decay; must divide the key width."""
 
@@ -37,6 +40,11 @@ class GLAOptions(DecayOptions):
     scale_writes: bool = True
     """Write √(1 − α²) ⊙ k, so that the state's norm does not depend on its memory length
     (arXiv 2303.06349). The paper writes k and relies on the output norm, which distilled students omit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.decay_temperature > 0:
+            raise ConfigError(f"decay_temperature = {self.decay_temperature}: must be above 0")
 
 
 @MIXERS.register("gla")

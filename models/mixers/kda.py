@@ -41,6 +41,8 @@ class KDAOptions(DecayOptions, DeltaOptions):
         # without the teacher's learned scales.
         "gendistill": {"expand_kv": False, "gate_rank": -1, "teacher_qk_norm": False},
     }
+    least: ClassVar[dict[str, int]] = {**DecayOptions.least, "decay_group_size": 1, "decay_rank": -1}
+
     decay_group_size: int = 1
     """Adjacent key channels that share a decay; must divide the key width. The full width gives one decay per
     head, as in Gated DeltaNet."""

@@ -16,6 +16,16 @@ class MixerOptions:
     """Named sets of values: `house`, the defaults; `native`, the layer of the paper and its authors' code,
     in the teacher's widths. A recipe names one as `preset` and may override single options."""
 
+    least: ClassVar[dict[str, int]] = {
+        "short_conv": 0,
+        "num_heads": 0,
+        "num_qk_heads": 0,
+        "gate_rank": -1,
+        "window": 0,
+        "window_sinks": 0,
+    }
+    """Least values of counts."""
+
     num_heads: int = 0
     """Query heads; 0 for the teacher's. The channels of the teacher's queries are divided among them."""
     num_qk_heads: int = 0
@@ -64,14 +74,7 @@ class MixerOptions:
     """Share of the window's attention in the output; the recurrence has the rest."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("short_conv", 0),
-            ("num_heads", 0),
-            ("num_qk_heads", 0),
-            ("gate_rank", -1),
-            ("window", 0),
-            ("window_sinks", 0),
-        ):
+        for name, least in self.least.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be {least} or more")
         for name in ("expand_k", "expand_v"):

@@ -2,18 +2,33 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from evalsuite.foundation import ConfigError
 
 HOST = "127.0.0.1"
+NAMES = (HOST, "localhost", "::1")
+"""Names of this computer in a browser."""
+
+
+def _host_name(host: str) -> str | None:
+    """The name in a `Host` header, which has a port unless it is 80; None if it is no host."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
 
 
 class _Handler(SimpleHTTPRequestHandler):
     """Serves the files of one folder; refuses listings, links out of it and requests of other sites."""
+
+    timeout = 30
+    """Seconds that a connection may be idle."""
 
     def __init__(self, *args: object, root: Path, refresh: Callable[[], None], **kwargs: object) -> None:
         self.root = root
@@ -22,19 +37,32 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def send_head(self):  # type: ignore[no-untyped-def]  # the type of the base class is private
         """Answer GET and HEAD."""
-        name = self.headers.get("Host", "").rpartition(":")[0]
-        if name not in (HOST, "localhost"):
+        if _host_name(self.headers.get("Host", "")) not in NAMES:
             # A name that another site resolves to this computer would let it read the report.
             self.send_error(HTTPStatus.FORBIDDEN, "Only localhost is served")
             return None
         if self.path.partition("?")[0] in ("/", "/index.html"):
             self.refresh()
             self.path = "/index.html"
-        path = Path(self.translate_path(self.path))
-        if not path.is_file() or not path.resolve().is_relative_to(self.root):
+        try:
+            path = Path(self.translate_path(self.path))
+            found = path.is_file() and path.resolve().is_relative_to(self.root)
+        except (OSError, ValueError):  # A name that no file can have.
+            found = False
+        if not found:
             self.send_error(HTTPStatus.NOT_FOUND)
             return None
         return super().send_head()
+
+    def handle(self) -> None:
+        """Handle the requests of one connection, whose browser may close it at any time."""
+        with suppress(ConnectionError):
+            super().handle()
+
+    def finish(self) -> None:
+        """Close the connection."""
+        with suppress(ConnectionError):
+            super().finish()
 
     def end_headers(self) -> None:
         """Let no browser keep a page of a run that goes on."""

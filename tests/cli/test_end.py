@@ -47,3 +47,16 @@ def test_threads_and_handlers_end_before_the_process(end: str, code: int, printe
         check=False,
     )
     assert (done.returncode, done.stdout.split(), done.stderr) == (code, printed, "")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code"),
+    [(">&-", 0), (">&- 2>&-", 0), ("<&- >&- 2>&-", 0), ("| true", 74), ("> /dev/full", 73)],
+)
+def test_a_command_without_stdout_ends_with_its_exit_code(redirection: str, code: int) -> None:
+    """A closed stream hides the text, not the verdict; what cannot be written is an error."""
+    command = f"{sys.executable} -m evalsuite show benchmarks {redirection}"
+    script = f"{command}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == code

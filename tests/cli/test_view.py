@@ -3,6 +3,8 @@
 import http.client
 import os
 import shutil
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from evalsuite.cli import main
 from evalsuite.cli.commands.view import Refresh, report_folder
 from evalsuite.foundation import ConfigError
-from evalsuite.reports.page.server import make_server
+from evalsuite.reports.page.server import _Handler, make_server
 
 FIXTURES = Path(__file__).parents[1] / "reports" / "fixtures"
 
@@ -35,11 +37,11 @@ def port(run: Path) -> Iterator[int]:
     server.server_close()
 
 
-def get(port: int, path: str, host: str = "localhost") -> tuple[int, bytes]:
+def get(port: int, path: str, host: str = "localhost", *, state_port: bool = True) -> tuple[int, bytes]:
     """Status and body of a request."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.putrequest("GET", path, skip_host=True)
-    connection.putheader("Host", f"{host}:{port}")
+    connection.putheader("Host", f"{host}:{port}" if state_port else host)
     connection.endheaders()
     response = connection.getresponse()
     return response.status, response.read()
@@ -70,10 +72,36 @@ def test_nothing_outside_the_report_is_served(run: Path, port: int) -> None:
     assert get(port, "/inside.txt")[0] == 200
     for path in (
         "/outside.txt", "/outside/plan.yaml", "/../plan.yaml", "/%2e%2e/plan.yaml", "/samples/", "/samples",
-        "//etc/passwd", "/missing",
+        "//etc/passwd", "/missing", "/" + 5000 * "a", "/" + 300 * "a/", "/%00",
     ):  # fmt: skip
         assert get(port, path)[0] == 404, path
     assert get(port, "/", host="example.org")[0] == 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST"])
+def test_browsers_leave_port_80_out(host: str, port: int) -> None:
+    assert get(port, "/", host, state_port=False)[0] == 200
+    assert get(port, "/", host)[0] == 200
+
+
+@pytest.mark.parametrize("host", ["", "example.org", "localhost.example.org", "[::1", "::1", "[::2]", "a@b"])
+def test_other_hosts_are_refused(host: str, port: int) -> None:
+    assert get(port, "/", host, state_port=False)[0] == 403
+
+
+def test_a_browser_that_closes_early_or_says_nothing_is_no_error(
+    port: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Handler, "timeout", 0.2)
+    for request in (b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET"):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(request)
+    with socket.create_connection(("127.0.0.1", port)) as idle:
+        idle.settimeout(10)
+        assert idle.recv(1) == b""
+    assert get(port, "/")[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_page_is_rebuilt_when_scores_change(run: Path, port: int) -> None:

@@ -213,3 +213,31 @@ def test_an_unknown_executor_is_refused_before_any_work(crew: Any, suite: Path, 
     with pytest.raises(ConfigError, match="unknown executor 'lokal'; did you mean 'local'"):
         evaluate(RunConfig(suite=suite, checkpoints=["a"], out=tmp_path / "run", executor="lokal"))
     assert not (tmp_path / "run").exists()
+
+
+def test_secrets_in_arguments_are_not_recorded() -> None:
+    """`environment.json` travels in shards, and with a published run."""
+    secret = "hf-0123"
+    arguments = {
+        "hf_token": secret,
+        "api_key": secret,
+        "nested": {"AWS_SECRET_ACCESS_KEY": secret, "headers": [{"Authorization": secret}]},
+        "password": secret,
+        "api_keys": [secret],
+        "address": f"redis://user:{secret}@host:6379/0",
+        "max_num_batched_tokens": 512,
+        "tokenizer": "org/name",
+        "stop_token_ids": [1],
+        "use_auth_token": True,
+    }
+    config = RunConfig(
+        suite="quick", checkpoints=["c"], out="o", engine_args=arguments, executor_args=arguments
+    )
+    recorded = config.record("infer")
+    assert secret not in json.dumps(recorded)
+    for given in (recorded["engine_args"], recorded["executor_args"]):
+        kept = {name: given[name] for name in list(arguments)[-4:]}
+        assert kept == {name: arguments[name] for name in kept}
+        assert given["address"] == "redis://(not recorded)@host:6379/0"
+        assert given["hf_token"] == given["nested"]["AWS_SECRET_ACCESS_KEY"] == "(not recorded)"
+    assert config.engine_args == arguments

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -306,3 +307,15 @@ def test_terminal_escapes_are_escaped(
         load_checkpoint(other)
     for printed in (out, errors, str(error.value)):
         assert all(character.isprintable() or character == "\n" for character in printed)
+
+
+@pytest.mark.parametrize("keep", [0, 1, -1])
+def test_a_student_without_some_of_its_weights_is_not_described(
+    keep: int, sound: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A header is valid with any tensors, and none; `run` refuses them."""
+    folder = Path(shutil.copytree(sound["student"], tmp_path / "student"))
+    tensors = load_file(folder / WEIGHTS)
+    save_file(dict(list(tensors.items())[:keep]), folder / WEIGHTS)
+    assert main(["show", "checkpoint", str(folder)]) == CheckpointError.exit_code
+    assert "weights are missing or of another shape, first '" in capsys.readouterr().err

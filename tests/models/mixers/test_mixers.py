@@ -297,11 +297,21 @@ def test_initial_decay_is_between_088_and_0999() -> None:
         ({"output_gate": "gelu"}, "output_gate = 'gelu'; known: silu, sigmoid, none"),
         ({"short_conv": True}, "short_conv = True: expected int"),
         ({"short_conv": -1}, "short_conv = -1: must be 0 or more"),
+        ({"decay_rank": -1}, "decay_rank = -1: must be 0 or more"),
+        ({"decay_group_size": 0}, "decay_group_size = 0: must be 1 or more"),
+        ({"decay_temperature": 0.0}, r"decay_temperature = 0\.0: must be above 0"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_mixer("gla", Attention(8), options, layer=0, norm_eps=1e-6, window=None)
+
+
+def test_least_values_are_those_of_each_mixer() -> None:
+    """A decay rank of −1 is the head width in KDA; GLA has no such value."""
+    make_mixer("kda", Attention(8), {"decay_rank": -1}, layer=0, norm_eps=1e-6, window=None)
+    with pytest.raises(ConfigError, match="decay_rank = -2: must be -1 or more"):
+        make_mixer("kda", Attention(8), {"decay_rank": -2}, layer=0, norm_eps=1e-6, window=None)
 
 
 def test_other_bad_input_is_named() -> None:
