@@ -94,9 +94,9 @@ class TextEncoder:
 
 
 def prefix_text(tokenizer: Any) -> str:
-    """Return the text of the prefix token; empty if there is none."""
-    token = prefix_token_id(tokenizer)
-    return "" if token is None else str(tokenizer.decode(token))
+    """Return the text of the prefix token, as a chat template writes it; empty if there is none."""
+    text = tokenizer.eos_token if tokenizer.bos_token_id is None else tokenizer.bos_token
+    return "" if text is None else str(text)
 
 
 def needs_special_tokens(text: str, prefix: str) -> bool:

@@ -65,8 +65,9 @@ def start_of_stage(previous: dict[str, Any] | None, *, restart: bool) -> dict[st
         return None
     at = PackedSourceState(**previous)
     if restart:
-        counted = {"documents_before": at.documents, "documents": at.documents}
-        return vars(PackedSourceState(distinct=at.distinct, **counted))
+        return vars(
+            PackedSourceState(distinct=at.distinct, documents_before=at.documents, documents=at.documents)
+        )
     skipped = sorted({*at.skipped, *at.used})
     return vars(replace(at, sequence=0, leftover=[], used=[], skipped=skipped))
 
@@ -80,7 +81,7 @@ def distinct_tokens(sources: Mapping[str, dict[str, Any]]) -> int:
     return sum(PackedSourceState(**state).distinct for state in sources.values())
 
 
-def documents_without_loss(sources: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
+def documents_without_loss(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Source → its documents that were read, and those of them without a token in the loss, if there are any.
 
     Nothing is learned from such a document, as from a completion that is empty or a turn that a chat template

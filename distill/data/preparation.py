@@ -21,7 +21,7 @@ class Preparation:
         tokenizer: a fast tokenizer of transformers.
 
     Raises:
-        ConfigError: the tokenizer has no end-of-text token, or a chat template does not fit.
+        ConfigError: the tokenizer has no end-of-text token.
     """
 
     def __init__(self, sources: Mapping[str, DataSourceConfig], tokenizer: Any) -> None:
@@ -58,6 +58,7 @@ class Preparation:
         """The examples of a chunk's rows; None for rows that the source's filters drop.
 
         Raises:
+            ConfigError: the source's chat template does not fit.
             DataError: a row is no JSON object, or as `parse_row`; the message names source, file and row.
         """
         source = self._sources[name]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jinja2 import Environment
+from jinja2 import Environment, TemplateError
 from jinja2.meta import find_undeclared_variables
 
 from evalsuite.foundation.errors import ConfigError, nearest
@@ -30,7 +30,10 @@ def check_template_arguments(template: str | Mapping[str, str], arguments: Mappi
     # transformers marks assistant turns with a tag of its own.
     sources = [re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text) for text in texts]
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
-    names = set().union(*(find_undeclared_variables(environment.parse(source)) for source in sources))
+    try:
+        names = set().union(*(find_undeclared_variables(environment.parse(source)) for source in sources))
+    except TemplateError as error:
+        raise ConfigError(f"the chat template cannot be parsed ({error})") from None
     for name in arguments:
         if name in _OWN:
             raise ConfigError(f"chat_template_kwargs: '{name}' is set by evalsuite")

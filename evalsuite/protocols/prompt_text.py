@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import TemplateError
-
 from evalsuite.foundation import ConfigError
 from evalsuite.tasks.benchmark import Benchmark
 from evalsuite.tasks.synthetic.ruler import answer_prefix_start
@@ -62,7 +60,7 @@ def prompt_text(
         return str(
             tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **arguments)
         )
-    except TemplateError as error:
+    except Exception as error:  # A template is a program, which can fail in any way.
         given = f" or its arguments {dict(arguments)}" if arguments else ""
         raise ConfigError(f"the chat template refuses a prompt{given} ({error})") from error
 

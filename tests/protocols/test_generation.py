@@ -10,6 +10,7 @@ from tokenizers.processors import TemplateProcessing
 
 from evalsuite.evaluation.documents import token_counter
 from evalsuite.foundation import ConfigError, DataError
+from evalsuite.foundation.chat_templates import check_template_arguments
 from evalsuite.foundation.strict import parse
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.protocols.compat_evalscope import cached_formula_parsing
@@ -189,6 +190,20 @@ def test_prompts_have_one_bos_whether_template_or_tokenizer_writes_it(
     count = token_counter(chat, counted.model_copy(update={"generation": spec}), chat_template=True)
     bare = len(chat.encode("where is it?", add_special_tokens=False))
     assert count("where is it?") == bare + (adds_bos or template == CHAT)
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ messages[0].content + 1 }}", "{{ raise_exception('no') }}", "{% for"]
+)
+def test_a_template_that_fails_is_said(tokenizer: Any, template: str) -> None:
+    chat = type(tokenizer)(
+        tokenizer_object=tokenizer.backend_tokenizer, eos_token="</s>", chat_template=template
+    )
+    with pytest.raises(ConfigError, match="the chat template refuses a prompt"):
+        harness("gsm8k", [GSM]).request_sets(Encoder(chat), chat_template=True)
+    if template == "{% for":
+        with pytest.raises(ConfigError, match="the chat template cannot be parsed"):
+            check_template_arguments(template, {"enable_thinking": False})
 
 
 def test_all_found_scorer_counts_needles() -> None:

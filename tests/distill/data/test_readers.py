@@ -54,11 +54,7 @@ def local_reader(*paths: Path, **changes: Any) -> Reader:
 class Plain:
     """Stands in for a tokenizer: rows are parsed here, not tokenized."""
 
-    backend_tokenizer, bos_token_id, eos_token_id = None, None, 0
-
-    @staticmethod
-    def decode(token: int) -> str:
-        return "<|end|>"
+    backend_tokenizer, bos_token_id, eos_token, eos_token_id = None, None, "<|end|>", 0
 
 
 def read(reader: Reader, position: dict[str, Any] | None = None) -> list[tuple[str, dict[str, Any]]]:

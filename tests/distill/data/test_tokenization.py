@@ -22,7 +22,7 @@ from evalsuite.distill.data.packing import Document, tokenize
 from evalsuite.distill.data.preparation import Preparation, read_examples
 from evalsuite.distill.data.readers import Chunk
 from evalsuite.distill.data.responses import _Generation
-from evalsuite.foundation import DataError
+from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models.tokenizers import TextEncoder
 from evalsuite.protocols.tokenization import Encoder
 
@@ -268,3 +268,13 @@ def test_prompts_of_responses_have_one_bos(
     row = {"prompt": replies._prompts[0], "completion": "an owl"}
     document = prepare(tokenizer, row, prompt="prompt", completion="completion")
     assert document.tokens[: len(request.prompt)].tolist() == list(request.prompt)
+
+
+def test_a_source_that_is_not_read_needs_no_chat_template() -> None:
+    tokenizer = make()
+    sources = {"text": source(), "chats": source(messages="messages")}
+    preparation = pickle.loads(pickle.dumps(Preparation(sources, tokenizer)))
+    chunk = Chunk([b'{"text": "owl", "messages": []}'], {"row": 0}, "row", "unused.jsonl")
+    assert preparation.parse("text", chunk) == [Example((("owl", True),))]
+    with pytest.raises(ConfigError, match="data source 'chats': the tokenizer has no chat template"):
+        preparation.parse("chats", chunk)
