@@ -244,13 +244,19 @@ def import_logs(
 
 
 def export(
-    runs: Sequence[Path | str], format: str, out: Path | str, *, teacher: str | None = None
+    runs: Sequence[Path | str],
+    format: str,
+    out: Path | str,
+    *,
+    teacher: str | None = None,
+    same: Sequence[str] = (),
 ) -> list[Path]:
     """Write results in the format of others: `model-card`, `model-index`, `eval-results`, `every-eval-ever`.
 
     Args:
         runs: run folders.
         teacher: label, weights_id or path of the only teacher; None: as the plans state.
+        same: what is one checkpoint, as in `CompareConfig`.
 
     Returns:
         The files.
@@ -261,7 +267,7 @@ def export(
     from evalsuite.reports import RunSelection
     from evalsuite.reports.exports import formats
 
-    selection = RunSelection(teacher=teacher)
+    selection = RunSelection(teacher=teacher, same=tuple(same))
     return list(formats.export([Path(run) for run in runs], format, Path(out), selection=selection).files)
 
 
@@ -302,10 +308,9 @@ class Run:
 
         rows = []
         for folder, plan in zip(self.folders, self.plans, strict=True):
-            labels = {each.weights_id: each.label for each in plan.checkpoints}
             for benchmark, protocol in plan.cells():
                 for path in score_paths(folder, benchmark.name, protocol):
-                    rows += [_sample(row, labels) for row in read_rows(path).values()]
+                    rows += [_sample(row, plan) for row in read_rows(path).values()]
         return pd.DataFrame(rows)
 
     @cached_property
@@ -336,6 +341,7 @@ def load_run(
     checkpoints: Sequence[str] = (),
     min_coverage: float | None = None,
     errors: Literal["wrong", "exclude"] | None = None,
+    same: Sequence[str] = (),
 ) -> Run:
     """Open finished or unfinished runs.
 
@@ -345,7 +351,7 @@ def load_run(
 
     Args:
         folders: run folders.
-        teacher, checkpoints, min_coverage, errors: as in `CompareConfig`.
+        teacher, checkpoints, min_coverage, errors, same: as in `CompareConfig`.
 
     Raises:
         ConfigError: no folder, or a value out of range.
@@ -360,14 +366,15 @@ def load_run(
     for path in paths:
         if not (path / "plan.yaml").is_file():
             raise RunFolderError(f"{path}: not a run folder (no plan.yaml); `evaluate` makes one")
-    return Run(paths, RunSelection(teacher, tuple(checkpoints), min_coverage, errors))
+    return Run(paths, RunSelection(teacher, tuple(checkpoints), min_coverage, errors, same=tuple(same)))
 
 
-def _sample(row: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
+def _sample(row: dict[str, Any], plan: "Plan") -> dict[str, Any]:
     detail = row["detail"] or {}
+    checkpoint = plan.checkpoint(row["weights_id"], row["fingerprint"])
     flat = {name: row[name] for name in row if name not in ("values", "detail", "choices", "checkpoint")}
     return {
-        "checkpoint": labels.get(row["weights_id"], row["checkpoint"]),
+        "checkpoint": row["checkpoint"] if checkpoint is None else checkpoint.label,
         **flat,
         **{f"value.{metric}": value for metric, value in row["values"].items()},
         **{f"choice.{metric}": choice for metric, choice in row["choices"].items()},

@@ -162,6 +162,9 @@ class _Selected:
     """Label, weights_id or path of the only teacher; None: the teachers of the plans."""
     checkpoints: Sequence[str] = ()
     """Labels, weights_ids or paths of the only students, each compared with its teacher; empty: all."""
+    same: Sequence[str] = ()
+    """What is one checkpoint: `LABEL`, the same weights under several engines, dtypes, devices or versions;
+    `LABEL=NAME,NAME`, one model that several harnesses evaluated."""
     min_coverage: float | None = None
     """Admit partial cells with at least this fraction of the planned documents; None: as the policy states,
     else 1."""
@@ -174,7 +177,9 @@ class _Selected:
         """These settings as the reports take them. Raises ConfigError for a value out of range."""
         from evalsuite.reports.records.run_selection import RunSelection
 
-        return RunSelection(self.teacher, tuple(self.checkpoints), self.min_coverage, self.errors)
+        return RunSelection(
+            self.teacher, tuple(self.checkpoints), self.min_coverage, self.errors, same=tuple(self.same)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,6 +68,7 @@ def _rows(run: Path, benchmark: str, protocol: str, checkpoint: CheckpointPlan) 
         for path in score_paths(run, benchmark, protocol)
         for row in read_rows(path).values()
         if row["weights_id"] == checkpoint.weights_id
+        and (not checkpoint.fingerprints or row["fingerprint"] in checkpoint.fingerprints)
     ]
     if len(prints := sorted({row["fingerprint"] for row in rows})) > 1:
         raise DataError(

@@ -51,7 +51,7 @@ from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
 from evalsuite.reports.records.loss_curves import LossCurve, read_loss_curves
 from evalsuite.reports.records.merging import CellKey, CheckpointEntry, MergedPlan
 from evalsuite.reports.records.probes import read_probes
-from evalsuite.reports.records.run_folder import BenchmarkPlan, read_environment
+from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, read_environment
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.sidecars import (
     DoctorResult,
@@ -320,5 +320,10 @@ def _ranking_recoveries(averages: Sequence[AverageRow]) -> dict[int, float]:
 
 def _labels(merged: MergedPlan) -> list[dict[str, str | None]]:
     """Per run, a map from its own labels to those of the report; None for checkpoints that are left out."""
-    shown = {checkpoint.plan.weights_id: checkpoint.label for checkpoint in merged.checkpoints}
-    return [{each.label: shown.get(each.weights_id) for each in plan.checkpoints} for plan in merged.plans]
+
+    def shown(run: int, checkpoint: CheckpointPlan) -> str | None:
+        return next((each.label for each in merged.checkpoints if each.has(run, checkpoint)), None)
+
+    return [
+        {each.label: shown(run, each) for each in plan.checkpoints} for run, plan in enumerate(merged.plans)
+    ]

@@ -117,6 +117,14 @@ def add_selection_options(parser: argparse.ArgumentParser) -> None:
         "(default: all)",
     )
     parser.add_argument(
+        "--same",
+        nargs="+",
+        default=[],
+        metavar="LABEL[=NAME,NAME]",
+        help="what is one checkpoint: LABEL, the same weights under several engines, dtypes, devices or "
+        "versions; LABEL=NAME,NAME, one model that several harnesses evaluated (default: each is its own)",
+    )
+    parser.add_argument(
         "--min-coverage",
         type=fraction,
         metavar="X",

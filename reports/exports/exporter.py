@@ -98,9 +98,8 @@ def folder_of(label: str) -> str:
 
 def created(report: Report, checkpoint: int) -> str:
     """When the first run of a checkpoint was made, ISO 8601."""
-    identifier = report.checkpoints[checkpoint].plan.weights_id
-    plans = [p for p in report.tensor.merged.plans if any(c.weights_id == identifier for c in p.checkpoints)]
-    return min(plan.created for plan in plans)
+    plans = report.tensor.merged.plans
+    return min(plans[run].created for run in report.checkpoints[checkpoint].runs)
 
 
 def describe(each: Measured) -> str:

@@ -62,7 +62,7 @@ def regression(
 
 
 def _counterpart(baseline: ResultTensor, checkpoint: CheckpointEntry, rule: "Rule") -> int:
-    """The named checkpoint of the baseline; by default that of the same weights, else of the same label.
+    """The named checkpoint of the baseline; by default that of the same answers, weights or label.
 
     Raises:
         ConfigError: there is none, or several.
@@ -70,8 +70,12 @@ def _counterpart(baseline: ResultTensor, checkpoint: CheckpointEntry, rule: "Rul
     known = baseline.checkpoints
     if rule.baseline_checkpoint is not None:
         return find(rule.baseline_checkpoint, known, "baseline_checkpoint")
-    same = [i for i, each in enumerate(known) if each.plan.weights_id == checkpoint.plan.weights_id]
-    return same[0] if len(same) == 1 else find(checkpoint.label, known, "name it as baseline_checkpoint")
+    same = [i for i, each in enumerate(known) if not checkpoint.weights.isdisjoint(each.weights)]
+    answers = [i for i in same if not checkpoint.members.isdisjoint(known[i].members)]
+    for found in (answers, same):
+        if len(found) == 1:
+            return found[0]
+    return find(checkpoint.label, known, "name it as baseline_checkpoint")
 
 
 def _paired(old: Cell, before: int, new: Cell, after: int) -> tuple[np.ndarray, np.ndarray]:

@@ -67,7 +67,7 @@ def write_samples(
     folder = Path(out) / FOLDER
     written: set[Path] = set()
     cells = []
-    index = {checkpoint.plan.weights_id: i for i, checkpoint in enumerate(report.checkpoints)}
+    index = {member: i for i, each in enumerate(report.checkpoints) for member in each.members}
     limit = MAX_RESPONSE_REDACTED if redacted else MAX_RESPONSE
     for benchmark in report.benchmarks:
         for protocol, how in benchmark.protocols.items():
@@ -99,21 +99,25 @@ def remove_samples(out: Path, but: Collection[Path] = ()) -> tuple[SampleCell, .
 
 
 def _responses(
-    runs: Sequence[Path], place: tuple[str, str], index: Mapping[str, int], metric: str, limit: int
+    runs: Sequence[Path],
+    place: tuple[str, str],
+    index: Mapping[tuple[str, str], int],
+    metric: str,
+    limit: int,
 ) -> dict[int, dict[Key, dict[str, Any]]]:
     """Checkpoint → row → its score, outcome and response."""
     found: dict[int, dict[Key, dict[str, Any]]] = {}
     for run in runs:
         for path in score_paths(run, *place):
             table = open_score_file(path)[0].read()
-            names = ["weights_id", "context", "doc_id", "seed", "outcome", "error", "detail"]
+            names = ["weights_id", "fingerprint", "context", "doc_id", "seed", "outcome", "error", "detail"]
             names += [f"value.{metric}", f"choice.{metric}"]
             absent = [None] * table.num_rows
             columns = [table[name].to_pylist() if name in table.column_names else absent for name in names]
-            for weights, context, document, seed, outcome, error, detail, value, choice in zip(
+            for weights, engine, context, document, seed, outcome, error, detail, value, choice in zip(
                 *columns, strict=True
             ):
-                checkpoint = index.get(weights)
+                checkpoint = index.get((weights, engine))
                 if checkpoint is None:
                     continue
                 response = _response(parse_detail(detail, f"{path}, document {document}"), choice, limit)

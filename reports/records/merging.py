@@ -1,14 +1,15 @@
 """Merge the plans of several runs; plans that contradict each other are refused."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.foundation.taxonomy import Protocol
-from evalsuite.reports.records.names import find, unique_labels
+from evalsuite.reports.records.names import find, fits, unique_labels
 from evalsuite.reports.records.run_folder import (
     BenchmarkPlan,
     CheckpointPlan,
@@ -16,10 +17,12 @@ from evalsuite.reports.records.run_folder import (
     Plan,
     ProtocolPlan,
     UnplannedCells,
+    read_environment,
     read_plan,
     still_diverged,
 )
 from evalsuite.reports.records.run_selection import RunSelection
+from evalsuite.reports.records.score_files import score_paths, scored_checkpoints
 
 CellKey = tuple[str, str, int | None]
 """Benchmark, protocol, context."""
@@ -40,11 +43,31 @@ class CheckpointEntry:
     """Its paths in the plans."""
     runs: frozenset[int] = frozenset()
     """Indices of the runs that have it."""
+    members: frozenset[tuple[str, str]] = frozenset()
+    """(weights_id, fingerprint) of its score rows; no fingerprint where there are no rows yet."""
 
     @property
     def is_teacher(self) -> bool:
         """Whether the checkpoint is a teacher."""
         return self.plan.role == "teacher"
+
+    @property
+    def weights(self) -> frozenset[str]:
+        """Its weights_id, and those of whatever was declared to be the same."""
+        return frozenset({self.plan.weights_id, *(weights_id for weights_id, _ in self.members)})
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Those of its score rows, sorted."""
+        return tuple(sorted({fingerprint for _, fingerprint in self.members if fingerprint}))
+
+    def has(self, run: int, checkpoint: CheckpointPlan) -> bool:
+        """Whether a checkpoint of a run's plan is, or is part of, this one."""
+        return (
+            run in self.runs
+            and checkpoint.weights_id in self.weights
+            and (not checkpoint.fingerprints or not {*checkpoint.fingerprints}.isdisjoint(self.fingerprints))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +137,7 @@ class MergedPlan:
             DataError: one plan cannot say it.
         """
         suites = dict.fromkeys(name for plan in self.plans for name in plan.suite.split(" + "))
-        checkpoints = [each.plan.model_copy(update={"label": each.label}) for each in self.checkpoints]
+        checkpoints = list(map(self._planned, self.checkpoints))
         plan = Plan(
             suite=" + ".join(suites),
             created=max(plan.created for plan in self.plans),
@@ -124,8 +147,10 @@ class MergedPlan:
             diverged=tuple(each.note.model_copy(update={"label": each.label}) for each in self.diverged),
             unplanned=self._unplanned(),
         )
-        entries = [replace(each, plan=mine) for each, mine in zip(self.checkpoints, checkpoints, strict=True)]
-        alone = [replace(each, teacher=None, runs=frozenset({0})) for each in entries]
+        alone = [
+            replace(each, plan=mine, teacher=None, runs=frozenset({0}), names=(*each.names, each.label))
+            for each, mine in zip(self.checkpoints, checkpoints, strict=True)
+        ]
         again = MergedPlan((), (plan,), plan.benchmarks, _pair_with_teachers(alone, []), ())
         if (again.planned_cells(), again.unread_cells()) != (self.planned_cells(), self.unread_cells()):
             raise DataError(
@@ -139,6 +164,18 @@ class MergedPlan:
                 "student out"
             )
         return plan
+
+    def _planned(self, entry: CheckpointEntry) -> CheckpointPlan:
+        """How the plan of all runs describes a checkpoint."""
+        weights = [each.plan.weights_id for each in self.checkpoints]
+        several = len(entry.fingerprints) > 1 or weights.count(entry.plan.weights_id) > 1
+        teacher = None if entry.teacher is None else self.checkpoints[entry.teacher]
+        update = {
+            "label": entry.label,
+            "fingerprints": entry.fingerprints if several else (),
+            "compared_with": teacher.label if teacher and weights.count(teacher.plan.weights_id) > 1 else "",
+        }
+        return entry.plan.model_copy(update=update)
 
     def _unplanned(self) -> tuple[UnplannedCells, ...]:
         planned = {(who, key) for who, key, _ in self._cells()}
@@ -157,16 +194,16 @@ class MergedPlan:
 
     def _cells(self) -> Iterator[tuple[int, CellKey, ContextLimit]]:
         """Every checkpoint and cell of every plan, and which contexts the checkpoint reads there."""
-        index = {checkpoint.plan.weights_id: i for i, checkpoint in enumerate(self.checkpoints)}
-        for plan in self.plans:
-            for checkpoint in (each for each in plan.checkpoints if each.weights_id in index):
+        for run, plan in enumerate(self.plans):
+            for checkpoint in plan.checkpoints:
+                who = [i for i, each in enumerate(self.checkpoints) if each.has(run, checkpoint)]
                 limit = plan.limit(checkpoint)
-                for benchmark in plan.benchmarks:
+                for benchmark in plan.benchmarks if who else ():
                     for protocol, how in benchmark.protocols.items():
                         for context in how.contexts:
                             if plan.has(checkpoint, benchmark.name, protocol, context):
                                 key = benchmark.name, protocol, context
-                                yield index[checkpoint.weights_id], key, limit
+                                yield from ((i, key, limit) for i in who)
 
 
 def merge_plans(runs: Sequence[Path], selection: RunSelection | None = None) -> MergedPlan:
@@ -187,7 +224,7 @@ def merge_plans(runs: Sequence[Path], selection: RunSelection | None = None) -> 
     plans = tuple(read_plan(run) for run in runs)
     warnings: list[str] = []
     benchmarks = _merge_benchmarks(runs, plans, warnings)
-    checkpoints, diverged = _merge_checkpoints(runs, plans, warnings)
+    checkpoints, diverged = _merge_checkpoints(runs, plans, selection.same, warnings)
     if selection.teacher is not None:
         who = find(selection.teacher, checkpoints, "--teacher")
         checkpoints = [_with_role(each, "student") for each in checkpoints]
@@ -274,40 +311,167 @@ def _must_agree(
 
 
 def _merge_checkpoints(
-    runs: Sequence[Path], plans: Sequence[Plan], warnings: list[str]
+    runs: Sequence[Path], plans: Sequence[Plan], same: Sequence[str], warnings: list[str]
 ) -> tuple[list[CheckpointEntry], list[DivergedEntry]]:
-    """Every checkpoint of the plans once, by its weights, and every student without, under unique labels."""
-    merged: dict[str, CheckpointEntry] = {}
-    for number, (run, plan) in enumerate(zip(runs, plans, strict=True)):
-        for checkpoint in plan.checkpoints:
-            known = merged.get(checkpoint.weights_id)
-            if known is None:
-                known = CheckpointEntry(checkpoint, checkpoint.label, None, (checkpoint.weights_id,))
-            elif known.label != checkpoint.label:
-                warnings.append(
-                    f"{run}: '{checkpoint.label}' has the same weights as '{known.label}' and is shown under "
-                    "that label"
-                )
-            if checkpoint.role == "teacher":
-                known = _with_role(known, "teacher")
-            merged[checkpoint.weights_id] = replace(
-                known,
-                names=tuple(dict.fromkeys((*known.names, checkpoint.label))),
-                paths=tuple(dict.fromkeys((*known.paths, *([checkpoint.path] if checkpoint.path else ())))),
-                runs=known.runs | {number},
+    """Every checkpoint of the plans once, and every student that has none, under unique labels."""
+    parts = [part for number, plan in enumerate(plans) for part in _parts(number, runs[number], plan)]
+    found = _connected(parts)
+    for part in parts:
+        known = next(each for each in found if part.runs <= each.runs and part.weights <= each.weights)
+        if part.label != known.label:
+            warnings.append(
+                f"{runs[min(part.runs)]}: '{part.label}' has the same weights as '{known.label}' and is "
+                "shown under that label"
             )
     everywhere = [each for plan in plans for each in plan.checkpoints]
     notes = (each for plan in plans for each in still_diverged(plan.diverged, plan.checkpoints, everywhere))
-    found = list(merged.values())
     lost = [
         DivergedEntry(note, note.label) for note in {each.path or each.label: each for each in notes}.values()
     ]
-    suffixes = [_digits(each.plan.weights_id) for each in found]
-    suffixes += [["diverged", each.note.path] for each in lost]
-    labels = iter(unique_labels([*found, *lost], suffixes))
-    return [replace(each, label=next(labels)) for each in found], [
-        replace(each, label=next(labels)) for each in lost
+    facts = _facts(found, runs)
+    found, lost = _labelled(found, lost, facts)
+    for declaration in same:
+        found = _declared(found, declaration)
+    return _labelled(found, lost, facts) if same else (found, lost)
+
+
+def _parts(number: int, run: Path, plan: Plan) -> Iterator[CheckpointEntry]:
+    """The checkpoints of one run, by fingerprint: no answer counts for a checkpoint of another one."""
+    paths = [
+        path for benchmark, protocol in plan.cells() for path in score_paths(run, benchmark.name, protocol)
     ]
+    scored = sorted(scored_checkpoints(paths))
+    for checkpoint in plan.checkpoints:
+        weights_id = checkpoint.weights_id
+        entry = CheckpointEntry(
+            checkpoint,
+            checkpoint.label,
+            None,
+            (weights_id, checkpoint.label),
+            (checkpoint.path,) if checkpoint.path else (),
+            frozenset({number}),
+        )
+        groups = [[name] for weights, name in scored if weights == weights_id] or [[""]]
+        for group in [checkpoint.fingerprints] if checkpoint.fingerprints else groups:
+            yield replace(entry, members=frozenset((weights_id, name) for name in group))
+
+
+def _connected(parts: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
+    """Join the parts with a fingerprint in common; one without score rows belongs to all of its weights."""
+    found: dict[int, CheckpointEntry] = {}
+    without = [(at, part) for at, part in enumerate(parts) if not part.fingerprints]
+    for at, part in enumerate(parts):
+        if part.fingerprints:
+            known = [i for i, each in found.items() if not each.members.isdisjoint(part.members)]
+            found[min([*known, at])] = _joined([*(found.pop(i) for i in known), part])
+    for at, part in without:
+        known = [i for i, each in found.items() if not each.weights.isdisjoint(part.weights)]
+        for i in known:
+            found[i] = replace(_joined([found[i], part]), members=found[i].members)
+        if not known:
+            found[at] = part
+    return [found[i] for i in sorted(found)]
+
+
+def _joined(entries: Sequence[CheckpointEntry]) -> CheckpointEntry:
+    """One checkpoint of several, called as the first."""
+    first = entries[0]
+    entry = replace(
+        first,
+        names=tuple(dict.fromkeys(name for each in entries for name in each.names)),
+        paths=tuple(dict.fromkeys(path for each in entries for path in each.paths)),
+        runs=frozenset().union(*(each.runs for each in entries)),
+        members=frozenset().union(*(each.members for each in entries)),
+    )
+    return _with_role(entry, "teacher" if any(each.is_teacher for each in entries) else "student")
+
+
+def _declared(found: list[CheckpointEntry], declaration: str) -> list[CheckpointEntry]:
+    """Join what `RunSelection.same` declares to be one checkpoint.
+
+    Raises:
+        ConfigError: a name that fits none, or several models, or a declaration of a single one.
+    """
+    label, is_list, names = declaration.partition("=")
+    where = f"--same {declaration}"
+    if is_list:
+        chosen = list(dict.fromkeys(find(name.strip(), found, where) for name in names.split(",")))
+    else:
+        chosen = [i for i, each in enumerate(found) if fits(label, each)] or [find(label, found, where)]
+        if len({found[i].plan.weights_id for i in chosen}) > 1:
+            labels = ", ".join(f"'{found[i].label}'" for i in chosen)
+            raise ConfigError(
+                f"{where}: {labels} have different weights; --same '{label}=NAME,NAME' declares that they "
+                "are one model, evaluated by several harnesses"
+            )
+    if is_list and (not label or len(chosen) < 2):
+        raise ConfigError(f"{where}: LABEL=NAME,NAME gives several checkpoints one label")
+    entry = _joined([found[i] for i in chosen])
+    label = label if is_list else entry.plan.label
+    entry = replace(entry, plan=entry.plan.model_copy(update={"label": label}), names=(*entry.names, label))
+    kept = [each for i, each in enumerate(found) if i not in chosen]
+    kept.insert(min(chosen), entry)
+    return kept
+
+
+def _labelled(
+    found: Sequence[CheckpointEntry], lost: Sequence[DivergedEntry], facts: Mapping[str, Mapping[str, str]]
+) -> tuple[list[CheckpointEntry], list[DivergedEntry]]:
+    """The same with labels that fit one of them alone: by weights, else by what tells engines apart."""
+    suffixes = []
+    for entry in found:
+        others = [each for each in found if each.plan.weights_id == entry.plan.weights_id]
+        suffixes.append(_digits(entry.plan.weights_id))
+        if len(others) > 1:
+            mine, *rest = (
+                {key: value for name in each.fingerprints for key, value in facts.get(name, {}).items()}
+                for each in (entry, *(other for other in others if other is not entry))
+            )
+            differing = [key for key in mine if any(mine[key] != each.get(key) for each in rest)]
+            text = " ".join(mine[key] for key in differing[:3])
+            suffixes[-1] = [*([text] if text else []), *_digits("+".join(entry.fingerprints) or "no scores")]
+    suffixes += [["diverged", each.note.path] for each in lost]
+    plain = [*(replace(each, label=each.plan.label) for each in found), *lost]
+    labels = iter(unique_labels(plain, suffixes))
+    return (
+        [
+            replace(each, label=next(labels), names=tuple(dict.fromkeys((*each.names, *each.fingerprints))))
+            for each in found
+        ],
+        [replace(each, label=next(labels)) for each in lost],
+    )
+
+
+def _facts(found: Sequence[CheckpointEntry], runs: Sequence[Path]) -> dict[str, dict[str, str]]:
+    """Fingerprint → what it covers, as the runs' environments state it; only of weights that have several."""
+    weights = Counter(each.plan.weights_id for each in found)
+    facts: dict[str, dict[str, str]] = {}
+    for number in sorted({n for each in found if weights[each.plan.weights_id] > 1 for n in each.runs}):
+        environment = read_environment(runs[number])
+        for one in [environment, *_mappings(environment.get("runs"))]:
+            for engine in _mappings(one.get("engines")):
+                facts[str(engine.get("fingerprint"))] = _texts(engine)
+        for imported in _mappings([environment.get("imported")]):
+            for each in (each for each in found if number in each.runs):
+                facts |= dict.fromkeys(each.fingerprints, _texts(imported))
+    return facts
+
+
+def _mappings(value: Any) -> list[dict[str, Any]]:
+    """The mappings in a list or in the values of another one; an environment may hold anything."""
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [each for each in values if isinstance(each, dict)]
+
+
+def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
+    """What a label can show: engine, device and dtype as they are, other values with their names."""
+    alone = {"engine": "", "device": "", "dtype": "", "harness": ""}
+    flat = {key: value for each in (facts, *_mappings(dict(facts))) for key, value in each.items()}
+    return {
+        key: f"{alone.get(key, f'{key} ')}{value}"
+        for key, value in sorted(flat.items(), key=lambda each: each[0] not in alone)
+        if isinstance(value, str | int | float) and key not in ("fingerprint", "log") and len(str(value)) < 40
+    }
 
 
 def _digits(identifier: str) -> list[str]:
@@ -357,9 +521,12 @@ def _pair_with_teachers(
 
 
 def _teacher_of(student: CheckpointEntry, teachers: list[CheckpointEntry], warnings: list[str]) -> str | None:
-    """Label of the teacher that its lineage names, else of the only one of its runs, else of all runs."""
+    """Label of the teacher that its plan or lineage names, else of the only one of its runs, or of all."""
+    for each in teachers:
+        if student.plan.compared_with in each.names and each.runs & student.runs:
+            return each.label
     stated = stated_teacher(student.plan)
-    named = [each for each in teachers if each.plan.weights_id == stated]
+    named = [each for each in teachers if stated in each.weights]
     among = named or teachers
     found = [each for each in among if each.runs & student.runs] or among
     if len(found) == 1:

@@ -134,6 +134,11 @@ class CheckpointPlan(Strict):
     """Positions that its config states; longer texts are not read, or out of distribution. None: unknown."""
     lineage: dict[str, Any] = Field(default_factory=dict)
     """Content of `lineage.json` in the checkpoint's folder; see `evalsuite.reports.analysis.lineage`."""
+    fingerprints: tuple[str, ...] = ()
+    """Of published samples: those of its score rows, where the same weights are several checkpoints, or where
+    several were declared one. Empty: all score rows of the weights."""
+    compared_with: str = ""
+    """Of published samples: label of its teacher, where the teacher's weights are several checkpoints."""
 
 
 class DivergedStudent(Strict):
@@ -222,15 +227,27 @@ class Plan(Strict):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Plan":
+        identities = [
+            (each.weights_id, name) for each in self.checkpoints for name in each.fingerprints or ("",)
+        ]
+        whole = {weights for weights, name in identities if not name}
         for what, names in (
             ("benchmark", [benchmark.name for benchmark in self.benchmarks]),
-            ("weights_id", [checkpoint.weights_id for checkpoint in self.checkpoints]),
+            ("weights_id", [each.weights_id for each in self.checkpoints if each.weights_id in whole]),
+            ("fingerprint", [f"{name} of {weights}" for weights, name in identities if name]),
             ("label", [checkpoint.label for checkpoint in self.checkpoints]),
         ):
             repeated = sorted({name for name in names if names.count(name) > 1})
             if repeated:
                 raise ValueError(f"{what} '{repeated[0]}' is listed twice")
         return self
+
+    def checkpoint(self, weights_id: str, fingerprint: str) -> CheckpointPlan | None:
+        """Return the checkpoint of a score row; None for a row of another run."""
+        for each in self.checkpoints:
+            if each.weights_id == weights_id and (not each.fingerprints or fingerprint in each.fingerprints):
+                return each
+        return None
 
     def cells(self) -> list[tuple[BenchmarkPlan, str]]:
         """List every benchmark under each of its protocols."""
@@ -255,9 +272,11 @@ def plan_text(plan: Plan, source: str) -> str:
         ConfigError: as `write_plan`.
     """
     value = plan.model_dump(mode="json", by_alias=True)
-    for name in ("max_length", "unplanned"):
-        if not value[name]:
-            del value[name]
+    optional = [(value, "max_length"), (value, "unplanned")]
+    of_samples = ("fingerprints", "compared_with")
+    for holder, name in (*optional, *((each, name) for each in value["checkpoints"] for name in of_samples)):
+        if not holder[name]:
+            del holder[name]
     parse(value, Plan, source)
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
 

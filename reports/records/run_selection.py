@@ -25,6 +25,9 @@ class RunSelection:
     unread_contexts: UnreadRule | None = None
     """Contexts beyond what a checkpoint reads: `ignore`, the default, leaves them out for it; `missing`
     counts them as not measured. Only a policy chooses."""
+    same: tuple[str, ...] = ()
+    """What is one checkpoint: ``LABEL`` for the same weights under several engines, dtypes, devices or
+    versions, ``LABEL=NAME,NAME`` for one model that several harnesses evaluated."""
 
     def __post_init__(self) -> None:
         """Validate. Raises ConfigError for a value out of range."""
@@ -46,6 +49,7 @@ class RunSelection:
             min_coverage if self.min_coverage is None else self.min_coverage,
             errors if self.errors is None else self.errors,
             unread_contexts if self.unread_contexts is None else self.unread_contexts,
+            self.same,
         )
 
     @property
@@ -66,6 +70,8 @@ class RunSelection:
             found.append(f"Every student is compared with '{self.teacher}' (--teacher).")
         if self.checkpoints:
             found.append(f"Only some checkpoints are compared: {', '.join(self.checkpoints)} (--checkpoint).")
+        if self.same:
+            found.append(f"Declared as one checkpoint each (--same): {'; '.join(self.same)}.")
         if self.min_coverage is not None and self.min_coverage < 1:
             found.append(
                 f"Cells with at least {100 * self.min_coverage:g} % of their planned documents are compared "

@@ -90,6 +90,26 @@ def score_paths(run: Path, benchmark: str, protocol: str) -> list[Path]:
     return sorted(path for path in folder.glob(f"{benchmark}.*") if pattern.fullmatch(path.name))
 
 
+def scored_checkpoints(paths: Iterable[Path]) -> set[tuple[str, str]]:
+    """Return (weights_id, fingerprint) of whatever has rows in score files of one run.
+
+    Raises:
+        DataError: as `open_score_file`.
+    """
+    found: set[tuple[str, str]] = set()
+    known: set[str] = set()
+    for path in paths:
+        fingerprint = path.name.split(".")[-2]
+        if fingerprint in known:
+            continue
+        file, info = open_score_file(path)
+        columns = read_columns(file, path, ["weights_id", "fingerprint"])
+        found |= set(zip(*(columns[name].to_pylist() for name in columns.column_names), strict=True))
+        if not info.merged:
+            known.add(fingerprint)
+    return found
+
+
 def score_path(run: Path, benchmark: str, protocol: str, fingerprint: str) -> Path:
     """Return the path of the scores of one checkpoint on one benchmark under one protocol."""
     return Path(run) / "scores" / f"{benchmark}.{protocol}.{fingerprint}.parquet"

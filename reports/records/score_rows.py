@@ -180,8 +180,11 @@ def _refuse_missing_clusters(frame: pd.DataFrame, source: BenchmarkProtocol, pat
 def _of_known_checkpoints(
     frame: pd.DataFrame, source: BenchmarkProtocol, merged: MergedPlan, log: ReadLog
 ) -> pd.DataFrame:
-    index = {checkpoint.plan.weights_id: i for i, checkpoint in enumerate(merged.checkpoints)}
-    frame["checkpoint"] = frame["weights_id"].map(index)
+    identity = ["weights_id", "fingerprint"]
+    pairs = frame[identity].drop_duplicates()
+    index = {member: i for i, checkpoint in enumerate(merged.checkpoints) for member in checkpoint.members}
+    pairs["checkpoint"] = [index.get(member) for member in pairs.itertuples(index=False, name=None)]
+    frame = frame.merge(pairs, "left", identity)
     unknown = frame["checkpoint"].isna()
     # Checkpoints of the plans that are not selected are left out on purpose.
     strangers = sorted(set(frame.loc[unknown, "weights_id"].unique()) - merged.weights)
@@ -230,13 +233,12 @@ def _one_sampling(frame: pd.DataFrame, source: BenchmarkProtocol, log: ReadLog) 
 def _one_fingerprint(
     frame: pd.DataFrame, source: BenchmarkProtocol, checkpoints: Sequence[CheckpointEntry], log: ReadLog
 ) -> pd.DataFrame:
-    """Keep one fingerprint per checkpoint: the one with most score rows, then the latest."""
+    """Keep one fingerprint of what was declared the same checkpoint: the one with most score rows."""
     if not frame[["checkpoint", "fingerprint"]].drop_duplicates()["checkpoint"].duplicated().any():
         return frame
-    counts = frame.groupby(["checkpoint", "fingerprint"], as_index=False).agg(
-        score_rows=("row", "size"), file=("file", "max")
-    )
-    counts = counts.sort_values(["score_rows", "file"], ascending=False)
+    counts = frame.groupby(["checkpoint", "fingerprint"], as_index=False).agg(score_rows=("row", "size"))
+    # Equal counts are decided by name: the order of the runs changes nothing.
+    counts = counts.sort_values(["score_rows", "fingerprint"], ascending=False)
     dropped = counts[counts["checkpoint"].duplicated()]
     for checkpoint, fingerprint, count in zip(
         dropped["checkpoint"], dropped["fingerprint"], dropped["score_rows"], strict=True

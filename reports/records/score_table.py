@@ -57,12 +57,11 @@ def write_scores(run: Path) -> pd.DataFrame:
 def _of_protocol(run: Path, plan: Plan, benchmark: BenchmarkPlan, protocol: str) -> pd.DataFrame:
     how = benchmark.protocols[protocol]  # type: ignore[index]  # the keys are these very texts
     frame = read_run_scores(run, benchmark.name, protocol, [how.metric, *([how.units] if how.units else [])])
-    checkpoints = {checkpoint.weights_id: checkpoint for checkpoint in plan.checkpoints}
     metrics = [name.removeprefix("value.") for name in frame.columns if name.startswith("value.")]
     counts = {how.units, *(PERPLEXITIES[name] for name in metrics if name in PERPLEXITIES)}
     rows = []
     for (weights_id, fingerprint, context, seed), part in frame.groupby(_GROUP, observed=True, sort=False):
-        checkpoint = checkpoints.get(str(weights_id))
+        checkpoint = plan.checkpoint(str(weights_id), str(fingerprint))
         outcomes = part["outcome"].value_counts()
         for metric in metrics:
             main = metric == how.metric

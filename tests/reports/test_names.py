@@ -1,5 +1,6 @@
 """Names of checkpoints: printed labels, ids and paths are names, and one that fits several is refused."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,15 @@ from evalsuite.reports import Policy, RunSelection, policy_from_options, run_gat
 from evalsuite.reports.admission import admit
 from evalsuite.reports.analysis.measures.admission import AdmissionRule
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
+from evalsuite.reports.exports.samples.folder import export_samples
 from evalsuite.reports.imports import import_logs
 from evalsuite.reports.records.merging import merge_plans
 from evalsuite.reports.records.names import Name, find, unique_labels
-from evalsuite.reports.records.run_folder import read_plan, write_plan
+from evalsuite.reports.records.run_folder import read_plan, write_environment, write_plan
+from evalsuite.reports.records.score_table import score_table
+from evalsuite.reports.report import build_report
 from tests.reports.imports.logs import LmEvalLog, task
+from tests.reports.score_edits import edit_rows
 
 LARGE, SMALL = task(1, 300, skill=6.0), task(3, 300, skill=2.0)
 
@@ -151,6 +156,119 @@ def test_a_student_keeps_the_teacher_of_its_run(synthetic: SimpleNamespace, tmp_
     }
     assert pairs == {"kda": "teacher", "stranger": "unrelated"}
     assert load_result_tensor([one, other]).checkpoints[1].label == "kda"
+
+
+def again(run: Path, to: Path, only: str, **engine: Any) -> Path:
+    """The run with one protocol, whose checkpoints an engine evaluated under another fingerprint."""
+    shutil.copytree(run, to)
+    for path in (to / "scores").glob("*.parquet"):
+        if f".{only}." not in path.name:
+            path.unlink()
+    edit_rows(
+        to, "facts", only, lambda _, row: row | {"fingerprint": f"{engine['engine']}{row['weights_id']}"}
+    )
+    plan = read_plan(to)
+    facts = {
+        each.weights_id: {"fingerprint": f"{engine['engine']}{each.weights_id}", **engine}
+        for each in plan.checkpoints
+    }
+    write_environment(to, {"engines": facts})
+    protocols = {only: plan.benchmarks[0].protocols[only]}
+    benchmark = plan.benchmarks[0].model_copy(update={"protocols": protocols})
+    write_plan(to, plan.model_copy(update={"benchmarks": (benchmark,)}))
+    return to
+
+
+@pytest.fixture
+def engines(synthetic: SimpleNamespace, tmp_path: Path) -> list[Path]:
+    """One protocol by one engine, the other by another: two runs of the same weights."""
+    run = run_of(synthetic, tmp_path / "run", {"teacher": 0.8, "kda": 0.5})
+    torch = again(run, tmp_path / "torch", "loglikelihood", engine="torch", versions={"dtype": "float32"})
+    vllm = again(run, tmp_path / "vllm", "generation", engine="vllm", versions={"dtype": "float16"})
+    return [torch, vllm]
+
+
+def test_rows_of_two_engines_share_no_checkpoint(engines: list[Path]) -> None:
+    report = build_report(engines)
+    labels = [
+        "teacher (torch float32)",
+        "kda (torch float32)",
+        "teacher (vllm float16)",
+        "kda (vllm float16)",
+    ]
+    assert [each.label for each in report.checkpoints] == labels
+    assert [each.teacher for each in report.checkpoints] == [None, 0, None, 2]
+    protocols = {(row.checkpoint, row.protocol) for row in report.scores}
+    assert protocols == {(0, "loglikelihood"), (1, "loglikelihood"), (2, "generation"), (3, "generation")}
+    assert not report.gaps
+    found = merge_plans(engines, RunSelection(teacher=labels[0], checkpoints=(labels[1],)))
+    assert [each.label for each in found.checkpoints] == labels[:2]
+    for name in ("kda", report.checkpoints[1].plan.weights_id, "students/kda"):
+        with pytest.raises(ConfigError, match="is the name of 2 checkpoints"):
+            run_gate(engines, policy(checkpoints=[name]))
+    (fingerprint,) = report.checkpoints[1].fingerprints
+    assert len(run_gate(engines, policy(checkpoints=[fingerprint])).results) == 1
+
+
+def test_the_same_model_under_two_engines_is_declared(engines: list[Path], tmp_path: Path) -> None:
+    selection = RunSelection(same=("teacher", "kda"))
+    for order in (engines, engines[::-1]):
+        report = build_report(order, selection)
+        assert [each.label for each in report.checkpoints] == ["teacher", "kda"]
+        assert {row.protocol for row in report.scores if row.checkpoint == 1} == {
+            "loglikelihood",
+            "generation",
+        }
+        assert report.gaps
+        assert "Declared as one checkpoint each (--same): teacher; kda." in report.warnings
+
+
+def test_exported_samples_keep_what_is_one_and_what_is_two(engines: list[Path], tmp_path: Path) -> None:
+    for name, selection in (("two", RunSelection()), ("one", RunSelection(same=("teacher", "kda")))):
+        report = build_report(engines, selection)
+        export_samples(report, tmp_path / name)
+        stored = build_report([tmp_path / name / "samples"])
+        assert [(each.label, each.teacher) for each in stored.checkpoints] == [
+            (each.label, each.teacher) for each in report.checkpoints
+        ]
+        assert [row.score for row in stored.scores] == [row.score for row in report.scores]
+        assert set(score_table(tmp_path / name / "samples")["label"]) == {e.label for e in report.checkpoints}
+
+
+def test_one_model_under_two_harnesses_is_declared(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    one = run_of(synthetic, tmp_path / "one", {"teacher": 0.8, "kda": 0.5})
+    model = synthetic.SyntheticCheckpoint("kda-again", lambda *_: 0.5)
+    benchmark = synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 100)
+    teacher = synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.8, "teacher")
+    other = synthetic.make_run(tmp_path / "other", [benchmark], [teacher, model])
+    selection = RunSelection(same=("model=students/kda,kda-again",))
+    report = build_report([one, other], selection)
+    assert [each.label for each in report.checkpoints] == ["teacher", "model"]
+    assert {row.benchmark for row in report.scores if row.checkpoint == 1} == {"facts", "piqa"}
+    export_samples(report, tmp_path)
+    stored = build_report([tmp_path / "samples"])
+    assert [row.score for row in stored.scores] == [row.score for row in report.scores]
+
+
+@pytest.mark.parametrize(
+    ("same", "message"),
+    [
+        ("kdaa", r"no run has a checkpoint 'kdaa' \(--same kdaa\); did you mean 'kda'"),
+        ("final", r"have different weights; --same 'final=NAME,NAME'"),
+        ("model=kda", "gives several checkpoints one label"),
+        ("=kda,teacher", "gives several checkpoints one label"),
+        ("model=kda,final", r"'final' \(--same .*\) is the name of 2 checkpoints"),
+    ],
+)
+def test_declarations_that_say_nothing_are_refused(
+    synthetic: SimpleNamespace, tmp_path: Path, same: str, message: str
+) -> None:
+    runs = [
+        run_of(synthetic, tmp_path / "one", {"teacher": 0.8, "kda": 0.5}),
+        *(run_of(synthetic, tmp_path / name, {"teacher": 0.8, name: 0.5}, "final") for name in ("x", "y")),
+    ]
+    with pytest.raises(ConfigError, match=message):
+        merge_plans(runs, RunSelection(same=(same,)))
 
 
 def test_labels_are_names_of_one_checkpoint_only() -> None:

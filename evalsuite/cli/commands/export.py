@@ -46,7 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
     EXPORTERS.get_or_raise(arguments.format, "--format")
     inputs = read_inputs(arguments.runs, arguments, arguments.out)
     selection = RunSelection(
-        arguments.teacher, tuple(arguments.checkpoints), arguments.min_coverage, arguments.errors
+        arguments.teacher,
+        tuple(arguments.checkpoints),
+        arguments.min_coverage,
+        arguments.errors,
+        same=tuple(arguments.same),
     )
     found = export(inputs.runs, arguments.format, arguments.out, selection=selection)
     for path in found.files:

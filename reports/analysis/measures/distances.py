@@ -74,7 +74,10 @@ def distance_rows(tensor: ResultTensor, frame: pd.DataFrame | None) -> list[Dist
     """
     if frame is None:
         return []
-    index = {each.plan.weights_id: i for i, each in enumerate(tensor.checkpoints)}
+    # Of several checkpoints of the same weights the first one: a distance is one of weights.
+    index: dict[str, int] = {}
+    for i, each in enumerate(tensor.checkpoints):
+        index.setdefault(each.plan.weights_id, i)
     pairs = frame[["weights_id", "same_recipe_as"]].dropna().drop_duplicates()
     retrained = {
         weights_id: index[original]

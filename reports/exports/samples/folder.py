@@ -105,7 +105,7 @@ def _of_selected(table: TableFile, merged: MergedPlan) -> pd.DataFrame | None:
     frame = table.read_all(merged.runs)
     if frame is None:
         return None
-    left_out = merged.weights - {each.plan.weights_id for each in merged.checkpoints}
+    left_out = merged.weights - {name for each in merged.checkpoints for name in each.weights}
     names = [name for name in ("weights_id", "same_recipe_as", "teacher") if name in frame]
     frame = frame[~frame[names].isin(left_out).any(axis=1)]
     return frame if len(frame) else None

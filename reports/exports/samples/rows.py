@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evalsuite.reports.records.merging import MergedPlan
+from evalsuite.reports.records.merging import CheckpointEntry, MergedPlan
 from evalsuite.reports.records.reading import MAX_ANSWER, comparable_answer
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.score_files import (
@@ -47,7 +47,7 @@ def merged_score_files(
     Raises:
         DataError: as `collect_score_rows`, or a detail that is no JSON object.
     """
-    labels = {each.plan.weights_id: each.label for each in merged.checkpoints}
+    owners = {member: each for each in merged.checkpoints for member in each.members}
     for benchmark in merged.benchmarks:
         for protocol, plan in benchmark.protocols.items():
             log = ReadLog()
@@ -59,7 +59,7 @@ def merged_score_files(
             tables: dict[ScorerVersion, list[pa.Table]] = {}
             for file, (path, scorer) in enumerate(zip(log.score_files, log.scorers, strict=True)):
                 if file in rows:
-                    tables.setdefault(scorer, []).append(_rows(path, rows[file], labels, change_error))
+                    tables.setdefault(scorer, []).append(_rows(path, rows[file], owners, change_error))
             for scorer, parts in tables.items():
                 table = _arranged(parts)
                 info = ScoreFileInfo(scorer=scorer, inputs="", rows=len(table), merged=True)
@@ -68,7 +68,10 @@ def merged_score_files(
 
 
 def _rows(
-    path: Path, numbers: "pd.Series[int]", labels: Mapping[str, str], change_error: Callable[[str], str]
+    path: Path,
+    numbers: "pd.Series[int]",
+    owners: Mapping[tuple[str, str], CheckpointEntry],
+    change_error: Callable[[str], str],
 ) -> pa.Table:
     """Rows of a score file by their numbers, as they are published."""
     table = read_columns(open_score_file(path)[0], path).take(pa.array(numbers - 1, pa.int64()))
@@ -85,8 +88,11 @@ def _rows(
         )
         for detail, protocol, number in zip(details, protocols, numbers, strict=True)
     ]
+    identity = zip(table["weights_id"].to_pylist(), table["fingerprint"].to_pylist(), strict=True)
+    checkpoints = [owners[member] for member in identity]
     for name, values in (
-        ("checkpoint", [labels[each] for each in table["weights_id"].to_pylist()]),
+        ("weights_id", [each.plan.weights_id for each in checkpoints]),
+        ("checkpoint", [each.label for each in checkpoints]),
         ("error", errors),
         ("detail", published),
     ):

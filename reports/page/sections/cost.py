@@ -1,5 +1,6 @@
 """Inference cost: what students are faster at, from where on, and what quality they have for it."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -236,14 +237,14 @@ def pareto_front(points: Sequence[tuple[float, float]], *, less_is_better: bool)
 def _pareto(report: Report, where: Setting) -> list[Figure]:
     """Recovery against decode speed, and against the cache per sequence."""
     rows = [row for row in report.efficiency if setting(row) == where]
-    students = {report.checkpoints[i].plan.weights_id: i for i in report.students()}
+    students = {i: report.checkpoints[i].plan.weights_id for i in report.students()}
     if not report.protocols:
         return []
     protocol = report.protocols[0]
     made = []
     for what, axis, is_speed in (("decode speed", "decode, tokens/s", True), ("cache", "cache, MiB", False)):
         name = "decode" if is_speed else "cache"
-        values = {key: by_context(rows, key, name) for key in students}  # type: ignore[arg-type]
+        values = {i: by_context(rows, key, name) for i, key in students.items()}  # type: ignore[arg-type]
         contexts = {context for found in values.values() for context in found}
         if not contexts:
             continue
@@ -252,8 +253,8 @@ def _pareto(report: Report, where: Setting) -> list[Figure]:
             key=lambda c: (sum(c in found for found in values.values()), c == PARETO_CONTEXT, c),
         )
         placed = []
-        for identifier, student in students.items():
-            value, row = values[identifier].get(shared), report.leading_average(student, protocol)
+        for student in students:
+            value, row = values[student].get(shared), report.leading_average(student, protocol)
             if value is not None and row is not None and row.recovery.point is not None:
                 cost = 1000 / value.median if is_speed else value.median / 2**20
                 placed.append(_Placed(report.checkpoints[student].label, cost, 100 * row.recovery.point))
@@ -326,5 +327,10 @@ def cost_view(report: Report) -> CostView | None:
         row.model_copy(update={"teacher": teachers.get(row.weights_id, row.teacher)})
         for row in report.efficiency
     ]
-    labels = {checkpoint.plan.weights_id: checkpoint.label for checkpoint in report.checkpoints}
+    # The weights of several checkpoints are called as in the plan: a row says its engine itself.
+    twice = Counter(checkpoint.plan.weights_id for checkpoint in report.checkpoints)
+    labels = {
+        each.plan.weights_id: each.label if twice[each.plan.weights_id] == 1 else each.plan.label
+        for each in report.checkpoints
+    }
     return cost_view_of(rows, labels, _pareto(report, settings(rows)[0]))

@@ -197,11 +197,22 @@ def test_errors_are_wrong_or_excluded(synthetic: SimpleNamespace, tmp_path: Path
     assert any("(errors exclude)" in warning for warning in tensor.warnings)
 
 
-def test_second_fingerprint_is_ignored_with_warning(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_another_fingerprint_is_another_checkpoint(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    """Unless both are declared the same: then one of them counts in each cell, with a warning."""
     one, other = two(synthetic, tmp_path / "one"), two(synthetic, tmp_path / "other")
     for protocol in ("loglikelihood", "generation"):
-        edit(other, "facts", protocol, lambda row: row | {"fingerprint": "bf16"})
+        edit(other, "facts", protocol, lambda row: row | {"fingerprint": "bf16" + row["weights_id"]})
     tensor = load_result_tensor([one, other])
+    assert [(each.plan.label, each.fingerprints[0].startswith("bf16")) for each in tensor.checkpoints] == [
+        ("teacher", False),
+        ("student", False),
+        ("teacher", True),
+        ("student", True),
+    ]
+    assert [each.teacher for each in tensor.checkpoints] == [None, 0, None, 2]
+    selection = RunSelection(same=("teacher", "student"))
+    tensor = load_result_tensor([one, other], selection)
+    assert [each.label for each in tensor.checkpoints] == ["teacher", "student"]
     assert len(tensor.cells[0].documents) == 60
     assert any("was evaluated more than once under log-likelihood" in w for w in tensor.warnings)
 

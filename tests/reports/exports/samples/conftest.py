@@ -35,9 +35,15 @@ def tables(*runs: Path, out: Path, selection: RunSelection | None = None) -> dic
     return {path.name: path.read_text() for path in sorted(out.glob("*.csv"))}
 
 
-def samples_of(*runs: Path, out: Path, redacted: bool = False, checkpoints: tuple[str, ...] = ()) -> Path:
+def samples_of(
+    *runs: Path,
+    out: Path,
+    redacted: bool = False,
+    checkpoints: tuple[str, ...] = (),
+    same: tuple[str, ...] = (),
+) -> Path:
     """The samples that `compare --export-samples` writes."""
-    report = build_report(list(runs), RunSelection(checkpoints=checkpoints))
+    report = build_report(list(runs), RunSelection(checkpoints=checkpoints, same=same))
     export_samples(redact(report) if redacted else report, out, redacted=redacted)
     return out / "samples"
 
