@@ -140,7 +140,10 @@ def refuse_other_average(
     Raises:
         DataError: they differ.
     """
-    if isinstance(reported, bool) or not isinstance(reported, int | float) or not math.isfinite(reported):
+    if isinstance(reported, bool) or not isinstance(reported, int | float):
+        return
+    reported = Fields({metric: reported}, place).real(metric)
+    if not math.isfinite(reported):
         return
     if not abs(found - reported) <= rounding * max(1.0, abs(reported)):
         raise DataError(

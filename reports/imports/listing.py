@@ -95,9 +95,10 @@ def files_below(path: Path) -> Iterator[Path]:
 
     A run folder yields its plan alone: what it holds is its own.
     """
-    seen: set[str] = set()
+    seen: set[tuple[int, int]] = set()
     for folder, folders, files in os.walk(path, followlinks=True):
-        real = os.path.realpath(folder)
+        status = os.stat(folder)
+        real = status.st_dev, status.st_ino
         if real in seen or (Path(folder) != Path(path) and _PLAN in files):
             folders.clear()
             if real not in seen:

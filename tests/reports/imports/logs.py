@@ -158,7 +158,11 @@ class EveryEvalEverLog:
                 {
                     "evaluation_result_id": "accuracy",
                     "evaluation_name": self.name,
-                    "source_data": {"dataset_name": self.name, "source_type": "other"},
+                    "source_data": {
+                        "dataset_name": self.name,
+                        "source_type": "other",
+                        "samples_number": len(self.scores),
+                    },
                     "metric_config": {"metric_id": "accuracy", "lower_is_better": False},
                     "score_details": {"score": float(np.mean(self.scores))},
                 }
