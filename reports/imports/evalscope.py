@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evalsuite.foundation import ConfigError, DataError, canonical_json
+from evalsuite.foundation.extraction import basis_of, options_of
 from evalsuite.foundation.strict_yaml import read_yaml_value
 from evalsuite.reports.imports.fields import (
     Fields,
@@ -245,7 +246,7 @@ def _read_reviews(path: Path, config: Fields, reports: Mapping[str, Fields]) -> 
         )
     subset = path.stem.removeprefix(f"{dataset}_")
     generation = config.fields("generation_config", required=False).value
-    samples = _samples(path)
+    samples = _samples(path, dataset)
     known = config.fields("resolved_benchmarks", required=False).fields(dataset, required=False)
     identity = config.fields("evaluation_identity", required=False).fields("benchmarks", required=False)
     report = reports[dataset]
@@ -326,10 +327,10 @@ def _weight(report: Fields, subset: str, main: Any) -> float | None:
     return None
 
 
-def _samples(path: Path) -> list[ImportedSample]:
+def _samples(path: Path, dataset: str) -> list[ImportedSample]:
     found: dict[tuple[int, int], ImportedSample] = {}
     for row in read_lines(path):
-        sample = _sample(row)
+        sample = _sample(row, dataset)
         key = int(sample.document[0]), sample.seed
         if key in found:
             raise DataError(
@@ -342,26 +343,34 @@ def _samples(path: Path) -> list[ImportedSample]:
     return [found[key] for key in sorted(found)]
 
 
-def _sample(row: Fields) -> ImportedSample:
+def _sample(row: Fields, dataset: str) -> ImportedSample:
     whole = row.fields("sample_score")
     score = whole.fields("score")
     messages = row.get("messages", list)
     values = score.fields("value")
     status = score.value.get("status", "success")
     failed = status != "success"
-    extracted = score.value.get("extracted_prediction")
+    response = str(score.value.get("prediction") or "")
+    extracted = str(score.value.get("extracted_prediction") or "")
+    sent = prompt(messages, row.place)
+    found = {str(name): values.number(str(name)) for name in values.value} if not failed else {}
+    basis = basis_of(dataset, response, extracted, options_of(sent[-1][1]))
+    if not extracted or (basis == "nothing" and not any(value >= 1 for value in found.values())):
+        outcome, extracted = "extraction_failed", ""
+    else:
+        outcome = "guessed" if basis == "guess" else "ok"
     return ImportedSample(
         # With repeats, EvalScope numbers the generations of all documents through.
         document=[whole.get("group_id", int, whole.get("sample_id", int)), row.value.get("target")],
-        prompt=prompt(messages, row.place),
-        values={str(name): values.number(str(name)) for name in values.value} if not failed else {},
+        prompt=sent,
+        values=found,
         place=row.place,
         seed=whole.get("generation_index", int, 0),
-        outcome="error" if failed else "ok" if extracted not in (None, "") else "extraction_failed",
+        outcome="error" if failed else outcome,
         error=f"EvalScope: {status}" if failed else None,
         detail={
-            "response": str(score.value.get("prediction") or ""),
-            "extracted": str(extracted or ""),
+            "response": response,
+            "extracted": extracted,
             "target": row.value.get("target"),
         },
     )

@@ -14,6 +14,7 @@ import yaml
 from evalsuite.foundation import DataError, MissingDependencyError
 from evalsuite.reports import RunSelection
 from evalsuite.reports.imports import find_importer, import_logs
+from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.records.score_table import score_table
 from evalsuite.reports.report import Report, build_report
 
@@ -77,6 +78,32 @@ def test_other_prompts_of_evalscope_are_not_measured(stored: Path) -> None:
     report = report_of("evalscope", stored / "evalscope" / "big", stored / "evalscope" / "small")
     assert [(each.benchmark, each.documents) for each in report.tensor.incomplete] == [("arc.ARC-Easy", 11)]
     assert any("1 have other prompts" in text for text in report.warnings)
+
+
+def test_a_choice_that_evalscope_guessed_is_no_answer(stored: Path) -> None:
+    """The scores remain EvalScope's: of six guesses the same ones are right as before."""
+    responses = [
+        "Certainly not Bob",
+        "The answer is C. Note: A is no option",
+        "ANSWER: D",
+        "(A)",
+        "none",
+        "D",
+    ]
+    extracted = ["B", "A", "D", "A", "", "D"]
+
+    def change(rows: list[dict[str, Any]]) -> None:
+        for row, response, answer in zip(rows, responses, extracted, strict=False):
+            row["sample_score"]["score"] |= {"prediction": response, "extracted_prediction": answer}
+
+    path = stored / "evalscope" / "small"
+    (before,) = import_logs([("evalscope", path)], stored / "before")
+    edit_reviews(stored, change)
+    (run,) = import_logs([("evalscope", path)], stored / "out")
+    frame = read_run_scores(run, "arc.ARC-Easy", "generation")
+    counts = frame["outcome"].value_counts()
+    assert (counts["guessed"], counts["extraction_failed"], counts["ok"]) == (2, 1, 9)
+    assert scores_of(run) == scores_of(before)
 
 
 @pytest.mark.parametrize(
