@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from evalsuite.distill.config import OptimizerConfig, ScheduleConfig, Tokens
-from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.token_weights import TokenWeights
 from evalsuite.foundation.registry import Registry
 from evalsuite.foundation.strict import StrictUnion
@@ -92,16 +92,12 @@ class Stage(StrictUnion):
     """Weights of loss tokens that repeat earlier text, in the losses of every objective; default: all 1."""
 
     @abstractmethod
-    def flops_per_token(self, shape: ModelShape, num_softmax: int, students: int) -> float:
-        """FLOPs per token: the teacher's forward pass, and forward and backward passes of every student.
-
-        Args:
-            num_softmax: softmax layers of each student.
-        """
+    def flops_per_token(self, teacher: ModelCost | None, students: Sequence[ModelCost]) -> float:
+        """FLOPs per token: the teacher's forward pass, and forward and backward passes of every student."""
 
     @abstractmethod
-    def activation_bytes(self, shape: ModelShape, width: int) -> float:
-        """Bytes of activations and logits of one micro-batch; `width`: bytes of an activation."""
+    def activation_bytes(self, student: ModelCost, width: int) -> float:
+        """Bytes of a student's activations and logits of one micro-batch; `width`: bytes of an activation."""
 
     def num_concurrent(self, students: int) -> int:
         """How many of the students hold their activations at the same time."""

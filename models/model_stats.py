@@ -80,7 +80,7 @@ def count_parameters(config: PreTrainedConfig) -> ParameterCounts:
     return ParameterCounts(**counts)
 
 
-def _as_student(config: PreTrainedConfig) -> PreTrainedConfig:
+def as_student(config: PreTrainedConfig) -> PreTrainedConfig:
     """A teacher of a supported architecture as a student of softmax layers; other configs unchanged."""
     if isinstance(config, StudentConfig) or config.model_type not in ARCHITECTURES:
         return config
@@ -89,7 +89,7 @@ def _as_student(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def cache_size(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
     """Cache size per sequence; recurrent states are in float32, everything else in `dtype`."""
-    config = _as_student(config)
+    config = as_student(config)
     if isinstance(config, StudentConfig):
         student: Any = build_on_meta(config)
         return CacheSize(
@@ -105,7 +105,7 @@ class FlopCounter:
     """FLOPs of a model's forward pass: matrix products only, two per multiply-add."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
-        config = _as_student(config)
+        config = as_student(config)
         self._student: Any = build_on_meta(config) if isinstance(config, StudentConfig) else None
 
     @cached_property

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.stage import OBJECTIVES, Stage
 from evalsuite.foundation.strict import Strict
 
@@ -62,21 +62,21 @@ class EndToEndStage(Stage):
         """Peak learning rate of a parameter inside or outside the mixers."""
         return self.lr if in_mixer or self.backbone_lr is None else self.backbone_lr
 
-    def flops_per_token(self, shape: ModelShape, num_softmax: int, students: int) -> float:
+    def flops_per_token(self, teacher: ModelCost | None, students: Sequence[ModelCost]) -> float:
         """See `Stage.flops_per_token`."""
-        student = 3 * (shape.body_flops(self.seq_len, num_softmax) + 2 * shape.head_params)
-        teacher = shape.body_flops(self.seq_len) + 2 * shape.head_params
-        return students * student + (teacher if self.runs_teacher else 0)
+        forward = sum(student.forward_flops(self.seq_len) for student in students)
+        targets = teacher.forward_flops(self.seq_len) if teacher is not None and self.runs_teacher else 0
+        return 3 * forward + targets
 
-    def activation_bytes(self, shape: ModelShape, width: int) -> float:
+    def activation_bytes(self, student: ModelCost, width: int) -> float:
         """See `Stage.activation_bytes`."""
         tokens = self.micro_batch_tokens
-        logits = min(LOGITS_BYTES, 16 * tokens * shape.vocab_size)
-        layer = tokens * shape.layer_activation_bytes(width)
+        logits = min(LOGITS_BYTES, 16 * tokens * student.vocab_size)
+        layer = tokens * student.layer_activation_bytes(width)
         if self.recomputes_blocks:
-            inputs = shape.num_hidden_layers * tokens * shape.hidden_size * width
+            inputs = student.num_hidden_layers * tokens * student.hidden_size * width
             return inputs + layer + logits
-        return shape.num_hidden_layers * layer + logits
+        return student.num_hidden_layers * layer + logits
 
     def num_concurrent(self, students: int) -> int:
         """See `Stage.num_concurrent`: several in short micro-batches."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.stage import OBJECTIVES, Stage
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import Strict
@@ -51,17 +51,18 @@ class LayerwiseStage(Stage):
         """Distance of a student's layer from the target, summed over the loss tokens; differentiable."""
 
     @abstractmethod
-    def layer_flops(self, shape: ModelShape) -> float:
+    def layer_flops(self, student: ModelCost, layer: int) -> float:
         """FLOPs per token of forward and backward pass of one replaced layer."""
 
-    def flops_per_token(self, shape: ModelShape, num_softmax: int, students: int) -> float:
+    def flops_per_token(self, teacher: ModelCost | None, students: Sequence[ModelCost]) -> float:
         """See `Stage.flops_per_token`."""
-        linear = shape.num_hidden_layers - num_softmax
-        return shape.body_flops(self.seq_len) + students * linear * self.layer_flops(shape)
+        assert teacher is not None
+        layers = sum(self.layer_flops(student, layer) for student in students for layer in student.replaced)
+        return teacher.forward_flops(self.seq_len, head=False) + layers
 
-    def activation_bytes(self, shape: ModelShape, width: int) -> float:
+    def activation_bytes(self, student: ModelCost, width: int) -> float:
         """See `Stage.activation_bytes`: one layer at a time, without logits."""
-        return self.micro_batch_tokens * shape.layer_activation_bytes(width)
+        return self.micro_batch_tokens * student.layer_activation_bytes(width)
 
     def start(
         self, teacher: "CausalLM | None", students: "Sequence[StudentWithLoss]", device: "torch.device"
@@ -149,12 +150,13 @@ class HiddenDistanceStage(LayerwiseStage):
             output = run_mixer(layer, activations.input, activations, batch)
         return l2_distance(batch.weigh(output, squared=self.squared), target, squared=self.squared)
 
-    def layer_flops(self, shape: ModelShape) -> float:
+    def layer_flops(self, student: ModelCost, layer: int) -> float:
         """See `LayerwiseStage.layer_flops`."""
+        mixer = 3 * student.mixer_flops(layer, self.seq_len)
         if not self.compares_blocks:
-            return 3 * shape.mixer_flops
+            return mixer
         # A frozen MLP after the mixer costs a forward pass and the gradient w.r.t. its input.
-        return 3 * shape.mixer_flops + (6 if self.trainable_set == "block" else 4) * shape.mlp_params
+        return mixer + (3 if self.trainable_set == "block" else 2) * student.mlp_flops(layer)
 
 
 @OBJECTIVES.register("attention_output")
@@ -228,14 +230,14 @@ class MatrixMixing(LayerwiseStage):
         mean = matrix_mixing(matrix, target, norm=self.alignment_loss.matrix_norm)
         return mean * batch.input_ids.numel()
 
-    def layer_flops(self, shape: ModelShape) -> float:
+    def layer_flops(self, student: ModelCost, layer: int) -> float:
         """See `LayerwiseStage.layer_flops`."""
-        return 3 * (2 * shape.mixer_params + 2 * self.seq_len * shape.inner_size)
+        return 3 * (student.mixer_matrix_flops(layer) + 2 * self.seq_len * student.inner_size)
 
-    def activation_bytes(self, shape: ModelShape, width: int) -> float:
+    def activation_bytes(self, student: ModelCost, width: int) -> float:
         """See `Stage.activation_bytes`; includes matrices of the squared sequence length."""
-        matrices = 4 * MATRIX_COPIES * shape.num_attention_heads * self.micro_batch_tokens * self.seq_len
-        return super().activation_bytes(shape, width) + matrices
+        matrices = 4 * MATRIX_COPIES * student.num_attention_heads * self.micro_batch_tokens * self.seq_len
+        return super().activation_bytes(student, width) + matrices
 
     def check_students(self, students: "Mapping[str, CausalLM]") -> None:
         """Every replaced layer needs an attention matrix."""

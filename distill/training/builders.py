@@ -11,7 +11,7 @@ import torch
 
 from evalsuite.distill.calibration import calibration_problem
 from evalsuite.distill.config import ArchitectureConfig, SelectionProvenance
-from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.training.placement import Placement, Replicated, Sharded, is_sharded
 from evalsuite.distill.training.provenance import chain
@@ -148,8 +148,8 @@ def build_models(
     architecture = recipe.architecture
     if architecture is not None:
         tokenizer = load_architecture_tokenizer(architecture)
-        num_params = architecture_shape(architecture, len(tokenizer)).num_params
-        placement = place(num_params)
+        config = architecture_config(architecture, len(tokenizer), tokenizer)
+        placement = place(ModelCost.of(config).num_params)
         label = recipe.labels[0]
         model = placement.random(partial(_random_model, architecture, len(tokenizer), tokenizer), recipe.seed)
         students = {label: placement.student(model)}
@@ -203,24 +203,23 @@ def check_recipe(recipe: Recipe) -> Any:
 
     tokenizer, teacher, students = None, None, dict[str, Any]()
     if recipe.teacher is not None:
-        config, tokenizer = load_outline(recipe.teacher)
-        teacher = build_on_meta(config)
+        teacher, tokenizer = load_outline(recipe.teacher)
     for label in recipe.labels:
         path = recipe.student.initial_checkpoints.get(label)
         if path is None:
             assert teacher is not None
-            config = _new_student_config(recipe, label, teacher)
+            config = new_student_config(recipe, label, teacher)
         else:
             config, own_tokenizer = load_outline(path)
             tokenizer = tokenizer or own_tokenizer
         students[label] = build_on_meta(config)
-        if teacher is not None and config.vocab_size != teacher.config.vocab_size:
+        if teacher is not None and config.vocab_size != teacher.vocab_size:
             raise ConfigError(
                 f"vocabularies differ: student '{path}' has {config.vocab_size} tokens, teacher "
-                f"'{recipe.teacher}' has {teacher.config.vocab_size}"
+                f"'{recipe.teacher}' has {teacher.vocab_size}"
             )
     configs = {label: student.config for label, student in students.items()}
-    check_lengths(recipe, None if teacher is None else teacher.config, configs)
+    check_lengths(recipe, teacher, configs)
     for stage in recipe.stages:
         stage.check_students(students)
     return tokenizer
@@ -267,10 +266,15 @@ def _student_settings(recipe: Recipe, label: str, num_layers: int) -> dict[str, 
     }
 
 
-def _new_student_config(recipe: Recipe, label: str, teacher: Any) -> Any:
+def new_student_config(recipe: Recipe, label: str, teacher: Any) -> Any:
+    """The config of a new student. Raises ConfigError as `build_student`.
+
+    Args:
+        teacher: its config.
+    """
     from evalsuite.models.student.build import student_config
 
-    return student_config(teacher, **_student_settings(recipe, label, teacher.config.num_hidden_layers))
+    return student_config(teacher, **_student_settings(recipe, label, teacher.num_hidden_layers))
 
 
 def _new_student(placement: Placement, recipe: Recipe, label: str, teacher: Any) -> Any:
@@ -375,10 +379,17 @@ def build_random_model(architecture: ArchitectureConfig, vocab_size: int, tokeni
 
 
 def _random_model(architecture: ArchitectureConfig, vocab_size: int, tokenizer: Any) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM(architecture_config(architecture, vocab_size, tokenizer))
+
+
+def architecture_config(architecture: ArchitectureConfig, vocab_size: int, tokenizer: Any) -> Any:
+    """The config of a model from random weights."""
+    from transformers import LlamaConfig
 
     sizes = architecture.model_dump(exclude={"tokenizer", "rope_theta"})
-    config = LlamaConfig(
+    return LlamaConfig(
         **sizes,
         vocab_size=vocab_size,
         rope_parameters={"rope_type": "default", "rope_theta": architecture.rope_theta},
@@ -386,10 +397,3 @@ def _random_model(architecture: ArchitectureConfig, vocab_size: int, tokenizer: 
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return LlamaForCausalLM(config)
-
-
-def architecture_shape(architecture: ArchitectureConfig, vocab_size: int) -> ModelShape:
-    """The shape of a model from random weights."""
-    names = ModelShape.__dataclass_fields__.keys() - {"vocab_size"}
-    return ModelShape(**architecture.model_dump(include=names), vocab_size=vocab_size)

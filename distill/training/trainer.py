@@ -22,7 +22,7 @@ from evalsuite.distill.data.exchange import join_exchange
 from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch, validate_data
 from evalsuite.distill.data.responses import generate_responses
 from evalsuite.distill.data.workers import default_num_workers
-from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.objectives.forward import set_attention
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
@@ -53,7 +53,12 @@ from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.held_out import HeldOutBatches
 from evalsuite.distill.training.kernel_compilation import KernelCompilation
 from evalsuite.distill.training.loop import TrainingLoop
-from evalsuite.distill.training.memory.gpu_usage import PEAK_FLOPS, GpuUsage, explain_out_of_memory
+from evalsuite.distill.training.memory.gpu_usage import (
+    PEAK_FLOPS,
+    GpuUsage,
+    TrainingCosts,
+    explain_out_of_memory,
+)
 from evalsuite.distill.training.run_folder import (
     STATE,
     branch_run,
@@ -64,7 +69,6 @@ from evalsuite.distill.training.run_folder import (
 from evalsuite.distill.training.stop_signals import StopSignals
 from evalsuite.distill.training.train_state import Progress, TrainState
 from evalsuite.distill.training.train_step import TrainStep, select_strategy
-from evalsuite.distill.types import softmax_layer_indices
 from evalsuite.foundation import locked
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
 from evalsuite.models.kernels.policy import kernel_policy
@@ -250,9 +254,6 @@ class Trainer:
             select_strategy(model)(label, model, models.dtype, trainable_sets)
             for label, model in models.students.items()
         ]
-        student = next(iter(models.students.values()))
-        self.shape = ModelShape.from_config(student.config)
-        self.num_softmax = len(softmax_layer_indices(student))
         self.checkpointer = Checkpointer(out / STATE, process_group)
         progress = self.checkpointer.progress()
         self._resumes = progress is not None
@@ -267,6 +268,13 @@ class Trainer:
     def progress(self) -> Progress:
         """How far the run is."""
         return self.train_state.progress
+
+    def _costs(self) -> TrainingCosts:
+        teacher, students = self.models.teacher, self.models.students.values()
+        return (
+            None if teacher is None else ModelCost.of(teacher.config),
+            [ModelCost.of(student.config) for student in students],
+        )
 
     @cached_property
     def _held_out_batches(self) -> HeldOutBatches:
@@ -288,8 +296,7 @@ class Trainer:
                     with explain_out_of_memory(
                         self.recipe,
                         stage,
-                        self.shape,
-                        self.num_softmax,
+                        self._costs,
                         bf16=self.models.precision == "bf16",
                         world_size=self.process_group.world_size,
                     ):
@@ -393,6 +400,6 @@ class Trainer:
     def _gpu_usage(self, stage: Stage) -> GpuUsage | None:
         if self.process_group.device.type != "cuda":
             return None
-        flops = stage.flops_per_token(self.shape, self.num_softmax, len(self.students))
+        flops = stage.flops_per_token(*self._costs())
         peak = PEAK_FLOPS.get(self.process_group.device_name)
         return GpuUsage(flops, self.process_group.world_size, peak)

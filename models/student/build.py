@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.models.mixers import MIXERS
@@ -39,7 +39,7 @@ def build_student(
             an unsupported teacher architecture.
     """
     names = [mixers] * teacher.config.num_hidden_layers if isinstance(mixers, str) else list(mixers)
-    config = student_config(teacher, names, options or {}, init)
+    config = student_config(teacher.config, names, options or {}, init)
     parameter = next(teacher.parameters())
     devices = [parameter.device] if parameter.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(parameter.device):
@@ -55,7 +55,7 @@ def build_student(
 
 
 def student_config(
-    teacher: PreTrainedModel, mixers: list[str], options: dict[str, dict[str, Any]], init: str
+    teacher: PreTrainedConfig, mixers: list[str], options: dict[str, dict[str, Any]], init: str
 ) -> StudentConfig:
     """The config of a student with the given mixers, one per layer. Raises as `build_student`."""
     if init not in INITS:
@@ -69,7 +69,7 @@ def student_config(
         teacher=teacher_config_dict(teacher),
         mixers=mixers,
         mixer_options=options,
-        attn_implementation=teacher.config._attn_implementation,
+        attn_implementation=teacher._attn_implementation,
     )
 
 
@@ -81,9 +81,9 @@ def copy_generation_config(student: StudentForCausalLM, teacher: PreTrainedModel
         )
 
 
-def teacher_config_dict(teacher: PreTrainedModel) -> dict[str, Any]:
+def teacher_config_dict(teacher: PreTrainedConfig) -> dict[str, Any]:
     """The teacher's config for use in a student's: without paths, dtype and versions."""
-    values: dict[str, Any] = teacher.config.to_dict()
+    values: dict[str, Any] = teacher.to_dict()
     for name in ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures"):
         values.pop(name, None)
     return values

@@ -96,7 +96,7 @@ class NewStudentWeights:
         seed: int,
         kv_expansion: str,
     ) -> None:
-        config = student_config(teacher.model, mixers, options, init)
+        config = student_config(teacher.model.config, mixers, options, init)
         self._drawn = DrawnWeights(lambda: StudentForCausalLM(config), seed=seed)
         self.model = self._drawn.model
         self.model.config.dtype = torch.float32

@@ -23,7 +23,7 @@ from torch import Tensor, distributed, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.memory.estimate import stage_memory
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config.num_hidden_layers = options.layers
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:1] * config.num_hidden_layers
-    shape = ModelShape.from_config(config)
+    cost = ModelCost.of(config)
     settings = {
         "name": "bench",
         "objective": options.objective,
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     train_state = select_strategy(student)(options.mixer, student, dtype, {stage.trainable_set})
     train_state.begin_stage(stage)
     step = TrainStep(teacher, [train_state], stage, group, cuda_graphs=not options.eager)
-    batch = random_batch(options, shape.vocab_size, group)
+    batch = random_batch(options, cost.vocab_size, group)
     _say(group, f"models built after {time.perf_counter() - began:.1f} s")
     seconds, losses = [], []
     for number in range(options.warmup + options.steps):
@@ -204,15 +204,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(group, f"step {number}: {seconds[-1]:.2f} s, loss {losses[-1]:.4f}{_memory(cuda)}")
     median = statistics.median(seconds[options.warmup :])
     rate = batch.tokens / median
-    num_softmax = parse_mixers(options.mixer, config.num_hidden_layers).count("softmax")
-    flops = stage.flops_per_token(shape, num_softmax, 1)
+    students = [ModelCost.of(student.config)]
+    flops = stage.flops_per_token(cost, students)
     shards = group.world_size if options.sharded else 1
     result = {
         "shape": options.shape,
         "options": {key: value for key, value in vars(options).items() if key not in ("out", "shape")},
         "device": group.device_name,
         "gpus": group.world_size,
-        "teacher_parameters": shape.num_params,
+        "teacher_parameters": cost.num_params,
         "student_parameters": sum(parameter.numel() for parameter in student.parameters()),
         "trained_parameters": sum(parameter.numel() for parameter in train_state.parameters.values()),
         "tokens_per_second": round(rate, 1),
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "flops_per_token": flops,
         "mfu": round(rate * flops / group.world_size / PEAK_FLOPS["NVIDIA H200"], 4) if cuda else None,
         "peak_gb": _peaks(group) if cuda else None,
-        "estimated_gb": round(stage_memory(shape, stage, num_softmax, 1, bf16=cuda, shards=shards) / 1e9, 1),
+        "estimated_gb": round(stage_memory(cost, students, stage, bf16=cuda, shards=shards) / 1e9, 1),
         "losses": losses,
         "versions": package_versions(),
     }

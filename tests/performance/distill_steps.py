@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.distill.config import ScheduleConfig
-from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep, select_strategy
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models.kernels.apply import apply_fused_kernels
+from evalsuite.models.student.build import student_config
 from evalsuite.models.student.deferred_init import DrawnWeights
 
 PEAK_FLOPS = 790e12
@@ -91,15 +92,7 @@ class Bench:
         with self.device:
             reference: Any = LlamaForCausalLM(LlamaConfig(**config))
         self.reference = reference.eval().requires_grad_(False)
-        self.shape = ModelShape(
-            hidden_size=config["hidden_size"],
-            num_hidden_layers=config["num_hidden_layers"],
-            num_attention_heads=config["num_attention_heads"],
-            num_key_value_heads=config["num_key_value_heads"],
-            head_dim=config.get("head_dim", config["hidden_size"] // config["num_attention_heads"]),
-            intermediate_size=config["intermediate_size"],
-            vocab_size=config["vocab_size"],
-        )
+        self.shape = ModelCost.of(self.reference.config)
 
     def teacher(self, dtype: torch.dtype, *, fused: bool) -> Any:
         """A frozen copy of the teacher."""
@@ -143,6 +136,12 @@ class Bench:
         }
         return Stage.model_validate({"name": "bench", "objective": objective, "data": "random", **sizes})
 
+    def flops_per_token(self, objective: str, mixers: Sequence[str]) -> float:
+        """FLOPs of teacher and students."""
+        teacher, layers = self.reference.config, self.shape.num_hidden_layers
+        students = [ModelCost.of(student_config(teacher, [name] * layers, {}, "qkvo")) for name in mixers]
+        return self.stage(objective).flops_per_token(self.shape, students)
+
     def tokens(self, seed: int, batch_size: int) -> tuple[Tensor, Tensor]:
         """Random input ids and labels [batch_size, T], identical in every process."""
         generator = torch.Generator().manual_seed(seed)
@@ -173,7 +172,7 @@ class Bench:
         train_step = self.train_step(self.stage(objective), mixers)
         batch_size = self.batch_size * self.process_group.world_size
         batch = self.global_batch(micro_batch_size, seed=0, batch_size=batch_size)
-        flops = self.stage(objective).flops_per_token(self.shape, 0, len(mixers))
+        flops = self.flops_per_token(objective, mixers)
         return self._time(
             f"{objective} {' + '.join(mixers)}",
             len(mixers),
@@ -234,7 +233,7 @@ class Bench:
             f"naive kd {mixer} ({precision})",
             1,
             batch_size,
-            self.stage("kd").flops_per_token(self.shape, 0, 1),
+            self.flops_per_token("kd", [mixer]),
             step,
             batch_size=batch_size,
         )

@@ -10,10 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
-from evalsuite.distill.training.builders import layer_mixers, override_mixers, resolve_layer_selection
+from evalsuite.distill.training.builders import (
+    architecture_config,
+    load_architecture_tokenizer,
+    new_student_config,
+    override_mixers,
+    resolve_layer_selection,
+)
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict_yaml import read_yaml
 
@@ -97,128 +103,108 @@ def dry_run(recipe: Recipe, *, mixers: Sequence[str] | None = None, device: str 
         ConfigError: the teacher's configuration is not available offline.
     """
     recipe = resolve_layer_selection(override_mixers(recipe, mixers))
-    shape = recipe_shape(recipe)
+    costs = recipe_costs(recipe)
     on_gpu = _on_gpu(device)
-    precision = "bf16" if recipe.precision == "bf16" or (recipe.precision == "auto" and on_gpu) else "fp32"
-    num_softmax = shape.num_hidden_layers
-    if recipe.architecture is None:
-        num_softmax = layer_mixers(recipe, recipe.student.mixers[0], num_softmax).count("softmax")
-    rate = GPU_FLOPS["small" if shape.num_params < 1e9 else "large"]
+    bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and on_gpu)
+    num_params = costs.base.num_params
+    rate = GPU_FLOPS["small" if num_params < 1e9 else "large"]
     if not on_gpu:
         rate = CPU_FLOPS_PER_CORE * (os.cpu_count() or 1)
     stages = []
     for stage in recipe.stages:
         tokens = stage.steps * stage.tokens_per_step
-        flops = tokens * stage.flops_per_token(shape, num_softmax, len(recipe.labels))
-        memory = stage_memory(shape, stage, num_softmax, len(recipe.labels), bf16=precision == "bf16")
+        flops = tokens * stage.flops_per_token(costs.teacher, costs.students)
+        memory = stage_memory(costs.teacher, costs.students, stage, bf16=bf16)
         stages.append(
             StageEstimate(stage.name, stage.objective, tokens, stage.steps, flops, memory, flops / rate)
         )
     device_name = "one H200-class GPU" if on_gpu else f"{os.cpu_count()} CPU cores"
-    return Estimate(recipe.name, tuple(recipe.labels), shape.num_params, device_name, tuple(stages))
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudentParams:
-    """Numbers of parameters of one student."""
-
-    mixers: int
-    softmax: int
-    mlps: int
-    block_mlps: int
-    """Of the layers whose mixers replace softmax attention."""
-    embeddings: int
-
-    @classmethod
-    def of(cls, shape: ModelShape, num_softmax: int) -> "StudentParams":
-        """Those of a student with `num_softmax` layers of softmax attention."""
-        linear = shape.num_hidden_layers - num_softmax
-        return cls(
-            mixers=linear * shape.mixer_params,
-            softmax=num_softmax * shape.attention_params,
-            mlps=shape.num_hidden_layers * shape.mlp_params,
-            block_mlps=linear * shape.mlp_params,
-            embeddings=shape.embedding_params,
-        )
-
-    @property
-    def all(self) -> int:
-        """Parameters of the student."""
-        return self.mixers + self.softmax + self.mlps + self.embeddings
-
-    def trained(self, trainable_set: str) -> int:
-        """Parameters in a set (see `parameter_groups.TRAINABLE_SETS`)."""
-        return {
-            "mixer_qk": self.mixers * 2 // 5,
-            "mixer": self.mixers,
-            "block": self.mixers + self.block_mlps,
-            "no_softmax": self.mixers + self.mlps,
-            "no_mlp": self.all - self.mlps,
-            "no_softmax_no_mlp": self.mixers,
-            "no_embeddings": self.all - self.embeddings,
-            "all": self.all,
-        }[trainable_set]
+    return Estimate(recipe.name, tuple(recipe.labels), num_params, device_name, tuple(stages))
 
 
 def stage_memory(
-    shape: ModelShape, stage: Stage, num_softmax: int, students: int, *, bf16: bool, shards: int = 1
+    teacher: ModelCost | None,
+    students: Sequence[ModelCost],
+    stage: Stage,
+    *,
+    bf16: bool,
+    shards: int = 1,
 ) -> float:
     """Bytes on one GPU: weights, gradients, optimizer states, teacher, activations and logits.
 
     Args:
         shards: GPUs over which teacher and students are sharded.
     """
-    params, width = StudentParams.of(shape, num_softmax), 2 if bf16 else 4
-    trained = params.trained(stage.trainable_set)
-    # Frozen weights that are the teacher's are held once; with shards, each model has its own.
-    frozen_teachers = params.all - trained - max(0, params.mixers - trained)
-    held = params.all - (frozen_teachers if stage.needs_teacher and shards == 1 else 0)
-    states = 2 if stage.optimizer.state_bits == 8 else 8
-    if shards == 1 and bf16:
-        weights = width * held + 4 * trained
-    else:
-        # In fp32, weights are the master weights; FSDP casts shards as it gathers them.
-        weights = 4 * trained + width * (held - trained)
-    student = weights + (4 + states) * trained
-    teacher = width * shape.num_params if stage.needs_teacher else 0
-    total = (students * student + teacher) / shards
+    width, states = 2 if bf16 else 4, 2 if stage.optimizer.state_bits == 8 else 8
+    present = teacher if stage.needs_teacher else None
+    total = 0.0 if present is None else width * present.num_params
+    for student in students:
+        trained, held = student.trained_params(stage.trainable_set), student.num_params
+        if present is not None and shards == 1:
+            # With shards, each model has its own frozen weights.
+            held -= student.shared_params(stage.trainable_set)
+        if shards == 1 and bf16:
+            total += width * held + 4 * trained
+        else:
+            # In fp32, weights are the master weights; FSDP casts shards as it gathers them.
+            total += 4 * trained + width * (held - trained)
+        total += (4 + states) * trained
+    total /= shards
     if shards > 1:
-        block = shape.mlp_params + shape.mixer_params
-        models = students + bool(stage.needs_teacher)
+        models = [*students, *([] if present is None else [present])]
+        block = max(student.largest_block_params for student in students)
+        outside = max(student.embedding_params for student in students)
         # Gathered: what is outside of blocks, and two blocks. Reduced in fp32: the gradients of one of these.
-        total += width * (models * shape.embedding_params + 2 * block) + 4 * max(
-            shape.embedding_params, block
-        )
-    return total + stage.num_concurrent(students) * stage.activation_bytes(shape, width)
+        total += width * (sum(each.embedding_params for each in models) + 2 * block) + 4 * max(outside, block)
+    activations = max(stage.activation_bytes(student, width) for student in students)
+    return total + stage.num_concurrent(len(students)) * activations
 
 
-def recipe_shape(recipe: Recipe) -> ModelShape:
-    """The shape of a recipe's teacher (or of its architecture), without loading weights."""
-    architecture = recipe.architecture
-    if architecture is not None:
-        from evalsuite.distill.training.builders import architecture_shape, load_architecture_tokenizer
+@dataclass(frozen=True)
+class RecipeCosts:
+    """The costs of a recipe's models. base: the model that the students come from."""
 
-        tokenizer = load_architecture_tokenizer(architecture)
-        return architecture_shape(architecture, len(tokenizer))
+    base: ModelCost
+    teacher: ModelCost | None
+    students: list[ModelCost]
+
+
+def recipe_costs(recipe: Recipe) -> RecipeCosts:
+    """The costs of a recipe's models, without loading weights."""
+    if recipe.architecture is not None:
+        tokenizer = load_architecture_tokenizer(recipe.architecture)
+        cost = ModelCost.of(architecture_config(recipe.architecture, len(tokenizer), tokenizer))
+        return RecipeCosts(cost, None, [cost])
     student = recipe.student
-    teacher = recipe.teacher or student.shape_from or next(iter(student.initial_checkpoints.values()))
-    known = read_yaml(MODEL_SHAPES)
-    model, _, _ = teacher.partition("@")
-    if model in known:
-        return ModelShape(**known[model])
-    return _config_shape(teacher, known)
+    path = recipe.teacher or student.shape_from or next(iter(student.initial_checkpoints.values()))
+    config = _config(path)
+    base = ModelCost.of(config)
+    students = [ModelCost.of(_student_config(recipe, label, config)) for label in recipe.labels]
+    return RecipeCosts(base, None if recipe.teacher is None else base, students)
 
 
-def _config_shape(teacher: str, known: dict[str, Any]) -> ModelShape:
+def _config(path: str) -> Any:
+    from transformers import LlamaConfig
+
     from evalsuite.foundation import EvalsuiteError
-    from evalsuite.models import describe_checkpoint
+    from evalsuite.models.checkpoints import load_outline
 
+    known = read_yaml(MODEL_SHAPES)
+    model, _, _ = path.partition("@")
+    if model in known:
+        return LlamaConfig(**{"tie_word_embeddings": True, **known[model]})
     try:
-        return ModelShape.from_config(describe_checkpoint(teacher).config)
+        return load_outline(path)[0]
     except EvalsuiteError as error:
-        raise ConfigError(
-            f"the shape of '{teacher}' is not available{nearest(teacher, known)} ({error})"
-        ) from None
+        raise ConfigError(f"the shape of '{path}' is not available{nearest(path, known)} ({error})") from None
+
+
+def _student_config(recipe: Recipe, label: str, base: Any) -> Any:
+    """That of the checkpoint which a student continues from, if it is there, or that of a new student."""
+    path = recipe.student.initial_checkpoints.get(label)
+    if path is not None and Path(path).is_dir():
+        return _config(path)
+    return base if hasattr(base, "mixers") else new_student_config(recipe, label, base)
 
 
 def _on_gpu(device: str | None) -> bool:

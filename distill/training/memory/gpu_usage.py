@@ -1,19 +1,22 @@
 """Use of the GPU: throughput, MFU and memory as metrics, and what to change when its memory is exhausted."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
-from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.objectives.end_to_end import EndToEndStage
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.callbacks.interface import TrainingError
 from evalsuite.distill.training.memory.estimate import stage_memory
 from evalsuite.distill.training.placement import is_sharded
+
+TrainingCosts = tuple[ModelCost | None, Sequence[ModelCost]]
+"""Those of the teacher and of every student."""
 
 PEAK_FLOPS = {"NVIDIA H200": 790e12, "NVIDIA H100 80GB HBM3": 790e12}
 """Dense bf16 FLOP/s of a matrix product, measured on random data, by the name of the device."""
@@ -62,7 +65,7 @@ class GpuUsage:
 
 @contextmanager
 def explain_out_of_memory(
-    recipe: Recipe, stage: Stage, shape: ModelShape, num_softmax: int, *, bf16: bool, world_size: int
+    recipe: Recipe, stage: Stage, costs: Callable[[], TrainingCosts], *, bf16: bool, world_size: int
 ) -> Iterator[None]:
     """Replace torch's error by one that says which option saves how much.
 
@@ -72,7 +75,7 @@ def explain_out_of_memory(
     try:
         yield
     except torch.OutOfMemoryError as error:
-        options = memory_options(recipe, stage, shape, num_softmax, bf16=bf16, world_size=world_size)
+        options = memory_options(recipe, stage, *costs(), bf16=bf16, world_size=world_size)
         advice = "; ".join(f"{option} saves about {saved / 1e9:.1f} GB" for option, saved in options)
         reason = str(error).split(". ")[0]
         raise TrainingError(
@@ -82,15 +85,20 @@ def explain_out_of_memory(
 
 
 def memory_options(
-    recipe: Recipe, stage: Stage, shape: ModelShape, num_softmax: int, *, bf16: bool, world_size: int
+    recipe: Recipe,
+    stage: Stage,
+    teacher: ModelCost | None,
+    students: Sequence[ModelCost],
+    *,
+    bf16: bool,
+    world_size: int,
 ) -> list[tuple[str, float]]:
     """Options that need less memory, and the bytes that each saves on a GPU, largest first."""
-    all_students = len(recipe.labels)
-    shards = world_size if is_sharded(recipe, shape.num_params, world_size) else 1
-    now = stage_memory(shape, stage, num_softmax, all_students, bf16=bf16, shards=shards)
+    shards = world_size if is_sharded(recipe, (teacher or students[0]).num_params, world_size) else 1
+    now = stage_memory(teacher, students, stage, bf16=bf16, shards=shards)
 
-    def saved(changed: Stage = stage, students: int = all_students, shards: int = shards) -> float:
-        return now - stage_memory(shape, changed, num_softmax, students, bf16=bf16, shards=shards)
+    def saved(changed: Stage = stage, count: int = len(students), shards: int = shards) -> float:
+        return now - stage_memory(teacher, students[:count], changed, bf16=bf16, shards=shards)
 
     key = f"--set stages.{stage.name}"
     options = []
@@ -111,9 +119,9 @@ def memory_options(
         optimizer = stage.optimizer.model_copy(update={"state_bits": 8})
         changed = stage.model_copy(update={"optimizer": optimizer})
         options.append((f"{key}.optimizer.state_bits=8 (extra lowbit)", saved(changed)))
-    if all_students > 1:
-        options.append(("--mixer with one mixer at a time", saved(students=1)))
-    for smaller_set in ("no_mlp", "mixer"):
+    if len(students) > 1:
+        options.append(("--mixer with one mixer at a time", saved(count=1)))
+    for smaller_set in ("no_mlp", *(["mixer"] if all(student.replaced for student in students) else [])):
         if stage.trainable_set not in ("mixer", "mixer_qk", smaller_set):
             changed = stage.model_copy(update={"trainable": smaller_set})
             options.append((f"{key}.trainable={smaller_set} (now {stage.trainable_set})", saved(changed)))

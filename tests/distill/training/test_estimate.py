@@ -1,23 +1,47 @@
 """Dry runs need no network and no weights, and parameter counts agree with the papers."""
 
 import pytest
+from transformers import LlamaConfig
 
 from evalsuite.distill import dry_run, known_recipes, load_recipe
-from evalsuite.distill.training.memory.estimate import recipe_shape
+from evalsuite.distill.training.memory.estimate import recipe_costs
 from evalsuite.foundation import ConfigError
+from evalsuite.models.model_stats import FlopCounter, count_parameters
+from evalsuite.models.student import StudentConfig
+
+SMOLLM2 = {
+    "hidden_size": 576,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "intermediate_size": 1536,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+}
 
 
 @pytest.mark.parametrize("name", known_recipes())
 def test_every_shipped_recipe_has_a_dry_run_offline(name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for variant in [name, *(f"{name}:{variant}" for variant in load_recipe(name).variants)]:
-        recipe = load_recipe(variant)
-        estimate = dry_run(recipe, device="cuda")
-        assert estimate.tokens == recipe.tokens
-        assert estimate.flops > 0
-        assert estimate.seconds > 0
-        text = str(estimate)
-        assert all(stage.name in text for stage in recipe.stages)
+    check_dry_run(name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", known_recipes())
+def test_every_shipped_variant_has_a_dry_run_offline(name, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for variant in load_recipe(name).variants:
+        check_dry_run(f"{name}:{variant}")
+
+
+def check_dry_run(name):
+    recipe = load_recipe(name)
+    estimate = dry_run(recipe, device="cuda")
+    assert estimate.tokens == recipe.tokens
+    assert estimate.flops > 0
+    assert estimate.seconds > 0
+    text = str(estimate)
+    assert all(stage.name in text for stage in recipe.stages)
 
 
 def test_parameter_counts_equal_those_of_published_models(small_recipe):
@@ -28,13 +52,34 @@ def test_parameter_counts_equal_those_of_published_models(small_recipe):
     }
     for teacher, parameters in sizes.items():
         for name in (teacher, f"{teacher}@1a2b"):
-            assert recipe_shape(small_recipe(name)).num_params == pytest.approx(parameters, rel=2e-3)
+            assert recipe_costs(small_recipe(name)).base.num_params == pytest.approx(parameters, rel=2e-3)
 
 
 def test_students_share_the_teacher_forward_only(small_recipe):
     recipe = small_recipe("HuggingFaceTB/SmolLM2-135M")
     one, four = (dry_run(recipe, mixers=["gla"] * number, device="cuda").flops for number in (1, 4))
     assert 2 * one < four < 4 * one
+
+
+def test_every_student_costs_what_its_own_layers_do(small_recipe, stage):
+    """As the suite counts them, for students with other mixers, options and softmax layers."""
+    teacher = "HuggingFaceTB/SmolLM2-135M"
+    options = {"kda": {"preset": "gendistill"}}
+    named = {"hybrid": {"mixer": "gla", "softmax_layers": [0, 9, 29]}}
+    stages = [stage("align", "attention_output"), stage("kd", "kd")]
+    students = {"mixers": ["kda", "hybrid"], "options": options, "named": named}
+    recipe = small_recipe(teacher, student=students, stages=stages)
+    costs, base = recipe_costs(recipe), LlamaConfig(**SMOLLM2)
+    kda, hybrid = (
+        StudentConfig(base.to_dict(), mixers, {k: v for k, v in options.items() if k in mixers})
+        for mixers in (["kda"] * 30, ["softmax" if i in (0, 9, 29) else "gla" for i in range(30)])
+    )
+    for cost, config in zip([*costs.students, costs.teacher], [kda, hybrid, base], strict=True):
+        assert cost.num_params == count_parameters(config).total
+        assert cost.forward_flops(64) == FlopCounter(config).per_token(64)
+    assert [len(cost.replaced) for cost in costs.students] == [30, 27]
+    forward = [FlopCounter(config).per_token(64) for config in (kda, hybrid, base)]
+    assert dry_run(recipe, device="cuda").stages[1].flops == 512 * (3 * sum(forward[:2]) + forward[2])
 
 
 def test_an_unknown_teacher_suggests_the_nearest(small_recipe, monkeypatch):

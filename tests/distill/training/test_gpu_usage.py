@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from evalsuite.distill import distill
-from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.training import train_step
 from evalsuite.distill.training.builders import resolve_precision
 from evalsuite.distill.training.callbacks import metrics
@@ -18,16 +19,22 @@ from evalsuite.distill.training.memory import gpu_usage
 from evalsuite.distill.training.memory.gpu_usage import GpuUsage, memory_options
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError, read_jsonl
+from evalsuite.models.student import StudentConfig
 
-SHAPE = ModelShape(
+TEACHER = LlamaConfig(
     hidden_size=576,
     num_hidden_layers=30,
     num_attention_heads=9,
     num_key_value_heads=3,
-    head_dim=64,
     intermediate_size=1536,
     vocab_size=49152,
+    tie_word_embeddings=True,
 )
+
+
+def costs(*mixers: str) -> tuple[ModelCost, list[ModelCost]]:
+    students = [StudentConfig(TEACHER.to_dict(), [name] * 30) for name in mixers]
+    return ModelCost.of(TEACHER), [ModelCost.of(student) for student in students]
 
 
 def test_throughput_is_that_since_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +60,7 @@ def test_values_that_are_read_together_have_no_throughput(monkeypatch: pytest.Mo
 def test_options_that_save_memory_are_ordered_by_what_they_save(small_recipe, stage) -> None:
     stages = [stage("kd", "kd", seq_len=2048, batch_size=24, micro_batch_size=12, tokens=2048 * 24)]
     recipe = small_recipe("teacher", stages=stages, student={"mixers": ["gla", "kda"]})
-    found = memory_options(recipe, recipe.stages[0], SHAPE, 0, bf16=True, world_size=4)
+    found = memory_options(recipe, recipe.stages[0], *costs("gla", "kda"), bf16=True, world_size=4)
     saved = [bytes_saved for _, bytes_saved in found]
     assert saved == sorted(saved, reverse=True)
     assert min(saved) > 0
@@ -73,8 +80,7 @@ def test_options_that_save_memory_are_ordered_by_what_they_save(small_recipe, st
     alone = memory_options(
         small_recipe("teacher", stages=[stage("m", "attention_output", micro_batch_size=1)]),
         mixers.model_copy(update={"activation_checkpointing": "block"}),
-        SHAPE,
-        0,
+        *costs("gla"),
         bf16=True,
         world_size=1,
     )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from evalsuite.distill.model_shape import ModelShape
+from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.builders import build_models
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -27,7 +27,7 @@ def nbytes(tensors: Any) -> int:
 def test_weights_gradients_and_states_take_what_is_estimated(
     teacher_folder: Any, small_recipe: Any, stage: Any, trainable: str, precision: str
 ) -> None:
-    """Frozen weights are held once, with the teacher's. Norms and small gates are not estimated."""
+    """Frozen weights are held once, with the teacher's."""
     recipe = small_recipe(
         teacher_folder,
         student={"softmax_layers": [1]},
@@ -47,9 +47,10 @@ def test_weights_gradients_and_states_take_what_is_estimated(
     assert train_state.flat_grads is not None
     tensors = [*model.parameters(), *train_state.fp32_weights().values(), train_state.flat_grads.buffer]
     tensors += [*train_state.optimizer_state().values(), *models.teacher.parameters()]
-    shape, width = ModelShape.from_config(models.teacher.config), 2 if precision == "bf16" else 4
-    expected = stage_memory(shape, settings, 1, 1, bf16=precision == "bf16")
-    assert nbytes(tensors) == pytest.approx(expected - settings.activation_bytes(shape, width), rel=0.1)
+    teacher, student = ModelCost.of(models.teacher.config), ModelCost.of(model.config)
+    expected = stage_memory(teacher, [student], settings, bf16=precision == "bf16")
+    expected -= settings.activation_bytes(student, 2 if precision == "bf16" else 4)
+    assert nbytes(tensors) == pytest.approx(expected, rel=0.01)
     for name, value in models.teacher.named_parameters():
         assert torch.equal(value, before[name])
 
