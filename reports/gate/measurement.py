@@ -21,7 +21,7 @@ class Measurement:
     """`benchmark/document`: documents on which the checkpoint is worse."""
     denominator: Contrast | None = None
     lead: Contrast | None = None
-    """Of a ratio of scores, the teacher's score − chance, with paired draws: see `kept`."""
+    """Of a ratio or a drop of scores, the teacher's score − chance, with paired draws: see `kept`."""
     over: str = ONE_RUN
     """What the interval is over."""
     runs: tuple[int, ...] = ()
@@ -42,29 +42,37 @@ class Measurement:
 
         If the demand on the share of the lead is the stricter one, the margin is that to it.
         """
-        if self.denominator is None:
-            return self.contrast.shifted(-threshold)
-        required = self.contrast.minus(self.denominator, threshold)
-        kept = self._beyond_share(threshold)
-        return required if kept is None or required.point <= kept.point else kept
+        required, kept = self._required(threshold), self._beyond_share(threshold)
+        return required if kept is None or not self._is_stricter(kept, required) else kept
 
     def kept(self, threshold: float) -> float | None:
         """Share of the teacher's lead that is kept, if the demand on it is stricter than the threshold."""
-        found = self._beyond_share(threshold)
-        if found is None or self.denominator is None or self.lead is None:
+        kept = self._beyond_share(threshold)
+        if kept is None or self.lead is None or not self._is_stricter(kept, self._required(threshold)):
             return None
-        if self.contrast.point - threshold * self.denominator.point <= found.point:
-            return None
-        return 1 + (self.contrast.point - self.denominator.point) / self.lead.point
+        drop = (
+            self.contrast.point if self.denominator is None else self.denominator.point - self.contrast.point
+        )
+        return 1 - drop / self.lead.point
+
+    def _required(self, threshold: float) -> Contrast:
+        if self.denominator is None:
+            return self.contrast.shifted(-threshold)
+        return self.contrast.minus(self.denominator, threshold)
 
     def _beyond_share(self, threshold: float) -> Contrast | None:
         """(student − chance) − share · (teacher − chance): guesses reach a ratio of scores, but no lead.
 
-        The share is `KEPT`, or the threshold where that is lower.
+        The share is `KEPT`, or the threshold of a ratio where that is lower; of a drop the sign is reversed.
         """
-        if self.lead is None or self.denominator is None:
+        if self.lead is None:
             return None
+        if self.denominator is None:
+            return self.contrast.minus(self.lead, 1 - KEPT)
         return self.contrast.minus(self.denominator).minus(self.lead, min(threshold, KEPT) - 1)
+
+    def _is_stricter(self, kept: Contrast, required: Contrast) -> bool:
+        return kept.point > required.point if self.denominator is None else kept.point < required.point
 
     def interval(self, level: float) -> Interval:
         """The interval of the quantity."""

@@ -148,7 +148,15 @@ _add(
     has_option=True,
     protocols="both",
 )
-_add("drop", bound="max", unit="points", hint="teacher − student, in points", over_runs=True, has_scope=True)
+_add(
+    "drop",
+    bound="max",
+    unit="points",
+    hint="teacher − student, in points",
+    over_runs=True,
+    has_scope=True,
+    scope="informative",
+)
 _add(
     "regression",
     module="regression",

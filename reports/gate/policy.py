@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict import Strict, parse
@@ -46,7 +46,7 @@ class Rule(Strict):
     """Only benchmarks of this category."""
     scope: Literal["all", "informative"] | None = None
     """`informative`: only benchmarks on which the teacher is above chance and, under generation, names an
-    answer, as in the headline of the page; the default of recovery. `all`: every benchmark."""
+    answer, as in the headline of the page; the default of recovery and drop. `all`: every benchmark."""
     context: int | None = Field(default=None, ge=1)
     """With a benchmark that has contexts: the stated length in tokens."""
     baseline: str | None = None
@@ -75,6 +75,14 @@ class Rule(Strict):
         if found["context"]:
             rule["context"] = int(found["context"]) * (1024 if found["thousands"] else 1)
         return rule
+
+    @field_validator("min", "max", "context", mode="before")
+    @classmethod
+    def _is_no_truth_value(cls, value: Any) -> Any:
+        """`min: yes` is true in YAML, and true would be 1."""
+        if isinstance(value, bool):
+            raise ValueError("expected a number")
+        return value
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Rule":
@@ -166,6 +174,11 @@ class Policy(Strict):
     as not measured."""
     rules: tuple[Rule, ...] = Field(min_length=1)
     """At least one rule."""
+
+    @field_validator("confidence", "min_coverage", "max_excluded", "run_spread", mode="before")
+    @classmethod
+    def _is_no_truth_value(cls, value: Any) -> Any:
+        return Rule._is_no_truth_value(value)
 
     @model_validator(mode="after")
     def _has_the_benchmarks_of_its_rules(self) -> "Policy":

@@ -32,8 +32,8 @@ PROOF = 1 - 2e-4
 """Level of the interval of a teacher's lead over chance that must lie above zero: one in 10,000 a side.
 
 Of many benchmarks a teacher is above chance on a few by luck; what a student keeps of that says nothing."""
-STATED = 10.0
-"""Degrees of freedom of a spread between runs that a policy states: it is an estimate, too."""
+STATED = 6.0
+"""Degrees of freedom of a spread between runs that a policy states: as of three recipes with three runs."""
 
 
 def score(
@@ -92,18 +92,35 @@ def drop(
     found = _compared(evidence, rule, protocol, checkpoint)
     if isinstance(found, NotMeasured):
         return found
+    lead = _proven_lead(evidence, found, protocol)
+    if isinstance(lead, NotMeasured):
+        return lead
     contrast = mean_drop(found.data, found.students, found.teacher, found.spread)
-    return found.measurement(contrast.scaled(100))
+    return found.measurement(contrast.scaled(100), lead=lead and lead.scaled(100))
+
+
+def _proven_lead(evidence: Evidence, found: _Compared, protocol: str) -> Contrast | NotMeasured | None:
+    """The teacher's lead over chance, if it is proven; None where a chance level is not known.
+
+    The student must keep a share of it: of a score that is mostly chance, guesses lose little.
+    """
+    if any(cell.chance is None for cell in found.cells):
+        return None
+    chance = evidence.pool(protocol).chance
+    lead = found.data.mean({found.teacher: 1.0, chance: -1.0})
+    if is_positive(lead, PROOF):
+        return lead
+    return NotMeasured(
+        f"the teacher is not proven to be above chance ({100 * found.data.level(chance):.1f} %): its lead of "
+        f"{100 * lead.point:.1f} points could be luck (p > {(1 - PROOF) / 2:g}), and so could what the "
+        "student keeps of it; evaluate more documents, or benchmarks that the teacher knows"
+    )
 
 
 def _ratio_metric(
     ratio_on: Callable[[_Compared, int], Ratio | str],
 ) -> Callable[..., Measurement | NotMeasured]:
-    """Measure a recovery, a function of the compared checkpoints and the column of the chance level.
-
-    Where the chance level is known, the teacher's lead over it must be proven, and the student must keep a
-    share of it: a ratio of scores of which chance is most is a ratio of guesses.
-    """
+    """Measure a recovery, a function of the compared checkpoints and the column of the chance level."""
 
     def measured(
         evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
@@ -112,20 +129,12 @@ def _ratio_metric(
         found = _compared(evidence, rule, protocol, checkpoint)
         if isinstance(found, NotMeasured):
             return found
-        chance = evidence.pool(protocol).chance
-        ratio = ratio_on(found, chance)
+        ratio = ratio_on(found, evidence.pool(protocol).chance)
         if isinstance(ratio, str):
             return NotMeasured(f"recovery is undefined: {ratio}")
-        if any(cell.chance is None for cell in found.cells):
-            return found.measurement(ratio.numerator, ratio.denominator)
-        lead = found.data.mean({found.teacher: 1.0, chance: -1.0})
-        if not is_positive(lead, PROOF):
-            level = 100 * found.data.level(chance)
-            return NotMeasured(
-                f"the teacher is not proven to be above chance ({level:.1f} %): its lead of "
-                f"{100 * lead.point:.1f} points could be luck (p > {(1 - PROOF) / 2:g}), and so could "
-                "what the student keeps of it; evaluate more documents, or benchmarks that the teacher knows"
-            )
+        lead = _proven_lead(evidence, found, protocol)
+        if isinstance(lead, NotMeasured):
+            return lead
         return found.measurement(ratio.numerator, ratio.denominator, lead)
 
     return measured

@@ -30,8 +30,8 @@ WORDS = {
 
 
 ONLY_LOGLIKELIHOOD = (
-    "No rule is about generation: a student may keep its teacher's choices by log-likelihood and lose most "
-    "of what the teacher generates."
+    "Generation is not part of this verdict: a student may keep its teacher's choices by log-likelihood and "
+    "lose most of what the teacher generates."
 )
 
 
@@ -112,7 +112,7 @@ class RuleResult:
     def _share_of_the_lead(self) -> str:
         return (
             f"keeps {formatting.percent(self.kept)} % of the teacher's lead over chance, required at least "
-            f"{formatting.percent(min(self.threshold, KEPT))} %"
+            f"{formatting.percent(min(self.threshold, KEPT) if self.at_least else KEPT)} %"
         )
 
     @property

@@ -206,6 +206,8 @@ def test_output_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("rules: [{metric: score, min: 0.5, context: 512}]", "'context' needs a 'benchmark'"),
         ("rules: [{metric: recovery, min: 0.9, benchmrak: x}]", "did you mean 'benchmark'"),
         ("rules: []", "'rules'"),
+        ("rules: [{metric: recovery, min: yes}]", "'rules.0.min' = True: expected a number"),
+        ("rules: [recovery >= 0.9]\nrun_spread: on", "'run_spread' = True: expected a number"),
         ("rules: [{metric: centred_recovery, min: 0.9}]", "it is now 'chance_normalized_recovery'"),
         ("rules: [{metric: deficit, max: 3}]", "it is now 'drop'"),
         ("lines: [{metric: recovery, min: 0.9}]", "schema 1; this evalsuite reads schema 2: 'lines' is now"),

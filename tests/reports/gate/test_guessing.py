@@ -53,12 +53,21 @@ def test_a_student_that_lost_most_of_the_lead_fails(
     assert (result.outcome, result.kept) == ("pass", None)
 
 
+def test_a_drop_is_compared_with_the_lead(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    run = run_of(synthetic, tmp_path, 0.58, 0.5, documents=4000)
+    (result,) = run_gate([run], policy(metric="drop", max=30)).results
+    assert result.outcome == "regression"
+    assert result.point < 15
+    assert "% of the teacher's lead over chance, required at least 50.0 %" in result.sentence
+
+
 def test_a_lead_that_could_be_luck_is_not_measured(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = run_of(synthetic, tmp_path, 0.54, 0.54)
-    for rule in ({}, {"scope": "all"}, {"benchmark": "f"}, {"category": "knowledge"}):
-        verdict = run_gate([run], policy(metric="recovery", min=0.7, **rule))
-        assert verdict.exit_code == 3
-        assert "above chance" in verdict.results[0].why
+    for scope in ({}, {"scope": "all"}, {"benchmark": "f"}, {"category": "knowledge"}):
+        for rule in ({"metric": "recovery", "min": 0.7}, {"metric": "drop", "max": 5}):
+            verdict = run_gate([run], policy(**rule, **scope))
+            assert verdict.exit_code == 3
+            assert "above chance" in verdict.results[0].why
 
 
 def test_an_unknown_chance_level_is_measured_only_where_the_rule_says_so(
