@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):  # libyaml would crash on deep nesting
                 if before is not value and self._content(before) != self._content(value):
                     raise _DuplicateKeyError(
                         f"line {line}: key {_shown(key)} is merged (<<) with two values, of lines "
-                        f"{_line(before)} and {_line(value)}; write the one that counts beside the <<"
+                        f"{_line(before)} and {_line(value)}; write the one that counts next to the <<"
                     )
         node.value = [*merged.values(), *given.values()]
 

@@ -74,7 +74,7 @@ class LmEval:
 
 IMPORTERS.add("lm-eval", LmEval())
 _ORPHAN = (
-    "samples that no results_<date>.json beside them names: it was renamed or removed, or lm-eval ended "
+    "samples that no results_<date>.json next to them names: it was renamed or removed, or lm-eval ended "
     "before it was written; restore it, evaluate again, or move the samples elsewhere"
 )
 

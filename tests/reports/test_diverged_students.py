@@ -85,7 +85,7 @@ def test_a_run_that_has_the_student_counts(run: Path, tmp_path: Path) -> None:
 
 
 def test_another_model_of_its_label_does_not_hide_a_student(run: Path, tmp_path: Path) -> None:
-    """A run beside has a student that is called the same, in another folder."""
+    """Another run has a student that is called the same, in another folder."""
     other = tmp_path / "other"
     shutil.copytree(FIXTURES / "passing", other)
     plan = read_plan(other)
