@@ -335,8 +335,12 @@ def _uninformative(report: Report) -> list[str]:
 
 def _caption(report: Report, benchmarks: Sequence[BenchmarkPlan], protocol: str, scope: str) -> str:
     counted = [b for b in benchmarks if b.protocols[protocol].direction == "higher"]  # type: ignore[index]
-    names = {b.name for b in counted}
-    cells = [c for c in report.tensor.cells if c.protocol == protocol and c.benchmark.name in names]
+    titles = {b.name: b.title for b in counted}
+    cells = [c for c in report.tensor.cells if c.protocol == protocol and c.benchmark.name in titles]
+    counting = report.tensor.counting
+    merged = counting.benchmarks(cells)
+    counted = [b for b in counted if b.name not in merged]
+    cells = [cells[i] for i in counting.once(cells)]
     documents = sum({cell.key: len(cell.documents) for cell in cells}.values())
     partial = dict.fromkeys(
         f"{cell.benchmark.title} {formatting.coverage(len(cell.documents), cell.planned)}"
@@ -358,5 +362,9 @@ def _caption(report: Report, benchmarks: Sequence[BenchmarkPlan], protocol: str,
         f"{formatting.count(documents)} documents of {what}{weights}. Bars are 95 % intervals from a paired "
         "bootstrap over documents (or their clusters). Changes are coloured if they are proven after Holm's "
         "correction over all students and benchmarks."
+        + "".join(
+            f" {titles[name]} has requests of {titles[other]}, and counts with it."
+            for name, other in merged.items()
+        )
         + (f" Compared on a part of the planned documents: {', '.join(partial)}." if partial else "")
     )

@@ -134,6 +134,9 @@ def test_outputs_name_what_counts_with_what(synthetic: SimpleNamespace, tmp_path
         "AGAIN: 60 of its 60 requests under log-likelihood are requests of WORDS. Where both would count, "
         "the two are one benchmark"
     )
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "on the same 240 documents of 2 informative benchmarks" in page
+    assert "AGAIN has requests of WORDS, and counts with it." in page
     for name in ("index.html", "report.md"):
         assert sentence in (tmp_path / "out" / name).read_text()
     assert sentence in made.text
