@@ -9,16 +9,20 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from evalsuite.distill import Recipe, distill
 from evalsuite.distill.data.loader import StageDataLoader
+from evalsuite.distill.stage import Stage
 from evalsuite.distill.training import held_out
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.held_out import HeldOut, HeldOutBatches, held_out_batches
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
+from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import ConfigError, DataError, read_jsonl
 from evalsuite.foundation.strict import parse
 from evalsuite.models import build_student, load_checkpoint
+from evalsuite.models.kernels.apply import apply_fused_kernels
 from evalsuite.reports.records.loss_curves import parse_loss_curves
 
 FIELDS = {"validation_kl", "validation_ppl"}
@@ -234,3 +238,39 @@ def test_the_measured_sequences_do_not_depend_on_the_micro_batch(
         found.append(torch.cat([batch.input_ids for batch in batches]))
         assert torch.equal(found[0], found[-1])
     assert len(found[0]) == 7
+
+
+@pytest.mark.gpu
+def test_validation_with_a_large_vocabulary_fits_beside_training() -> None:
+    """65,536 tokens over 262,144 logits, in micro-batches of 8 × 1,024."""
+    config = LlamaConfig(
+        vocab_size=262_144,
+        hidden_size=640,
+        intermediate_size=1024,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
+    with torch.device("cuda"):
+        torch.manual_seed(0)
+        teacher: Any = LlamaForCausalLM(config).bfloat16().eval().requires_grad_(False)
+    student: Any = build_student(teacher, "gated_deltanet").float()
+    apply_fused_kernels(student)
+    settings = {"objective": "kd", "data": "x", "lr": 1e-4, "seq_len": 1024, "batch_size": 8}
+    kd = Stage.model_validate({"name": "kd", "tokens": 8192 * 10, **settings})
+    state = StudentTrainState("s", student, torch.bfloat16)
+    state.begin_stage(kd)
+    ids = torch.randint(0, 262_144, (64, 1024), device="cuda")
+    batches = [MicroBatch(rows, rows) for rows in ids.split(8)]
+    step = TrainStep(teacher, [state], kd, ProcessGroup("cuda"))
+    for number in range(4):
+        step(GlobalBatch(batches[:1], 8192, 8192, {}), number)
+    trained = torch.cuda.max_memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    ce, kl = HeldOut(teacher, batches).losses(student)
+    assert ce > 0
+    assert kl > 0
+    assert torch.cuda.max_memory_allocated() - before < 1.5e9
+    assert torch.cuda.max_memory_reserved() < trained + 1.5e9
