@@ -14,13 +14,14 @@ import yaml
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
-from evalsuite.foundation import EvalsuiteError
+from evalsuite.evaluation.scorer_versions import scorer_version
+from evalsuite.foundation import EvalsuiteError, named_answers
 from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.scorers import SCORERS, Scorer, ScorerOutput
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.records.score_files import open_score_file
-from evalsuite.tasks.benchmark import FOLDER
+from evalsuite.tasks.benchmark import FOLDER, load_benchmark
 from tests.evaluation.conftest import FakeEngine
 
 KEYS = ["weights_id", "doc_id", "context", "seed"]
@@ -198,3 +199,18 @@ def test_limits_of_the_command_belong_to_the_run(crew: Any, suite: Path, tmp_pat
     score_again(suite, run)
     with pytest.raises(EvalsuiteError, match=r"limit: 2 there, 3 here"):
         evaluate(RunConfig(suite=suite, out=run, phases=("score",), limit=3, quiet=True))
+
+
+@pytest.mark.parametrize("changed", ["extraction.py", "named_answers.py"])
+def test_what_decides_outcomes_is_part_of_the_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: str
+) -> None:
+    benchmark, folder = load_benchmark("arc_easy"), Path(named_answers.__file__).parent
+    before = scorer_version(benchmark, "generation")
+    for copy, more in (("same", ""), ("other", "\nMORE = 1\n")):
+        (tmp_path / copy).mkdir()
+        for name in ("extraction.py", "named_answers.py"):
+            text = (folder / name).read_text() + (more if name == changed else "")
+            (tmp_path / copy / name).write_text(text)
+        monkeypatch.setattr(named_answers, "__file__", str(tmp_path / copy / "named_answers.py"))
+        assert (scorer_version(benchmark, "generation") == before) is (copy == "same")
