@@ -262,7 +262,7 @@ def _without_repeats(
     repeated = frame.duplicated(key, keep=False)
     if not repeated.any():
         return frame
-    distinct = frame[repeated].drop_duplicates([*key, "value", "prompt_hash", "outcome"])
+    distinct = frame[repeated].drop_duplicates([*key, "value", "prompt_hash", "outcome", "chance"])
     twice = distinct[distinct.duplicated(key, keep=False)].sort_values(key)
     if not twice.empty:
         one, two = (
@@ -271,7 +271,8 @@ def _without_repeats(
         )
         raise DataError(
             f"'{checkpoints[int(twice['checkpoint'].iloc[0])].label}' has two different scores for document "
-            f"{twice['doc_id'].iloc[0]}, seed {twice['seed'].iloc[0]}: {one}, and {two}"
+            f"{twice['doc_id'].iloc[0]}, seed {twice['seed'].iloc[0]}: {one}, and {two} (in "
+            "value, prompt, outcome or chance level)"
         )
     return frame.drop_duplicates(key)
 

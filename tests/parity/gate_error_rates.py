@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,7 @@ class Setting:
     protocols: tuple[str, ...] = ("loglikelihood",)
 
 
-_REAL = {"teacher": (0.511, 0.464, 0.644), "chance": (0.5, 0.25, 0.5), "recovery": None}
+_REAL: dict[str, Any] = {"teacher": (0.511, 0.464, 0.644), "chance": (0.5, 0.25, 0.5), "recovery": None}
 """WinoGrande, ARC-Easy and PIQA of SmolLM2-135M."""
 ON_THRESHOLD = (
     Setting(name="one run, 3 × 300", documents=300),

@@ -1,5 +1,6 @@
 """Numbers that no evaluation can have: chance levels outside 0 to 1 or two of a document, perplexities."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,3 +56,11 @@ def test_impossible_numbers_are_refused(
     change(run, benchmark, **fields)
     with pytest.raises(DataError, match=message):
         run_gate([run], policy_from_options(min_recovery=0.5))
+
+
+def test_two_runs_with_two_chance_levels_of_a_document_are_refused(run: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    run_gate([run, other], policy_from_options(min_recovery=0.5))
+    change(other, "facts", chance=0.5)
+    with pytest.raises(DataError, match=r"two different scores for document .* chance level"):
+        run_gate([run, other], policy_from_options(min_recovery=0.5))
