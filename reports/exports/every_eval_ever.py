@@ -54,7 +54,7 @@ EXPORTERS.add("every-eval-ever", EveryEvalEver())
 
 def _write(report: Report, checkpoint: int, scores: list[Measured], out: Path) -> list[Path]:
     entry = report.checkpoints[checkpoint]
-    model = folder_of(entry.label)
+    model = folder_of(report, checkpoint)
     evaluation_id = f"{COLLECTION}/{_DEVELOPER}_{model}_{entry.plan.weights_id}/{created(report, checkpoint)}"
     # A version 4 identifier, as the database requires, but the same for the same evaluation.
     name = uuid.UUID(bytes=hashlib.sha256(evaluation_id.encode()).digest()[:16], version=4)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from evalsuite.foundation import DataError
+from evalsuite.foundation import DataError, content_hash
 from evalsuite.foundation.registry import Registry
 from evalsuite.reports.analysis.rows import BenchmarkRow
 from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
@@ -84,16 +84,19 @@ def measured(report: Report, checkpoint: int) -> list[Measured]:
     ]
 
 
-def folder_of(label: str) -> str:
-    """A file name for a checkpoint.
+def folder_of(report: Report, checkpoint: int) -> str:
+    """A file name for a checkpoint, which no other one of the report has.
 
     Raises:
         DataError: nothing of the label can be part of a file name.
     """
-    name = re.sub(r"[^A-Za-z0-9_.+-]+", "-", label).strip("-.")
+    labels = [each.label for each in report.checkpoints]
+    names = [re.sub(r"[^A-Za-z0-9_.+-]+", "-", label).strip("-.") for label in labels]
+    name, label = names[checkpoint], labels[checkpoint]
     if not name:
         raise DataError(f"checkpoint '{label}': its label has no letter or digit to name a folder by")
-    return name
+    alike = [each.casefold() for each in names].count(name.casefold())
+    return name if alike == 1 else f"{name}-{content_hash(label)[:6]}"
 
 
 def created(report: Report, checkpoint: int) -> str:

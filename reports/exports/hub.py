@@ -33,8 +33,8 @@ class EvalResults:
         """Write the scores whose dataset is known; see `Exporter`."""
         files: list[Path] = []
         left_out: list[str] = []
-        for index, checkpoint in enumerate(report.checkpoints):
-            folder = Path(out) / folder_of(checkpoint.label) / ".eval_results"
+        for index in range(len(report.checkpoints)):
+            folder = Path(out) / folder_of(report, index) / ".eval_results"
             for each in measured(report, index):
                 reason = _why_not(each)
                 if reason is not None:
@@ -58,10 +58,10 @@ class ModelIndex:
     def write(self, report: Report, out: Path) -> Export:
         """Write one file per checkpoint; see `Exporter`."""
         files = []
-        for index, checkpoint in enumerate(report.checkpoints):
+        for index in range(len(report.checkpoints)):
             found = model_index(report, index)
             if found:
-                path = Path(out) / folder_of(checkpoint.label) / "model-index.yaml"
+                path = Path(out) / folder_of(report, index) / "model-index.yaml"
                 write_text(path, _dump({"model-index": found}))
                 files.append(path)
         if not files:

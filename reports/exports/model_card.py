@@ -28,7 +28,7 @@ class ModelCard:
         """Write the card of every student that has a teacher in the runs; see `Exporter`."""
         files = []
         for student in report.students():
-            path = Path(out) / folder_of(report.checkpoints[student].label) / FILE
+            path = Path(out) / folder_of(report, student) / FILE
             write_text(path, card(report, student, path))
             files.append(path)
         if not files:

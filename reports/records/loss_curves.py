@@ -7,7 +7,7 @@ Standard library only, because the infer phase validates a curve before it copie
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evalsuite.foundation import DataError, parse_json
@@ -88,13 +88,14 @@ def read_loss_curves(
     Args:
         runs: run folders.
         labels: per run, a map from the run's own labels to those of the report, None for a checkpoint that is
-            left out. A checkpoint that several runs evaluated has one curve, that of the first run.
+            left out. A checkpoint that several runs evaluated has one curve, that of the first run. A curve
+            of another student gets the name of its run beside its label, where that is another one's.
 
     Raises:
         DataError: as `parse_losses`.
     """
-    taken: set[str] = set()
-    losses: list[LossCurve] = []
+    evaluated: dict[str, list[LossCurve]] = {}
+    others: list[tuple[Path, str, list[LossCurve]]] = []
     for number, run in enumerate(runs):
         known = labels[number] if number < len(labels) else {}
         for path in sorted((Path(run) / "training").glob("*.jsonl")):
@@ -103,10 +104,24 @@ def read_loss_curves(
             if label is None:
                 continue
             found = parse_loss_curves(path.read_bytes(), label, str(path))
-            # A student that was not evaluated is known by its label only, which others may share.
-            new = label not in taken if mine in known else any(each not in losses for each in found)
             if mine in known:
-                taken.add(label)
-            if new:
-                losses += found
+                evaluated.setdefault(label, found)
+            else:
+                others.append((Path(run), mine, found))
+    losses = [each for found in evaluated.values() for each in found]
+    seen = list(losses)
+    taken = {label for each in labels for label in each.values()} | {*evaluated}
+    for run, mine, found in others:
+        if all(each in seen for each in found):
+            continue
+        # A student that was not evaluated is known by its label only, which another one may have.
+        names = (
+            mine,
+            f"{mine} ({run.name})",
+            *(f"{mine} ({run.name}, {n})" for n in range(2, len(others) + 2)),
+        )
+        label = next(name for name in names if name not in taken)
+        taken.add(label)
+        seen += found
+        losses += [replace(each, label=label) for each in found]
     return losses

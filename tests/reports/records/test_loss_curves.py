@@ -86,9 +86,9 @@ def test_student_of_two_runs_has_one_curve(synthetic: SimpleNamespace, tmp_path:
     assert [(each.label, each.values[0]) for each in losses] == [
         ("gla", 3.0),
         ("kda (bbbbbb)", 4.0),
-        ("never evaluated", 6.0),
-        ("gla", 7.0),
         ("kda (cccccc)", 5.0),
+        ("never evaluated", 6.0),
+        ("gla (second)", 7.0),
     ]
 
 
