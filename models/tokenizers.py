@@ -21,16 +21,23 @@ def whole_texts(tokenizer: Any) -> Any:
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        _reset(backend)
+        _reset(backend, _splits_special_tokens(tokenizer))
     return tokenizer
 
 
-def _reset(backend: Any) -> None:
+def _splits_special_tokens(tokenizer: Any) -> bool:
+    return bool(getattr(tokenizer, "split_special_tokens", False))
+
+
+def _reset(backend: Any, splits_special_tokens: bool) -> None:
     # Assigned only where needed: a thread may be encoding with it.
     if backend.truncation is not None:
         backend.no_truncation()
     if backend.padding is not None:
         backend.no_padding()
+    # Copies in other processes lose it.
+    if backend.encode_special_tokens is not splits_special_tokens:
+        backend.encode_special_tokens = splits_special_tokens
 
 
 def tokenizer_parts(tokenizer: Any) -> dict[str, Any] | None:
@@ -69,6 +76,7 @@ class TextEncoder:
     def __init__(self, tokenizer: Any) -> None:
         self._name = type(tokenizer).__name__
         self._backend = backend_of(tokenizer)
+        self._splits_special_tokens = _splits_special_tokens(tokenizer)
         self._prefix = prefix_text(tokenizer)
 
     def encode(self, texts: Sequence[str], *, offsets: bool = False) -> list[Any]:
@@ -82,7 +90,7 @@ class TextEncoder:
                 f"{self._name}: a tokenizer that is not one of the tokenizers package; convert it to a "
                 "tokenizer.json"
             )
-        _reset(self._backend)
+        _reset(self._backend, self._splits_special_tokens)
         encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
         special = [needs_special_tokens(text, self._prefix) for text in texts]
         found: dict[int, Any] = {}

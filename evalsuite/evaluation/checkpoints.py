@@ -237,6 +237,8 @@ def tokenizer_id(tokenizer: Any) -> str:
             tokenizer.chat_template,
             [tokenizer.bos_token_id, tokenizer.eos_token_id],
             [getattr(tokenizer, "add_bos_token", None), getattr(tokenizer, "add_eos_token", None)],
+            # Only where set, so that the ids of all others stay as they were.
+            *(["split_special_tokens"] if getattr(tokenizer, "split_special_tokens", False) else []),
         ]
     )
 

@@ -14,7 +14,7 @@ from evalsuite.evaluation.checkpoints import tokenizer_id
 from evalsuite.models import describe_checkpoint, load_checkpoint, weights_id
 from evalsuite.models.inference.requests import SamplingParams
 from evalsuite.models.inference.stopping import StopChecker
-from evalsuite.models.tokenizers import ContinuationDecoder, TextEncoder
+from evalsuite.models.tokenizers import ContinuationDecoder, TextEncoder, backend_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,6 +105,24 @@ def test_the_state_of_a_later_call_does_not_apply() -> None:
     tokenizer(["w1 w2"], truncation=True, max_length=4, padding="max_length")
     assert encoder.encode([TEXT])[0].ids == list(range(1, 31))
     assert pickle.loads(pickle.dumps(encoder)).encode([TEXT])[0].ids == list(range(1, 31))
+
+
+def test_copies_of_a_tokenizer_that_splits_special_tokens_split_them() -> None:
+    tokenizer = byte_level()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        eos_token="<s>",
+        split_special_tokens=True,
+        extra_special_tokens=["ab"],
+    )
+    expected = tokenizer("xab")["input_ids"]
+    assert len(expected) == 3
+    for copy in (TextEncoder(tokenizer), pickle.loads(pickle.dumps(TextEncoder(tokenizer)))):
+        assert copy.encode(["xab"])[0].ids == expected
+    assert backend_of(pickle.loads(pickle.dumps(tokenizer))).encode("xab").ids == expected
+    before = tokenizer_id(tokenizer)
+    tokenizer.split_special_tokens = False
+    assert tokenizer_id(tokenizer) != before
 
 
 def test_only_this_module_uses_the_backend_of_a_tokenizer() -> None:
