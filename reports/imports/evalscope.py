@@ -265,7 +265,7 @@ def _read_reviews(path: Path, config: Fields, reports: Mapping[str, Fields]) -> 
         num_fewshot=known.get("few_shot_num", int, 0),
         sampling=canonical_json({k: v for k, v in generation.items() if k not in NEUTRAL}),
         group=None if subset in _WHOLE else dataset,
-        group_weight=None if subset in _WHOLE else _weight(report, subset, main),
+        group_weights=(None,) if subset in _WHOLE else _weights(report, subset, main),
     )
 
 
@@ -310,8 +310,8 @@ def _planned(path: Path, report: Fields, subset: str, samples: Sequence[Imported
     return max(there, -(-counts.get("requested", int) // generations))
 
 
-def _weight(report: Fields, subset: str, main: Any) -> float | None:
-    """Weight of a subset in the score of its dataset: its reviews, or None if all weigh the same."""
+def _weights(report: Fields, subset: str, main: Any) -> tuple[float | None, ...]:
+    """Weights of a subset that give the score of its dataset."""
     sizes = {
         str(name): float(Fields(value, report.place).get("requested", int))
         for name, value in report.fields("execution_summary", required=False)
@@ -323,8 +323,8 @@ def _weight(report: Fields, subset: str, main: Any) -> float | None:
             weights = weights_in_group(
                 report.place, each.metric, each.whole, each.scores, sizes, rounding=2 * _ROUNDING
             )
-            return weights.get(subset)
-    return None
+            return weights.get(subset, (None,))
+    return (None,)
 
 
 def _samples(path: Path, dataset: str) -> list[ImportedSample]:

@@ -160,7 +160,7 @@ def weights_in_group(
     sizes: Mapping[str, float],
     *,
     rounding: float,
-) -> dict[str, float]:
+) -> dict[str, tuple[float | None, ...]]:
     """Weights of the members of a group in the score that its log reports.
 
     Logs do not state them: the score tells whether members weigh as many documents as they have, or the same.
@@ -174,7 +174,7 @@ def weights_in_group(
         rounding: largest difference that the harness' own rounding makes.
 
     Returns:
-        Member → number of documents, or nothing if all members weigh the same.
+        Member → its number of documents, or None if all members weigh the same; both if the score fits both.
 
     Raises:
         DataError: neither gives the reported score.
@@ -182,12 +182,12 @@ def weights_in_group(
     total = sum(sizes[name] for name in scores)
     by_size = sum(scores[name] * sizes[name] for name in scores) / total if total else 0.0
     plain = sum(scores.values()) / len(scores)
-    if abs(by_size - reported) <= rounding:
-        return dict(sizes)
-    if abs(plain - reported) <= rounding:
-        return {}
-    raise DataError(
-        f"{place}: '{metric}' = {reported:.6g} is neither the average of its parts by documents "
-        f"({by_size:.6g}) nor the plain one ({plain:.6g}), so that their weights are unknown; import other "
-        "benchmarks only (--benchmark)"
-    )
+    fits_size, fits_plain = (abs(each - reported) <= rounding for each in (by_size, plain))
+    if not (fits_size or fits_plain):
+        raise DataError(
+            f"{place}: '{metric}' = {reported:.6g} is neither the average of its parts by documents "
+            f"({by_size:.6g}) nor the plain one ({plain:.6g}), so that their weights are unknown; import "
+            "other benchmarks only (--benchmark)"
+        )
+    plainly = (None,) if fits_plain else ()
+    return {name: (*((sizes[name],) if fits_size else ()), *plainly) for name in scores}

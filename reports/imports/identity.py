@@ -58,7 +58,7 @@ def _without_login(url: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
-def identity_of(harness: str, **stated: Any) -> dict[str, str]:
+def identity_of(harness: str, /, **stated: Any) -> dict[str, str]:
     """Flatten what a log states about a model into texts, without secrets and what is neutral or empty.
 
     Args:

@@ -54,8 +54,9 @@ class ImportedBenchmark:
     """Metric → the value that counts its units, for perplexities; other metrics are fractions."""
     group: str | None = None
     """Group of benchmarks that averages count as one."""
-    group_weight: float | None = None
-    """Its weight in the average of the group; None: each benchmark of it weighs the same."""
+    group_weights: tuple[float | None, ...] = (None,)
+    """Its weight in the average of the group; None: each benchmark of it weighs the same. Several, the
+    likelier first: the log leaves it open, because all of them give the score that it reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,8 +172,8 @@ class _Member(NamedTuple):
     """The place of a task in a group."""
 
     group: str
-    weight: float | None
-    """In the group's average; None: as every other task's."""
+    weights: tuple[float | None, ...]
+    """In the group's average; see `ImportedBenchmark`."""
 
 
 def _groups(log: Fields) -> dict[str, _Member]:
@@ -195,7 +195,7 @@ def _groups(log: Fields) -> dict[str, _Member]:
         if scores.get(group) or not scored:
             weights = _weights(log, group, tasks, scores.get(group, {}))
             name = group if scores.get(group) else outermost
-            found.update({task: _Member(name, weights.get(task)) for task in tasks})
+            found.update({task: _Member(name, weights.get(task, (None,))) for task in tasks})
             return
         for member in members[group] if depth < 8 else ():
             if members.get(member):
@@ -217,11 +217,10 @@ def _group_scores(log: Fields, group: str) -> dict[str, float]:
     }
 
 
-def _weights(log: Fields, group: str, tasks: Sequence[str], scores: Mapping[str, float]) -> dict[str, float]:
-    """Task → weight in its group's score: its number of documents, or none where all weigh the same.
-
-    The log does not state `weight_by_size`; the score that it reports tells which of the two it is.
-    """
+def _weights(
+    log: Fields, group: str, tasks: Sequence[str], scores: Mapping[str, float]
+) -> dict[str, tuple[float | None, ...]]:
+    """Task → weights that give its group's score; the log does not state `weight_by_size`."""
     results = log.fields("results", required=False)
     sizes = {task: float(_effective(log, task)) for task in tasks}
     for metric, reported in scores.items():
@@ -278,7 +277,7 @@ def _read_task(file: Path, log: Fields, task: str, groups: Mapping[str, _Member]
         sampling=canonical_json(dict(generation)) if kind == "generate_until" else "",
         units=PERPLEXITIES,
         group=member and member.group,
-        group_weight=member and member.weight,
+        group_weights=member.weights if member else (None,),
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
-from evalsuite.reports.imports.identity import labels_of, without_secrets
+from evalsuite.reports.imports.identity import identity_of, labels_of, without_secrets
 from evalsuite.reports.imports.importer import (
     IMPORTERS,
     ImportedBenchmark,
@@ -56,7 +56,7 @@ def import_logs(
     """
     logs = [log for name, path in sources for log in IMPORTERS.get_or_raise(name, "--import").read(path)]
     logs = [replace(log, label=label) for log, label in zip(logs, labels_of(logs), strict=True)]
-    read = [_Read(log, chosen) for log, chosen in _selected(logs, benchmarks)]
+    read = _weighted([_Read(log, chosen) for log, chosen in _selected(logs, benchmarks)])
     plans = [_plan(each, lookup or (lambda name: None)) for each in read]
     _refuse_repeats(read)
     _refuse_other_settings(read, plans)
@@ -92,6 +92,24 @@ def _selected(
         chosen = [read for name, read in log.benchmarks.items() if not names or name in names]
         if chosen:
             yield log, tuple(read() for read in chosen)
+
+
+def _weighted(logs: Sequence[_Read]) -> list[_Read]:
+    """Settle the weights in groups that one log leaves open by what others say of the same benchmark."""
+    left: dict[tuple[str, str], tuple[float | None, ...]] = {}
+
+    def common(log: ImportedLog, benchmark: ImportedBenchmark) -> tuple[float | None, ...]:
+        known = left.get((log.harness, benchmark.name), benchmark.group_weights)
+        # Logs that contradict each other keep their own, and are refused where their plans are merged.
+        return tuple(each for each in known if each in benchmark.group_weights) or benchmark.group_weights
+
+    for log, benchmarks in logs:
+        for each in benchmarks:
+            left[log.harness, each.name] = common(log, each)
+    return [
+        _Read(log, tuple(replace(each, group_weights=common(log, each)) for each in benchmarks))
+        for log, benchmarks in logs
+    ]
 
 
 def _refuse_repeats(logs: Sequence[_Read]) -> None:
@@ -174,7 +192,7 @@ def _benchmark_plan(benchmark: ImportedBenchmark, lookup: Lookup) -> BenchmarkPl
         citation=known.citation,
         chance=None if is_perplexity else chance,
         group=benchmark.group,
-        group_weight=benchmark.group_weight,
+        group_weight=benchmark.group_weights[0],
         protocols={
             benchmark.protocol: ProtocolPlan(
                 metric=metric,
@@ -222,10 +240,13 @@ def _wrong(benchmark: ImportedBenchmark, metric: str) -> str | None:
 def _write(run: Path, read: _Read, plan: Plan) -> None:
     log = read.log
     settings = {"harness": log.harness, "version": log.harness_version, **without_secrets(log.settings)}
+    # Two logs that differ in what changes no number are of one checkpoint.
+    relevant = identity_of(log.harness, version=log.harness_version, **log.settings)
+    fingerprint = content_hash([weights_id(log), relevant])
     for old in (run / "scores").glob("*.parquet"):
         old.unlink()
     for benchmark, planned in zip(read.benchmarks, plan.benchmarks, strict=True):
-        rows = _rows(benchmark, planned, plan.checkpoints[0], content_hash([weights_id(log), settings]))
+        rows = _rows(benchmark, planned, plan.checkpoints[0], fingerprint)
         scorer = ScorerVersion(
             scorer=benchmark.name,
             version=benchmark.version,

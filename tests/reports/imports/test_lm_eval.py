@@ -104,6 +104,53 @@ def test_subtasks_of_a_group_count_as_one(tmp_path: Path) -> None:
     assert [each.group for each in build_report([run]).benchmarks] == ["all", "all"]
 
 
+@pytest.mark.parametrize("by_size", [True, False])
+def test_a_group_weighs_its_tasks_as_its_own_score_does(tmp_path: Path, by_size: bool) -> None:
+    sizes = {"few": 20, "many": 80}
+    expected = []
+    for model, seeds in (("big", (1, 2)), ("small", (3, 4))):
+        tasks = {name: task(seed, n) for (name, n), seed in zip(sizes.items(), seeds, strict=True)}
+        log = LmEvalLog(model, tasks)
+        scores = [each.correct.mean() for each in tasks.values()]
+        expected.append(float(np.average(scores, weights=list(sizes.values()) if by_size else None)))
+        log.results["group_subtasks"] = {"outer": ["both"], "both": ["few", "many"]}
+        log.results["groups"] = {"both": {"acc,none": expected[-1], "acc_stderr,none": "N/A"}}
+        log.write(tmp_path / "logs")
+    runs = import_logs([("lm-eval", tmp_path / "logs")], tmp_path / "imported")
+    report = build_report(runs, RunSelection(teacher="big"))
+    assert {each.group for each in report.benchmarks} == {"both"}
+    found = [report.average(number, "loglikelihood") for number in (0, 1)]
+    assert [each and each.score.point for each in found] == pytest.approx(expected)
+    log.results["groups"]["both"]["acc,none"] = 0.999
+    with pytest.raises(DataError, match=r"group 'both': 'acc,none' = 0.999 is neither the average"):
+        imported(tmp_path, log)
+
+
+def test_settings_that_change_numbers_tell_checkpoints_apart(tmp_path: Path) -> None:
+    settings: list[dict[str, Any]] = [
+        {},
+        {"load_in_4bit": True},
+        {"gguf_file": "q2.gguf"},
+        {"gguf_file": "q8.gguf"},
+        {"batch_size": 8, "device": "cuda"},
+    ]
+    logs = []
+    for number, each in enumerate(settings):
+        log = LmEvalLog("org/base", {f"task{number}": task(number)})
+        log.results["config"]["model_args"] |= each
+        logs.append(log)
+    logs += [LmEvalLog(name, {"task": task(9)}) for name in ("m/kda/final", "m/teacher/final")]
+    report = build_report(imported(tmp_path, *logs))
+    assert {each.label for each in report.checkpoints} == {
+        "base",
+        "base (load_in_4bit=True)",
+        "base (gguf_file=q2.gguf)",
+        "base (gguf_file=q8.gguf)",
+        "kda/final",
+        "teacher/final",
+    }
+
+
 def test_repeated_questions_stay_apart(tmp_path: Path) -> None:
     same = ["the same"] * 40
     logs = [LmEvalLog(name, {"arc": task(seed, documents=40)}) for name, seed in (("big", 1), ("small", 2))]

@@ -41,6 +41,13 @@ metadata: {version: 1.0}
 }
 
 
+GROUP = """
+group: both
+task: [choices, few]
+aggregate_metric_list: [{metric: acc, weight_by_size: true}]
+"""
+
+
 @pytest.mark.slow
 def test_the_installed_lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval")
@@ -57,17 +64,21 @@ def test_the_installed_lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     data.write_text("".join(json.dumps(document) + "\n" for document in documents))
     folder = tmp_path / "tasks"
     folder.mkdir()
-    for name, text in TASKS.items():
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(data.read_text().splitlines(keepends=True)[-7:]))
+    texts = TASKS | {"few": TASKS["choices"]}
+    for name, text in texts.items():
         source = f"task: {name}\ndataset_path: json\ntest_split: test\n"
-        files = f"dataset_kwargs: {{data_files: {{test: {data}}}}}\n"
+        files = f"dataset_kwargs: {{data_files: {{test: {few if name == 'few' else data}}}}}\n"
         (folder / f"{name}.yaml").write_text(source + files + text.lstrip())
+    (folder / "both.yaml").write_text(GROUP.lstrip())
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     reported = {}
     for model in ("big", "small"):
         tracker = EvaluationTracker(output_path=str(tmp_path / "logs"))
         results = simple_evaluate(
             model="dummy",
-            tasks=list(TASKS),
+            tasks=["both", "sums", "pages"],
             task_manager=manager,
             limit=20,
             bootstrap_iters=100,
@@ -78,7 +89,7 @@ def test_the_installed_lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         tracker.general_config_tracker.model_name = model
         tracker.general_config_tracker.model_name_sanitized = model
         tracker.save_results_aggregated(results=results, samples=samples)
-        for name in TASKS:
+        for name in texts:
             tracker.save_results_samples(task_name=name, samples=samples[name])
         reported[model] = results["results"]
     assert find_importer(tmp_path / "logs") == "lm-eval"
@@ -92,4 +103,8 @@ def test_the_installed_lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             name = metric if "," in metric else f"{metric},none"
             expected = reported[model][benchmark][name]
             assert (math.exp(score) if "perplexity" in metric else score) == pytest.approx(expected)
-        assert len(found) == 6
+        assert len(found) == 8
+    for number, model in enumerate(("big", "small")):
+        average = report.average(number, "loglikelihood")
+        assert average is not None
+        assert average.score.point == pytest.approx(reported[model]["both"]["acc,none"])
