@@ -54,7 +54,7 @@ class _Loader(yaml.SafeLoader):  # libyaml would crash on deep nesting
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         """Construct an integer of at most 64 bits, which every library can hold."""
-        number = int(super().construct_yaml_int(node))  # type: ignore[no-untyped-call]
+        number = int(super().construct_yaml_int(node))
         if not -(2**63) <= number < 2**63:
             raise yaml.constructor.ConstructorError(
                 None, None, f"the number {node.value} has more than 64 bits", node.start_mark
@@ -77,11 +77,11 @@ class _Loader(yaml.SafeLoader):  # libyaml would crash on deep nesting
         if isinstance(node, yaml.MappingNode):
             self.flatten_mapping(node)
             return {self._name(key): self._content(value) for key, value in node.value}
-        return self.construct_object(node)  # type: ignore[no-untyped-call]
+        return self.construct_object(node)
 
     def _name(self, key: yaml.Node) -> Any:
         """The key as Python has it, which tells what another key would overwrite."""
-        name = self.construct_object(key, deep=True)  # type: ignore[no-untyped-call]
+        name = self.construct_object(key, deep=True)
         try:
             hash(name)
         except TypeError:

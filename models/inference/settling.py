@@ -49,7 +49,7 @@ def settle(before: Response, after: Response, tolerance: float) -> Response | No
         if not near:
             return None
         # A shard has them in float32, in which they were summed; that difference is none.
-        first, second = (np.float32(each.logprobs).tolist() for each in (before, after))
+        first, second = (np.asarray(each.logprobs, dtype=np.float32).tolist() for each in (before, after))
         return after if second < first else before
     assert isinstance(before, GenerateResponse)
     assert isinstance(after, GenerateResponse)

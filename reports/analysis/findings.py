@@ -77,8 +77,8 @@ def order_sentences(report: Report, order: PaperOrder) -> list[str]:
     else:
         tie = (
             f"Training runs that differ only in seed have a standard deviation of "
-            f"{100 * order.deviation:.2f} points of this recovery ({order.degrees} degrees of freedom); over "
-            "documents and runs, these are not proven different: "
+            f"{100 * order.deviation:.2f} points of this recovery ({order.degrees:g} degrees of freedom); "
+            "over documents and runs, these are not proven different: "
         )
     sentences.append(tie + (f"{_pairs(label, order.ties, ' and ')}." if order.ties else "none."))
     return sentences

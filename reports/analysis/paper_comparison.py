@@ -73,7 +73,7 @@ class PaperOrder:
     deviation: float | None
     """Standard deviation of our recovery between training runs, pooled over recipes; None without
     replicates."""
-    degrees: int
+    degrees: float
     """Degrees of freedom of `deviation`: runs − recipes."""
     ties: tuple[tuple[int, int], ...]
     """Checkpoints that are not proven different here, after Holm's correction over all pairs; with the spread

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.foundation.taxonomy import Protocol
-from evalsuite.reports.records.names import find, fits, unique_labels
+from evalsuite.reports.records.names import Named, find, fits, unique_labels
 from evalsuite.reports.records.run_folder import (
     BenchmarkPlan,
     CheckpointPlan,
@@ -431,7 +431,7 @@ def _labelled(
             text = " ".join(mine[key] for key in differing[:3])
             suffixes[-1] = [*([text] if text else []), *_digits("+".join(entry.fingerprints) or "no scores")]
     suffixes += [["diverged", each.note.path] for each in lost]
-    plain = [*(replace(each, label=each.plan.label) for each in found), *lost]
+    plain: list[Named] = [*(replace(each, label=each.plan.label) for each in found), *lost]
     labels = iter(unique_labels(plain, suffixes))
     return (
         [
