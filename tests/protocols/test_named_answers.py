@@ -10,7 +10,7 @@ import pytest
 
 from evalsuite.foundation.extraction import basis_of, options_of, parts_before_next_question
 from evalsuite.foundation.named_answers import names_choice
-from evalsuite.models.inference.requests import GenerateResponse
+from evalsuite.models.inference.requests import FinishReason, GenerateResponse
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.sandbox import ALLOW
 from evalsuite.tasks.benchmark import load_benchmark
@@ -101,7 +101,7 @@ def harness(name: str, *rows: tuple[dict[str, Any], str | None]) -> GenerationBe
     return GenerationBenchmark(load_benchmark(name), with_ids(rows))
 
 
-def generated(text: str, finish: str = "eos") -> GenerateResponse:
+def generated(text: str, finish: FinishReason = "eos") -> GenerateResponse:
     return GenerateResponse(tuple(range(max(1, len(text.split())))), text, finish)
 
 
@@ -171,7 +171,8 @@ def test_names_choice(text: str, letter: str, named: bool) -> None:
 def test_gsm8k_runs_on(text: str, value: float, outcome: str) -> None:
     gsm = harness("gsm8k", ({"question": "How many?", "answer": "work\n#### 10000"}, None))
     # A run-on that fills the token limit is one, too.
-    for finish in ("eos", "length") if outcome == "ran_on" else ("eos",):
+    finishes: tuple[FinishReason, ...] = ("eos", "length") if outcome == "ran_on" else ("eos",)
+    for finish in finishes:
         scored = gsm.score(0, generated(text, finish))
         assert (scored.values, scored.outcome) == ({"accuracy": value}, outcome)
 
