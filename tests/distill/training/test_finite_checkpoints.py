@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from evalsuite.distill import TrainingError, distill
 from evalsuite.distill.stage import Stage
+from evalsuite.distill.training.callbacks.divergence import diverged_students
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
@@ -44,6 +45,8 @@ def test_no_intermediate_checkpoint_has_weights_that_are_not_finite(
         <= {"a-128", "a-256", "a-384", "a-512", "b-640"}
     )
     assert [non_finite(folder) for folder in folders] == [[]] * len(folders)
+    note = diverged_students(tmp_path / "out")["linear_attention"]
+    assert (note["stage"], note["step"], note["tokens"]) == ("b", 1, 768 if lr == 1e20 else 640)
     assert not (tmp_path / "out" / "linear_attention").exists()
 
 
