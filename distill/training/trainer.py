@@ -132,11 +132,22 @@ def distill(
                 branch_run(Path(branch_from), out, recipe)
         process_group.barrier()
         if waiting := _waiting_students(recipe, out):
+            # What can be refused is refused before responses are generated and weights are read.
+            tokenizer = check_recipe(resolve_checkpoints(recipe, out))
             data_recipe = generate_responses(recipe, out, process_group, quiet=quiet)
             with closing(compilation), kernel_policy(recipe.kernels):
                 while waiting:
                     compilation.start(fresh_only=True)
-                    error = _train(recipe, data_recipe, out, waiting, process_group, compilation, quiet=quiet)
+                    error = _train(
+                        recipe,
+                        data_recipe,
+                        out,
+                        waiting,
+                        tokenizer,
+                        process_group,
+                        compilation,
+                        quiet=quiet,
+                    )
                     if error is None:
                         break
                     if process_group.is_main:
@@ -178,6 +189,7 @@ def _train(
     data_recipe: Recipe,
     out: Path,
     labels: list[str],
+    tokenizer: Any,
     process_group: ProcessGroup,
     compilation: KernelCompilation,
     *,
@@ -189,13 +201,13 @@ def _train(
         As `distill`, but for DivergedError.
     """
     trained = override_mixers(recipe, labels) if recipe.architecture is None else recipe
-    trained = resolve_checkpoints(trained, out)
-    # What can be refused is refused before weights are read, which takes longest.
-    tokenizer = check_recipe(trained)
     with closing(open_sources(data_recipe, tokenizer, process_group)) as sources:
         validate_data(data_recipe, tokenizer, sources)
         models = build_models(
-            trained, process_group.device, world_size=process_group.world_size, share_frozen=True
+            resolve_checkpoints(trained, out),
+            process_group.device,
+            world_size=process_group.world_size,
+            share_frozen=True,
         )
         calibrate_students(data_recipe, models, process_group.device, process_group.broadcast)
         with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
