@@ -4,7 +4,7 @@
 
 Every setting draws pairs of a teacher and the training runs of a recipe, and gates them with the policy of
 `--min-recovery 0.9`. On the threshold, at most 2.5 % may pass and 2.5 % fail, as a statement on the recipe; a
-student that guesses may never pass. One run writes gate.csv and takes a quarter of an hour on one core. Exit
+student that guesses may never pass. One run writes gate.csv and takes half an hour on one core. Exit
 code: 0 if every row holds, 1 if not, 64 or more if the study could not be run.
 """
 
@@ -163,7 +163,7 @@ def simulate(setting: Setting, pairs: int = PAIRS) -> Row:
     if setting.recovery is None:
         required, holds = "no pass", found[0] == 0
     else:
-        required = "at most 2.5 % pass and 2.5 % fail"
+        required = f"at most 2.5 % pass and 2.5 % fail; by chance up to {most(pairs)} pairs"
         holds = max(found[0], found[1]) <= most(pairs)
     passed, failed, inconclusive, not_measured = (found[code] / pairs for code in range(4))
     return Row(
