@@ -235,7 +235,7 @@ def _load(kind: Any, location: Location, trust_remote_code: bool, **arguments: A
 
 _FILES = {
     AutoConfig: "config.json",
-    AutoTokenizer: "its tokenizer",
+    AutoTokenizer: "its tokenizer (tokenizer.json)",
     AutoModelForCausalLM: "config.json and weights",
 }
 """What `_load` reads."""

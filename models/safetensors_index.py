@@ -122,8 +122,9 @@ def read_header(file: Path) -> list[StoredTensor]:
     ]
     _check_layout(file, tensors, 8 + length)
     last = max((tensor.end for tensor in tensors), default=8 + length)
-    if last > size:
-        raise CheckpointError(f"{file}: truncated, {size} of {last} bytes; copy the checkpoint again")
+    if last != size:
+        how = "truncated" if last > size else "more than its tensors"
+        raise CheckpointError(f"{file}: {how}, {size} of {last} bytes; copy the checkpoint again")
     return tensors
 
 

@@ -331,7 +331,11 @@ def resolve_layer_selection(recipe: Recipe) -> Recipe:
     try:
         value = parse_json(Path(name).read_bytes())
         found = value if isinstance(value, dict) else {"layers": value}
-        layers = sorted(int(layer) for layer in found["layers"])
+        layers = sorted(found["layers"])
+        if not all(type(layer) is int and 0 <= layer < 2**31 for layer in layers):
+            raise ValueError(f"{layers} are no numbers of layers")
+        if len(set(layers)) < len(layers):
+            raise ValueError(f"a layer of {layers} is given twice")
     except FileNotFoundError:
         raise ConfigError(f"student.softmax_layers: {name}: no such file") from None
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:

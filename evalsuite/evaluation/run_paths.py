@@ -228,4 +228,4 @@ def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
     if not path.is_file():
         raise DataError(f"{path}: no such file; build the requests again")
-    return read_jsonl(path)
+    return read_jsonl(path, appended=False)

@@ -247,6 +247,12 @@ class _RunScorer:
                         f"{documents_path(self.run, cell.benchmark)}: {len(documents)} documents, expected "
                         f"{cell.documents}; build the requests again"
                     )
+                for document, (request_set, _) in zip(documents, known[checkpoint.tokenizer], strict=True):
+                    if document.doc_id != request_set.doc_id:
+                        raise DataError(
+                            f"{documents_path(self.run, cell.benchmark)}: has document {document.doc_id} "
+                            f"where the requests have {request_set.doc_id}; build the requests again"
+                        )
             limit = self.index.limit(checkpoint)
             for number, (request_set, groups) in enumerate(known[checkpoint.tokenizer]):
                 for seed, group in zip(cell.seeds, groups, strict=True):

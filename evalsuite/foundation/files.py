@@ -185,11 +185,16 @@ def _complete_length(file: Any) -> int:
     return 0
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a JSON-lines file; a last line without newline is torn and skipped.
+def read_jsonl(path: Path, *, appended: bool = True) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a JSON-lines file.
+
+    Args:
+        path: a file; none has no rows.
+        appended: a last line without newline is what a killed process was appending, and is skipped; in a
+            file that was written at once it is damage.
 
     Raises:
-        DataError: a line before the last is not JSON; the message names file and line.
+        DataError: a line is not JSON, or incomplete; the message names file and line.
     """
     path = Path(path)
     if not path.exists():
@@ -197,7 +202,9 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
-                return
+                if appended:
+                    return
+                raise DataError(f"{path}, line {number}: ends within a line")
             try:
                 row = parse_json(line)
             except (ValueError, RecursionError) as error:

@@ -1,5 +1,6 @@
 """Types on both sides of the engine: the requests of a document, and the score of its responses."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,13 +63,24 @@ class RequestSet:
             context=row["context"],
             prompt_hash=row["prompt_hash"],
             score_requests=tuple(
-                ScoreRequest(tuple(each["context"]), tuple(tuple(part) for part in each["continuations"]))
+                ScoreRequest(_tokens(each["context"]), tuple(map(_tokens, each["continuations"])))
                 for each in row.get("score_requests", ())
             ),
             choices=tuple((request, number) for request, number in row.get("choices", ())),
-            prompt=tuple(row.get("prompt", ())),
+            prompt=_tokens(row.get("prompt", ())),
             in_reasoning=row.get("in_reasoning", False),
         )
+
+
+def _tokens(values: Sequence[int]) -> tuple[int, ...]:
+    """Token ids of 31 bits. Raises ValueError or TypeError for anything else."""
+    try:
+        packed = array("i", values)
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
+    if packed and min(packed) < 0:
+        raise ValueError(f"{min(packed)} is no token id")
+    return tuple(packed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class StudentConfig(PreTrainedConfig):
         **kwargs: Any,
     ) -> None:
         if schema != SCHEMA:
-            raise CheckpointError(f"student config: {schema_error(schema)}")
+            raise CheckpointError(f"config.json of a student: {schema_error(schema)}")
         # transformers builds an empty config to determine the defaults.
         base = base_config(teacher) if teacher else None
         known = frozenset() if base is None else teacher_fields(base.model_type)
@@ -72,7 +72,7 @@ class StudentConfig(PreTrainedConfig):
     def _check(self) -> None:
         layers = self.base.num_hidden_layers
         if len(self.mixers) != layers:
-            raise ConfigError(f"student config: {len(self.mixers)} mixers for {layers} layers")
+            raise ConfigError(f"config.json of a student: {len(self.mixers)} mixers for {layers} layers")
         for layer, name in enumerate(self.mixers):
             self._check_mixer(name, layer)
         for name, values in self.mixer_options.items():

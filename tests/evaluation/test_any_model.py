@@ -103,7 +103,7 @@ def test_a_checkpoint_without_a_tokenizer_is_refused_by_name(tiny: Path, tmp_pat
     folder = shutil.copytree(tiny, tmp_path / "bare")
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(CheckpointError, match=f"{folder}: its tokenizer cannot be loaded"):
+    with pytest.raises(CheckpointError, match=f"{folder}: its tokenizer .* cannot be loaded"):
         load_checkpoint(folder)
 
 

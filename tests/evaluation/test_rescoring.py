@@ -15,7 +15,7 @@ import yaml
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.scorer_versions import scorer_version
-from evalsuite.foundation import EvalsuiteError, named_answers
+from evalsuite.foundation import DataError, EvalsuiteError, named_answers
 from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.scorers import SCORERS, Scorer, ScorerOutput
@@ -214,3 +214,28 @@ def test_what_decides_outcomes_is_part_of_the_version(
             (tmp_path / copy / name).write_text(text)
         monkeypatch.setattr(named_answers, "__file__", str(tmp_path / copy / "named_answers.py"))
         assert (scorer_version(benchmark, "generation") == before) is (copy == "same")
+
+
+def test_documents_that_are_sorted_or_lost_are_refused(suite: Path, expected: Path) -> None:
+    """Responses belong to documents by their place: other documents would be scored with them."""
+    path = expected / "documents" / "pocket_facts.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    for changed, told in (
+        (lines[::-1], "has document .* where the requests have"),
+        (lines[:-1], "3 documents, expected 4"),
+        ([*lines[:-1], lines[-1][:-2]], "line 4: ends within a line"),
+    ):
+        path.write_text("".join(changed))
+        with pytest.raises(DataError, match=rf"pocket_facts\.jsonl.*{told}"):
+            score_again(suite, expected)
+
+
+def test_a_log_of_no_engine_is_named(suite: Path, expected: Path) -> None:
+    """It was taken for missing responses, which `--score-only` cannot compute."""
+    path = expected / "environment.json"
+    environment = json.loads(path.read_text())
+    engines = environment["engines"]
+    environment["engines"] = {"weights-a": engines["weights-a"]}
+    path.write_text(json.dumps(environment))
+    with pytest.raises(DataError, match=rf"{engines['weights-b']['fingerprint']}.*names no engine"):
+        score_again(suite, expected)

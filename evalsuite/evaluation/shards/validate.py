@@ -387,7 +387,10 @@ def _lines(path: Path, source: str, killed: bool) -> list[bytes]:
         source: its name in errors.
         killed: it is that of a run, whose last line a killed process may have left incomplete.
     """
-    *lines, rest = path.read_bytes().split(b"\n")
+    try:
+        *lines, rest = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"{source}: cannot be read ({error.strerror or error})") from error
     if rest and not (killed and (rest.startswith(TORN) or TORN.startswith(rest))):
         raise DataError(
             f"{source}, line {len(lines) + 1}: ends within a line; export or copy the shard again"
