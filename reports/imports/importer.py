@@ -103,7 +103,7 @@ class Importer(Protocol):
     """Name of the harness, e.g. "lm-eval"."""
 
     def recognises(self, path: Path) -> bool:
-        """Whether a file or folder looks like a log of this harness; cheap, and never raises."""
+        """Whether a file or folder looks like a log of this harness, damaged or not; cheap."""
         ...
 
     def read(self, path: Path) -> tuple[ImportedLog, ...]:
@@ -129,7 +129,8 @@ def find_importer(path: Path) -> str | None:
     found = [name for name in IMPORTERS.names() if _usable(name) and IMPORTERS[name].recognises(path)]
     if len(found) > 1:
         raise ConfigError(
-            f"{path}: may be a log of {' or '.join(found)}; state which one with --import {found[0]}:{path}"
+            f"{path}: may be a log of {' or '.join(found)}; state which, or all, with --import "
+            + " ".join(f"{name}:{path}" for name in found)
         )
     return found[0] if found else None
 

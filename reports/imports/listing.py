@@ -6,7 +6,7 @@ over the model that it holds.
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ class Format(NamedTuple):
         return file.suffix == ".json" and _holds(file, self.keys)
 
     def logs(self, path: Path) -> list[Path]:
-        """Files that are logs: `path` itself, or those below it. Raises nothing."""
+        """Files that are logs: `path` itself, or those below it. DataError: a folder cannot be listed."""
         if path.is_file() or path.is_symlink():
             return [path] if self.is_log(path) else []
         return [file for file in files_below(path) if self.is_log(file)]
@@ -93,10 +93,10 @@ _PLAN = "plan.yaml"
 def files_below(path: Path) -> Iterator[Path]:
     """Files below a folder in order, also through links to folders; hidden ones are skipped.
 
-    A run folder yields its plan alone: what it holds is its own.
+    A run folder yields its plan alone: what it holds is its own. DataError: a folder cannot be listed.
     """
     seen: set[tuple[int, int]] = set()
-    for folder, folders, files in os.walk(path, followlinks=True):
+    for folder, folders, files in os.walk(path, followlinks=True, onerror=_refuse_unread(path)):
         status = os.stat(folder)
         real = status.st_dev, status.st_ino
         if real in seen or (Path(folder) != Path(path) and _PLAN in files):
@@ -110,6 +110,15 @@ def files_below(path: Path) -> Iterator[Path]:
         # A folder with the name of a log is where a log should be.
         named = [name for name in folders if _WRAPPED.search(name)]
         yield from (Path(folder, name) for name in sorted(files + named) if not name.startswith("."))
+
+
+def _refuse_unread(path: Path) -> Callable[[OSError], None]:
+    def refuse(error: OSError) -> None:
+        # A path that is no folder has no files; a folder that cannot be listed may hold a model's.
+        if os.path.isdir(path):
+            raise DataError(f"{error.filename}: cannot be listed ({error.strerror or error})") from error
+
+    return refuse
 
 
 def found_below(path: Path) -> str:

@@ -4,7 +4,7 @@ Format: lm-eval 0.4.13, `lm_eval/loggers/evaluation_tracker.py` and `lm_eval/eva
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from math import exp, inf, isfinite, isnan
@@ -262,7 +262,7 @@ def _read_task(file: Path, log: Fields, task: str, groups: Mapping[str, _Member]
             "the file lost samples or belongs to another evaluation; restore it, or evaluate again"
         )
     samples = [_sample(list(each.values()), kind, delimiter) for each in rows]
-    _refuse_other_scores(path, log.fields("results").fields(task, required=False), rows)
+    _refuse_other_scores(path, log.fields("results").fields(task, required=False), _means(config), rows)
     member = groups.get(task)
     generation = config.fields("generation_kwargs", required=False).value if kind == "generate_until" else {}
     return ImportedBenchmark(
@@ -281,14 +281,25 @@ def _read_task(file: Path, log: Fields, task: str, groups: Mapping[str, _Member]
     )
 
 
-def _refuse_other_scores(path: Path, reported: Fields, rows: Sequence[Mapping[str, Fields]]) -> None:
+def _means(config: Fields) -> set[str]:
+    """Metrics whose score is the mean over documents, unless the task states another aggregation."""
+    listed = config.value.get("metric_list")
+    stated = {
+        str(each.get("metric")): each.get("aggregation") for each in listed or () if isinstance(each, Mapping)
+    }
+    return {metric for metric in _MEANS if stated.get(metric, "mean") in (None, "mean")}
+
+
+def _refuse_other_scores(
+    path: Path, reported: Fields, means: Collection[str], rows: Sequence[Mapping[str, Fields]]
+) -> None:
     """Refuse samples whose averages are not those of the log. Its other aggregations are its own."""
     for name, score in reported.value.items():
         metric, _, kind = str(name).partition(",")
         found = [row.value[metric] for each in rows if (row := each.get(kind)) and metric in row.value]
         if len(found) != len(rows):
             continue
-        if metric in _MEANS:
+        if metric in means:
             refuse_other_average(str(path), name, score, float(np.mean(found)), count=len(found))
         elif units := PERPLEXITIES.get(metric):
             nats, counts = np.sum(np.asarray(found, dtype=float), axis=0) if units else (0.0, 0.0)

@@ -4,6 +4,7 @@ No traceback, and no model that is missing without a word: about 650 damaged fol
 """
 
 import json
+import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ import pytest
 import yaml
 
 from evalsuite.cli.entry import main
-from evalsuite.foundation import DataError, EvalsuiteError
+from evalsuite.foundation import ConfigError, DataError, EvalsuiteError
 from evalsuite.reports.imports import IMPORTERS, find_importer
 from tests.damage import DAMAGES, HARMLESS, JSON_DAMAGES, Damage
 from tests.reports.imports.logs import EveryEvalEverLog, LmEvalLog, task
@@ -149,3 +150,35 @@ def test_the_gate_does_not_pass_without_a_student(
     gate = ["gate", str(tmp_path / "logs"), "--teacher", "teacher", "--min-recovery", "0.9"]
     assert main([*gate, "--out", str(tmp_path / "out")]) == 65
     assert "bad" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm_eval(tmp_path)
+    scandir = os.scandir
+
+    def refusing(path: Any) -> Any:
+        if str(path).endswith("small"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(DataError, match=r"small: cannot be listed \(Permission denied\)"):
+        read(tmp_path)
+
+
+def test_two_formats_in_one_folder_are_stated(tmp_path: Path) -> None:
+    lm_eval(tmp_path)
+    inspect(tmp_path / "inspect")
+    with pytest.raises(ConfigError, match=rf"--import inspect:{tmp_path} lm-eval:{tmp_path}"):
+        find_importer(tmp_path)
+    models = {log.label for name in ("inspect", "lm-eval") for log in IMPORTERS[name].read(tmp_path)}
+    assert models == set(MODELS)
+
+
+def test_a_link_to_a_folder_is_followed(tmp_path: Path) -> None:
+    lm_eval(tmp_path / "elsewhere")
+    (tmp_path / "logs").mkdir()
+    for model in MODELS:
+        (tmp_path / "logs" / model).symlink_to(tmp_path / "elsewhere" / model)
+    (tmp_path / "logs" / "round").symlink_to(tmp_path / "logs")
+    assert {model for model, _ in read(tmp_path / "logs")} == set(MODELS)
