@@ -1,0 +1,46 @@
+"""The published second leaderboard against scores averaged by other code, and README's ranks of gaps."""
+
+import json
+
+import pandas as pd
+import pytest
+from scipy.stats import spearmanr
+
+from tests.parity.gap_ranks import NAMED, settings
+from tests.parity.leaderboard_numbers import (
+    SECOND,
+    chance_of,
+    macro,
+    needles_of,
+    retained,
+    scores_of,
+)
+
+
+def test_second_leaderboard_counts_each_request_once() -> None:
+    table = pd.read_csv(SECOND / "leaderboard.csv")
+    table = table[(table["protocol"] == "loglikelihood") & (table["scope"] == "informative")]
+    scores, chance = scores_of(SECOND), chance_of(SECOND)
+    means = macro(scores)
+    (teacher,) = table.loc[table["role"] == "teacher", "label"]
+    students = table[table["role"] == "student"].set_index("label")
+    assert len(students) == 35
+    own = means[students.index]
+    assert students["recovery"].to_numpy() == pytest.approx((own / means[teacher]).to_numpy(), abs=1e-9)
+    lead = (own - chance) / (means[teacher] - chance)
+    assert students["chance_normalized_recovery"].to_numpy() == pytest.approx(lead.to_numpy(), abs=1e-9)
+    kept = [retained(scores, student, teacher) for student in students.index]
+    assert students["retained"].to_numpy() == pytest.approx(kept, abs=1e-9)
+    needles = needles_of(SECOND).loc[students.index]
+    found = json.loads((SECOND / "report.json").read_text())["recall_correlations"]
+    rhos = {row["context"]: row["rho"] for row in found if row["students"] == "all"}
+    assert rhos == pytest.approx({c: spearmanr(own, needles[c]).statistic for c in needles}, abs=1e-9)
+
+
+def test_settings_that_readme_names_are_those_of_the_study() -> None:
+    ranks = {}
+    for study, named in NAMED.items():
+        rows = settings(study)
+        (mine,) = (row for row in rows if row[:2] == named)
+        ranks[study] = [sorted(rows, key=lambda row: -row[i]).index(mine) + 1 for i in (2, 3)], len(rows)
+    assert ranks == {"pocket-10m": ([13, 29], 29), "smollm2": ([1, 1], 12)}
