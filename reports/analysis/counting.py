@@ -26,7 +26,7 @@ class SharedRequests:
 
     benchmark: str
     other: str
-    """The benchmark with more requests; of equally many, the first of the plan."""
+    """The benchmark with more requests; of equally many, the first by name."""
     protocol: str
     context: int | None
     other_context: int | None
@@ -48,8 +48,8 @@ class Counting:
 
     def __init__(self, cells: Sequence["Cell"]) -> None:
         """Compare the requests of every two benchmarks of a protocol."""
-        # Of equally many requests, the sort keeps the order of the plan.
-        larger_first = sorted(cells, key=lambda cell: -len(cell.documents))
+        # Of equally many requests the name decides: the order of runs and plans must change no number.
+        larger_first = sorted(cells, key=lambda cell: (-len(cell.documents), cell.benchmark.name))
         requests = {id(cell): frozenset(cell.prompt_hashes.tolist()) for cell in cells}
         self._rank = {_key(cell): rank for rank, cell in enumerate(larger_first)}
         self._into: dict[_Key, set[_Key]] = {}

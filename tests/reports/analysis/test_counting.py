@@ -111,9 +111,9 @@ def numbers(report: Report, without: str) -> dict[str, Any]:
 def test_copy_of_a_benchmark_changes_no_number(
     synthetic: SimpleNamespace, tmp_path: Path, plain: Report, documents: int | None, category: str
 ) -> None:
-    run = with_copy(make(synthetic, tmp_path), "words", "again", documents=documents, category=category)
+    run = with_copy(make(synthetic, tmp_path), "words", "xagain", documents=documents, category=category)
     report = build_report([run])
-    found, expected = numbers(report, "again"), numbers(plain, "again")
+    found, expected = numbers(report, "xagain"), numbers(plain, "xagain")
     if category == "reasoning":
         # A category of the copy alone has its score.
         found["averages"] = [row for row in found["averages"] if row["scope"] != "reasoning"]
@@ -128,15 +128,15 @@ def test_copy_of_a_benchmark_changes_no_number(
 
 
 def test_outputs_name_what_counts_with_what(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = with_copy(make(synthetic, tmp_path / "run"), "words", "again", documents=60)
+    run = with_copy(make(synthetic, tmp_path / "run"), "words", "xagain", documents=60)
     made = compare([run], tmp_path / "out", samples=False)
     sentence = (
-        "AGAIN: 60 of its 60 requests under log-likelihood are requests of WORDS. Where both would count, "
+        "XAGAIN: 60 of its 60 requests under log-likelihood are requests of WORDS. Where both would count, "
         "the two are one benchmark"
     )
     page = (tmp_path / "out" / "index.html").read_text()
     assert "on the same 240 documents of 2 informative benchmarks" in page
-    assert "AGAIN has requests of WORDS, and counts with it." in page
+    assert "XAGAIN has requests of WORDS, and counts with it." in page
     for name in ("index.html", "report.md"):
         assert sentence in (tmp_path / "out" / name).read_text()
     assert sentence in made.text
@@ -144,37 +144,48 @@ def test_outputs_name_what_counts_with_what(synthetic: SimpleNamespace, tmp_path
     assert {(row["benchmark"], row["counts_with"]) for row in rows} == {
         ("words", ""),
         ("facts", ""),
-        ("again", "words"),
+        ("xagain", "words"),
     }
     leaderboard = list(csv.DictReader((tmp_path / "out" / "leaderboard.csv").open()))
-    assert {row["counted_with"] for row in leaderboard if row["scope"] == "all"} == {"again=words"}
+    assert {row["counted_with"] for row in leaderboard if row["scope"] == "all"} == {"xagain=words"}
     found = report_json(made.report)
     assert [
         (each["benchmark"], each["other"], each["protocol"], each["documents"], each["counts_once"])
         for each in found["shared_requests"]
     ] == [
-        ("again", "words", "loglikelihood", 60, True),
-        ("again", "words", "generation", 60, True),
+        ("xagain", "words", "loglikelihood", 60, True),
+        ("xagain", "words", "generation", 60, True),
     ]
     assert {(row["benchmark"], row["counts_with"]) for row in found["informative"]} == {
         ("words", ""),
         ("facts", ""),
-        ("again", "words"),
+        ("xagain", "words"),
     }
 
 
+def test_order_of_the_plan_changes_no_number(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    """Of two benchmarks with the same requests but other metrics, one counts, whichever comes first."""
+    run = with_copy(make(synthetic, tmp_path), "words", "a_copy")
+    found = build_report([run]).average(1, "loglikelihood")
+    plan = read_plan(run)
+    write_plan(run, plan.model_copy(update={"benchmarks": plan.benchmarks[::-1]}))
+    turned = build_report([run]).average(1, "loglikelihood")
+    assert set(found.benchmarks) == set(turned.benchmarks) == {"a_copy", "facts"}
+    assert (found.recovery, found.documents) == (turned.recovery, turned.documents)
+
+
 def test_few_shared_requests_are_named_and_both_count(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = with_copy(make(synthetic, tmp_path), "words", "again", documents=100, own=60)
+    run = with_copy(make(synthetic, tmp_path), "words", "xagain", documents=100, own=60)
     report = build_report([run])
-    assert any("AGAIN: 40 of its 100 requests" in w and "both count" in w for w in report.warnings)
-    assert report.average(1, "loglikelihood").benchmarks == ("words", "facts", "again")
-    once = with_copy(make(synthetic, tmp_path / "b"), "words", "again", documents=100, own=50)
+    assert any("XAGAIN: 40 of its 100 requests" in w and "both count" in w for w in report.warnings)
+    assert report.average(1, "loglikelihood").benchmarks == ("words", "facts", "xagain")
+    once = with_copy(make(synthetic, tmp_path / "b"), "words", "xagain", documents=100, own=50)
     assert build_report([once]).average(1, "loglikelihood").benchmarks == ("words", "facts")
 
 
 def test_copy_counts_alone_where_the_other_does_not(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = make(synthetic, tmp_path)
-    with_copy(run, "words", "again", documents=60)
+    with_copy(run, "words", "xagain", documents=60)
     plan = read_plan(run)
     barred = [
         each.model_copy(update={"not_leading": "it is trained on"}) if each.name == "words" else each
@@ -183,14 +194,14 @@ def test_copy_counts_alone_where_the_other_does_not(synthetic: SimpleNamespace, 
     write_plan(run, plan.model_copy(update={"benchmarks": tuple(barred)}))
     report = build_report([run])
     row = report.leading_average(1, "loglikelihood")
-    assert (row.scope, row.benchmarks, row.documents) == ("informative", ("facts", "again"), 180)
+    assert (row.scope, row.benchmarks, row.documents) == ("informative", ("facts", "xagain"), 180)
     assert {row.counts_with for row in report.informative} == {""}
 
 
 def test_copy_that_a_student_lacks_takes_no_rank(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = with_copy(make(synthetic, tmp_path), "words", "again", documents=60)
+    run = with_copy(make(synthetic, tmp_path), "words", "xagain", documents=60)
     weights = read_plan(run).checkpoints[1].weights_id
-    score_path(run, "again", "loglikelihood", weights[::-1]).unlink()
+    score_path(run, "xagain", "loglikelihood", weights[::-1]).unlink()
     row = build_report([run]).average(1, "loglikelihood")
     assert (row.missing, row.rank) == ((), 1)
 
@@ -215,31 +226,31 @@ RULES = (
 def test_gate_counts_requests_once(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = make(synthetic, tmp_path)
     before = run_gate([run], policy(*RULES))
-    after = run_gate([with_copy(run, "words", "again", documents=60)], policy(*RULES))
+    after = run_gate([with_copy(run, "words", "xagain", documents=60)], policy(*RULES))
     strip = [[replace(r, look_at=()) for r in verdict.results] for verdict in (before, after)]
     assert strip[0] == strip[1]
-    assert "AGAIN: 60 of its 60 requests" in after.text
+    assert "XAGAIN: 60 of its 60 requests" in after.text
 
 
 def test_regression_counts_requests_once(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    old = with_copy(make(synthetic, tmp_path / "old"), "words", "again", documents=60)
-    new = with_copy(make(synthetic, tmp_path / "new", documents=120), "words", "again", documents=60)
+    old = with_copy(make(synthetic, tmp_path / "old"), "words", "xagain", documents=60)
+    new = with_copy(make(synthetic, tmp_path / "new", documents=120), "words", "xagain", documents=60)
     rule = {"metric": "regression", "max": 1, "baseline": str(old), "protocol": "loglikelihood"}
     assert {result.documents for result in run_gate([new], policy(rule)).results} == {240}
 
 
 def test_distances_count_requests_once(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = with_copy(make(synthetic, tmp_path), "words", "again", documents=60)
+    run = with_copy(make(synthetic, tmp_path), "words", "xagain", documents=60)
     tensor = load_result_tensor([run])
     ids = [each.plan.weights_id for each in tensor.checkpoints]
     frame = pd.concat(
         frame_of(weights_id=ids[1], teacher=ids[0], source=source, doc_id=[str(i)], kl=kl * (1 + i))
-        for source, kl in (("words", 8.0), ("facts", 1.0), ("again", 8.0))
+        for source, kl in (("words", 8.0), ("facts", 1.0), ("xagain", 8.0))
         for i in range(3)
     )
     rows = {(row.kind, row.group): row for row in distance_rows(tensor, frame)}
     assert (rows["all", "all"].kl.point, rows["all", "all"].documents) == (9 * 2 / 2 / 4, 6)
-    assert {group for kind, group in rows if kind == "source"} == {"words", "facts", "again"}
+    assert {group for kind, group in rows if kind == "source"} == {"words", "facts", "xagain"}
     found = answer_distance(tensor, frame, 1)
     assert found is not None
     assert found[0].point == rows["all", "all"].kl.point
