@@ -7,6 +7,7 @@ by position and target, and only if their prompts are equal.
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -274,7 +275,7 @@ def _refuse_other_scores(
 ) -> None:
     """Refuse reviews whose averages are not those of the report, or whose score is no average."""
     for each in reported:
-        values = [s.values[each.metric] for s in samples if each.metric in s.values]
+        values = [s.values[each.metric] for s in samples if isfinite(s.values.get(each.metric, nan))]
         if each.metric == main and each.aggregation != "mean":
             raise DataError(
                 f"{path}: EvalScope's '{each.metric}' is not the mean of its reviews ('aggregation' = "
@@ -319,7 +320,7 @@ def _weights(report: Fields, subset: str, main: Any) -> tuple[float | None, ...]
         .value.items()
     }
     for each in _subset_scores(report):
-        if each.metric == main and set(each.scores) <= set(sizes):
+        if each.metric == main and set(each.scores) <= set(sizes) and isfinite(each.whole):
             weights = weights_in_group(
                 report.place, each.metric, each.whole, each.scores, sizes, rounding=2 * _ROUNDING
             )
@@ -353,7 +354,7 @@ def _sample(row: Fields, dataset: str) -> ImportedSample:
     response = str(score.value.get("prediction") or "")
     extracted = str(score.value.get("extracted_prediction") or "")
     sent = prompt(messages, row.place)
-    found = {str(name): values.number(str(name)) for name in values.value} if not failed else {}
+    found = {str(name): values.real(str(name)) for name in values.value} if not failed else {}
     basis = basis_of(dataset, response, extracted, options_of(sent[-1][1]))
     if not extracted or (basis == "nothing" and not any(value >= 1 for value in found.values())):
         outcome, extracted = "extraction_failed", ""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
@@ -147,14 +148,13 @@ def _benchmark(
     for result in results:
         metric, stated = _metric(result), result.fields("score_details", required=False).value.get("score")
         values = [each.values[metric] for each in samples if metric in each.values]
-        if values and len(values) == len(samples):
+        if values and len(values) == len(samples) and all(map(isfinite, values)):
             found = sum(values) / len(values)
             refuse_other_average(str(path), metric, stated, found, rounding=1e-4, count=len(values))
     planned = results[0].fields("source_data").value.get("samples_number")
     there = len({canonical_json(sample.document) for sample in samples})
     config = results[0].fields("generation_config", required=False)
     details = results[0].fields("metric_config").fields("additional_details", required=False).value
-    num_fewshot = str(details.get("num_fewshot", "0"))
     return ImportedBenchmark(
         name=name,
         source=str(path),
@@ -163,7 +163,7 @@ def _benchmark(
         documents=planned if type(planned) is int and planned > 0 else there,
         metrics=tuple(dict.fromkeys(metrics.values())),
         version=str(details.get("task_version", "")),
-        num_fewshot=int(num_fewshot) if num_fewshot.isdigit() else 0,
+        num_fewshot=_integer(details.get("num_fewshot")) or 0,
         sampling=canonical_json(config.value.get("generation_args") or {}),
     )
 
@@ -208,10 +208,12 @@ def _samples(rows: Sequence[Fields], metrics: dict[str, str]) -> list[ImportedSa
                     f"{row.place}: sample {key[0]!r} has two records of '{metric}', the other in "
                     f"{known.place}; keep one"
                 )
+            # A document that failed under one metric is no answer under the others.
+            failed = known if known.error else sample
             merged[key] = replace(
-                known,
-                values={**known.values, **sample.values},
-                choices={**known.choices, **sample.choices},
+                failed,
+                values={} if failed.error else {**known.values, **sample.values},
+                choices={} if failed.error else {**known.choices, **sample.choices},
             )
     return list(merged.values())
 
@@ -229,20 +231,26 @@ def _sample(row: Fields, metric: str) -> ImportedSample:
                 "without either cannot be paired"
             )
     error = row.value.get("error")
-    count = len(choices) if isinstance(choices, list) else int(str(metadata.get("choices", "0")) or 0)
-    picked = str(metadata.get("choice", ""))
+    count = len(choices) if isinstance(choices, list) else _integer(metadata.get("choices")) or 0
+    picked = _integer(metadata.get("choice"))
     return ImportedSample(
         document=document,
         prompt=_prompt(row, shown, metadata, document),
-        values={metric: row.fields("evaluation").number("score")} if not error else {},
+        values={metric: row.fields("evaluation").real("score")} if not error else {},
         place=row.place,
-        seed=int(str(metadata.get("seed", "0"))) if str(metadata.get("seed", "0")).isdigit() else 0,
+        seed=_integer(metadata.get("seed")) or 0,
         chance=1 / count if count > 1 else None,
         outcome="error" if error else str(metadata.get("outcome", "ok")),
         error=str(error) if error else None,
-        choices={metric: int(picked)} if picked.isdigit() and not error else {},
+        choices={metric: picked} if picked is not None and not error else {},
         detail=_detail(row, reference),
     )
+
+
+def _integer(value: Any) -> int | None:
+    """A natural number of the metadata, whose values are texts; None for anything else."""
+    text = str(value)
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 def _prompt(row: Fields, shown: Fields, metadata: Any, document: Any) -> Any:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,9 @@ def _refuse_other_scores(
             if name in each.values:
                 values.setdefault(sample, []).append(each.values[name])
         # Whether a sample that failed has a score is the log's choice.
-        if not values or any(each.error for each in samples.values()) or score.value.get("params"):
+        numbers = [number for each in values.values() for number in each]
+        failed = any(each.error for each in samples.values()) or not all(map(isfinite, numbers))
+        if not values or failed or score.value.get("params"):
             continue
         found = sum(sum(each) / len(each) for each in values.values()) / len(values)
         for metric in ("accuracy", "mean"):
@@ -277,10 +280,10 @@ def _number(fields: Fields, name: str) -> float:
         if value in _LETTERS:
             return _LETTERS[value]
         try:
-            return Fields({name: float(value)}, fields.place).number(name)
+            return float(value)
         except ValueError:
             raise DataError(
                 f"{fields.place}: '{name}' = {value!r}; expected C, I, P, N or a number: import other "
                 "benchmarks only (--benchmark)"
             ) from None
-    return fields.number(name)
+    return fields.real(name)

@@ -345,8 +345,7 @@ def _sample(rows: Sequence[Fields], kind: str, delimiter: str) -> ImportedSample
             values |= _values(row, str(metric), suffix)
     prompts = [pair[:1] for pair in pairs] if kind == "generate_until" else pairs
     logprobs = [] if kind == "generate_until" else _logprobs(first)
-    unusable = [f"'{name}' = {value}" for name, value in values.items() if not isfinite(value)]
-    unusable += [f"log-probability {i} is {x}" for i, x in enumerate(logprobs) if isnan(x) or x == inf]
+    unusable = [f"log-probability {i} is {x}" for i, x in enumerate(logprobs) if isnan(x) or x == inf]
     scored: dict[str, Any] = {}
     if unusable:
         scored = {"outcome": "error", "error": f"lm-eval: {unusable[0]}"}

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,7 +92,19 @@ def _selected(
     for log in logs:
         chosen = [read for name, read in log.benchmarks.items() if not names or name in names]
         if chosen:
-            yield log, tuple(read() for read in chosen)
+            yield log, tuple(_finite(log.harness, read()) for read in chosen)
+
+
+def _finite(harness: str, benchmark: ImportedBenchmark) -> ImportedBenchmark:
+    """The benchmark, where a sample with a score that is no number is an error of its document."""
+    samples = []
+    for sample in benchmark.samples:
+        wrong = next((each for each in sample.values.items() if not isfinite(each[1])), None)
+        if wrong:
+            why = sample.error or f"{harness}: '{wrong[0]}' = {wrong[1]}"
+            sample = replace(sample, values={}, choices={}, outcome="error", error=why)
+        samples.append(sample)
+    return replace(benchmark, samples=tuple(samples))
 
 
 def _weighted(logs: Sequence[_Read]) -> list[_Read]:

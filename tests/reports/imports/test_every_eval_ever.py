@@ -75,6 +75,15 @@ def test_other_prompts_are_not_measured(tmp_path: Path) -> None:
     assert [each.documents for each in report.tensor.incomplete] == [7]
 
 
+def test_a_score_that_is_no_number_is_an_error_of_its_document(tmp_path: Path) -> None:
+    log = EveryEvalEverLog("big", BIG)
+    log.rows[1]["evaluation"]["score"] = float("nan")
+    log.rows[2]["metadata"] = {"choices": "four", "seed": "²", "choice": "9" * 5000}
+    (run,) = import_logs([("every-eval-ever", log.write(tmp_path / "log"))], tmp_path / "imported")
+    table = score_table(run)
+    assert table[["documents", "error"]].to_numpy().tolist() == [[8, 1]]
+
+
 def old_schema(log: EveryEvalEverLog) -> None:
     log.aggregate["schema_version"] = "0.2.2"
 

@@ -140,6 +140,18 @@ def test_failed_reviews_are_errors(stored: Path) -> None:
     assert table[table["benchmark"] == "arc.ARC-Easy"]["error"].tolist() == [1]
 
 
+def test_scores_that_are_no_numbers_are_errors_of_their_documents(stored: Path) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        # The second review was wrong, so that the average over the others is 6 of 11.
+        rows[1]["sample_score"]["score"]["value"]["accuracy"] = float("nan")
+
+    edit_reviews(stored, change)
+    log = edit_log(stored, lambda log: log["samples"][0]["scores"]["choice"].update(value=float("nan")))
+    for source in (("evalscope", stored / "evalscope" / "small"), ("inspect", log)):
+        (run,) = import_logs([source], stored / source[0] / "out")
+        assert score_table(run)["error"].sum() == 1
+
+
 def test_another_version_of_evalscope_is_refused(stored: Path) -> None:
     path = stored / "evalscope" / "small" / "configs" / "task_config.yaml"
     config = yaml.safe_load(path.read_text())
