@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from evalsuite.foundation import DataError, read_jsonl
 from evalsuite.foundation.strict import Strict, parse
+from evalsuite.reports.records.names import labels_of_weights
 
 FILE = "efficiency.jsonl"
 
@@ -83,7 +84,7 @@ class EfficiencyRow(Strict):
 
 
 def read_efficiency(runs: Sequence[Path]) -> list[EfficiencyRow]:
-    """Read the efficiency measurements of all runs.
+    """Read the efficiency measurements of all runs; the label of two models gets their weights as a suffix.
 
     Raises:
         DataError, ConfigError: a line that is no measurement.
@@ -96,4 +97,5 @@ def read_efficiency(runs: Sequence[Path]) -> list[EfficiencyRow]:
             if not isinstance(row, dict):
                 raise DataError(f"{source}: expected a JSON object")
             found.append(parse(row, EfficiencyRow, source))
-    return found
+    labels = labels_of_weights((row.weights_id, row.label) for row in found)
+    return [row.model_copy(update={"label": labels[row.weights_id]}) for row in found]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.foundation.taxonomy import Protocol
-from evalsuite.reports.records.names import Named, find, fits, unique_labels
+from evalsuite.reports.records.names import Named, digits, find, fits, unique_labels
 from evalsuite.reports.records.run_folder import (
     BenchmarkPlan,
     CheckpointPlan,
@@ -421,7 +421,7 @@ def _labelled(
     suffixes = []
     for entry in found:
         others = [each for each in found if each.plan.weights_id == entry.plan.weights_id]
-        suffixes.append(_digits(entry.plan.weights_id))
+        suffixes.append(digits(entry.plan.weights_id))
         if len(others) > 1:
             mine, *rest = (
                 {key: value for name in each.fingerprints for key, value in facts.get(name, {}).items()}
@@ -429,7 +429,7 @@ def _labelled(
             )
             differing = [key for key in mine if any(mine[key] != each.get(key) for each in rest)]
             text = " ".join(mine[key] for key in differing[:3])
-            suffixes[-1] = [*([text] if text else []), *_digits("+".join(entry.fingerprints) or "no scores")]
+            suffixes[-1] = [*([text] if text else []), *digits("+".join(entry.fingerprints) or "no scores")]
     suffixes += [["diverged", each.note.path] for each in lost]
     plain: list[Named] = [*(replace(each, label=each.plan.label) for each in found), *lost]
     labels = iter(unique_labels(plain, suffixes))
@@ -472,11 +472,6 @@ def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
         for key, value in sorted(flat.items(), key=lambda each: each[0] not in alone)
         if isinstance(value, str | int | float) and key not in ("fingerprint", "log") and len(str(value)) < 40
     }
-
-
-def _digits(identifier: str) -> list[str]:
-    """The first six digits of an id, and more."""
-    return [identifier[:length] for length in range(6, len(identifier))] + [identifier]
 
 
 def _with_role(entry: CheckpointEntry, role: Literal["teacher", "student"]) -> CheckpointEntry:

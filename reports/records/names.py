@@ -1,7 +1,7 @@
 """Names of checkpoints: whoever takes one asks here, so that a name that fits several is never guessed."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,6 +74,24 @@ def find(name: str, known: Sequence[Named], where: str) -> int:
 def _described(named: Named) -> str:
     paths = ", ".join(path for path in named.paths if path)
     return f"'{named.label}'{f' ({paths})' if paths else ''}"
+
+
+def labels_of_weights(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Map weights_ids to labels that no other weights have.
+
+    Args:
+        pairs: weights_id and label, as a sidecar file states them; of several labels the first counts.
+    """
+    labels: dict[str, str] = {}
+    for weights_id, label in pairs:
+        labels.setdefault(weights_id, label)
+    unique = unique_labels(list(map(Name, labels.values())), list(map(digits, labels)))
+    return dict(zip(labels, unique, strict=True))
+
+
+def digits(identifier: str) -> list[str]:
+    """The first six digits of an id, and more."""
+    return [identifier[:length] for length in range(6, len(identifier))] + [identifier]
 
 
 def unique_labels(checkpoints: Sequence[Named], suffixes: Sequence[Sequence[str]]) -> list[str]:

@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 
 from evalsuite.foundation import DataError, read_json
 from evalsuite.foundation.strict import Strict, StrictModel, parse
+from evalsuite.reports.records.names import labels_of_weights
 
 
 class Check(Strict):
@@ -138,13 +139,18 @@ class Selection(Strict):
 
 
 def read_doctor(runs: Sequence[Path]) -> list[DoctorResult]:
-    """Read the doctor's results of all runs. Raises ConfigError for an invalid file."""
+    """Read the doctor's results of all runs; the label of two models gets their weights as a suffix.
+
+    Raises:
+        ConfigError: an invalid file.
+    """
     found: list[DoctorResult] = []
     for run in runs:
         path = Path(run) / "doctor.json"
         if path.exists():
             found += _parse(read_json(path), DoctorReport, path).checkpoints
-    return found
+    labels = labels_of_weights((each.weights_id, each.label) for each in found)
+    return [each.model_copy(update={"label": labels[each.weights_id]}) for each in found]
 
 
 def read_selection(path: Path) -> Selection:

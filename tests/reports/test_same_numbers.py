@@ -1,5 +1,6 @@
-"""What changes no number: the order of runs, benchmarks and checkpoints, copies, names, and runs beside."""
+"""What changes no number: the order of runs, benchmarks and checkpoints, copies, names, and other runs."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from evalsuite.foundation import write_text
 from evalsuite.reports import RunSelection, policy_from_options, run_gate
 from evalsuite.reports.exports import formats
 from evalsuite.reports.exports.samples.folder import export_samples
+from evalsuite.reports.records.efficiency import read_efficiency
 from evalsuite.reports.records.loss_curves import LossCurve, read_loss_curves
 from evalsuite.reports.records.run_folder import read_plan, write_plan
 from evalsuite.reports.records.score_files import open_score_file, read_rows
+from evalsuite.reports.records.sidecars import read_doctor
 from evalsuite.reports.report import Report, build_report
 from tests.reports.records.test_loss_curves import put
 from tests.reports.score_edits import write_unchecked
@@ -123,7 +127,7 @@ def test_published_samples_have_the_same_numbers(runs: list[Path], before: Numbe
     assert measured([tmp_path / "samples", runs[1]]) == before
 
 
-def beside(synthetic: SimpleNamespace, folder: Path, benchmark: str) -> Path:
+def unrelated(synthetic: SimpleNamespace, folder: Path, benchmark: str) -> Path:
     """A run of another teacher and student with the same labels."""
     models = [
         synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.9, "teacher", weights="aa" * 8),
@@ -135,10 +139,10 @@ def beside(synthetic: SimpleNamespace, folder: Path, benchmark: str) -> Path:
     return run
 
 
-def test_an_unrelated_run_beside_changes_nothing(
+def test_another_run_changes_nothing(
     synthetic: SimpleNamespace, runs: list[Path], before: Numbers, tmp_path: Path
 ) -> None:
-    found = measured([beside(synthetic, tmp_path / "beside", "facts"), *runs])
+    found = measured([unrelated(synthetic, tmp_path / "unrelated", "facts"), *runs])
     # A run with more benchmarks is unmeasured without those that only the others have.
     assert {key: found[key] for key in before} == before
     assert {key[1] for key in found if key not in before} == {"aa" * 8, "bb" * 8}
@@ -147,7 +151,7 @@ def test_an_unrelated_run_beside_changes_nothing(
 def test_a_benchmark_of_an_unrelated_run_is_named(
     synthetic: SimpleNamespace, runs: list[Path], before: Numbers, tmp_path: Path
 ) -> None:
-    order = [*runs, beside(synthetic, tmp_path / "beside", "elsewhere")]
+    order = [*runs, unrelated(synthetic, tmp_path / "unrelated", "elsewhere")]
     found = measured(order)
     assert all(found[key] == before[key] for key in before if key[0] in ("score", "gap"))
     changed = [each for each in run_gate(order, RULES).results if each.outcome == "unmeasured"]
@@ -155,7 +159,7 @@ def test_a_benchmark_of_an_unrelated_run_is_named(
     assert all("elsewhere" in each.why or "facts" in each.why.lower() for each in changed)
 
 
-def test_another_engine_beside_changes_nothing(runs: list[Path], before: Numbers, tmp_path: Path) -> None:
+def test_another_engine_changes_nothing(runs: list[Path], before: Numbers, tmp_path: Path) -> None:
     """The first run again, under other fingerprints: without a declaration no row is shared."""
     again = tmp_path / "again"
     shutil.copytree(runs[0], again)
@@ -210,3 +214,28 @@ def test_exports_of_labels_that_look_alike_stay_apart(synthetic: SimpleNamespace
     for name in ("model-card", "model-index"):
         files = formats.export([run], name, tmp_path / name).files
         assert len({str(path).casefold() for path in files}) == len(files) >= 3
+
+
+def test_measurements_of_one_label_stay_apart(tmp_path: Path) -> None:
+    """Two models that are called alike are two lines of the charts and two findings of the doctor."""
+    for number, weights in enumerate(("a" * 16, "b" * 16)):
+        run = tmp_path / str(number)
+        row = {"schema": 2, "label": "gla", "weights_id": weights, "engine": "torch", "device": "cpu"}
+        row |= {
+            "dtype": "float32",
+            "parameters": 1,
+            "kind": "decode",
+            "context": 64,
+            "batch": 1,
+            "status": "ok",
+        }
+        write_text(run / "efficiency.jsonl", json.dumps(row) + "\n")
+        examined = {"label": "gla", "weights_id": weights, "checks": []}
+        write_text(run / "doctor.json", json.dumps({"schema": 1, "checkpoints": [examined]}))
+    runs = [tmp_path / "0", tmp_path / "1"]
+    for order in (runs, runs[::-1]):
+        for found in (read_efficiency(order), read_doctor(order)):
+            assert {each.weights_id: each.label for each in found} == {
+                "a" * 16: "gla (aaaaaa)",
+                "b" * 16: "gla (bbbbbb)",
+            }
