@@ -241,7 +241,7 @@ def test_the_measured_sequences_do_not_depend_on_the_micro_batch(
 
 
 @pytest.mark.gpu
-def test_validation_with_a_large_vocabulary_fits_beside_training() -> None:
+def test_validation_with_a_large_vocabulary_fits_with_training() -> None:
     """65,536 tokens over 262,144 logits, in micro-batches of 8 × 1,024."""
     config = LlamaConfig(
         vocab_size=262_144,
