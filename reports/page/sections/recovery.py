@@ -353,10 +353,14 @@ def _caption(report: Report, benchmarks: Sequence[BenchmarkPlan], protocol: str,
     if scope == INFORMATIVE:
         what = what.replace("benchmark", "informative benchmark")
     groups = {b.group for b in counted if b.group}
-    weights = "" if len(counted) == 1 else ", weighted equally"
     units = len({b.group or b.name for b in counted})
-    if groups and units > 1:
-        weights += f" ({' and '.join(sorted(groups))} counts as one)"
+    by_size = any(b.group_weight for b in counted)
+    weights = "" if len(counted) == 1 else ", weighted equally"
+    if by_size and units == 1:
+        weights = ", weighted by their documents"
+    elif groups and units > 1:
+        within = ", its parts weighted by their documents" if by_size else ""
+        weights += f" ({' and '.join(sorted(groups))} counts as one{within})"
     return (
         f"Student score ÷ teacher score under {formatting.PROTOCOL_TITLES[protocol]}, on the same "
         f"{formatting.count(documents)} documents of {what}{weights}. Bars are 95 % intervals from a paired "

@@ -119,6 +119,9 @@ def test_a_group_weighs_its_tasks_as_its_own_score_does(tmp_path: Path, by_size:
     runs = import_logs([("lm-eval", tmp_path / "logs")], tmp_path / "imported")
     report = build_report(runs, RunSelection(teacher="big"))
     assert {each.group for each in report.benchmarks} == {"both"}
+    compare(runs, tmp_path / "report", selection=RunSelection(teacher="big"))
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert ("weighted by their documents" in page) == by_size
     found = [report.average(number, "loglikelihood") for number in (0, 1)]
     assert [each and each.score.point for each in found] == pytest.approx(expected)
     log.results["groups"]["both"]["acc,none"] = 0.999
