@@ -89,7 +89,7 @@ def read_loss_curves(
         runs: run folders.
         labels: per run, a map from the run's own labels to those of the report, None for a checkpoint that is
             left out. A checkpoint that several runs evaluated has one curve, that of the first run. A curve
-            of another student gets the name of its run beside its label, where that is another one's.
+            of another student has the name of its run after its label, where that is another one's.
 
     Raises:
         DataError: as `parse_losses`.
