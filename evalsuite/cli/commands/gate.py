@@ -1,6 +1,7 @@
 """`evalsuite gate`: a pass/fail verdict for CI."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from evalsuite.cli.imports import add_import_options, read_inputs
@@ -62,8 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.api import gate
     from evalsuite.config import GateConfig
 
-    inputs = read_inputs(arguments.runs, arguments, arguments.out, of_runs=True)
     options = given_options(arguments, "runs", "imports")
-    verdict = gate(GateConfig(runs=inputs.runs, **options))
+    # Wrong options are named before logs are imported.
+    config = GateConfig(runs=[*arguments.runs, *arguments.imports], **options)
+    inputs = read_inputs(arguments.runs, arguments, arguments.out, of_runs=True)
+    verdict = gate(replace(config, runs=inputs.runs))
     print(verdict.text)
     return int(verdict.exit_code)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.stats import rankdata
+import pandas as pd
 
 from evalsuite.reports.analysis.bootstrap_sample import LEVEL_METHOD, Estimate
 from evalsuite.reports.analysis.lineage import Lineage, lineage_of
@@ -104,7 +104,7 @@ def recall_correlations(
                 values = [[recoveries[i] for i in members], [needles[i, context] for i in members]]
                 if len(members) < MIN_STUDENTS or any(len(set(each)) < 2 for each in values):
                     continue
-                rho = float(np.corrcoef([rankdata(each) for each in values])[0, 1])
+                rho = float(np.corrcoef([pd.Series(each).rank() for each in values])[0, 1])
                 found.append(
                     RecallCorrelation(
                         teacher=teacher, students=name, context=context, count=len(members), rho=rho
