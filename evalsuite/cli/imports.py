@@ -69,7 +69,7 @@ def read_inputs(
     for each in inputs:
         if Path(each) in runs:
             continue
-        # A checkpoint may hold the results of other harnesses beside its weights.
+        # A checkpoint may hold the results of other harnesses next to its weights.
         is_checkpoint = suite is not None and (Path(each) / "config.json").is_file()
         found = None if is_checkpoint else find_importer(Path(each))
         if found is None:
