@@ -205,7 +205,7 @@ def test_a_damaged_card_is_refused(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "out" / "a-student" / "README.md"
     path.parent.mkdir(parents=True)
     path.write_text("---\nlicense: [\n---\n# a student\n")
-    with pytest.raises(DataError, match=r"README.md: the front matter is not YAML"):
+    with pytest.raises(DataError, match=r"README.md: the front matter: not YAML"):
         export([run], "model-card", tmp_path / "out")
 
 
