@@ -110,7 +110,7 @@ def _undefined_recoveries(tensor: ResultTensor, averages: Sequence[AverageRow]) 
 
 def _not_informative(tensor: ResultTensor, informative: Sequence[InformativeRow]) -> list[str]:
     """Teachers that are at chance everywhere, and benchmarks that informative recovery leaves out."""
-    titles = {benchmark.name: benchmark.title for benchmark in tensor.merged.benchmarks}
+    benchmarks = {benchmark.name: benchmark for benchmark in tensor.merged.benchmarks}
     groups: dict[tuple[int, str], list[InformativeRow]] = {}
     for row in informative:
         groups.setdefault((row.teacher, row.protocol), []).append(row)
@@ -124,12 +124,19 @@ def _not_informative(tensor: ResultTensor, informative: Sequence[InformativeRow]
                 "answers that it names. Recoveries compare guesses."
             )
             continue
-        left = [titles[row.benchmark] for row in rows if not row.is_informative]
-        if left:
+        barred = {row.benchmark: row.why for row in rows if benchmarks[row.benchmark].not_leading}
+        left = [
+            benchmarks[row.benchmark].title
+            for row in rows
+            if not row.is_informative and row.benchmark not in barred
+        ]
+        at_chance = f"{', '.join(left)}: the teacher is not above chance there, or rarely names an answer"
+        reasons = [at_chance] if left else []
+        reasons += [f"{benchmarks[name].title}: {why}" for name, why in barred.items()]
+        if reasons:
             found.append(
                 f"Informative recovery of the students of '{label}' under {PROTOCOL_TITLES[protocol]} "
-                "leaves out "
-                f"{', '.join(left)}: the teacher is not above chance there, or rarely names an answer."
+                f"leaves out {'; '.join(reasons)}."
             )
     return found
 

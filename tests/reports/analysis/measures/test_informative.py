@@ -93,6 +93,8 @@ def test_a_suite_declares_what_does_not_lead(synthetic: SimpleNamespace, tmp_pat
     assert report.average(1, "loglikelihood").benchmarks == ("good", "seen")
     rows = csv.DictReader(scores_csv(report).splitlines())
     assert {row["not_informative_why"] for row in rows if row["benchmark"] == "seen"} == {reason}
+    (warning,) = (w for w in report.warnings if "under log-likelihood leaves out" in w)
+    assert warning.endswith(f"leaves out SEEN: {reason}.")
 
 
 def test_informative_average_is_that_of_its_benchmarks(mixed: Report) -> None:
