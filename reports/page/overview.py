@@ -75,7 +75,7 @@ def _largest_gap(report: Report) -> Tile | None:
 
 def _best_under_generation(report: Report) -> Tile | None:
     """Replaces the gap if the teacher scores below chance under generation."""
-    rows = [row for s in report.students() if (row := report.average(s, "generation")) is not None]
+    rows = [row for s in report.students() if (row := report.leading_average(s, "generation")) is not None]
     rows = [row for row in rows if row.rank is not None]
     if not rows:
         return None

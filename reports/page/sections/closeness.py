@@ -80,7 +80,9 @@ def closeness_view(report: Report) -> list[ClosenessView] | None:
 def _view(report: Report, teacher: int) -> ClosenessView | None:
     mixers = _mixers(report, teacher)
     values = {measure.title: _values(report, mixers, measure) for measure in MEASURES}
-    if len(mixers) < 2 or not any(values.values()):
+    # A mixer that is measured alone is not the closest of any.
+    compared = [measure for measure in MEASURES if len(values[measure.title]) > 1]
+    if not compared:
         return None
     paper = {
         row.checkpoint: row.paper_recovery
@@ -91,8 +93,7 @@ def _view(report: Report, teacher: int) -> ClosenessView | None:
         measure.title: closeness_order(
             values[measure.title], paper, higher_is_closer=measure.higher_is_closer
         )
-        for measure in MEASURES
-        if values[measure.title]
+        for measure in compared
     }
     leading = next(iter(orders.values())).students
     listed = [*leading, *(each for each in mixers if each not in leading)]
@@ -147,7 +148,9 @@ def _cell(
     value = values[measure.title].get(student)
     if value is None:
         return formatting.NOTHING
-    return f"{measure.text(value)}, {orders[measure.title].students.index(student) + 1}."
+    order = orders.get(measure.title)
+    text = measure.text(value)
+    return text if order is None else f"{text}, {order.students.index(student) + 1}."
 
 
 def _sentence(report: Report, title: str, order: ClosenessOrder) -> str:

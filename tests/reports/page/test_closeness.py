@@ -1,12 +1,16 @@
 """The section on closeness: mixers of one recipe by four measures, and changes of the recipe."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from evalsuite.reports.analysis.bootstrap_sample import Estimate
+from evalsuite.reports.analysis.measures.distances import DistanceRow
 from evalsuite.reports.page.sections.closeness import closeness_view
 from evalsuite.reports.report import Report, build_report
+from evalsuite.reports.statistics.intervals import Interval
 
 LEVELS = {
     ("r", "gated_deltanet", 0): 0.70,
@@ -95,3 +99,25 @@ def test_one_mixer_has_no_order(synthetic: SimpleNamespace, tmp_path: Path) -> N
         ],
     )
     assert closeness_view(build_report([run])) is None
+
+
+def test_a_mixer_that_is_measured_alone_is_not_the_closest(report: Report) -> None:
+    student = next(i for i in report.students() if report.checkpoints[i].label == "r-gla-0")
+    row = DistanceRow(
+        checkpoint=student,
+        is_retrained=False,
+        bits=None,
+        teacher=0,
+        text="answers",
+        kind="all",
+        group="all",
+        documents=2,
+        tokens=2,
+        kl=Interval(0.5, 0.4, 0.6),
+        agreement=Interval(0.5, 0.4, 0.6),
+        equivalent_bits=Estimate(None, "no yardstick"),
+    )
+    (view,) = closeness_view(replace(report, distances=(row,)))
+    assert not any(each.startswith("By KL") for each in view.sentences)
+    by_mixer = {each[0]: dict(zip(view.mixers.columns, each, strict=True)) for each in view.mixers.rows}
+    assert by_mixer["GLA"]["KL at the answers, nats"] == "0.500 (0.400 to 0.600)"
