@@ -104,7 +104,9 @@ def recall_correlations(
                 values = [[recoveries[i] for i in members], [needles[i, context] for i in members]]
                 if len(members) < MIN_STUDENTS or any(len(set(each)) < 2 for each in values):
                     continue
-                rho = float(np.corrcoef([pd.Series(each).rank() for each in values])[0, 1])
+                # Equal averages of other tasks differ in their last bits, and are ties.
+                ranks = [pd.Series(each).round(12).rank() for each in values]
+                rho = float(np.corrcoef(ranks)[0, 1])
                 found.append(
                     RecallCorrelation(
                         teacher=teacher, students=name, context=context, count=len(members), rho=rho

@@ -1,15 +1,18 @@
 """Recall as three numbers, and tolerance curves, against values counted by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from evalsuite.reports.analysis.measures.recall import RULER_TASKS
+from evalsuite.reports.analysis.bootstrap_sample import Estimate
+from evalsuite.reports.analysis.measures.recall import RULER_TASKS, recall_correlations
 from evalsuite.reports.analysis.measures.tolerance import critical, shortfall
 from evalsuite.reports.exports.markdown import report_markdown
 from evalsuite.reports.report import build_report
+from evalsuite.reports.statistics.intervals import Interval
 
 
 def recall_run(synthetic: SimpleNamespace, folder: Path, ruler: tuple[str, ...]) -> Path:
@@ -144,3 +147,15 @@ def test_recovery_and_needles_correlate_over_students(synthetic: SimpleNamespace
     assert "Spearman's ρ of recovery under log-likelihood and needles in 512 tokens" in report_markdown(
         report
     )
+
+    def rho(*needles: float) -> float:
+        shares = dict(zip(range(1, 9), needles, strict=True))
+        rows = [
+            replace(row, score=Estimate(Interval(shares[row.checkpoint], 0.0, 1.0, "")))
+            for row in report.recall
+            if row.checkpoint in shares and row.context == 512
+        ]
+        recoveries = {i: 0.1 * i for i in shares}
+        return recall_correlations(report.tensor, rows, recoveries)[0].rho
+
+    assert rho(0.1 + 0.2, 0.3, 0.1, 0.4, 0.5, 0.6, 0.7, 0.2) == rho(0.3, 0.3, 0.1, 0.4, 0.5, 0.6, 0.7, 0.2)
