@@ -124,4 +124,4 @@ def read_loss_curves(
         taken.add(label)
         seen += found
         losses += [replace(each, label=label) for each in found]
-    return losses
+    return sorted(losses, key=lambda each: each.label)

@@ -48,7 +48,7 @@ def test_the_gate_reads_logs(logs: Path, tmp_path: Path) -> None:
             ["gate", "--import", "lmeval:LOGS", "--min-recovery", "1"],
             "unknown importer 'lmeval'; did you mean",
         ),
-        (["gate", "--min-recovery", "1"], "nothing to compare"),
+        (["gate", "--min-recovery", "1"], "no runs given"),
         (["compare", "--import", "inspect:LOGS", "--out", "OUT"], "no log of Inspect here"),
         (
             ["compare", "LOGS", "--benchmark", "mime", "--out", "OUT"],

@@ -67,7 +67,7 @@ def test_a_signal_while_modules_load_is_one_line(
 
 COMMANDS = {
     "run": ("evalsuite.evaluation", "evaluate", ["run", "s", "--teacher", "t", "--out", "o"]),
-    "gate": ("evalsuite.reports", "run_gate", ["gate", "r", "--min-recovery", "0.9"]),
+    "gate": ("evalsuite.cli.imports", "read_inputs", ["gate", "r", "--min-recovery", "0.9"]),
     "compare": ("evalsuite.evaluation", "evaluate", ["compare", "t", "--suite", "s", "--out", "o"]),
     "distill": ("evalsuite.distill", "load_recipe", ["distill", "recipe", "--out", "o"]),
 }

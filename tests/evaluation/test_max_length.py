@@ -103,7 +103,7 @@ def test_scores_beyond_the_stated_positions_are_marked(
         assert after[weights_id]["fingerprint"] != engine["fingerprint"]
 
     assert not any(evaluate(extended).computed.values())  # The same command resumes.
-    with pytest.raises(RunFolderError, match=r"another configuration \(max_length: 640 there, None here\)"):
+    with pytest.raises(RunFolderError, match=r"another configuration.*\(max_length: 640 there, None here\)"):
         evaluate(config(teacher, recurrent, far, [128, 640]))
 
 

@@ -126,7 +126,7 @@ def _rows(
                 seed=0,
                 context=None,
                 doc_id=f"{i:016x}",
-                prompt_hash=f"{i:015x}p",
+                prompt_hash=f"{name}-{i:x}",
                 sampling="" if protocol == "loglikelihood" else "greedy",
                 checkpoint=label,
                 values=values,

@@ -241,6 +241,7 @@ def test_the_measured_sequences_do_not_depend_on_the_micro_batch(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_validation_with_a_large_vocabulary_fits_with_training() -> None:
     """65,536 tokens over 262,144 logits, in micro-batches of 8 × 1,024."""
     config = LlamaConfig(
@@ -252,6 +253,7 @@ def test_validation_with_a_large_vocabulary_fits_with_training() -> None:
         num_key_value_heads=1,
         tie_word_embeddings=True,
     )
+    torch.cuda.reset_peak_memory_stats()
     with torch.device("cuda"):
         torch.manual_seed(0)
         teacher: Any = LlamaForCausalLM(config).bfloat16().eval().requires_grad_(False)
@@ -266,11 +268,9 @@ def test_validation_with_a_large_vocabulary_fits_with_training() -> None:
     step = TrainStep(teacher, [state], kd, ProcessGroup("cuda"))
     for number in range(4):
         step(GlobalBatch(batches[:1], 8192, 8192, {}), number)
-    trained = torch.cuda.max_memory_reserved()
+    trained = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
     ce, kl = HeldOut(teacher, batches).losses(student)
     assert ce > 0
     assert kl > 0
-    assert torch.cuda.max_memory_allocated() - before < 1.5e9
-    assert torch.cuda.max_memory_reserved() < trained + 1.5e9
+    assert torch.cuda.max_memory_allocated() < trained

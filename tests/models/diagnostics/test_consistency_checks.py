@@ -22,6 +22,9 @@ class NoTokenizer:
     eos_token_id = None
     all_special_tokens = ()
 
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return [ord(letter) for letter in text]
+
     def decode(self, tokens: list[int], **_: Any) -> str:
         return " ".join(map(str, tokens))
 

@@ -85,10 +85,10 @@ def test_student_of_two_runs_has_one_curve(synthetic: SimpleNamespace, tmp_path:
     losses = compare([first, second], tmp_path / "out").report.loss_curves
     assert [(each.label, each.values[0]) for each in losses] == [
         ("gla", 3.0),
+        ("gla (second)", 7.0),
         ("kda (bbbbbb)", 4.0),
         ("kda (cccccc)", 5.0),
         ("never evaluated", 6.0),
-        ("gla (second)", 7.0),
     ]
 
 
