@@ -120,9 +120,9 @@ def documents() -> Iterator[Path]:
     for pattern in ("*.md", "*.yaml", "*.yml", "*.j2", "*.js", "*.toml", "Makefile"):
         for path in ROOT.rglob(pattern):
             relative = path.relative_to(ROOT)
-            if not {part for part in relative.parts if part[0] in "." or part in ("runs", "build")} and (
-                relative.name not in ("CHANGELOG.md", "LICENSE")
-            ):
+            if not {
+                part for part in relative.parts if part[0] in "." or part in ("runs", "build", "samples")
+            } and (relative.name not in ("CHANGELOG.md", "LICENSE")):
                 yield path
 
 

@@ -4,9 +4,9 @@
 
 Reads the score of every document with pandas and computes macro averages over the informative benchmarks,
 each request once: recovery with its bootstrap interval over documents, share of the teacher's lead over
-chance, retained answers and their ceiling between runs of a recipe, needles, and Spearman's ρ of recovery and
-needles. No code of the reports is used. On the first leaderboard BEAR counts in one number of a line only:
-its relations on countries are in the training data.
+chance, agreement, retained answers and their ceiling between runs of a recipe, needles, and Spearman's ρ of
+recovery and needles. No code of the reports is used. On the first leaderboard BEAR counts in one number of a
+line only: its relations on countries are in the training data.
 """
 
 import argparse
@@ -73,6 +73,24 @@ def retained(scores: Scores, student: str, reference: str) -> float:
     return float(np.mean([frame.loc[frame[reference] == 1, student].mean() for frame in scores.values()]))
 
 
+def choices_of(page: Path) -> Scores:
+    """The most likely choices; benchmarks without any are left out."""
+    found = {}
+    for name in COUNTED:
+        (path,) = page.glob(f"samples/**/{name}.loglikelihood*.parquet")
+        rows = pd.read_parquet(path)
+        if "choice.acc" in rows:
+            found[name] = rows.pivot(index="doc_id", columns="checkpoint", values="choice.acc")
+    return found
+
+
+def agreement(choices: Scores, student: str, reference: str) -> float:
+    """Share of documents with the same choice, mean over the benchmarks; NaN where choices are not known."""
+    pairs = (frame[[student, reference]] for frame in choices.values())
+    same = [pair[student].eq(pair[reference]).where(pair.notna().all(axis=1)) for pair in pairs]
+    return float(np.mean([each.astype(float).mean(skipna=False) for each in same]))
+
+
 def chance_of(page: Path, benchmarks: tuple[str, ...] = COUNTED) -> float:
     """Mean chance level of the benchmarks."""
     rows = json.loads((page / "report.json").read_text())["informative"]
@@ -87,7 +105,7 @@ def _percent(value: float) -> str:
 def describe(page: Path, draws: int, extra: tuple[str, ...] = ()) -> None:
     """Print one line per student, then ceilings and correlations."""
     scores, needles, chance = scores_of(page), needles_of(page), chance_of(page)
-    means = macro(scores)
+    choices, means = choices_of(page), macro(scores)
     (teacher,) = (name for name in means.index if "Q4_1" in name)
     more = macro({**scores, **scores_of(page, extra)}) if extra else None
     documents = sum(len(frame) for frame in scores.values())
@@ -103,6 +121,7 @@ def describe(page: Path, draws: int, extra: tuple[str, ...] = ()) -> None:
         parts += [
             f"share of the lead {_percent(lead)}",
             f"retained {_percent(retained(scores, student, teacher))}",
+            f"agreement {_percent(agreement(choices, student, teacher))}",
             f"by benchmark {' '.join(each)}",
             f"needles {' '.join(f'{found:.3f}' for found in needles.loc[student])}",
         ]

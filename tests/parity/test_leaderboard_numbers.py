@@ -1,6 +1,7 @@
-"""The published second leaderboard against scores averaged by other code, and README's ranks of gaps."""
+"""The published leaderboards against scores averaged by other code, and README's ranks of gaps."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -8,8 +9,11 @@ from scipy.stats import spearmanr
 
 from tests.parity.gap_ranks import NAMED, settings
 from tests.parity.leaderboard_numbers import (
+    FIRST,
     SECOND,
+    agreement,
     chance_of,
+    choices_of,
     macro,
     needles_of,
     retained,
@@ -17,22 +21,26 @@ from tests.parity.leaderboard_numbers import (
 )
 
 
-def test_second_leaderboard_counts_each_request_once() -> None:
-    table = pd.read_csv(SECOND / "leaderboard.csv")
+@pytest.mark.parametrize(("page", "count"), [(FIRST, 25), (SECOND, 35)], ids=["first", "second"])
+def test_leaderboard_counts_each_request_once_and_none_that_is_barred(page: Path, count: int) -> None:
+    table = pd.read_csv(page / "leaderboard.csv")
     table = table[(table["protocol"] == "loglikelihood") & (table["scope"] == "informative")]
-    scores, chance = scores_of(SECOND), chance_of(SECOND)
+    scores, chance = scores_of(page), chance_of(page)
     means = macro(scores)
     (teacher,) = table.loc[table["role"] == "teacher", "label"]
     students = table[table["role"] == "student"].set_index("label")
-    assert len(students) == 35
+    assert len(students) == count
     own = means[students.index]
     assert students["recovery"].to_numpy() == pytest.approx((own / means[teacher]).to_numpy(), abs=1e-9)
     lead = (own - chance) / (means[teacher] - chance)
     assert students["chance_normalized_recovery"].to_numpy() == pytest.approx(lead.to_numpy(), abs=1e-9)
     kept = [retained(scores, student, teacher) for student in students.index]
     assert students["retained"].to_numpy() == pytest.approx(kept, abs=1e-9)
-    needles = needles_of(SECOND).loc[students.index]
-    found = json.loads((SECOND / "report.json").read_text())["recall_correlations"]
+    choices = choices_of(page)
+    same = [agreement(choices, student, teacher) for student in students.index]
+    assert students["agreement"].to_numpy() == pytest.approx(same, abs=1e-9, nan_ok=True)
+    needles = needles_of(page).loc[students.index]
+    found = json.loads((page / "report.json").read_text())["recall_correlations"]
     rhos = {row["context"]: row["rho"] for row in found if row["students"] == "all"}
     assert rhos == pytest.approx({c: spearmanr(own, needles[c]).statistic for c in needles}, abs=1e-9)
 
