@@ -47,10 +47,10 @@ def has_answers(cell: Cell) -> bool:
 
 
 def stores_choices(cell: Cell, row: int) -> bool:
-    """Whether choices of the scored documents of a row are known: scores can be published without them."""
+    """Whether choices of all scored documents of a row are known: scores can be published without some."""
     scored = cell.outcomes[row] == OUTCOMES.index("ok")
     return (
-        cell.protocol != "loglikelihood" or not scored.any() or bool((cell.answers[row][scored] >= 0).any())
+        cell.protocol != "loglikelihood" or not scored.any() or bool((cell.answers[row][scored] >= 0).all())
     )
 
 

@@ -67,24 +67,24 @@ def test_benchmarks_match_counts_by_hand(small_run: Path, report: Report, protoc
                 assert 0 <= interval.low <= value <= interval.high <= 1
 
 
+@pytest.mark.parametrize("without", ["every document", "some documents"])
 def test_a_student_without_stored_choices_has_no_agreement_and_still_retains(
-    small_run: Path, tmp_path: Path, report: Report
+    small_run: Path, tmp_path: Path, report: Report, without: str
 ) -> None:
+    def edited(_: int, row: Row) -> Row:
+        lost = without == "every document" or row["doc_id"] < "8"
+        return row | {"choices": {}} if row["checkpoint"] == "weak" and lost else row
+
     run = shutil.copytree(small_run, tmp_path / "run")
     for benchmark in ("arc_easy", "piqa"):
-        edit_rows(
-            run,
-            benchmark,
-            "loglikelihood",
-            lambda _, r: r | {"choices": {}} if r["checkpoint"] == "weak" else r,
-        )
-    without = {
+        edit_rows(run, benchmark, "loglikelihood", edited)
+    found = {
         report.checkpoints[r.checkpoint].label: r
         for report in [build_report([run])]
         for r in report.agreements
         if (r.scope, r.protocol) == ("all", "loglikelihood")
     }
-    weak, strong = without["weak"], without["strong"]
+    weak, strong = found["weak"], found["strong"]
     assert weak.agreement.point is weak.scored_agreement.point is weak.kappa.point is None
     index = [each.label for each in report.checkpoints].index("weak")
     before = report.agreement_with_teacher(index, "loglikelihood")
