@@ -71,8 +71,8 @@ def test_benchmarks_match_counts_by_hand(small_run: Path, report: Report, protoc
 def test_a_student_without_stored_choices_has_no_agreement_and_still_retains(
     small_run: Path, tmp_path: Path, report: Report, without: str
 ) -> None:
-    def edited(_: int, row: Row) -> Row:
-        lost = without == "every document" or row["doc_id"] < "8"
+    def edited(number: int, row: Row) -> Row:
+        lost = without == "every document" or number % 2 == 0
         return row | {"choices": {}} if row["checkpoint"] == "weak" and lost else row
 
     run = shutil.copytree(small_run, tmp_path / "run")
