@@ -88,7 +88,7 @@ def test_a_model_that_attends_to_padding_is_detected(monkeypatch: pytest.MonkeyP
     broken = checkpoint(["gated_deltanet", "gated_deltanet"])
     original = broken.model.forward
 
-    def forward(attention_mask: Any = None, **rest: Any) -> Any:
+    def forward(attention_mask: Any = None, position_ids: Any = None, **rest: Any) -> Any:
         return original(**rest)
 
     monkeypatch.setattr(broken.model, "forward", forward)
