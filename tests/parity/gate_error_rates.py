@@ -4,7 +4,7 @@
 
 Every setting draws pairs of a teacher and the training runs of a recipe, and gates them with the policy of
 `--min-recovery 0.9`. On the threshold, at most 2.5 % may pass and 2.5 % fail, as a statement on the recipe; a
-student that guesses may never pass. One run writes gate.csv and takes half an hour on one core. Exit
+student that guesses may never pass. One run writes gate.csv and takes ten minutes on one core. Exit
 code: 0 if every row holds, 1 if not, 64 or more if the study could not be run.
 """
 
