@@ -36,6 +36,8 @@ class Stage:
     name: str
     objective: str
     tokens: int | None
+    settings: tuple[tuple[str, str], ...] = ()
+    """Everything that the lineage states of the stage, such as its rate and length, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,12 @@ def lineage_of(checkpoint: CheckpointPlan) -> Lineage:
     raw = checkpoint.lineage
     recipe, teacher, selection = raw.get("recipe"), raw.get("teacher"), raw.get("selection")
     stages = tuple(
-        Stage(str(stage.get("name", "")), str(stage.get("objective", "")), _whole(stage.get("tokens")))
+        Stage(
+            str(stage.get("name", "")),
+            str(stage.get("objective", "")),
+            _whole(stage.get("tokens")),
+            tuple(sorted((str(name), str(value)) for name, value in stage.items())),
+        )
         for stage in _mappings(raw.get("stages"))
     )
     known = [stage.tokens for stage in stages if stage.tokens is not None]

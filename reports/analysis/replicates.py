@@ -119,13 +119,17 @@ def pooled_spread(recipes: Sequence[Sequence[float]]) -> RunSpread | None:
 
 
 def replicate_families(tensor: ResultTensor) -> list[tuple[int, ...]]:
-    """Group the students of one teacher, recipe, mixers and token count that have different seeds."""
+    """Group the students of one teacher, recipe, mixers, stages and token count that have different seeds.
+
+    Variants of a recipe without a name of their own have the recipe's: stages that differ in a rate, an
+    objective or a length are no runs of one recipe.
+    """
     families: dict[tuple[object, ...], list[int]] = {}
     for index, checkpoint in enumerate(tensor.checkpoints):
         lineage = lineage_of(checkpoint.plan)
         if checkpoint.teacher is None or lineage.seed is None or not lineage.mixers or lineage.recipe is None:
             continue
-        stages = tuple((stage.name, stage.tokens) for stage in lineage.stages)
+        stages = tuple(stage.settings for stage in lineage.stages)
         key = (checkpoint.teacher, lineage.recipe, lineage.mixers, stages, lineage.tokens)
         families.setdefault(key, []).append(index)
     found = []

@@ -227,6 +227,22 @@ def test_replicates_give_seed_deviation(synthetic: SimpleNamespace, tmp_path: Pa
     assert replicates_of(report.tensor, [replace(row, missing=("f",)) for row in report.averages]) == []
 
 
+def test_variants_of_one_name_that_train_differently_are_no_replicates(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    def lineage(seed: int, rate: float) -> dict[str, Any]:
+        stage = {"name": "kd", "objective": "kd", "tokens": 10, "lr": rate}
+        return {"recipe": {"name": "r"}, "seed": seed, "mixers": ["gla"], "tokens": 10, "stages": [stage]}
+
+    answerers = [synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.8, "teacher")]
+    answerers += [
+        synthetic.SyntheticCheckpoint(f"gla-{i}", lambda b, p, c: 0.6, lineage=lineage(i, rate))
+        for i, rate in enumerate((1e-3, 1e-3, 4e-3))
+    ]
+    run = synthetic.make_run(tmp_path, [synthetic.SyntheticBenchmark("f", "F", "knowledge", 300)], answerers)
+    assert {group.checkpoints for group in build_report([run]).replicates} == {(1, 2)}
+
+
 def test_run_without_teacher_has_scores_and_a_warning(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = synthetic.make_run(
         tmp_path,
