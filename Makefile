@@ -88,8 +88,8 @@ $(TRITON)/.installed:
 	touch $@
 
 test-kernels: $(VENV)/.fixtures $(TRITON)/.installed
-	PYTHONPATH=$(abspath $(TRITON))/packages $(BIN)/python -m pytest tests/models/kernels/test_interpreter.py \
-		tests/models/kernels/test_launch.py
+	PYTHONPATH=$(abspath $(TRITON))/packages $(BIN)/python -m pytest tests/models/ops/test_interpreter.py \
+		tests/models/ops/test_launch.py
 
 $(VLLM)/.installed:
 	$(PYTHON) -m venv $(VLLM)

@@ -23,7 +23,7 @@ class ModelCost:
     @classmethod
     def of(cls, config: Any) -> "ModelCost":
         """That of a teacher's or student's transformers config, built once."""
-        from evalsuite.models.model_stats import as_student, build_on_meta
+        from evalsuite.models.decoder.stats import as_student, build_on_meta
 
         key = json.dumps(config.to_dict(), sort_keys=True, default=str)
         if key not in _COSTS:

@@ -1,7 +1,7 @@
 """Models and inference: linear-attention mixers, student model, inference engines.
 
 Importing this package is cheap: what reads requests or responses needs no torch. Importing
-`evalsuite.models.student` registers the student with transformers' AutoConfig and AutoModelForCausalLM, as
+`evalsuite.models.decoder` registers students with transformers' AutoConfig and AutoModelForCausalLM, as
 loading or describing a student does.
 """
 
@@ -9,16 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evalsuite.models.checkpoints import (
+    from evalsuite.models.checkpoints.fingerprint import weights_id
+    from evalsuite.models.checkpoints.load import (
         Checkpoint,
         CheckpointInfo,
         describe_checkpoint,
         load_checkpoint,
     )
-    from evalsuite.models.fingerprint import weights_id
-    from evalsuite.models.kernels.policy import kernel_policy
+    from evalsuite.models.decoder import StudentConfig, StudentForCausalLM, build_student
     from evalsuite.models.mixers import MIXERS
-    from evalsuite.models.student import StudentConfig, StudentForCausalLM, build_student
+    from evalsuite.models.ops.dispatch import kernel_policy
 
 __all__ = [
     "MIXERS",
@@ -35,15 +35,15 @@ __all__ = [
 
 _HOMES = {
     "MIXERS": "mixers",
-    "Checkpoint": "checkpoints",
-    "CheckpointInfo": "checkpoints",
-    "StudentConfig": "student",
-    "StudentForCausalLM": "student",
-    "build_student": "student",
-    "describe_checkpoint": "checkpoints",
-    "kernel_policy": "kernels.policy",
-    "load_checkpoint": "checkpoints",
-    "weights_id": "fingerprint",
+    "Checkpoint": "checkpoints.load",
+    "CheckpointInfo": "checkpoints.load",
+    "StudentConfig": "decoder",
+    "StudentForCausalLM": "decoder",
+    "build_student": "decoder",
+    "describe_checkpoint": "checkpoints.load",
+    "kernel_policy": "ops.dispatch",
+    "load_checkpoint": "checkpoints.load",
+    "weights_id": "checkpoints.fingerprint",
 }
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint
+from evalsuite.models.decoder import StudentConfig
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
 from evalsuite.models.inference.torch.batch_limits import max_num_seqs
 from evalsuite.models.inference.torch.engine import TorchEngine
-from evalsuite.models.student import StudentConfig
 
 SHALLOW_LAYERS, ADDED_LAYERS = 2, 4
 """Number of layers of the shallow model, and how many more the deeper one has."""

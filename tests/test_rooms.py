@@ -19,10 +19,10 @@ FOLDERS = {
     "tasks": {"benchmarks", "suites", "sources", "synthetic"},
     "models": {
         "benchmark",
-        "recurrence",
-        "kernels",
+        "checkpoints",
+        "ops",
         "mixers",
-        "student",
+        "decoder",
         "inference",
         "vllm_plugin",
         "diagnostics",

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from evalsuite.distill.types import CausalLM, MicroBatch
+from evalsuite.models.decoder.config import ARCHITECTURES
+from evalsuite.models.decoder.model import attention_of
 from evalsuite.models.mixers.base import RecurrentMixer
-from evalsuite.models.student.config import ARCHITECTURES
-from evalsuite.models.student.model import attention_of
 
 _log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from evalsuite.models.kernels.policy import use_triton
+from evalsuite.models.ops.dispatch import use_triton
 
 
 def l2_distance(student: Tensor, teacher: Tensor, *, squared: bool) -> Tensor:
@@ -17,7 +17,7 @@ def l2_distance(student: Tensor, teacher: Tensor, *, squared: bool) -> Tensor:
         squared: squared L2 norm instead of the L2 norm.
     """
     if squared and student.dtype == teacher.dtype and use_triton(student):
-        from evalsuite.models.kernels.hidden_distance import squared_distance
+        from evalsuite.models.ops.hidden_distance import squared_distance
 
         return squared_distance(student, teacher.detach())[0]
     dtype = torch.promote_types(student.dtype, torch.float32)

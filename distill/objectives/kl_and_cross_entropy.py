@@ -3,7 +3,7 @@
 The language-model heads of teacher and student are applied to one chunk of tokens at a time. The loss of a
 chunk and its gradient with respect to the student's logits are computed at once and multiplied back through
 the head, so that only [chunk, vocabulary] exists in memory. All of this happens in the forward pass; the
-backward pass scales the stored gradients. On CUDA, one Triton kernel (`evalsuite.models.kernels`) computes
+backward pass scales the stored gradients. On CUDA, one Triton kernel (`evalsuite.models.ops`) computes
 loss and gradient.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.distill.objectives.forward import apply_soft_cap
-from evalsuite.models.kernels.policy import use_triton
+from evalsuite.models.ops.dispatch import use_triton
 
 DEFAULT_CHUNK_BYTES = 1 << 29
 """Size of one chunk of logits, in bytes of the accumulation dtype."""
@@ -165,7 +165,7 @@ def _loss_and_gradient_triton(
     config: DistillLossConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`_loss_and_gradient` as one kernel; `logits` is overwritten with the gradient."""
-    from evalsuite.models.kernels.distill_loss import row_losses
+    from evalsuite.models.ops.distill_loss import row_losses
 
     ce, kl = row_losses(
         logits,

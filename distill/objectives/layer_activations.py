@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from evalsuite.distill.objectives.forward import call_within
 from evalsuite.distill.types import CausalLM, MicroBatch
+from evalsuite.models.decoder.model import packed_mask
 from evalsuite.models.mixers import AttentionSpan
-from evalsuite.models.student.model import packed_mask
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ from evalsuite.foundation import (
     write_jsonl,
 )
 from evalsuite.models import StudentForCausalLM, describe_checkpoint, load_checkpoint
-from evalsuite.models.student.config import ARCHITECTURES
+from evalsuite.models.decoder.config import ARCHITECTURES
 
 SCHEMA = 2
 
@@ -215,7 +215,7 @@ class SelectionContext:
         Raises:
             CheckpointError: the given checkpoint is not an all-linear student of this teacher.
         """
-        from evalsuite.models.kernels.apply import apply_fused_kernels
+        from evalsuite.models.ops.apply import apply_fused_kernels
 
         found = load_checkpoint(self.all_linear_path, dtype="float32")
         if softmax_layer_indices(found.model) or len(found.model.model.layers) != self.layers:

@@ -14,7 +14,7 @@ from evalsuite.distill.selection.one_swap.candidates import hybrid_from_linear
 from evalsuite.distill.selection.result import Cost, SelectionResult
 from evalsuite.distill.selection.tasks import QuestionSet, draw_questions
 from evalsuite.foundation import content_hash
-from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint
 
 
 @contextmanager

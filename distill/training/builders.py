@@ -154,7 +154,7 @@ def build_models(
         model = placement.random(partial(_random_model, architecture, len(tokenizer), tokenizer), recipe.seed)
         students = {label: placement.student(model)}
         return TrainingModels(None, None, None, students, tokenizer, {label: []}, [], precision)
-    from evalsuite.models.checkpoints import count_parameters
+    from evalsuite.models.checkpoints.load import count_parameters
 
     first = recipe.teacher or next(iter(recipe.student.initial_checkpoints.values()))
     placement = place(count_parameters(first))
@@ -198,8 +198,8 @@ def check_recipe(recipe: Recipe) -> Any:
     """
     if recipe.architecture is not None:
         return load_architecture_tokenizer(recipe.architecture)
-    from evalsuite.models.checkpoints import load_outline
-    from evalsuite.models.model_stats import build_on_meta
+    from evalsuite.models.checkpoints.load import load_outline
+    from evalsuite.models.decoder.stats import build_on_meta
 
     tokenizer, teacher, students = None, None, dict[str, Any]()
     if recipe.teacher is not None:
@@ -272,7 +272,7 @@ def new_student_config(recipe: Recipe, label: str, teacher: Any) -> Any:
     Args:
         teacher: its config.
     """
-    from evalsuite.models.student.build import student_config
+    from evalsuite.models.decoder.build import student_config
 
     return student_config(teacher, **_student_settings(recipe, label, teacher.num_hidden_layers))
 
@@ -287,7 +287,7 @@ def _new_student(placement: Placement, recipe: Recipe, label: str, teacher: Any)
     )
     if config.init != "scratch":
         return student
-    from evalsuite.models.student import StudentForCausalLM
+    from evalsuite.models.decoder import StudentForCausalLM
 
     return placement.random(partial(StudentForCausalLM, placement.config(student)), recipe.seed)
 

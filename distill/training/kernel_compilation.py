@@ -8,7 +8,7 @@ import torch
 
 from evalsuite.distill.training.callbacks.interface import Callback, Step
 from evalsuite.foundation import ConfigError
-from evalsuite.models.kernels.policy import KernelPolicy, kernel_policy, use_triton
+from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy, use_triton
 
 
 class KernelCompilation(Callback):
@@ -45,7 +45,7 @@ class KernelCompilation(Callback):
                 )
             self._enabled = use_triton(torch.empty(0, device=device))
         if self._enabled and given is not None:
-            from evalsuite.models.kernels import tuning
+            from evalsuite.models.ops import tuning
 
             tuning.install(configs=configs, autotune=autotune)
 
@@ -57,7 +57,7 @@ class KernelCompilation(Callback):
         """
         if not self._enabled or self._workers is not None:
             return
-        from evalsuite.models.kernels.compile_ahead import CompileWorkers, has_compiled
+        from evalsuite.models.ops.compile_ahead import CompileWorkers, has_compiled
 
         if not fresh_only or not has_compiled():
             self._workers = CompileWorkers()
@@ -71,7 +71,7 @@ class KernelCompilation(Callback):
         """
         if not self._enabled:
             return
-        from evalsuite.models.kernels import compile_ahead
+        from evalsuite.models.ops import compile_ahead
 
         with compile_ahead.record_launches() as launches:
             work()
@@ -93,7 +93,7 @@ class KernelCompilation(Callback):
 
     def save_timings(self) -> None:
         """Write the file of `autotune`."""
-        from evalsuite.models.kernels import tuning
+        from evalsuite.models.ops import tuning
 
         active = tuning.active()
         if self._is_main and self._autotune is not None and active is not None and active.target is not None:

@@ -9,7 +9,7 @@ from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.training.parameter_groups import trainable_names
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import CheckpointError, ConfigError
-from evalsuite.models.kernels.apply import apply_fused_kernels
+from evalsuite.models.ops.apply import apply_fused_kernels
 
 FSDP_MIN_PARAMETERS = 3_000_000_000
 """With `sharding: auto`, models with at least this many parameters are sharded on several GPUs."""
@@ -149,19 +149,19 @@ class Sharded:
 
     def stored(self, checkpoint: Any) -> Any:
         """See `Placement.stored`."""
-        from evalsuite.models.student.streaming import StoredWeights
+        from evalsuite.models.decoder.streaming import StoredWeights
 
         return StoredWeights(checkpoint)
 
     def random(self, make: Callable[[], Any], seed: int) -> Any:
         """See `Placement.random`."""
-        from evalsuite.models.student.streaming import RandomWeights
+        from evalsuite.models.decoder.streaming import RandomWeights
 
         return RandomWeights(make, seed)
 
     def new_student(self, teacher: Any, mixers: list[str], **settings: Any) -> Any:
         """See `Placement.new_student`."""
-        from evalsuite.models.student.streaming import NewStudentWeights
+        from evalsuite.models.decoder.streaming import NewStudentWeights
 
         return NewStudentWeights(teacher, mixers, **settings)
 

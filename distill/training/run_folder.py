@@ -36,8 +36,8 @@ from evalsuite.foundation import (
 )
 from evalsuite.foundation.strict import parse
 from evalsuite.foundation.strict_yaml import read_yaml
-from evalsuite.models.checkpoint_location import TRAINING
-from evalsuite.models.checkpoints import without_progress_bars
+from evalsuite.models.checkpoints.load import without_progress_bars
+from evalsuite.models.checkpoints.location import TRAINING
 
 RECIPE = "recipe.yaml"
 STATE = "state"

@@ -71,7 +71,7 @@ from evalsuite.distill.training.train_state import Progress, TrainState
 from evalsuite.distill.training.train_step import TrainStep, select_strategy
 from evalsuite.foundation import locked
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
-from evalsuite.models.kernels.policy import kernel_policy
+from evalsuite.models.ops.dispatch import kernel_policy
 
 _log = logging.getLogger("evalsuite")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from evalsuite.evaluation.run_paths import CheckpointRef
 from evalsuite.foundation import CheckpointError, ConfigError, DataError, content_hash, read_json
 from evalsuite.foundation.context_limits import ContextLimit
-from evalsuite.models.checkpoint_location import FAILED
+from evalsuite.models.checkpoints.location import FAILED
 from evalsuite.models.tokenizers import tokenizer_parts
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def describe_checkpoints(
         ConfigError: no checkpoint, or two with the same weights.
         CheckpointError: a checkpoint that cannot be read.
     """
-    from evalsuite.models.checkpoints import describe_checkpoint
+    from evalsuite.models.checkpoints.load import describe_checkpoint
     from evalsuite.models.inference.positions import max_positions
 
     paths = [teacher, *(path for path in checkpoints if path != teacher)] if teacher else list(checkpoints)

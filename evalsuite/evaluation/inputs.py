@@ -10,7 +10,7 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation.environment import read_environment
 from evalsuite.evaluation.run_paths import Index, index_path, read_index
 from evalsuite.foundation import ConfigError, RunFolderError
-from evalsuite.models.checkpoint_location import locate_here
+from evalsuite.models.checkpoints.location import locate_here
 
 
 def check_inputs(config: RunConfig, checkpoints: Sequence[str]) -> None:

@@ -164,7 +164,7 @@ def sample_prompts(
 def _tokenizer(checkpoint: str | None) -> Any:
     if checkpoint is None:
         return None
-    from evalsuite.models.checkpoints import describe_checkpoint
+    from evalsuite.models.checkpoints.load import describe_checkpoint
 
     return describe_checkpoint(checkpoint).tokenizer
 

@@ -61,7 +61,7 @@ def register_checkpoints(
         check_max_length,
         describe_checkpoints,
     )
-    from evalsuite.models.checkpoints import training_file
+    from evalsuite.models.checkpoints.load import training_file
 
     known = {ref.path: ref.label for ref in index.checkpoints}
     curves = {

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import content_hash, file_hash, named_answers
-from evalsuite.models.fingerprint import source_hash
+from evalsuite.models.checkpoints.fingerprint import source_hash
 from evalsuite.protocols import sandbox
 from evalsuite.protocols.loglikelihood import TASK_FOLDER
 from evalsuite.protocols.scorers import SCORERS

@@ -10,7 +10,7 @@ from evalsuite.models.benchmark.gpu import Gpu, free_memory
 from evalsuite.models.benchmark.points import Measurement, Point
 from evalsuite.models.benchmark.subject import Benchmark, Subject, check_positions
 from evalsuite.models.benchmark.timing import step_between, time_each
-from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint
 
 NEW_TOKENS = 17
 """Length of the longer of two responses; the difference to a single token is decoding."""

@@ -11,7 +11,7 @@ from evalsuite.models.benchmark.points import Kind, Measurement, Point
 from evalsuite.models.benchmark.subject import MAX_NEW_TOKENS, Benchmark, Subject, check_positions
 from evalsuite.models.benchmark.synthetic import allocate_batch, synthetic_batch
 from evalsuite.models.benchmark.timing import Spread, time_each, time_steps
-from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.inference.torch.cuda_graphs import cuda_graph_step, eager_step
 from evalsuite.models.inference.torch.kv_cache import KVCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner

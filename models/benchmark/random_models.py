@@ -14,9 +14,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from evalsuite.foundation import ConfigError, content_hash, nearest, read_json
-from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint
+from evalsuite.models.decoder import StudentConfig, StudentForCausalLM
 from evalsuite.models.mixers import MIXERS
-from evalsuite.models.student import StudentConfig, StudentForCausalLM
 
 SHAPES = Path(__file__).parent / "shapes"
 """Configs of the papers' sizes, without weights or tokenizers."""

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from evalsuite.foundation import DataError, MissingDependencyError
 from evalsuite.models import StudentForCausalLM, kernel_policy
-from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.inference.base import Engine
 from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.requests import (

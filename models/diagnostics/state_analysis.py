@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.models.mixers import RecurrenceInputs
-from evalsuite.models.recurrence.chunked import chunked
+from evalsuite.models.ops.recurrence.chunked import chunked
 
 
 def log_decay_per_token(inputs: RecurrenceInputs) -> Tensor:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError, DataError
+from evalsuite.models.decoder import StudentForCausalLM
 from evalsuite.models.diagnostics.distance import batched
 from evalsuite.models.diagnostics.state_analysis import (
     effective_rank,
@@ -27,7 +28,6 @@ from evalsuite.models.diagnostics.state_analysis import (
 )
 from evalsuite.models.mixers import RecurrentMixer, SoftmaxMixer
 from evalsuite.models.mixers.attention_shape import soft_cap
-from evalsuite.models.student import StudentForCausalLM
 
 SEGMENTS = ("before", "needle", "after", "question")
 Array = NDArray[np.float32]

@@ -11,8 +11,9 @@ import torch
 import transformers
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.checkpoints import Checkpoint, remote_code_hash
-from evalsuite.models.fingerprint import STUDENT_SOURCE, fingerprint, plugin_versions, source_hash
+from evalsuite.models.checkpoints.fingerprint import STUDENT_SOURCE, fingerprint, plugin_versions, source_hash
+from evalsuite.models.checkpoints.load import Checkpoint, remote_code_hash
+from evalsuite.models.decoder import StudentForCausalLM
 from evalsuite.models.inference.positions import check_max_length, max_positions
 from evalsuite.models.inference.registry import EngineType
 from evalsuite.models.inference.requests import (
@@ -25,8 +26,7 @@ from evalsuite.models.inference.requests import (
 from evalsuite.models.inference.stopping import eos_token_ids
 from evalsuite.models.inference.torch.batch_limits import BatchLimits
 from evalsuite.models.inference.torch.loglikelihood import RequestBatch, make_remaining_batches
-from evalsuite.models.recurrence import fla_backend, use_triton
-from evalsuite.models.student import StudentForCausalLM
+from evalsuite.models.ops.recurrence import fla_backend, use_triton
 
 SOURCE = (
     *(f"inference/{name}.py" for name in ("in_process", "logprobs", "sampling", "stopping")),

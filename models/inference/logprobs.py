@@ -11,7 +11,7 @@ from torch.nn.functional import log_softmax
 
 from evalsuite.models.inference.requests import ScoreRequest, ScoreResponse
 from evalsuite.models.inference.torch.kv_cache import to_device
-from evalsuite.models.kernels.policy import inference_kernels
+from evalsuite.models.ops.dispatch import inference_kernels
 
 NON_FINITE_LOGPROBS = "the model's log-probabilities are not finite (NaN or infinity in its logits)"
 

@@ -8,10 +8,10 @@ every position, and a table of positions ends.
 from typing import TYPE_CHECKING, Any
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.checkpoint_config import STUDENT_TYPE
+from evalsuite.models.checkpoints.config import STUDENT_TYPE
 
 if TYPE_CHECKING:
-    from evalsuite.models.student import StudentConfig
+    from evalsuite.models.decoder import StudentConfig
 
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles at a position depend on that position alone. Those of others (dynamic,

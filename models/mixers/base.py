@@ -47,7 +47,7 @@ from evalsuite.models.mixers.recurrence_inputs import (
 )
 from evalsuite.models.mixers.teacher_weights import copy_projections
 from evalsuite.models.mixers.window_branch import WindowBranch
-from evalsuite.models.recurrence import OWN, StateAccess
+from evalsuite.models.ops.recurrence import OWN, StateAccess
 
 
 class RecurrentMixer(Mixer, nn.Module):

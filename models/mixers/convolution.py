@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.kernels.policy import inference_kernels, use_triton
-from evalsuite.models.recurrence import OWN, StateAccess
+from evalsuite.models.ops.dispatch import inference_kernels, use_triton
+from evalsuite.models.ops.recurrence import OWN, StateAccess
 
 
 class ShortConvolution(nn.Module):
@@ -138,7 +138,7 @@ def _convolve_parts(
             part = torch.cat([state[:, channels].to(part.dtype).transpose(1, 2), part], 1)
         weight = convolution.weight.squeeze(1).to(part.dtype)
         if trains:
-            from evalsuite.models.kernels.short_conv import short_conv
+            from evalsuite.models.ops.short_conv import short_conv
 
             y = short_conv(part, weight, silu=convolution.activation is not None)
         else:

@@ -8,15 +8,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.kernels import reference
-from evalsuite.models.kernels.policy import use_triton
-from evalsuite.models.kernels.reference import upcast_fp32
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay
 from evalsuite.models.mixers.layers import expand_decay_groups, make_projection, num_decay_groups
 from evalsuite.models.mixers.options import ADDITIVE_NATIVE, DecayOptions, MixerOptions
 from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.ops import reference
+from evalsuite.models.ops.dispatch import use_triton
+from evalsuite.models.ops.reference import upcast_fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class GLA(RecurrentMixer):
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
         logits = expand_decay_groups(self.gk_proj(x), self.num_heads, self.options.decay_group_size)
         if self.options.scale_writes and logits.requires_grad and use_triton(x):
-            from evalsuite.models.kernels.gla_gate import gla_gate_and_scale
+            from evalsuite.models.ops.gla_gate import gla_gate_and_scale
 
             log_decay, k = gla_gate_and_scale(logits, inputs.k, self.options.decay_temperature)
             return replace(inputs, k=k, log_decay=log_decay)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.models.mixers.attention_shape import AttentionShape
-from evalsuite.models.recurrence import StateAccess
+from evalsuite.models.ops.recurrence import StateAccess
 
 
 class StateKind(Flag):

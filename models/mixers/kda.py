@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.kernels.reference import upcast_fp32
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
 from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
@@ -23,6 +22,7 @@ from evalsuite.models.mixers.layers import (
 from evalsuite.models.mixers.options import DELTA_NATIVE, DecayOptions, MixerOptions
 from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.ops.reference import upcast_fp32
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.kernels import reference
-from evalsuite.models.kernels.policy import inference_kernels, use_triton
-from evalsuite.models.kernels.reference import upcast_fp32
+from evalsuite.models.ops import reference
+from evalsuite.models.ops.dispatch import inference_kernels, use_triton
+from evalsuite.models.ops.reference import upcast_fp32
 
 
 class RMSNorm(nn.Module):
@@ -26,7 +26,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad and use_triton(x):
-            from evalsuite.models.kernels.rms_norm import rms_norm
+            from evalsuite.models.ops.rms_norm import rms_norm
 
             return rms_norm(x, self.weight, self.eps)[0]
         return reference.rms_norm(x, self.weight, self.eps)[0]
@@ -137,7 +137,7 @@ def swiglu(gate: Tensor, x: Tensor) -> Tensor:
         out: Tensor = kernels.gated(gate, x)
         return out
     if x.shape[1] > 1 and gate.dtype == x.dtype and use_triton(x):
-        from evalsuite.models.kernels.swiglu import swiglu as fused_swiglu
+        from evalsuite.models.ops.swiglu import swiglu as fused_swiglu
 
         return fused_swiglu(gate, x)
     return reference.swiglu(gate, x)
@@ -176,7 +176,7 @@ def apply_rotary_pos_emb(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if x.shape[-1] > (width := cos.shape[-1]):
         return torch.cat([apply_rotary_pos_emb(x[..., :width], cos, sin), x[..., width:]], -1)
     if x.requires_grad and use_triton(x):
-        from evalsuite.models.kernels.rotary import rotary
+        from evalsuite.models.ops.rotary import rotary
 
         return rotary(x, cos, sin)
     if kernels := inference_kernels(x):

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.recurrence import OWN, StateAccess, mask_padding, recurrence, recurrence_matrix
+from evalsuite.models.ops.recurrence import OWN, StateAccess, mask_padding, recurrence, recurrence_matrix
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrenceInputs:
-    """Arguments of the recurrence; shapes as in `evalsuite.models.recurrence.recurrence`."""
+    """Arguments of the recurrence; shapes as in `evalsuite.models.ops.recurrence.recurrence`."""
 
     q: Tensor
     k: Tensor

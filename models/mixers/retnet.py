@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from transformers import initialization as init
 
-from evalsuite.models.kernels.reference import input_scale, upcast_fp32
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import initial_decay
 from evalsuite.models.mixers.options import ADDITIVE_NATIVE, DecayOptions, MixerOptions
 from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.ops.reference import input_scale, upcast_fp32
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.gated_deltanet import GatedDeltaNet
 from evalsuite.models.mixers.init import inverse_softplus
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.recurrence import recurrence
+from evalsuite.models.ops.recurrence import recurrence
 
 MIN_RATE, MAX_RATE = 0.001, 5.0
 """Bounds of −log α."""

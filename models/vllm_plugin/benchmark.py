@@ -9,7 +9,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.benchmark.points import Measurement, Point
 from evalsuite.models.benchmark.subject import Benchmark, Subject
 from evalsuite.models.benchmark.timing import step_between, time_each
-from evalsuite.models.checkpoints import CheckpointInfo
+from evalsuite.models.checkpoints.load import CheckpointInfo
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
 from evalsuite.models.inference.vllm.engine import VllmEngine
 

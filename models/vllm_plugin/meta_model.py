@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.decoder import StudentConfig, StudentModel
 from evalsuite.models.mixers import AttentionShape, RecurrentMixer, SoftmaxMixer
-from evalsuite.models.student import StudentConfig, StudentModel
 from evalsuite.models.vllm_plugin.sharding import local_mixer
 from evalsuite.models.vllm_plugin.state import state_bytes
 

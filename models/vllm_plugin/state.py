@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.models.mixers import MixerState, RecurrentMixer
-from evalsuite.models.recurrence import OWN, StateAccess
+from evalsuite.models.ops.recurrence import OWN, StateAccess
 
 PAGE_ALIGNMENT = 16
 """Page sizes are multiples of this, so that copies move full words and float32 views are possible."""

@@ -6,9 +6,9 @@ from typing import Any
 from transformers import AutoConfig
 
 from evalsuite.foundation import ConfigError, MissingDependencyError
+from evalsuite.models.decoder import StudentConfig
+from evalsuite.models.decoder.config import LLAMA_STYLE
 from evalsuite.models.mixers import MIXERS, StateKind
-from evalsuite.models.student import StudentConfig
-from evalsuite.models.student.config import LLAMA_STYLE
 from evalsuite.models.vllm_plugin.meta_model import attention_shapes, build_meta_mixers
 from evalsuite.models.vllm_plugin.sharding import validate_heads, validate_options
 

@@ -11,8 +11,8 @@ from evalsuite.distill import Recipe, distill, load_recipe
 from evalsuite.distill.training.builders import layer_mixers
 from evalsuite.foundation import ConfigError, read_json, read_jsonl
 from evalsuite.models import StudentConfig, load_checkpoint
+from evalsuite.models.decoder.stats import count_parameters
 from evalsuite.models.mixers import AttentionSpan
-from evalsuite.models.model_stats import count_parameters
 from tests.models.test_model_stats import TEACHERS
 
 

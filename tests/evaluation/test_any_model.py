@@ -14,7 +14,7 @@ from evalsuite.evaluation.run_paths import read_index
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.validate import open_shard, read_shard
 from evalsuite.foundation import CheckpointError, read_json, write_json
-from evalsuite.models.checkpoints import load_checkpoint
+from evalsuite.models.checkpoints.load import load_checkpoint
 from evalsuite.models.diagnostics.consistency_checks import run_consistency_checks
 from evalsuite.models.inference import ScoreRequest
 from evalsuite.models.inference.transformers.engine import TransformersEngine

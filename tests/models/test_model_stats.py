@@ -7,7 +7,7 @@ import torch
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from evalsuite.models import MIXERS, StudentConfig, build_student
-from evalsuite.models.model_stats import cache_size, count_parameters, flops_per_token
+from evalsuite.models.decoder.stats import cache_size, count_parameters, flops_per_token
 
 SMOL = {"vocab_size": 49152, "max_position_embeddings": 8192, "tie_word_embeddings": True}
 TEACHERS: dict[str, PreTrainedConfig] = {

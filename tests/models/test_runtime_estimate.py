@@ -7,8 +7,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from evalsuite.models import build_student, runtime_estimate
+from evalsuite.models.decoder import StudentConfig
 from evalsuite.models.inference.torch.engine import TorchEngine
-from evalsuite.models.student import StudentConfig
 
 MIXERS = ["softmax", "gla", "deltanet", "gla"] * 3
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evalsuite.models import build_student
-from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.inference.torch.engine import TorchEngine
 
 ROOT = Path(importlib.import_module("evalsuite.models").__file__ or "").parent
@@ -38,7 +38,7 @@ OTHER = {
 
 @pytest.fixture
 def source_hash() -> Callable[..., str]:
-    fingerprint = importlib.import_module("evalsuite.models.fingerprint")
+    fingerprint = importlib.import_module("evalsuite.models.checkpoints.fingerprint")
     assert hasattr(fingerprint, "source_hash"), "the fingerprint does not cover the source"
     found: Callable[..., str] = fingerprint.source_hash
     return found
@@ -91,9 +91,9 @@ def changed_file(path: Path) -> str:
     ("file", "affects"),
     [
         pytest.param("mixers/gla.py", {"student"}, marks=pytest.mark.long),
-        pytest.param("recurrence/chunked.py", {"student"}, marks=pytest.mark.long),
-        pytest.param("student/model.py", {"student"}, marks=pytest.mark.long),
-        pytest.param("kernels/rms_norm.py", {"student"}, marks=pytest.mark.long),
+        pytest.param("ops/recurrence/chunked.py", {"student"}, marks=pytest.mark.long),
+        pytest.param("decoder/model.py", {"student"}, marks=pytest.mark.long),
+        pytest.param("ops/rms_norm.py", {"student"}, marks=pytest.mark.long),
         ("inference/torch/attention.py", {"student", "teacher"}),
         pytest.param("inference/stopping.py", {"student", "teacher"}, marks=pytest.mark.long),
         pytest.param("runtime_estimate.py", set(), marks=pytest.mark.long),
@@ -103,7 +103,7 @@ def test_fingerprint_covers_the_source_that_computes(
     file: str, affects: set[str], make_teacher: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fingerprints() -> dict[str, str]:
-        fingerprint = importlib.import_module("evalsuite.models.fingerprint")
+        fingerprint = importlib.import_module("evalsuite.models.checkpoints.fingerprint")
         if hasattr(fingerprint, "source_hash"):
             fingerprint.source_hash.cache_clear()
         made = {"teacher": engine(make_teacher, None), "student": engine(make_teacher, "gla")}

@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="CSV to write (default: RUN/harness_scores.csv)")
     arguments = parser.parse_args(argv)
 
-    from evalsuite.models.checkpoints import describe_checkpoint, load_checkpoint
+    from evalsuite.models.checkpoints.load import describe_checkpoint, load_checkpoint
 
     checkpoint: Any = (
         load_checkpoint(arguments.checkpoint, dtype=arguments.dtype, device=arguments.device)

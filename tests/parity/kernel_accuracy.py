@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.foundation import MissingDependencyError, append_jsonl
-from evalsuite.models.kernels import tuning
-from evalsuite.models.recurrence import fla_backend
-from evalsuite.models.recurrence.chunked import chunked
-from evalsuite.models.recurrence.shapes import DecayShape
+from evalsuite.models.ops import tuning
+from evalsuite.models.ops.recurrence import fla_backend
+from evalsuite.models.ops.recurrence.chunked import chunked
+from evalsuite.models.ops.recurrence.shapes import DecayShape
 from tests.parity.exit_codes import exit_with
 
 Op = Callable[..., tuple[Tensor, Tensor]]

@@ -255,7 +255,7 @@ def load(path: str, device: str, hybrid: str | None = None) -> Any:
     import torch
 
     from evalsuite.models import build_student
-    from evalsuite.models.checkpoints import load_checkpoint
+    from evalsuite.models.checkpoints.load import load_checkpoint
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     checkpoint = load_checkpoint(path, dtype="float32", device=device)

@@ -24,7 +24,7 @@ import torch
 from transformers import PreTrainedModel
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.inference import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.proof import UnsupportedModelError

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from statistics import median
 
-from evalsuite.models.checkpoints import load_checkpoint
+from evalsuite.models.checkpoints.load import load_checkpoint
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.tokenization import Encoder
 from evalsuite.tasks.benchmark import load_benchmark

@@ -8,7 +8,7 @@ import pytest
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.foundation import ConfigError
-from evalsuite.models.checkpoints import describe_checkpoint, load_checkpoint
+from evalsuite.models.checkpoints.load import describe_checkpoint, load_checkpoint
 from tests.parity.harness_scores import compare, to_csv
 
 SUITE = """

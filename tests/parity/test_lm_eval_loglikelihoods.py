@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evalsuite.foundation import read_json
-from evalsuite.models.checkpoints import load_checkpoint
+from evalsuite.models.checkpoints.load import load_checkpoint
 from tests.parity import greedy_generation
 from tests.parity.lm_eval_loglikelihoods import Comparison, main
 

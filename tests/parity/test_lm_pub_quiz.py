@@ -11,7 +11,7 @@ import pytest
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.foundation import MissingDependencyError
-from evalsuite.models.checkpoints import load_checkpoint
+from evalsuite.models.checkpoints.load import load_checkpoint
 from evalsuite.tasks.benchmark import load_benchmark
 from tests.parity.harness_scores import compare
 from tests.parity.lm_pub_quiz import is_bear

@@ -35,9 +35,9 @@ from evalsuite.distill.training.train_step import TrainStep, select_strategy
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import write_json
 from evalsuite.models.benchmark.random_models import parse_mixers, read_shape, shape_names
-from evalsuite.models.kernels.apply import apply_fused_kernels
-from evalsuite.models.student import StudentConfig, StudentForCausalLM
-from evalsuite.models.student.deferred_init import DrawnWeights, replace_parameters
+from evalsuite.models.decoder import StudentConfig, StudentForCausalLM
+from evalsuite.models.decoder.deferred_init import DrawnWeights, replace_parameters
+from evalsuite.models.ops.apply import apply_fused_kernels
 from tests.parity.exit_codes import exit_with
 
 TINY = {

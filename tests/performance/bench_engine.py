@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.foundation import MissingDependencyError, write_json
 from evalsuite.models import build_student
-from evalsuite.models.checkpoints import Checkpoint, load_checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
 from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.logprobs import TargetIndex
 from evalsuite.models.inference.prefetch import prefetch

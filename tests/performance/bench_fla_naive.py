@@ -20,7 +20,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.foundation import MissingDependencyError
-from evalsuite.models.recurrence import recurrence
+from evalsuite.models.ops.recurrence import recurrence
 from tests.parity.exit_codes import exit_with
 from tests.parity.kernel_accuracy import relative_error
 from tests.performance.bench_mixers import Row, Tables, recurrence_inputs, seconds

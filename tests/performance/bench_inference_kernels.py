@@ -33,7 +33,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.foundation import ConfigError, write_text
-from evalsuite.models.recurrence import fla_backend
+from evalsuite.models.ops.recurrence import fla_backend
 from tests.parity.exit_codes import exit_with
 from tests.performance.bench_mixers import Row, to_csv
 from tests.performance.inference_kernels import attention, layers, states
@@ -149,7 +149,7 @@ def bench(
 ) -> list[Timing]:
     """Measure the operations that contain one of `only` (all without), and write a CSV file under `out`."""
     if setting.fla:
-        from evalsuite.models.kernels import tuning
+        from evalsuite.models.ops import tuning
 
         tuning.install()
     torch.manual_seed(0)

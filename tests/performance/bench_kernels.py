@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from evalsuite.models.kernels import reference
-from evalsuite.models.kernels.reference import upcast_fp32
+from evalsuite.models.ops import reference
+from evalsuite.models.ops.reference import upcast_fp32
 from tests.parity.exit_codes import exit_with
 from tests.performance.bench_mixers import Row, Tables
 
@@ -33,7 +33,7 @@ Maker = Callable[[str], Operation | None]
 def rms_norm(peer: str) -> Operation | None:
     """RMSNorm of a sum; x, weight, residual → norm, sum."""
     if peer == "ours":
-        from evalsuite.models.kernels.rms_norm import rms_norm as ours
+        from evalsuite.models.ops.rms_norm import rms_norm as ours
 
         return lambda x, w, r: ours(x, w, 1e-5, r)
     if peer == "fla":
@@ -50,7 +50,7 @@ def rms_norm(peer: str) -> Operation | None:
 def rotary(peer: str) -> Operation | None:
     """Rotary embedding of heads of 64 or 128; x [8, T, H, D], cos, sin."""
     if peer == "ours":
-        from evalsuite.models.kernels.rotary import rotary as ours
+        from evalsuite.models.ops.rotary import rotary as ours
 
         return lambda x, cos, sin: [ours(x, cos, sin)]
     if peer == "fla":
@@ -69,7 +69,7 @@ def rotary(peer: str) -> Operation | None:
 def squared_distance(peer: str) -> Operation | None:
     """Squared distance of student and teacher; x, teacher."""
     if peer == "ours":
-        from evalsuite.models.kernels.hidden_distance import squared_distance as ours
+        from evalsuite.models.ops.hidden_distance import squared_distance as ours
 
         return lambda x, teacher: [ours(x, teacher)[0]]
     if peer in ("fla", "liger"):
@@ -80,7 +80,7 @@ def squared_distance(peer: str) -> Operation | None:
 def gla_gate(peer: str) -> Operation | None:
     """Log decay and scaled keys of GLA; logits, k."""
     if peer == "ours":
-        from evalsuite.models.kernels.gla_gate import gla_gate_and_scale as ours
+        from evalsuite.models.ops.gla_gate import gla_gate_and_scale as ours
 
         return lambda logits, k: ours(logits, k, 16.0)
     if peer in ("fla", "liger"):
@@ -91,7 +91,7 @@ def gla_gate(peer: str) -> Operation | None:
 def short_conv(peer: str) -> Operation | None:
     """Short convolution with SiLU; x [8, T, C], weight [C, 4]."""
     if peer == "ours":
-        from evalsuite.models.kernels.short_conv import short_conv as ours
+        from evalsuite.models.ops.short_conv import short_conv as ours
 
         return lambda x, w: [ours(x, w, silu=True)]
     if peer == "fla":
@@ -106,7 +106,7 @@ def short_conv(peer: str) -> Operation | None:
 def swiglu(peer: str) -> Operation | None:
     """silu(gate) · x; gate, x."""
     if peer == "ours":
-        from evalsuite.models.kernels.swiglu import swiglu as ours
+        from evalsuite.models.ops.swiglu import swiglu as ours
 
         return lambda gate, x: [ours(gate, x)]
     if peer == "fla":
@@ -233,7 +233,7 @@ def installed(peer: str) -> bool:
 def bench(out: Path | None, peers: Sequence[str], widths: Sequence[int]) -> dict[str, list[Row]]:
     """Measure, print, and write `kernels.csv` and `kernels.md` under `out`."""
     if "ours" in peers:
-        from evalsuite.models.kernels import tuning
+        from evalsuite.models.ops import tuning
 
         tuning.install()
     tables = Tables(out)

@@ -26,10 +26,10 @@ from transformers import AutoModel, LlamaConfig
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.foundation import write_text
-from evalsuite.models.kernels.policy import KernelPolicy, kernel_policy
 from evalsuite.models.mixers import MIXERS, AttentionSpan, RecurrentMixer, make_mixer
-from evalsuite.models.recurrence import fla_backend, naive_recurrent, recurrence
-from evalsuite.models.recurrence.shapes import decay_shape_of
+from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy
+from evalsuite.models.ops.recurrence import fla_backend, naive_recurrent, recurrence
+from evalsuite.models.ops.recurrence.shapes import decay_shape_of
 from tests.parity.exit_codes import exit_with
 from tests.parity.kernel_accuracy import relative_error, relative_errors
 

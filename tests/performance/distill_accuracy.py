@@ -12,7 +12,7 @@ from evalsuite.distill.objectives.kl_and_cross_entropy import (
     fused_linear_distillation,
 )
 from evalsuite.distill.types import MicroBatch
-from evalsuite.models.kernels.policy import KernelPolicy, kernel_policy
+from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy
 from tests.performance.distill_steps import Bench
 
 BOUNDS = {"layer": 2e-2, "layer's weights": 5e-2, "loss": 1e-2}

@@ -17,9 +17,9 @@ from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep, select_strategy
 from evalsuite.distill.types import GlobalBatch, MicroBatch
-from evalsuite.models.kernels.apply import apply_fused_kernels
-from evalsuite.models.student.build import student_config
-from evalsuite.models.student.deferred_init import DrawnWeights
+from evalsuite.models.decoder.build import student_config
+from evalsuite.models.decoder.deferred_init import DrawnWeights
+from evalsuite.models.ops.apply import apply_fused_kernels
 
 PEAK_FLOPS = 790e12
 """Dense bf16 FLOP/s of an H200, measured on random data."""

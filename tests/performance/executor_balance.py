@@ -25,7 +25,7 @@ from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.environment import read_environment
 from evalsuite.executors import EXECUTORS, Channel, Executor, Job, Worker, open_executor
 from evalsuite.foundation import write_json
-from evalsuite.models.checkpoints import load_checkpoint
+from evalsuite.models.checkpoints.load import load_checkpoint
 from tests.parity.exit_codes import exit_with
 
 CHECKPOINTS = 10

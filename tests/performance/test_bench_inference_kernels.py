@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalsuite.models.kernels import reference
-from evalsuite.models.recurrence import fla_backend, naive_recurrent
+from evalsuite.models.ops import reference
+from evalsuite.models.ops.recurrence import fla_backend, naive_recurrent
 from tests.performance import bench_inference_kernels as benchmark
 from tests.performance.inference_kernels import layers, states
 from tests.performance.inference_kernels.case import TINY, Case, Setting, Way

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from evalsuite.foundation import MissingDependencyError
 from evalsuite.models.mixers import AttentionSpan, RecurrentMixer
-from evalsuite.models.recurrence import fla_backend
-from evalsuite.models.recurrence.chunked import chunked
+from evalsuite.models.ops.recurrence import fla_backend
+from evalsuite.models.ops.recurrence.chunked import chunked
 from tests.performance import bench_mixers
 from tests.performance.bench_fla_naive import FUNCTIONS, against_naive
 

@@ -16,9 +16,9 @@ import yaml
 from evalsuite.api import RunConfig, distill, evaluate, load_run
 from evalsuite.cli.entry import main
 from evalsuite.distill.recipe import RECIPES
-from evalsuite.models.checkpoints import describe_checkpoint, load_checkpoint
-from evalsuite.models.fingerprint import plugin_versions, source_hash
-from evalsuite.models.student.config import StudentConfig
+from evalsuite.models.checkpoints.fingerprint import plugin_versions, source_hash
+from evalsuite.models.checkpoints.load import describe_checkpoint, load_checkpoint
+from evalsuite.models.decoder.config import StudentConfig
 from evalsuite.tasks.benchmark import FOLDER
 from tests.plugin.conftest import PACKAGE
 

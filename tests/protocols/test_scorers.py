@@ -10,7 +10,7 @@ import pytest
 
 from evalsuite.evaluation.scorer_versions import scorer_version
 from evalsuite.foundation import ConfigError, MissingDependencyError
-from evalsuite.models.fingerprint import source_hash
+from evalsuite.models.checkpoints.fingerprint import source_hash
 from evalsuite.protocols.scorers import SCORERS, Scorer, ScorerOutput, as_scorer, recall
 from evalsuite.tasks.benchmark import all_benchmarks, load_benchmark
 

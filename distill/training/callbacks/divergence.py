@@ -10,7 +10,7 @@ from evalsuite.distill.config import DivergenceConfig
 from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.callbacks.interface import Callback, DivergedError, Step, StepValues
 from evalsuite.foundation import read_json, write_bytes, write_json
-from evalsuite.models.checkpoint_location import FAILED
+from evalsuite.models.checkpoints.location import FAILED
 
 SMOOTHING = 0.9
 """Weight of the past in the smoothed loss, an exponential moving average over steps."""

@@ -187,7 +187,7 @@ def _config(path: str) -> Any:
     from transformers import LlamaConfig
 
     from evalsuite.foundation import EvalsuiteError
-    from evalsuite.models.checkpoints import load_outline
+    from evalsuite.models.checkpoints.load import load_outline
 
     known = read_yaml(MODEL_SHAPES)
     model, _, _ = path.partition("@")

@@ -28,9 +28,9 @@ from evalsuite.distill.training.parameter_groups import is_mixer_parameter, set_
 from evalsuite.distill.training.train_step import StudentTrainState, layer_groups
 from evalsuite.distill.types import CausalLM, softmax_layer_indices
 from evalsuite.foundation import ConfigError
+from evalsuite.models.decoder.deferred_init import replace_parameters
+from evalsuite.models.decoder.streaming import Weights
 from evalsuite.models.mixers import Mixer, no_weight_decay
-from evalsuite.models.student.deferred_init import replace_parameters
-from evalsuite.models.student.streaming import Weights
 
 
 def shard(weights: Weights, device: torch.device, dtype: torch.dtype, trained: Collection[str]) -> Any:

@@ -291,7 +291,7 @@ def _dry_run(arguments: argparse.Namespace, sweep: "Sweep", device: str, dtype: 
     from evalsuite.models.benchmark.estimate import estimate, probe
     from evalsuite.models.benchmark.random_models import random_models
     from evalsuite.models.benchmark.subject import Subject
-    from evalsuite.models.checkpoints import describe_checkpoint
+    from evalsuite.models.checkpoints.load import describe_checkpoint
 
     where, wanted = torch.device(device), getattr(torch, dtype)
     rates = probe(where, wanted)

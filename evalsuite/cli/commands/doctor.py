@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.evaluation import checks
     from evalsuite.evaluation.inference.engines import engine_factory, resolve_device
     from evalsuite.foundation import ConfigError
-    from evalsuite.models.checkpoints import load_checkpoint
+    from evalsuite.models.checkpoints.load import load_checkpoint
     from evalsuite.models.diagnostics.consistency_checks import format_checks, run_consistency_checks
     from evalsuite.models.inference.positions import max_positions
 

@@ -9,7 +9,7 @@ import pandas as pd
 from evalsuite.evaluation.distances.passages import Part, answer_parts, parse_texts, text_parts
 from evalsuite.evaluation.inference.engines import resolve_device
 from evalsuite.foundation import ConfigError, progress
-from evalsuite.models.checkpoints import Checkpoint, load_checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
 from evalsuite.models.diagnostics.distance import compare_models
 from evalsuite.models.diagnostics.quantization import BITS, quantized
 from evalsuite.models.inference.positions import max_positions

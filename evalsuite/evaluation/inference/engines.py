@@ -108,7 +108,7 @@ def select_checkpoints(
     for path in paths:
         ref = by_path.get(path)
         if ref is None:
-            from evalsuite.models.checkpoints import describe_checkpoint
+            from evalsuite.models.checkpoints.load import describe_checkpoint
 
             weights_id = describe_checkpoint(path, trust_remote_code=trust_remote_code).weights_id
             if weights_id not in by_weights:

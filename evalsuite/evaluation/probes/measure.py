@@ -13,7 +13,7 @@ from evalsuite.evaluation.inference.engines import resolve_device
 from evalsuite.evaluation.probes.haystacks import Placed, check_depths, draw_haystacks, needle_benchmark
 from evalsuite.evaluation.run_paths import index_path
 from evalsuite.foundation import ConfigError, RunFolderError, progress
-from evalsuite.models.checkpoints import load_checkpoint
+from evalsuite.models.checkpoints.load import load_checkpoint
 from evalsuite.models.diagnostics.state_probe import DocumentProbe, LayerProbe, probe_states
 from evalsuite.models.mixers import MIXERS, RecurrentMixer
 from evalsuite.reports.records.probes import COLUMNS, FILE, SEGMENTS, read_probe_file, write_probes

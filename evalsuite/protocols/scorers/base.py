@@ -12,7 +12,7 @@ from typing import Any
 
 from evalsuite.foundation import ConfigError, MissingDependencyError, content_hash
 from evalsuite.foundation.registry import Registry
-from evalsuite.models.fingerprint import source_hash
+from evalsuite.models.checkpoints.fingerprint import source_hash
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from evalsuite.models.inference.torch.unpadding import UnpaddedLayout
-from evalsuite.models.kernels.policy import inference_kernels
 from evalsuite.models.mixers import AttentionSpan, Mixer
-from evalsuite.models.recurrence import use_triton
+from evalsuite.models.ops.dispatch import inference_kernels
+from evalsuite.models.ops.recurrence import use_triton
 
 NAME = "evalsuite"
 
@@ -114,7 +114,7 @@ def attention_forward(
     own = module.span if isinstance(module, Mixer) else None
     span = own or AttentionSpan(sliding_window)
     if masks.decode_positions is not None and span.window is None and softcap is None and _splits(query):
-        from evalsuite.models.kernels.inference.decode_attention import decode_attention
+        from evalsuite.models.ops.inference.decode_attention import decode_attention
 
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         return decode_attention(query, key, value, masks.decode_positions, scale), None
@@ -277,7 +277,7 @@ def _rotates_alike(module: Any) -> bool:
         places = torch.tensor([[0, 1], [6, 7], [3, 4]], device=weight.device)[:, :tokens]
         q, k, v = (each.flatten(0, 1) for each in (query, key, value))
         try:
-            from evalsuite.models.kernels.inference.decode_attention import rotate_and_store
+            from evalsuite.models.ops.inference.decode_attention import rotate_and_store
 
             found = rotate_and_store(q, k, v, cos, sin, keys, values, places.flatten())
         except Exception as error:  # What a compiler raises can be anything.
@@ -306,7 +306,7 @@ def _fused_forward(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Forward pass of a fusible layer, hidden states [R, T, width]."""
-    from evalsuite.models.kernels.inference.decode_attention import rotate_and_store
+    from evalsuite.models.ops.inference.decode_attention import rotate_and_store
 
     masks = _masks.get()
     places = masks.cache_places
@@ -324,7 +324,7 @@ def _fused_forward(
     if masks.branches is None:
         out, _none = attention_forward(module, query.transpose(1, 2), keys, values, None, module.scaling)
     else:
-        from evalsuite.models.kernels.inference.branch_attention import branch_attention
+        from evalsuite.models.ops.inference.branch_attention import branch_attention
 
         parent_rows, lengths = masks.branches
         out = branch_attention(

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evalsuite.models.checkpoints import Checkpoint, load_checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
 from evalsuite.models.inference import in_process
 from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.proof import UnsupportedModelError
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 SOURCE = (
     *in_process.SOURCE,
     "inference/torch",
-    "kernels/inference",
-    "kernels/swiglu.py",
+    "ops/inference",
+    "ops/swiglu.py",
 )
 """Our code that computes the responses of every model; the fingerprint covers it."""
 

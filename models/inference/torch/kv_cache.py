@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.models.inference.torch.unpadding import UnpaddedLayout
-from evalsuite.models.recurrence import OWN, StateAccess
+from evalsuite.models.ops.recurrence import OWN, StateAccess
 
 
 @dataclass(slots=True)

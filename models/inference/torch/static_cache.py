@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.models.inference.torch.kv_cache import KVCache, LayerState
-from evalsuite.models.recurrence import StateAccess
+from evalsuite.models.ops.recurrence import StateAccess
 
 
 class StaticKVCache:

@@ -6,9 +6,9 @@ known from the config, and be one that this engine computes.
 
 from typing import Any
 
+from evalsuite.models.decoder import StudentConfig
 from evalsuite.models.inference.positions import rotary_limit
 from evalsuite.models.inference.proof import TOKENS
-from evalsuite.models.student import StudentConfig
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 """Types of layers (`layer_types` of a config) that engine torch computes."""

@@ -5,7 +5,7 @@ from functools import cached_property
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from evalsuite.models.checkpoints import Checkpoint, load_checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
 from evalsuite.models.inference.in_process import SOURCE, InProcessEngine
 from evalsuite.models.inference.registry import ENGINES, EngineSettings
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse, ScoreRequest

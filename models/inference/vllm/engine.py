@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from transformers import GenerationConfig
 
 from evalsuite.foundation import ConfigError, EvalsuiteError, canonical_json
-from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint
-from evalsuite.models.fingerprint import STUDENT_SOURCE, fingerprint, plugin_versions, source_hash
+from evalsuite.models.checkpoints.fingerprint import STUDENT_SOURCE, fingerprint, plugin_versions, source_hash
+from evalsuite.models.checkpoints.load import CheckpointInfo, describe_checkpoint
+from evalsuite.models.decoder import StudentConfig
 from evalsuite.models.inference.positions import stated_positions
 from evalsuite.models.inference.registry import ENGINES, EngineSettings, EngineType
 from evalsuite.models.inference.requests import (
@@ -25,7 +26,6 @@ from evalsuite.models.inference.requests import (
 )
 from evalsuite.models.inference.stopping import StopChecker, eos_token_ids
 from evalsuite.models.inference.vllm.process import VllmProcess, check_environment, find_python
-from evalsuite.models.student import StudentConfig
 from evalsuite.models.vllm_plugin.validation import validate_args, validate_student
 
 if TYPE_CHECKING:

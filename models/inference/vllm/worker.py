@@ -117,7 +117,7 @@ def start(settings: dict[str, Any]) -> tuple[Any, dict[str, str]]:
 
 def recurrence(on_gpu: bool) -> str:
     """Backend of a student's recurrences, named as in the in-process engine's fingerprint."""
-    from evalsuite.models.recurrence import fla_backend
+    from evalsuite.models.ops.recurrence import fla_backend
 
     return fla_backend.version() if on_gpu and not fla_backend.unavailable_reason() else "torch"
 

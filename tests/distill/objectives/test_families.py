@@ -13,7 +13,7 @@ from evalsuite.distill.objectives.layer_activations import LayerActivations, eac
 from evalsuite.distill.training.held_out import residual_streams
 from evalsuite.distill.types import MicroBatch
 from evalsuite.models import build_student
-from evalsuite.models.student.config import ARCHITECTURES
+from evalsuite.models.decoder.config import ARCHITECTURES
 
 LENGTH = 12
 

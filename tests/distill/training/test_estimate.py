@@ -6,8 +6,8 @@ from transformers import LlamaConfig
 from evalsuite.distill import dry_run, known_recipes, load_recipe
 from evalsuite.distill.training.memory.estimate import recipe_costs
 from evalsuite.foundation import ConfigError
-from evalsuite.models.model_stats import FlopCounter, count_parameters
-from evalsuite.models.student import StudentConfig
+from evalsuite.models.decoder import StudentConfig
+from evalsuite.models.decoder.stats import FlopCounter, count_parameters
 
 SMOLLM2 = {
     "hidden_size": 576,

@@ -19,7 +19,7 @@ from evalsuite.distill.training.memory import gpu_usage
 from evalsuite.distill.training.memory.gpu_usage import GpuUsage, memory_options
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError, read_jsonl
-from evalsuite.models.student import StudentConfig
+from evalsuite.models.decoder import StudentConfig
 
 TEACHER = LlamaConfig(
     hidden_size=576,

@@ -18,8 +18,8 @@ from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.training import kernel_compilation
 from evalsuite.distill.training.kernel_compilation import KernelCompilation
 from evalsuite.foundation import ConfigError, MissingDependencyError, read_jsonl
-from evalsuite.models.kernels import compile_ahead
-from evalsuite.models.kernels.compile_ahead import CompileWorkers, Launch
+from evalsuite.models.ops import compile_ahead
+from evalsuite.models.ops.compile_ahead import CompileWorkers, Launch
 
 CPU = torch.device("cpu")
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")

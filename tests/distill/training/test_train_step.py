@@ -14,7 +14,7 @@ from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models import build_student
-from evalsuite.models.kernels.apply import apply_fused_kernels
+from evalsuite.models.ops.apply import apply_fused_kernels
 from tests.distill.training.two_processes import needs_loopback, run_both
 
 ROWS, LENGTH = 8, 16

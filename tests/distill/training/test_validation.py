@@ -22,7 +22,7 @@ from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import ConfigError, DataError, read_jsonl
 from evalsuite.foundation.strict import parse
 from evalsuite.models import build_student, load_checkpoint
-from evalsuite.models.kernels.apply import apply_fused_kernels
+from evalsuite.models.ops.apply import apply_fused_kernels
 from evalsuite.reports.records.loss_curves import parse_loss_curves
 
 FIELDS = {"validation_kl", "validation_ppl"}

@@ -17,7 +17,7 @@ from evalsuite.models.benchmark.records import FILE, read_measurements, save_mea
 from evalsuite.models.benchmark.subject import teacher_of
 from evalsuite.models.benchmark.synthetic import SHORT_TOKENS, synthetic_batch
 from evalsuite.models.benchmark.timing import Spread, step_between, time_steps
-from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 
 MIXERS = ["gated_deltanet", "kda+softmax/2", "sliding_window"]

@@ -12,7 +12,7 @@ from evalsuite.models.benchmark.random_models import (
     read_shape,
     shape_names,
 )
-from evalsuite.models.model_stats import count_parameters
+from evalsuite.models.decoder.stats import count_parameters
 
 PARAMETERS = {
     "Llama-3.1-8B": 8030.3,

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from evalsuite.foundation import DataError
 from evalsuite.models import build_student
-from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.diagnostics.consistency_checks import format_checks, run_consistency_checks
 from evalsuite.models.inference.requests import ScoreRequest
 from evalsuite.models.inference.torch.engine import TorchEngine

@@ -17,7 +17,7 @@ from evalsuite.models.diagnostics.state_analysis import (
     write_norm,
 )
 from evalsuite.models.mixers import RecurrenceInputs
-from evalsuite.models.recurrence import naive_recurrent, recurrence_matrix
+from evalsuite.models.ops.recurrence import naive_recurrent, recurrence_matrix
 
 
 def toy(keys: list[list[float]], values: list[list[float]], **others: Tensor) -> RecurrenceInputs:

@@ -39,10 +39,10 @@ def test_a_kernel_serves_passes_without_gradients(
 
     expected = compute(4)
     assert expected[1].tolist()[2]
-    name = "evalsuite.models.kernels.inference.logprobs"
+    name = "evalsuite.models.ops.inference.logprobs"
     kernels = SimpleNamespace(applies=lambda x: applies, target_logprobs=stand_in)
     monkeypatch.setitem(sys.modules, name, kernels)
-    monkeypatch.setattr("evalsuite.models.kernels.policy.use_triton", lambda x: True)
+    monkeypatch.setattr("evalsuite.models.ops.dispatch.use_triton", lambda x: True)
     for max_rows in (4, 100):
         found = compute(max_rows)
         for mine, other in zip(found, expected, strict=True):

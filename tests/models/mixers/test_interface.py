@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from evalsuite.foundation import ConfigError, registry
 from evalsuite.foundation.registry import API_VERSION
 from evalsuite.models import MIXERS, StudentConfig, build_student
-from evalsuite.models.fingerprint import plugin_versions
+from evalsuite.models.checkpoints.fingerprint import plugin_versions
+from evalsuite.models.decoder.cache import StudentCache
 from evalsuite.models.mixers import AttentionSpan, CacheSpec, Mixer, RecurrentMixer, StateKind
 from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
-from evalsuite.models.student.cache import StudentCache
 from evalsuite.reports.analysis.lineage import MIXER_TITLES
 
 Make = Callable[..., PreTrainedModel]

@@ -70,8 +70,8 @@ def test_norms_together_equal_each_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         return [torch.nn.functional.rms_norm(part, (width,), eps=eps) * gain for part in parts]
 
     kernels = SimpleNamespace(applies=lambda x: True, head_norms=head_norms)
-    monkeypatch.setitem(sys.modules, "evalsuite.models.kernels.inference.recurrent_layers", kernels)
-    monkeypatch.setattr("evalsuite.models.kernels.policy.use_triton", lambda x: True)
+    monkeypatch.setitem(sys.modules, "evalsuite.models.ops.inference.recurrent_layers", kernels)
+    monkeypatch.setattr("evalsuite.models.ops.dispatch.use_triton", lambda x: True)
     with torch.inference_mode():
         for other in (k, narrow):
             found = l2norm_together(q, other)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.decoder.cache import RecurrentLayerCache
 from evalsuite.models.mixers import MIXERS, RecurrentMixer, make_mixer
 from evalsuite.models.mixers.convolution import apply_short_convolutions
 from evalsuite.models.mixers.recurrence_inputs import apply_recurrence
-from evalsuite.models.student.cache import RecurrentLayerCache
 
 RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, RecurrentMixer))
 PRESETS = [

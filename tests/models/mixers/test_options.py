@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers import RecurrentMixer, make_mixer
 from evalsuite.models.mixers.feature_maps import FEATURE_MAPS
-from evalsuite.models.recurrence import recurrence
+from evalsuite.models.ops.recurrence import recurrence
 from tests.models.mixers.test_mixers import Attention, close, make, new_cache, run, tokens
 
 GEOMETRIES: list[tuple[str, dict[str, Any]]] = [

@@ -11,12 +11,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models import StudentForCausalLM, build_student
-from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint
+from evalsuite.models.decoder.model import check_attention
 from evalsuite.models.inference import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.mixers import AttentionSpan, window_state
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
-from evalsuite.models.student.model import check_attention
 from evalsuite.models.vllm_plugin.validation import validate_student
 from evalsuite.tasks.synthetic.pocket import build_tokenizer
 

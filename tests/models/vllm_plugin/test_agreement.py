@@ -14,7 +14,7 @@ import pytest
 
 from evalsuite.foundation import ConfigError, EvalsuiteError
 from evalsuite.models import load_checkpoint
-from evalsuite.models.checkpoints import Checkpoint, describe_checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint, describe_checkpoint
 from evalsuite.models.inference.vllm.engine import VllmEngine
 from evalsuite.models.inference.vllm.process import VllmProcess, find_python
 from evalsuite.models.vllm_plugin.vendor import vendor_plugin

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from evalsuite.models import MIXERS, StudentForCausalLM
+from evalsuite.models.decoder.cache import RecurrentLayerCache
 from evalsuite.models.mixers import RecurrentMixer
-from evalsuite.models.student.cache import RecurrentLayerCache
 from evalsuite.models.vllm_plugin.meta_model import build_meta_mixers, max_state_bytes
 from evalsuite.models.vllm_plugin.state import PAGE_ALIGNMENT, PagedLayerCache, state_bytes, state_views
 

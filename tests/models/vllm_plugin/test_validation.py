@@ -179,7 +179,7 @@ def test_the_engine_rejects_unsupported_students_before_it_starts(
     tmp_path: Path, make_student: Callable[..., StudentForCausalLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Validation needs no vLLM environment."""
-    from evalsuite.models.checkpoints import CheckpointInfo
+    from evalsuite.models.checkpoints.load import CheckpointInfo
 
     config = make_student("gla").config
     info = CheckpointInfo("x", str(tmp_path), config, SimpleNamespace(eos_token_id=2), "0" * 16, 1)

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from evalsuite.foundation import append_jsonl, progress, write_text
 from evalsuite.models import MIXERS
-from evalsuite.models.checkpoints import describe_checkpoint, load_checkpoint
+from evalsuite.models.checkpoints.load import describe_checkpoint, load_checkpoint
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse, ScoreRequest, ScoreResponse
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.vllm.engine import VllmEngine

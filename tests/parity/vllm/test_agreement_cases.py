@@ -9,8 +9,8 @@ from transformers import LlamaConfig
 
 from evalsuite.foundation import append_jsonl
 from evalsuite.models import MIXERS
+from evalsuite.models.decoder import StudentConfig
 from evalsuite.models.inference.requests import GenerateResponse
-from evalsuite.models.student import StudentConfig
 from evalsuite.models.vllm_plugin.meta_model import build_meta_mixers, max_state_bytes
 from tests.parity.vllm.agreement import (
     CACHE_MEMORY,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.kernels import reference
+from evalsuite.models.ops import reference
 from tests.performance.inference_kernels.case import Case, Setting, Way
 
 
@@ -32,7 +32,7 @@ def logprobs(setting: Setting, rows: int) -> Case:
 
     ways = []
     if setting.ours:
-        from evalsuite.models.kernels.inference.logprobs import target_logprobs
+        from evalsuite.models.ops.inference.logprobs import target_logprobs
 
         bounds = setting.index(range(rows + 1))
         found = torch.empty(rows, device=setting.device)
@@ -59,7 +59,7 @@ def norms(setting: Setting, rows: int, tokens: int) -> Case:
 
     ways = []
     if setting.ours:
-        from evalsuite.models.kernels.inference import recurrent_layers as kernels
+        from evalsuite.models.ops.inference import recurrent_layers as kernels
 
         ways.append(Way("ours", lambda: kernels.head_norms(both, None, eps, gain)))
         ways.append(Way("one by one", lambda: [kernels.head_norm(x, None, eps, gain) for x in both]))
@@ -77,7 +77,7 @@ def head_norm(setting: Setting, rows: int, tokens: int) -> Case:
     x, weight = setting.draw(rows, tokens, shape.heads, width), setting.draw(width)
     ways = []
     if setting.ours:
-        from evalsuite.models.kernels.inference import recurrent_layers as kernels
+        from evalsuite.models.ops.inference import recurrent_layers as kernels
 
         ways.append(Way("ours", lambda: [kernels.head_norm(x, weight, 1e-5)]))
     ways.append(Way("torch: rms_norm", lambda: [functional.rms_norm(x, (width,), weight, 1e-5)]))
@@ -95,7 +95,7 @@ def rotary(setting: Setting, rows: int, tokens: int) -> Case:
     angles = [setting.draw(rows, tokens, width) for _ in range(2)]
     ways = []
     if setting.ours:
-        from evalsuite.models.kernels.inference import recurrent_layers as kernels
+        from evalsuite.models.ops.inference import recurrent_layers as kernels
 
         ways.append(Way("ours", lambda: [kernels.rotary(x, *angles)]))
     ways.append(Way("torch: separate operations", lambda: [reference.rotary(x, *angles)]))
@@ -119,7 +119,7 @@ def delta_gates(setting: Setting, rows: int, tokens: int) -> Case:
 
     ways = []
     if setting.ours:
-        from evalsuite.models.kernels.inference import recurrent_layers as kernels
+        from evalsuite.models.ops.inference import recurrent_layers as kernels
 
         ways.append(Way("ours", lambda: kernels.delta_gates(a, b, bias, rate, 1.0)))
     ways.append(Way("torch: separate operations", lambda: separate(a, b, bias, rate)))
@@ -141,7 +141,7 @@ def add_norm(setting: Setting, rows: int, tokens: int) -> Case:
 
     ways = []
     if setting.ours:
-        from evalsuite.models.kernels.inference.decoder_layers import add_norm as kernel
+        from evalsuite.models.ops.inference.decoder_layers import add_norm as kernel
 
         ways.append(Way("ours", lambda: kernel(*inputs, 1e-5)))
     ways.append(Way("torch: addition, rms_norm", lambda: separate(*inputs)))
@@ -156,11 +156,11 @@ def gated(setting: Setting, rows: int, tokens: int) -> Case:
     gate, x = setting.draw(rows, tokens, 2 * width).split(width, -1)
     ways = []
     if setting.ours:
-        from evalsuite.models.kernels.inference.decoder_layers import gated as kernel
+        from evalsuite.models.ops.inference.decoder_layers import gated as kernel
 
         ways.append(Way("ours", lambda: [kernel(gate, x)]))
     if setting.fla:  # Its configuration is chosen by measurements, which need the packages of training.
-        from evalsuite.models.kernels.swiglu import swiglu
+        from evalsuite.models.ops.swiglu import swiglu
 
         ways.append(Way("kernel of training, copies", lambda: [swiglu(gate, x)]))
     ways.append(Way("torch: silu, product", lambda: [reference.swiglu(gate, x)]))
@@ -186,7 +186,7 @@ def mlp(setting: Setting, rows: int, tokens: int) -> Case:
 
     ways = []
     if setting.ours:
-        from evalsuite.models.kernels.inference import decoder_layers as kernels
+        from evalsuite.models.ops.inference import decoder_layers as kernels
 
         def ours() -> list[Tensor]:
             normed, total = kernels.add_norm(mixed, residual, weight, 1e-5)

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.models.mixers.convolution import ShortConvolution, _convolve_parts, convolve
-from evalsuite.models.recurrence import inference, naive_recurrent
-from evalsuite.models.recurrence.padding import mask_padding
-from evalsuite.models.recurrence.shapes import DecayShape
-from evalsuite.models.recurrence.states import StateAccess
+from evalsuite.models.ops.recurrence import inference, naive_recurrent
+from evalsuite.models.ops.recurrence.padding import mask_padding
+from evalsuite.models.ops.recurrence.shapes import DecayShape
+from evalsuite.models.ops.recurrence.states import StateAccess
 from tests.performance.inference_kernels.case import Case, Setting, Way
 
 Use = Literal["", "in place", "in slots", "continuations", "prompts"]
@@ -156,7 +156,7 @@ def recurrence(setting: Setting, rows: int, tokens: int, decay: DecayShape, delt
 
     ways = []
     if setting.ours:
-        from evalsuite.models.kernels.inference.recurrent import recurrent
+        from evalsuite.models.ops.inference.recurrent import recurrent
 
         access = states.access()
 
@@ -202,7 +202,7 @@ def convolutions(setting: Setting, rows: int, tokens: int, use: Use) -> Case:
 
     ways = []
     if setting.ours:
-        from evalsuite.models.kernels.inference.recurrent_layers import short_conv_step
+        from evalsuite.models.ops.inference.recurrent_layers import short_conv_step
 
         def convolve_parts(chosen: Sequence[int], states: States) -> tuple[list[Tensor], Tensor]:
             stored = after = states.stored

@@ -17,9 +17,9 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2MLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3MLP, Qwen3RMSNorm
 
 from evalsuite.models.inference.torch.fusion.projections import JoinedProjections
-from evalsuite.models.kernels.policy import inference_kernels
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.layers import PerHeadLinear
+from evalsuite.models.ops.dispatch import inference_kernels
 
 KNOWN: dict[type[nn.Module], tuple[type[nn.Module], type[nn.Module]]] = {
     LlamaDecoderLayer: (LlamaMLP, LlamaRMSNorm),
@@ -85,7 +85,7 @@ def _joint_projections(layer: Any) -> list[list[nn.Linear]]:
 
 def _forward(layer: Any, hidden_states: Tensor, **arguments: Any) -> Tensor:
     """Forward pass of a fusible layer, hidden states [B, T, width]."""
-    from evalsuite.models.kernels.inference.decoder_layers import add_norm, gated
+    from evalsuite.models.ops.inference.decoder_layers import add_norm, gated
 
     normed = layer.input_layernorm(hidden_states)
     mixed = layer.self_attn(hidden_states=normed, **arguments)[0]

@@ -16,8 +16,8 @@ from transformers.models.mistral.modeling_mistral import MistralMLP
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from evalsuite.models.kernels.policy import inference_kernels, warn_once
-from evalsuite.models.recurrence import use_triton
+from evalsuite.models.ops.dispatch import inference_kernels, warn_once
+from evalsuite.models.ops.recurrence import use_triton
 
 NARROW = 256
 """Width up to which a norm is one of heads."""
@@ -89,7 +89,7 @@ def fused_mlp(module: Any) -> Callable[[Tensor], Tensor] | None:
         return None
     gate, up = (torch.randn(2, 8, 64, generator=torch.Generator().manual_seed(0)) * 3).to(weight)
     try:
-        from evalsuite.models.kernels.swiglu import swiglu
+        from evalsuite.models.ops.swiglu import swiglu
 
         with torch.inference_mode():
             mine, theirs = swiglu(gate, up).float(), (module.act_fn(gate) * up).float()
@@ -101,7 +101,7 @@ def fused_mlp(module: Any) -> Callable[[Tensor], Tensor] | None:
 
 
 def _gated_mlp(module: Any, x: Tensor) -> Tensor:
-    from evalsuite.models.kernels.swiglu import swiglu
+    from evalsuite.models.ops.swiglu import swiglu
 
     out: Tensor = module.down_proj(swiglu(module.gate_proj(x), module.up_proj(x)))
     return out

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.torch.cuda_graphs import round_up_length, round_up_num_seqs
 from evalsuite.models.inference.torch.engine import TorchEngine
-from evalsuite.models.kernels.policy import KernelPolicy, kernel_policy
+from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy
 
 
 @given(st.integers(1, 600), st.integers(0, 600))

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, LlamaConfig, RwkvConfig
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.checkpoints import Checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.inference.proof import UnsupportedModelError
 from evalsuite.models.inference.torch import verify_cache
 from evalsuite.models.inference.torch.engine import TorchEngine

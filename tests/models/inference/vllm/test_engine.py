@@ -15,7 +15,7 @@ import torch
 from transformers import MambaConfig
 
 from evalsuite.foundation import ConfigError, EvalsuiteError, MissingDependencyError
-from evalsuite.models.checkpoints import CheckpointInfo, describe_checkpoint, load_checkpoint
+from evalsuite.models.checkpoints.load import CheckpointInfo, describe_checkpoint, load_checkpoint
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.vllm.engine import VllmEngine, find_python

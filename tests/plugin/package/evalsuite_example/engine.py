@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from evalsuite.models.checkpoints import Checkpoint, load_checkpoint
-from evalsuite.models.fingerprint import fingerprint
+from evalsuite.models.checkpoints.fingerprint import fingerprint
+from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
 from evalsuite.models.inference import (
     EngineSettings,
     EngineType,

@@ -1,0 +1,1 @@
+"""Checkpoints: where they lie, what they hold, their identity, and loading them."""

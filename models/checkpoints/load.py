@@ -1,0 +1,292 @@
+"""Loading and describing checkpoints from a hub id, a folder or a GGUF file."""
+
+import inspect
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedConfig
+from transformers.utils import logging as transformers_logging
+
+from evalsuite.foundation import CheckpointError, EvalsuiteError, content_hash
+from evalsuite.models.checkpoints.config import STUDENT_TYPE, check_config, read_object
+from evalsuite.models.checkpoints.fingerprint import weights_id
+from evalsuite.models.checkpoints.gguf import cached_gguf_reader
+from evalsuite.models.checkpoints.location import TRAINING, Location, first_line, locate
+from evalsuite.models.checkpoints.safetensors_index import stored_tensors
+from evalsuite.models.tokenizers import whole_texts
+
+if TYPE_CHECKING:
+    # Describing a checkpoint does without what builds models, which takes seconds to import.
+    from transformers import PreTrainedModel
+
+_QUANTIZATION = re.compile(r"(?:BF16|F16|F32|I?Q\d\w*)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A loaded model with its tokenizer and label."""
+
+    label: str
+    path: str
+    """As given by the user."""
+    model: "PreTrainedModel"
+    tokenizer: Any
+    weights_id: str
+    lineage: dict[str, Any] = field(default_factory=dict)
+    """Provenance: the `lineage.json` in a student's folder; empty for a teacher."""
+    revision: str | None = None
+    """The commit of a hub model; None for local files."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """Description of a checkpoint, without its weights in memory."""
+
+    label: str
+    path: str
+    config: PreTrainedConfig
+    tokenizer: Any
+    weights_id: str
+    parameters: int
+    lineage: dict[str, Any] = field(default_factory=dict)
+    training: Path | None = None
+    """Its loss curve, if it has one: see `training_file`."""
+    revision: str | None = None
+    """The commit of a hub model; None for local files."""
+    folder: Path | None = None
+    """Where its files lie: the folder or, of a hub model, that of the commit in the hub's cache."""
+
+
+def load_checkpoint(
+    path: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    trust_remote_code: bool = False,
+    label: str | None = None,
+) -> Checkpoint:
+    """Load a model for inference (eval mode).
+
+    Args:
+        path: hub id (`ORG/NAME` or `ORG/NAME@REVISION`), folder, `.gguf` file, or `pocket`.
+        dtype: `auto` (as stored; float32 for GGUF), or a torch dtype or its name.
+        trust_remote_code: allow Python code from the checkpoint. Off by default.
+        label: name in reports; derived from the path by default.
+
+    Raises:
+        CheckpointError: missing, truncated, pickled, of another schema, in need of remote code, or with a
+            tokenizer of another model; the message names the problem and a remedy.
+    """
+    location = locate(str(path))
+    _check_files(location)
+    torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
+    if torch_dtype != "auto" and not isinstance(torch_dtype, torch.dtype):
+        raise CheckpointError(f"dtype '{dtype}' is not a torch dtype; try auto, float32 or bfloat16")
+    extra = {}
+    if location.gguf is not None:
+        # Dequantize on every machine: with a suitable kernel transformers would keep the blocks packed.
+        extra["quantization_config"] = GgufConfig(dequantize=True)
+        torch_dtype = torch.float32 if torch_dtype == "auto" else torch_dtype
+    identifier = weights_id(location.path)
+    with cached_gguf_reader() if location.gguf else nullcontext():
+        # The tokenizer and the model read it as well, with errors that do not name it.
+        _load(AutoConfig, location, trust_remote_code)
+        tokenizer = _load(AutoTokenizer, location, trust_remote_code)
+        model, report = _load(
+            AutoModelForCausalLM,
+            location,
+            trust_remote_code,
+            dtype=torch_dtype,
+            output_loading_info=True,
+            **extra,
+        )
+    missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if missing:
+        raise CheckpointError(
+            f"{location.source}: {len(missing)} weights are missing or of another shape, "
+            f"first '{missing[0]}'; the files do not match the config"
+        )
+    if location.gguf:
+        _remove_quantization_config(model)
+    _check_tokenizer(location.source, tokenizer, model.get_input_embeddings().weight.shape[0])
+    return Checkpoint(
+        label=label or _label(location),
+        path=str(path),
+        model=model.to(device).eval(),
+        tokenizer=tokenizer,
+        weights_id=identifier,
+        lineage=_lineage(location),
+        revision=location.revision,
+    )
+
+
+def remote_code_hash(model: "PreTrainedModel") -> str | None:
+    """Hash of the checkpoint's own Python code, if it defines the model; `weights_id` does not cover it."""
+    if not type(model).__module__.startswith("transformers_modules."):
+        return None
+    folder = Path(inspect.getfile(type(model))).parent
+    return content_hash({file.name: file.read_text() for file in sorted(folder.glob("*.py"))})
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Disable transformers' progress bars, which would interfere with ours."""
+    was_enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            transformers_logging.enable_progress_bar()
+
+
+def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) -> CheckpointInfo:
+    """Describe a checkpoint without loading its weights. Raises CheckpointError as `load_checkpoint`."""
+    location = locate(str(path))
+    _check_files(location)
+    with cached_gguf_reader() if location.gguf else nullcontext():
+        config = _load(AutoConfig, location, trust_remote_code)
+        tokenizer = _load(AutoTokenizer, location, trust_remote_code)
+        parameters = _parameters(location)
+    _check_tokenizer(location.source, tokenizer, config.get_text_config().vocab_size)
+    return CheckpointInfo(
+        label=_label(location),
+        path=str(path),
+        config=config,
+        tokenizer=tokenizer,
+        weights_id=weights_id(location.path),
+        parameters=parameters,
+        lineage=_lineage(location),
+        revision=location.revision,
+        folder=location.folder,
+        training=None if location.gguf else training_file(location.folder),
+    )
+
+
+def load_outline(path: str | Path) -> tuple[Any, Any]:
+    """The config and tokenizer of a checkpoint, whose weights are not read. Raises as `load_checkpoint`."""
+    location = locate(str(path))
+    _check_files(location)
+    with cached_gguf_reader() if location.gguf else nullcontext():
+        return _load(AutoConfig, location, False), _load(AutoTokenizer, location, False)
+
+
+def count_parameters(path: str | Path) -> int:
+    """Number of weights in a checkpoint, from the headers of its files. Raises as `load_checkpoint`."""
+    location = locate(str(path))
+    _check_files(location)
+    with cached_gguf_reader() if location.gguf else nullcontext():
+        return _parameters(location)
+
+
+def training_file(folder: Path) -> Path | None:
+    """The loss curve in a student's folder, or None.
+
+    `training.jsonl` is also a common name for data sets; it is a loss curve only if there is a
+    `lineage.json`.
+    """
+    found = (folder / "lineage.json").is_file() and (folder / TRAINING).is_file()
+    return folder / TRAINING if found else None
+
+
+def _check_files(location: Location) -> None:
+    """Validate what transformers would trip over later, without a word about the file.
+
+    A student is registered with transformers here: other models do without its modules.
+    """
+    if location.gguf is None:
+        check_config(location.folder / "config.json")
+        if read_object(location.folder / "config.json")["model_type"] == STUDENT_TYPE:
+            import evalsuite.models.decoder  # noqa: F401 -- registers it with transformers
+        for name in ("generation_config.json", "tokenizer_config.json"):
+            if (location.folder / name).exists():
+                read_object(location.folder / name)
+        stored_tensors(location.folder)
+
+
+def _load(kind: Any, location: Location, trust_remote_code: bool, **arguments: Any) -> Any:
+    """Call `kind.from_pretrained` and convert its errors."""
+    try:
+        # Converting a GGUF tokenizer logs a warning about merges that does not concern the user.
+        logging.getLogger("transformers.modeling_gguf_pytorch_utils").setLevel(logging.ERROR)
+        with without_progress_bars():
+            loaded = kind.from_pretrained(
+                location.folder,
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                **location.arguments,
+                **arguments,
+            )
+    except EvalsuiteError as error:
+        raise CheckpointError(f"{location.source}: {error}") from error
+    except Exception as error:
+        # A damaged file makes transformers, tokenizers and torch raise anything.
+        raise CheckpointError(
+            f"{location.source}: {_FILES[kind]} cannot be loaded: {_explain(error)}"
+        ) from error
+    return whole_texts(loaded) if kind is AutoTokenizer else loaded
+
+
+_FILES = {
+    AutoConfig: "config.json",
+    AutoTokenizer: "its tokenizer (tokenizer.json)",
+    AutoModelForCausalLM: "config.json and weights",
+}
+"""What `_load` reads."""
+
+
+def _explain(error: Exception) -> str:
+    text = first_line(error)
+    if "trust_remote_code" in str(error):
+        return f"{text} (the checkpoint includes Python code; --trust-remote-code allows it to run)"
+    return text
+
+
+def _remove_quantization_config(model: "PreTrainedModel") -> None:
+    """Mark a dequantized model as such; otherwise it could not be saved or moved."""
+    for owner, name in ((model.config, "quantization_config"), (model, "hf_quantizer")):
+        if hasattr(owner, name):
+            delattr(owner, name)
+
+
+def _check_tokenizer(source: str, tokenizer: Any, rows: int) -> None:
+    """Require an embedding for every token id; embeddings may be padded beyond the vocabulary."""
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if highest >= rows:
+        raise CheckpointError(
+            f"{source}: the tokenizer has token id {highest}, but the model has only {rows} embeddings; "
+            "the tokenizer belongs to another model"
+        )
+
+
+def _parameters(location: Location) -> int:
+    if location.gguf is None:
+        return sum(tensor.elements for tensor in stored_tensors(location.folder))
+    from gguf import GGUFReader
+
+    return int(sum(int(tensor.n_elements) for tensor in GGUFReader(location.path).tensors))
+
+
+def _lineage(location: Location) -> dict[str, Any]:
+    file = location.folder / "lineage.json"
+    if location.gguf is not None or not file.is_file():
+        return {}
+    return read_object(file)
+
+
+def _label(location: Location) -> str:
+    if location.gguf is None:
+        return location.source.rstrip("/").rsplit("/", 1)[-1] if location.source != "pocket" else "pocket"
+    stem = location.gguf.removesuffix(".gguf")
+    name, dot, kind = stem.rpartition(".")
+    if not dot:
+        name, _, kind = stem.rpartition("-")
+    if name and _QUANTIZATION.fullmatch(kind):
+        return f"{name} ({kind} dequantized)"
+    return f"{stem} (dequantized)"

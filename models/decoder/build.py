@@ -1,0 +1,103 @@
+"""Building a student from a teacher: same architecture and weights, other token mixers."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from evalsuite.foundation import ConfigError, nearest
+from evalsuite.models.decoder.config import StudentConfig
+from evalsuite.models.decoder.model import StudentForCausalLM
+from evalsuite.models.mixers import MIXERS
+from evalsuite.models.mixers.teacher_weights import INITS
+
+
+def build_student(
+    teacher: PreTrainedModel,
+    mixers: list[str] | str,
+    *,
+    options: dict[str, dict[str, Any]] | None = None,
+    init: str = "qkvo",
+    seed: int = 0,
+    kv_expansion: str = "heads",
+) -> StudentForCausalLM:
+    """Build a student on the teacher's device and in its dtype.
+
+    Embeddings, norms, MLPs, head and softmax layers are copied (the latter unless their option `init` says
+    otherwise). A mixer's projections are copied according to `init`; key and value heads are repeated if the
+    student has one per query head.
+
+    Args:
+        mixers: one name for all layers, or one per layer.
+        options: mixer name → option → value.
+        init: `qkvo`, `qkv`, `vo` or `random`.
+        seed: seed of random initialization; the global generators are not affected.
+        kv_expansion: how key and value heads are repeated; see `repeat_kv_weights`.
+
+    Raises:
+        ConfigError: unknown mixer, option or init, an `init` that no layer uses, a wrong number of mixers, or
+            an unsupported teacher architecture.
+    """
+    names = [mixers] * teacher.config.num_hidden_layers if isinstance(mixers, str) else list(mixers)
+    config = student_config(teacher.config, names, options or {}, init)
+    parameter = next(teacher.parameters())
+    devices = [parameter.device] if parameter.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.device(parameter.device):
+        torch.manual_seed(seed)
+        student = StudentForCausalLM(config)
+    # Not `student.to(dtype)`, which would also cast the rotary frequencies, a buffer, to bfloat16.
+    for mine in student.parameters():
+        mine.data = mine.data.to(parameter.dtype)
+    copy_teacher(student, teacher, init, kv_expansion)
+    student.config.dtype = parameter.dtype
+    copy_generation_config(student, teacher)
+    return student.train(teacher.training)
+
+
+def student_config(
+    teacher: PreTrainedConfig, mixers: list[str], options: dict[str, dict[str, Any]], init: str
+) -> StudentConfig:
+    """The config of a student with the given mixers, one per layer. Raises as `build_student`."""
+    if init not in INITS:
+        raise ConfigError(f"init = '{init}'{nearest(init, INITS)}")
+    if init != "qkvo" and not any(MIXERS[name].uses_init for name in mixers if name in MIXERS):
+        raise ConfigError(
+            f"init = '{init}' concerns mixers that replace attention, and this student has none; for softmax "
+            f"layers set the option init, as in softmax: {{init: {init}}}"
+        )
+    return StudentConfig(
+        teacher=teacher_config_dict(teacher),
+        mixers=mixers,
+        mixer_options=options,
+        attn_implementation=teacher._attn_implementation,
+    )
+
+
+def copy_generation_config(student: StudentForCausalLM, teacher: PreTrainedModel) -> None:
+    """Give the student a copy of the teacher's generation config, if it has one."""
+    if teacher.generation_config is not None:
+        student.generation_config = type(teacher.generation_config).from_dict(
+            teacher.generation_config.to_dict()
+        )
+
+
+def teacher_config_dict(teacher: PreTrainedConfig) -> dict[str, Any]:
+    """The teacher's config for use in a student's: without paths, dtype and versions."""
+    values: dict[str, Any] = teacher.to_dict()
+    for name in ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures"):
+        values.pop(name, None)
+    return values
+
+
+@torch.no_grad()
+def copy_teacher(
+    student: StudentForCausalLM, teacher: PreTrainedModel, init: str, kv_expansion: str = "heads"
+) -> None:
+    """Copy the teacher's weights into `student`."""
+    weights = {name: value for name, value in teacher.state_dict().items() if ".self_attn." not in name}
+    missing, unexpected = student.load_state_dict(weights, strict=False)
+    absent = [name for name in missing if ".self_attn." not in name and name != "lm_head.weight"]
+    if absent or unexpected:
+        raise ConfigError(f"teacher and student have different parameters: {[*absent, *unexpected][:4]}")
+    for mine, original in zip(student.model.layers, teacher.model.layers, strict=True):
+        mine.self_attn.copy_from_teacher(original.self_attn, init, kv_expansion)

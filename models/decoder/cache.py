@@ -1,0 +1,123 @@
+"""The student's cache: per layer keys and values, a sliding window of them, or a recurrent state."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.mixers import CacheSpec
+from evalsuite.models.ops.recurrence import OWN, StateAccess
+
+StateDict = dict[str, Tensor]
+
+
+class RecurrentLayerCache(DynamicLayer):
+    """The state of one recurrent layer, as a transformers cache layer."""
+
+    is_croppable = False
+    supports_early_init = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._state: StateDict | None = None
+
+    def read(self) -> StateDict | None:
+        """The last written state, or None."""
+        return self._state
+
+    def lend(self, *, slots: bool) -> tuple[StateDict | None, StateAccess]:
+        """See `LayerCache.lend`."""
+        return self._state, OWN
+
+    def write(self, state: StateDict) -> None:
+        """Store `state`: "recurrent" [B, H, K, V] in float32, "convolution" [B, C, kernel size − 1]."""
+        self._state = state
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise ConfigError("a recurrent layer has no keys and values")
+
+    def get_seq_length(self) -> int:
+        # A state has no length; `StudentCache` counts the tokens.
+        return 0
+
+    def reset(self) -> None:
+        self._state = None
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove != 0 and self._state is not None:
+            raise ConfigError("a recurrent state cannot be cropped: it has no entries per token")
+
+    def offload(self) -> None:
+        self._map(lambda x: x.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        """No-op: states are a few kilobytes per head and remain on the device of their last use."""
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._map(lambda x: x.index_select(0, beam_idx.to(x.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._map(lambda x: x.repeat_interleave(repeats, 0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._map(lambda x: x[indices])
+
+    def _map(self, function: Any) -> None:
+        if self._state is not None:
+            self._state = {name: function(x) for name, x in self._state.items()}
+
+
+class StudentCache(DynamicCache):
+    """A cache of the layers with these `CacheSpec`s, for transformers' `generate` (beam search included)."""
+
+    def __init__(self, specs: Sequence[CacheSpec]) -> None:
+        super().__init__()
+        self.layers = [_layer(spec) for spec in specs]
+        self.layer_class_to_replicate = None
+        self._seen = 0
+
+    def advance(self, tokens: int) -> None:
+        """Count tokens that every layer has processed."""
+        self._seen += tokens
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of tokens processed, padding included."""
+        return self._seen
+
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        self._seen -= abs(tokens_to_remove)
+
+    def reset(self) -> None:
+        super().reset()
+        self._seen = 0
+
+    @property
+    def is_linear(self) -> list[bool]:
+        # `generate` leaves out the tokens that a cache holds unless all layers are linear, whose length
+        # transformers does not know. This cache counts its tokens, whatever its layers.
+        return [False] * len(self.layers)
+
+    def bytes(self) -> int:
+        """Current size of the cache in bytes."""
+        total = 0
+        for layer in self.layers:
+            if isinstance(layer, RecurrentLayerCache):
+                tensors = list((layer.read() or {}).values())
+            elif isinstance(layer, DynamicLayer) and layer.is_initialized:
+                tensors = [x for x in (layer.keys, layer.values) if x is not None]
+            else:
+                tensors = []
+            total += sum(x.numel() * x.element_size() for x in tensors)
+        return total
+
+
+def _layer(spec: CacheSpec) -> DynamicLayer:
+    if spec.states or spec.span is None:
+        return RecurrentLayerCache()
+    if spec.span.window is None:
+        return DynamicLayer()
+    # transformers retains window − 1 past tokens; with a window of 1 its slice [-0:] would retain all.
+    return DynamicSlidingWindowLayer(sliding_window=max(spec.span.window, 2))

@@ -1,0 +1,209 @@
+"""Student configuration: the teacher's config, one mixer per layer, and mixer options."""
+
+from copy import deepcopy
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+
+from evalsuite.foundation import CheckpointError, ConfigError, nearest
+from evalsuite.models.checkpoints.config import STUDENT_TYPE
+from evalsuite.models.decoder.remote_code import AUTO_MAP, write_module
+from evalsuite.models.mixers import MIXERS, StateKind, parse_options
+
+SCHEMA = 2
+"""Version of the config fields and parameter names. Schema 1 had other names of mixer parameters."""
+
+LLAMA_STYLE = ("llama", "mistral", "qwen2", "qwen3")
+"""Teachers whose blocks are those of Llama, which vLLM's Llama and the fused kernels compute as well."""
+ARCHITECTURES = (*LLAMA_STYLE, "smollm3", "olmo2", "olmo3", "gemma2", "gemma3_text")
+"""Supported teachers: embed_tokens → layers (self_attn, mlp, norms) → norm → lm_head."""
+
+
+@cache
+def teacher_fields(model_type: str) -> frozenset[str]:
+    """Fields of a teacher's config, without those of every config."""
+    own = frozenset(each.name for each in fields(CONFIG_MAPPING[model_type]))
+    return own - {each.name for each in fields(PreTrainedConfig)}
+
+
+class StudentConfig(PreTrainedConfig):
+    """`teacher` is the teacher's config as a dictionary; `mixers` has one mixer name per layer.
+
+    `mixer_packages` names the package of each mixer of another package; it is absent without such mixers.
+
+    Fields of the teacher's config (`vocab_size`, `pad_token_id`, `rope_parameters`, …) are read from `base`,
+    its config object, and written to it: the value that is set is the one that is built and saved.
+    `layer_types` and `sliding_window` follow from the mixers.
+    """
+
+    model_type = STUDENT_TYPE
+
+    def __init__(
+        self,
+        teacher: dict[str, Any] | None = None,
+        mixers: list[str] | None = None,
+        mixer_options: dict[str, dict[str, Any]] | None = None,
+        schema: int = SCHEMA,
+        mixer_packages: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if schema != SCHEMA:
+            raise CheckpointError(f"config.json of a student: {schema_error(schema)}")
+        # transformers builds an empty config to determine the defaults.
+        base = base_config(teacher) if teacher else None
+        known = frozenset() if base is None else teacher_fields(base.model_type)
+        changed = {name: kwargs.pop(name) for name in known & kwargs.keys()}
+        super().__init__(**kwargs)
+        self._given = dict(teacher or {})
+        self.mixers = list(mixers or [])
+        self.mixer_options = {name: dict(values) for name, values in (mixer_options or {}).items()}
+        self.schema = schema
+        if mixer_packages:
+            self.mixer_packages = dict(mixer_packages)
+        if base is not None:
+            self.base = base
+            for name, value in changed.items():
+                setattr(base, name, value)
+            self._check()
+
+    def _check(self) -> None:
+        layers = self.base.num_hidden_layers
+        if len(self.mixers) != layers:
+            raise ConfigError(f"config.json of a student: {len(self.mixers)} mixers for {layers} layers")
+        for layer, name in enumerate(self.mixers):
+            self._check_mixer(name, layer)
+        for name, values in self.mixer_options.items():
+            if name not in self.mixers:
+                raise ConfigError(
+                    f"options for mixer '{name}', which no layer uses{nearest(name, self.mixers)}"
+                )
+            parse_options(MIXERS[name].Options, values, name)
+
+    def _check_mixer(self, name: str, layer: int) -> None:
+        """Refuse a mixer that is not available, and note which package has defined one that is not ours."""
+        packages: dict[str, str] = getattr(self, "mixer_packages", {})
+        if name not in MIXERS and name in packages:
+            raise ConfigError(
+                f"layer {layer}: mixer '{name}' is defined by {packages[name]}, which is not installed here; "
+                "install it"
+            )
+        MIXERS.get_or_raise(name, f"layer {layer}")
+        if MIXERS.origin(name) != "evalsuite" and name not in packages:
+            self.mixer_packages = {**packages, name: MIXERS.origin(name)}
+
+    @property
+    def plugins(self) -> str:
+        """The installed packages that define its mixers, with versions; empty if all are ours."""
+        return ", ".join(sorted({MIXERS.origin(name) for name in self.mixers} - {"evalsuite"}))
+
+    @property
+    def windows(self) -> dict[str, int]:
+        """Mixer → its window in tokens, that of a sliding window or next to a recurrence."""
+        options: dict[str, Any] = {
+            name: parse_options(MIXERS[name].Options, self.mixer_options.get(name, {}), name)
+            for name in dict.fromkeys(self.mixers)
+        }
+        return {name: size for name, each in options.items() if (size := getattr(each, "window", 0))}
+
+    @property
+    def teacher(self) -> dict[str, Any]:
+        """The teacher's config as it was given, with the fields of `base` that were changed since."""
+        if not self._given:
+            return {}
+        given, current = vars(base_config(self._given)), vars(self.base)
+        names = teacher_fields(self.base.model_type)
+        return self._given | {
+            name: deepcopy(current[name]) for name in sorted(names) if current[name] != given[name]
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        # Called only for attributes that the student does not have itself.
+        base = self.__dict__.get("base")
+        if base is not None and name == "layer_types":
+            return self._layer_types()
+        if base is not None and name == "sliding_window":
+            windows = set(self._attention_windows())
+            return windows.pop() if len(windows) == 1 else None
+        if base is not None and name in teacher_fields(base.model_type):
+            return getattr(base, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        base = self.__dict__.get("base")
+        if base is not None and name in teacher_fields(base.model_type):
+            setattr(base, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Save config.json, and the module by which transformers loads the student from evalsuite."""
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_module(folder)
+        self.auto_map = AUTO_MAP
+        super().save_pretrained(save_directory, push_to_hub, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Do nothing: transformers would copy our source files into every folder saved afterwards."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields to save, with `base` as `teacher`."""
+        values: dict[str, Any] = super().to_dict()
+        values.pop("base", None)
+        values.pop("_given", None)
+        return values | {"teacher": self.teacher}
+
+    def window(self, layer: int) -> int | None:
+        """Sliding window of the teacher's layer (Mistral, some Qwen2); None for full attention."""
+        width: int | None = getattr(self.base, "sliding_window", None)
+        types: list[str] | None = getattr(self.base, "layer_types", None)
+        if types is not None and types[layer] != "sliding_attention":
+            return None
+        return width
+
+    def _attention_windows(self) -> list[int | None]:
+        """Sliding window of each layer; None for full attention and for recurrent layers."""
+        own = self.windows
+        return [
+            None
+            if StateKind.RECURRENT in MIXERS[name].state_kind
+            else min(filter(None, (own.get(name), self.window(layer))), default=None)
+            for layer, name in enumerate(self.mixers)
+        ]
+
+    def _layer_types(self) -> list[str]:
+        """transformers' names of what each layer remembers."""
+        attention = [
+            "sliding_attention" if window else "full_attention" for window in self._attention_windows()
+        ]
+        recurrent = [StateKind.RECURRENT in MIXERS[name].state_kind for name in self.mixers]
+        return ["linear_attention" if is_ else kind for is_, kind in zip(recurrent, attention, strict=True)]
+
+
+def schema_error(schema: Any) -> str:
+    """Message for a student of another schema."""
+    if isinstance(schema, int) and schema > SCHEMA:
+        return f"schema {schema} is newer than this evalsuite supports ({SCHEMA}); update evalsuite"
+    return (
+        f"schema {schema} is not supported: since schema {SCHEMA} mixer parameters have other names; "
+        "make the student again with `evalsuite distill` and its recipe"
+    )
+
+
+def base_config(teacher: dict[str, Any]) -> PreTrainedConfig:
+    """The teacher's config object from its dictionary.
+
+    Raises:
+        ConfigError: an unsupported architecture.
+    """
+    kind = teacher.get("model_type", "")
+    if kind not in ARCHITECTURES:
+        supported = ", ".join(ARCHITECTURES)
+        raise ConfigError(f"teacher architecture '{kind}' is not supported; supported: {supported}")
+    fields = {name: value for name, value in teacher.items() if name != "model_type"}
+    config: PreTrainedConfig = AutoConfig.for_model(kind, **fields)
+    return config

@@ -1,0 +1,209 @@
+"""The recurrence token by token, for steps of generation and short rows, with every decay and write rule.
+
+A step reads and writes the whole state and computes next to nothing, so that its time is that of the memory:
+the final state can take the place of the initial one, which saves a cache from copying it.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+from evalsuite.models.ops.inference.launch import keep_compiled
+from evalsuite.models.ops.inference.proof import proves_right, relative_difference
+from evalsuite.models.ops.inference.rows import as_states
+from evalsuite.models.ops.recurrence.chunked import next_power_of_2
+from evalsuite.models.ops.recurrence.naive import naive_recurrent
+from evalsuite.models.ops.recurrence.padding import mask_padding
+from evalsuite.models.ops.recurrence.shapes import DecayShape, decay_shape_of
+from evalsuite.models.ops.recurrence.states import StateAccess
+
+VALUES = 32
+"""Channels of the values of one program."""
+ELEMENTS_PER_WARP = 2048
+"""Elements of the state in the registers of a warp, 64 a thread."""
+
+
+@keep_compiled
+@triton.jit(do_not_specialize=["length", "heads"])
+def _recurrent_kernel(  # type: ignore[no-untyped-def]
+    q, k, v, log_decay, beta, mask, slots, initial, final, out, length, heads, state_row, scale,
+    KEY_WIDTH: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_BLOCK: tl.constexpr,
+    DECAY: tl.constexpr, DELTA: tl.constexpr, HAS_STATE: tl.constexpr, HAS_MASK: tl.constexpr,
+    HAS_SLOTS: tl.constexpr, STORES: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(0).to(tl.int64)
+    row, head = pair // heads, pair % heads
+    i, j = tl.arange(0, KEY_BLOCK), tl.program_id(1) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
+    known, wanted = i < KEY_WIDTH, j < VALUE_WIDTH
+    inside = known[:, None] & wanted[None, :]
+    owner = row
+    if HAS_SLOTS:
+        owner = tl.load(slots + row)
+    place = owner * state_row + head * (KEY_WIDTH * VALUE_WIDTH) + i[:, None] * VALUE_WIDTH + j[None, :]
+    if HAS_STATE:
+        state = tl.load(initial + place, mask=inside, other=0.0).to(tl.float32)
+    else:
+        state = tl.zeros([KEY_BLOCK, VALUE_BLOCK], tl.float32)
+    first = row * length * heads + head
+    q += first * KEY_WIDTH
+    k += first * KEY_WIDTH
+    v += first * VALUE_WIDTH
+    out += first * VALUE_WIDTH
+    beta += first
+    if DECAY == "channel":
+        log_decay += first * KEY_WIDTH
+    elif DECAY == "scalar":
+        log_decay += first
+    else:
+        log_decay += head
+    mask += row * length
+    for token in range(length):
+        mixed = tl.zeros([VALUE_BLOCK], tl.float32)
+        real = True
+        if HAS_MASK:
+            real = tl.load(mask + token) != 0
+        # Padding neither decays nor writes, and gets zeros.
+        if real:
+            query = tl.load(q + i, mask=known, other=0.0).to(tl.float32) * scale
+            key = tl.load(k + i, mask=known, other=0.0).to(tl.float32)
+            value = tl.load(v + j, mask=wanted, other=0.0).to(tl.float32)
+            if DECAY == "channel":
+                state *= tl.exp(tl.load(log_decay + i, mask=known, other=0.0).to(tl.float32))[:, None]
+            elif DECAY != "none":
+                state *= tl.exp(tl.load(log_decay).to(tl.float32))
+            if DELTA:
+                value -= tl.sum(state * key[:, None], 0)
+                value *= tl.load(beta).to(tl.float32)
+            state += key[:, None] * value[None, :]
+            mixed = tl.sum(state * query[:, None], 0)
+        tl.store(out + j, mixed.to(out.dtype.element_ty), mask=wanted)
+        q += heads * KEY_WIDTH
+        k += heads * KEY_WIDTH
+        v += heads * VALUE_WIDTH
+        out += heads * VALUE_WIDTH
+        beta += heads
+        if DECAY == "channel":
+            log_decay += heads * KEY_WIDTH
+        elif DECAY == "scalar":
+            log_decay += heads
+    if STORES:
+        # In place too: no other program reads this part of the state.
+        tl.store(final + place, state, mask=inside)
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor | None,
+    beta: Tensor | None,
+    scale: float,
+    initial_state: Tensor | None,
+    token_mask: Tensor | None,
+    access: StateAccess,
+) -> tuple[Tensor, Tensor]:
+    """S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t, in float32.
+
+    Args:
+        q, k: [B, T, H, K], in any 16- or 32-bit dtype; copied if they are not contiguous, as all inputs.
+        v: [B, T, H, V].
+        log_decay: None, [H], [B, T, H] or [B, T, H, K]; None for D = I.
+        beta: [B, T, H]; None for the additive rule.
+        scale: factor on the queries.
+        initial_state: float32 [B, H, K, V]; None for zeros. With slots [S, H, K, V], of which only the first
+            axis may have any stride.
+        token_mask: bool [B, T], false at padding, which leaves the state as it is and gets zeros; None: all.
+        access: where the initial states lie; final ones are written over those in slots (rows that share a
+            slot race), and over contiguous ones if they may be.
+
+    Returns:
+        The outputs [B, T, H, V] in the dtype of `v`, and the final states [B, H, K, V] in float32.
+    """
+    rows, length, heads, key_width = k.shape
+    value_width = v.shape[-1]
+    initial, final, slots = initial_state, None, None if initial_state is None else access.slots
+    if initial is not None:
+        own = access.in_place and initial.is_contiguous() and initial.dtype == torch.float32
+        writes = (own or slots is not None) and not access.discards
+        initial = as_states(initial, slots is not None, writes)
+        final = initial if writes else None
+    if final is None:
+        shape = (0 if access.discards else rows, heads, key_width, value_width)
+        final = torch.empty(shape, dtype=torch.float32, device=v.device)
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    key_block = max(16, next_power_of_2(key_width))
+    q = q.contiguous()
+    # Few and plain arguments: the host takes longer to bind them than the device to compute a short row.
+    _recurrent_kernel[(rows * heads, -(-value_width // VALUES))](
+        q, k.contiguous(), v.contiguous(), q if log_decay is None else log_decay.contiguous(),
+        q if beta is None else beta.contiguous(),
+        q if token_mask is None else token_mask.contiguous().view(torch.uint8),
+        q if slots is None else slots.contiguous(),
+        q if initial is None else initial,
+        final, out, length, heads, (final if initial is None else initial).stride(0), scale,
+        KEY_WIDTH=key_width, KEY_BLOCK=key_block, VALUE_WIDTH=value_width, VALUE_BLOCK=VALUES,
+        DECAY=decay_shape_of(k, log_decay), DELTA=beta is not None, HAS_STATE=initial is not None,
+        HAS_MASK=token_mask is not None, HAS_SLOTS=slots is not None, STORES=not access.discards,
+        num_warps=max(1, key_block * VALUES // ELEMENTS_PER_WARP),
+    )  # fmt: skip
+    return out, final
+
+
+def applies(x: Tensor, decay: DecayShape, delta: bool) -> bool:
+    """Whether the kernel proves right on the device and in the dtype of `x`, in a form of the recurrence."""
+    return _proven(x.device, x.dtype, decay, delta)
+
+
+@functools.cache
+def _proven(device: torch.device, dtype: torch.dtype, decay: DecayShape, delta: bool) -> bool:
+    return proves_right(
+        lambda: _deviations(device, dtype, decay, delta), dtype, "fla computes short recurrences"
+    )
+
+
+def _deviations(device: torch.device, dtype: torch.dtype, decay: DecayShape, delta: bool) -> list[float]:
+    """Relative differences of outputs and states: steps in place and in slots, tokens with padding."""
+    draw = torch.Generator().manual_seed(0)
+    found = []
+    for case, length in (("in place", 1), ("in slots", 1), ("with padding", 3)):
+        shape = (2, length, 2, 64)
+        q, k, v = torch.randn(3, *shape, generator=draw).to(device, dtype)
+        k = functional.normalize(k, dim=-1)
+        gates = torch.rand(shape, generator=draw).to(device)
+        decays = {"none": None, "head": gates[0, 0, :, 0], "scalar": gates[..., 0], "channel": gates}[decay]
+        log_decay = None if decays is None else decays.log()
+        beta = gates[..., 1] if delta else None
+        states = torch.randn(4, 2, 64, 64, generator=draw).to(device)
+        slots = torch.tensor([3, 1] if case == "in slots" else [0, 1], device=device)
+        initial = None if case == "with padding" else states[slots]
+        real = torch.tensor([[True] * 3, [True, True, False]], device=device)[:, :length]
+        masked = mask_padding(k, log_decay, beta, real)
+        exact = naive_recurrent(
+            q.float() * real[..., None, None],
+            masked[0].float(),
+            v.float(),
+            log_decay=masked[1],
+            beta=masked[2],
+            scale=0.5,
+            initial_state=initial,
+            cu_seqlens=None,
+        )
+        out, final = recurrent(
+            q,
+            k,
+            v,
+            log_decay=log_decay,
+            beta=beta,
+            scale=0.5,
+            initial_state=states if case == "in slots" else initial,
+            token_mask=real if case == "with padding" else None,
+            access=StateAccess(slots if case == "in slots" else None, in_place=case == "in place"),
+        )
+        mine = out, final[slots] if case == "in slots" else final
+        found += [relative_difference(*pair) for pair in zip(mine, exact, strict=True)]
+    return found

@@ -1,0 +1,234 @@
+"""The recurrence in chunks, in plain torch: exact, differentiable, the same algebra for all transitions.
+
+Inside a chunk everything is a matrix product; between chunks one state per head is carried. With G the
+cumulative log decay inside a chunk, a write u_j of token j reaches token t with weight exp(G_t − G_j), which
+never exceeds one. Only such differences are exponentiated, so that a very strong decay underflows to zero
+instead of overflowing.
+
+With the delta rule, the writes of a chunk solve one unit lower triangular system (the WY form of arXiv
+2406.06484 and 2412.06464, here with decay before the correction):
+
+    u_t = β_t (v_t − (e^{G_t} ⊙ k_t)ᵀ S − Σ_{j<t} ⟨k_t, k_j⟩_{G_t−G_j} u_j)
+"""
+
+import torch
+from torch import Tensor
+
+from evalsuite.models.ops.recurrence.layout import ChunkLayout, fixed_layout, packed_layout
+from evalsuite.models.ops.recurrence.shapes import state_dtype
+
+MAX_CHUNK_SIZE = 64
+"""Work inside chunks grows with the chunk size and work between chunks shrinks; they balance near the head
+dimension."""
+
+
+def chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor | None,
+    beta: Tensor | None,
+    scale: float,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run the recurrence chunk by chunk; arguments and results as in `recurrence`.
+
+    `chunk_size` is a power of two, by default the key width, at most 64. Memory per head grows with
+    T · (chunk_size + K·V / chunk_size).
+    """
+    batch, length, heads, width = k.shape
+    dtype = state_dtype(q, k, v, log_decay, beta, initial_state)
+    chunk_size = chunk_size or min(MAX_CHUNK_SIZE, next_power_of_2(width))
+    chunk_size = min(chunk_size, next_power_of_2(length))
+    if cu_seqlens is None:
+        layout, sequences = fixed_layout(batch, length, chunk_size), batch
+    else:
+        layout, sequences = packed_layout(cu_seqlens, length, chunk_size), cu_seqlens.numel() - 1
+    if initial_state is None:
+        state = torch.zeros(sequences, heads, width, v.shape[-1], dtype=dtype, device=k.device)
+    else:
+        state = initial_state.to(dtype)
+    if layout.num_steps == 0:
+        return torch.zeros_like(v), state
+
+    # Autocast would compute the products below in bfloat16, but the state must stay in float32.
+    with torch.autocast(k.device.type, enabled=False):
+        queries = layout.chunk(q.to(dtype)) * scale
+        keys, values = layout.chunk(k.to(dtype)), layout.chunk(v.to(dtype))
+        cumulative_decay = None
+        if log_decay is not None:
+            per_token = log_decay.expand(batch, length, heads) if log_decay.dim() == 1 else log_decay
+            cumulative_decay = layout.chunk(per_token.to(dtype)).cumsum(2)
+        betas = None if beta is None else layout.chunk(beta.to(dtype))
+        out, state = _run_chunks(layout, queries, keys, values, cumulative_decay, betas, state)
+        return layout.unchunk(out).to(v.dtype), state
+
+
+def next_power_of_2(size: int) -> int:
+    """Smallest power of two that is at least `size`; on the host faster than Triton's function."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _run_chunks(
+    layout: ChunkLayout,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cumulative_decay: Tensor | None,
+    beta: Tensor | None,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Run the recurrence on chunks [M, H, C, …], with the cumulative log decay [M, H, C] or [M, H, C, K]."""
+    scores, strict = scores_in_chunk(q, k, cumulative_decay, beta)
+    q_in, k_in, k_out, carry = q, k, k, None
+    if cumulative_decay is not None:
+        log_decay = cumulative_decay if cumulative_decay.dim() == 4 else cumulative_decay.unsqueeze(-1)
+        end = log_decay[:, :, -1:]
+        decay = log_decay.exp()
+        q_in, k_out = q * decay, k * (end - log_decay).exp()
+        k_in = k * decay if beta is not None else k
+        carry = end.exp().transpose(-1, -2)
+    if beta is None or strict is None:
+        before, state = _carry_writes(layout, k_out.transpose(-1, -2) @ v, carry, state)
+        return scores @ v + q_in @ before, state
+    targets = torch.cat([v, k_in], -1) * beta.unsqueeze(-1)
+    solved = torch.linalg.solve_triangular(strict, targets, upper=False, unitriangular=True)
+    writes, reads = solved.split([v.shape[-1], k.shape[-1]], -1)
+    before, writes, state = _carry_corrections(layout, k_out.transpose(-1, -2), writes, reads, carry, state)
+    return scores @ writes + q_in @ before, state
+
+
+def scores_in_chunk(
+    q: Tensor, k: Tensor, cumulative_decay: Tensor | None, beta: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the decayed scores between the tokens of a chunk.
+
+    Args:
+        q: [M, H, C, K] scaled queries; k: [M, H, C, K] keys.
+        cumulative_decay: cumulative log decay [M, H, C] or [M, H, C, K], or None.
+        beta: write strengths [M, H, C] of the delta rule, or None.
+
+    Returns:
+        ⟨q_t, k_j⟩ decayed from j to t for j ≤ t (else 0), [M, H, C, C]; and with the delta rule the
+        strictly lower β_t ⟨k_t, k_j⟩ decayed likewise.
+    """
+    size = k.shape[2]
+    rows = q.unsqueeze(0) if beta is None else torch.stack([q, k])
+    if cumulative_decay is not None and cumulative_decay.dim() == 4:
+        scores = _channel_scores(rows, k, cumulative_decay)
+    elif cumulative_decay is not None:
+        future = torch.ones(size, size, dtype=torch.bool, device=k.device).triu(1)
+        span = cumulative_decay.unsqueeze(-1) - cumulative_decay.unsqueeze(-2)
+        scores = (rows @ k.transpose(-1, -2)) * span.masked_fill(future, -torch.inf).exp()
+    else:
+        scores = (rows @ k.transpose(-1, -2)).tril()
+    if beta is None:
+        return scores.squeeze(0), None
+    query_scores, key_scores = scores.unbind()
+    return query_scores, key_scores.tril(-1) * beta.unsqueeze(-1)
+
+
+def _channel_scores(rows: Tensor, k: Tensor, cumulative_decay: Tensor) -> Tensor:
+    """Compute scores under a decay per channel: Σ_c r_tc k_jc exp(G_tc − G_jc) for j ≤ t.
+
+    A matrix product needs the exponent split into a part of t and a part of j, and both parts are at most
+    zero only if the reference point lies between j and t. The triangle is therefore halved recursively:
+    queries of the later half and keys of the earlier half use the border between them as reference, and each
+    half is a smaller triangle. This takes log2(C) products, none with an exponent above zero.
+
+    Args:
+        rows: [R, M, H, C, K]; k: [M, H, C, K]; cumulative_decay: [M, H, C, K].
+
+    Returns:
+        [R, M, H, C, C], lower triangular.
+    """
+    size = k.shape[-2]
+    triangles = (rows * k).sum(-1)[..., None, None]
+    half = 1
+    while half < size:
+        pairs = (size // (2 * half), 2, half)
+        late, early = rows.unflatten(-2, pairs)[..., 1, :, :], k.unflatten(-2, pairs)[..., 0, :, :]
+        halves = cumulative_decay.unflatten(-2, pairs)
+        border = halves[..., 0, -1:, :]
+        late = late * (halves[..., 1, :, :] - border).exp()
+        early = early * (border - halves[..., 0, :, :]).exp()
+        if half == 1:
+            square = (late * early).sum(-1, keepdim=True)
+        else:
+            square = late @ early.transpose(-1, -2)
+        first, second = triangles[..., 0::2, :, :], triangles[..., 1::2, :, :]
+        upper = torch.cat([first, torch.zeros_like(first)], -1)
+        triangles = torch.cat([upper, torch.cat([square, second], -1)], -2)
+        half *= 2
+    return triangles.squeeze(-3)
+
+
+def _carry_writes(
+    layout: ChunkLayout, writes: Tensor, carry: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Carry the state over the chunks with the additive rule.
+
+    Args:
+        writes: sum of the writes of each chunk [M, H, K, V]; carry: decay over each chunk [M, H, K or 1, 1].
+
+    Returns:
+        The state before each chunk [M, H, K, V] and the final state of each sequence.
+    """
+    state = _sorted(layout, state)
+    before: list[Tensor] = []
+    finished: list[Tensor] = []
+    decays = None if carry is None else carry.split(layout.num_active)
+    for n, added in enumerate(writes.split(layout.num_active)):
+        state, finished = _split_finished(state, layout.num_active[n], finished)
+        before.append(state)
+        state = state + added if decays is None else state * decays[n] + added
+    return torch.cat(before), _unsorted(layout, state, finished)
+
+
+def _carry_corrections(
+    layout: ChunkLayout, k_out: Tensor, writes: Tensor, reads: Tensor, carry: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Carry the state over the chunks with the delta rule.
+
+    Args:
+        k_out: keys [M, H, K, C]; writes: writes [M, H, C, V] for an empty initial state; reads: [M, H, C, K],
+            correction of the writes per unit of state.
+
+    Returns:
+        The state before each chunk, the writes of each chunk, the final state of each sequence.
+    """
+    state = _sorted(layout, state)
+    before: list[Tensor] = []
+    corrected: list[Tensor] = []
+    finished: list[Tensor] = []
+    decays = None if carry is None else carry.split(layout.num_active)
+    parts = (x.split(layout.num_active) for x in (k_out, writes, reads))
+    for n, (keys, uncorrected, read) in enumerate(zip(*parts, strict=True)):
+        state, finished = _split_finished(state, layout.num_active[n], finished)
+        before.append(state)
+        write = uncorrected - read @ state
+        corrected.append(write)
+        state = keys @ write + (state if decays is None else state * decays[n])
+    return torch.cat(before), torch.cat(corrected), _unsorted(layout, state, finished)
+
+
+def _sorted(layout: ChunkLayout, state: Tensor) -> Tensor:
+    return state if layout.order is None else state[layout.order]
+
+
+def _split_finished(state: Tensor, num_active: int, finished: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Split off the states of sequences without further chunks; `finished` has descending lengths."""
+    if num_active == state.shape[0]:
+        return state, finished
+    return state[:num_active], [state[num_active:], *finished]
+
+
+def _unsorted(layout: ChunkLayout, state: Tensor, finished: list[Tensor]) -> Tensor:
+    if layout.order is None:
+        return state
+    inverse = torch.empty_like(layout.order)
+    inverse[layout.order] = torch.arange(layout.order.numel(), device=layout.order.device)
+    return torch.cat([state, *finished])[inverse]

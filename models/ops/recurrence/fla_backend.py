@@ -1,0 +1,209 @@
+"""The recurrence on flash-linear-attention's Triton kernels (CUDA only, imported lazily).
+
+Importing fla on a machine without CUDA makes transformers' own linear-attention models call kernels that
+cannot run there, so fla is imported only for CUDA tensors.
+"""
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.ops.recurrence.shapes import DecayShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A function of fla and the form in which it takes the decay."""
+
+    name: str
+    module: str
+    keyword: str = ""
+    """Keyword of the log decay; empty if the kernel has no decay."""
+    decay_shape: DecayShape = "none"
+    """Decay shape that the keyword takes; a coarser decay is broadcast, which is the same algebra."""
+
+
+LINEAR = Kernel(name="chunk_simple_gla", module="fla.ops.simple_gla")
+RETENTION = Kernel(
+    name="chunk_simple_gla", module="fla.ops.simple_gla", keyword="g_gamma", decay_shape="head"
+)
+SIMPLE_GLA = Kernel(name="chunk_simple_gla", module="fla.ops.simple_gla", keyword="g", decay_shape="scalar")
+GLA = Kernel(name="chunk_gla", module="fla.ops.gla", keyword="g", decay_shape="channel")
+DELTA = Kernel(name="chunk_delta_rule", module="fla.ops.delta_rule")
+GATED_DELTA = Kernel(
+    name="chunk_gated_delta_rule", module="fla.ops.gated_delta_rule", keyword="g", decay_shape="scalar"
+)
+KDA = Kernel(name="chunk_kda", module="fla.ops.kda", keyword="g", decay_shape="channel")
+
+# (decay shape, delta rule) → kernel.
+KERNELS: dict[tuple[DecayShape, bool], Kernel] = {
+    ("none", False): LINEAR,
+    ("head", False): RETENTION,
+    ("scalar", False): SIMPLE_GLA,
+    ("channel", False): GLA,
+    ("none", True): DELTA,
+    ("head", True): GATED_DELTA,
+    ("scalar", True): GATED_DELTA,
+    ("channel", True): KDA,
+}
+
+PER_CHANNEL_FALLBACK: dict[Kernel, Kernel] = {SIMPLE_GLA: GLA, GATED_DELTA: KDA, DELTA: KDA}
+"""Kernels with a decay per channel that replace those for which `needs_fallback` is true."""
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+MAX_KEY_DIM = 256
+"""Largest key width; wider keys do not fit the kernels' shared memory."""
+
+
+@functools.cache
+def unavailable_reason() -> str:
+    """Reason why fla cannot run on this machine; empty if it can."""
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    for package in ("triton", "fla"):
+        if importlib.util.find_spec(package) is None:
+            return f"the package {package} is not installed; pip install 'evalsuite[gpu]'"
+    return ""
+
+
+@functools.cache
+def package_versions() -> dict[str, str]:
+    """Versions of fla and triton, by distribution."""
+    # Slimmed or vendored packages may lack metadata, so the modules' own __version__ comes first.
+    found = {}
+    for package, distribution in (("fla", "flash-linear-attention"), ("triton", "triton")):
+        found[distribution] = _stated_version(package) or importlib.metadata.version(distribution)
+    return found
+
+
+def _stated_version(package: str) -> str | None:
+    """A package's `__version__`, read from its file unless it is imported; None if it states none.
+
+    Importing fla imports all of its models, which takes seconds, and a Transformer runs without them.
+    """
+    if package in sys.modules:
+        return getattr(sys.modules[package], "__version__", None)
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        return None
+    stated = re.search(r"^__version__ = [\"']([^\"']+)[\"']", Path(found.origin).read_text(), re.MULTILINE)
+    return stated[1] if stated else None
+
+
+def version() -> str:
+    """Versions of fla and triton, for logs and fingerprints."""
+    return ", ".join(f"{distribution} {number}" for distribution, number in package_versions().items())
+
+
+@functools.cache
+def scalar_decay_backward_broken() -> bool:
+    """Return whether this is Hopper with triton 3.4 to 3.7.0, where fla's kernels with a decay per head and
+    token raise an error in the backward pass, because their gradients would be wrong
+    (flash-linear-attention #640). Kernels with a decay per channel are not affected."""
+    utils = importlib.import_module("fla.utils")
+    return bool(utils.IS_NVIDIA_HOPPER and utils.TRITON_ABOVE_3_4_0 and not utils.TRITON_ABOVE_3_7_1)
+
+
+def needs_fallback(kernel: Kernel, *, dtype: torch.dtype) -> bool:
+    """Return whether `kernel` has no usable backward pass for this dtype."""
+    if kernel in (SIMPLE_GLA, GATED_DELTA) and scalar_decay_backward_broken():
+        return True
+    # DELTA rejects float32; GATED_DELTA without TF32 did not compile within four minutes.
+    return dtype == torch.float32 and kernel in (DELTA, GATED_DELTA)
+
+
+def kernel_for(decay_shape: DecayShape, *, delta: bool, dtype: torch.dtype) -> Kernel:
+    """Return the kernel for training, with q, k and v in `dtype`."""
+    kernel = KERNELS[decay_shape, delta]
+    if needs_fallback(kernel, dtype=dtype):
+        return PER_CHANNEL_FALLBACK[kernel]
+    return kernel
+
+
+@functools.cache
+def _function(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor]]:
+    module = importlib.import_module(kernel.module)
+    function: Callable[..., tuple[Tensor, Tensor]] = getattr(module, kernel.name)
+    return function
+
+
+def run(
+    kernel: Kernel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor | None,
+    beta: Tensor | None,
+    scale: float,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Call `kernel`; arguments and results as in `evalsuite.models.ops.recurrence.recurrence`.
+
+    Raises:
+        ConfigError: q, k and v differ in dtype or have an unsupported one, the keys are too wide, or a fixed
+            decay per head requires a gradient.
+    """
+    if not q.dtype == k.dtype == v.dtype:
+        raise ConfigError(f"fla kernels need one dtype; q is {q.dtype}, k is {k.dtype}, v is {v.dtype}")
+    if q.dtype not in DTYPES:
+        raise ConfigError(
+            f"fla's {kernel.name} supports bfloat16, float16 and float32, not {q.dtype}; "
+            "use kernel_policy('torch')"
+        )
+    if k.shape[-1] > MAX_KEY_DIM:
+        raise ConfigError(
+            f"fla's {kernel.name} takes keys up to {MAX_KEY_DIM} wide, not {k.shape[-1]}; "
+            "use a smaller feature map or kernel_policy('torch')"
+        )
+    arguments: dict[str, Tensor] = {}
+    if kernel.keyword:
+        if kernel.decay_shape == "head" and log_decay is not None and log_decay.requires_grad:
+            raise ConfigError(
+                f"fla's {kernel.name} computes no gradient for a fixed decay per head; detach log_decay"
+            )
+        arguments[kernel.keyword] = broadcast_decay(log_decay, kernel.decay_shape, k)
+    if beta is not None:
+        arguments["beta"] = beta.float()
+    # The normaliser's column of ones makes the width odd, which the kernels reject; multiples of 16 are best.
+    padding = -v.shape[-1] % 16
+    start = None if initial_state is None else initial_state.float()
+    if padding:  # Padding by zero columns would still copy.
+        v = functional.pad(v, [0, padding])
+        start = None if start is None else functional.pad(start, [0, padding])
+    o, state = _function(kernel)(
+        q,
+        k,
+        v,
+        scale=scale,
+        initial_state=start,
+        output_final_state=True,
+        cu_seqlens=cu_seqlens,
+        **arguments,
+    )
+    if padding:  # A full slice would still be copied in the backward pass.
+        o, state = o[..., :-padding], state[..., :-padding]
+    return o.to(v.dtype), state.float()
+
+
+def broadcast_decay(log_decay: Tensor | None, decay_shape: DecayShape, k: Tensor) -> Tensor:
+    """Broadcast a decay to the shape that a kernel takes, in float32."""
+    if log_decay is None:
+        log_decay = torch.zeros((), dtype=torch.float32, device=k.device)
+    shape = {"head": k.shape[2:3], "scalar": k.shape[:3], "channel": k.shape}[decay_shape]
+    if decay_shape == "channel" and log_decay.dim() in (1, 3):
+        log_decay = log_decay.unsqueeze(-1)
+    return log_decay.float().expand(shape).contiguous()

@@ -1,0 +1,220 @@
+"""Inference kernels: their arguments (with stand-ins, on a CPU) and their results (on a GPU)."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from evalsuite.models.mixers import convolution
+from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
+from evalsuite.models.ops.recurrence import StateAccess, fla_backend, inference, last_kernels, recurrence
+from evalsuite.models.ops.recurrence.chunked import chunked
+
+CASES = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for delta in (False, True)]
+
+
+def draw(decay: str, delta: bool, length: int, *, device: str = "cpu") -> dict[str, Any]:
+    make = torch.Generator(device).manual_seed(length)
+    shape = (3, length, 2, 16)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=make, device=device)
+
+    shapes = {"head": (2,), "scalar": shape[:3], "channel": shape}
+    return {
+        "q": functional.normalize(normal(*shape), dim=-1),
+        "k": functional.normalize(normal(*shape), dim=-1),
+        "v": normal(*shape),
+        "log_decay": None if decay == "none" else functional.logsigmoid(normal(*shapes[decay]) + 2),
+        "beta": torch.sigmoid(normal(*shape[:3])) if delta else None,
+        "scale": 0.25,
+        "initial_state": normal(3, 2, 16, 16),
+    }
+
+
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+@pytest.mark.parametrize("length", [1, inference.MAX_RECURRENT_LENGTH, inference.MAX_RECURRENT_LENGTH + 1])
+def test_rows_are_packed_into_one_row(
+    monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, length: int
+) -> None:
+    seen = []
+
+    def stand_in(kernel: fla_backend.Kernel) -> Any:
+        def call(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+            seen.append((kernel.name, q.shape[0]))
+            assert given.pop("output_final_state")
+            found = given.pop(kernel.keyword, None) if kernel.keyword else None
+            return chunked(q, k, v, log_decay=found, beta=given.pop("beta", None), **given)
+
+        return call
+
+    monkeypatch.setattr(fla_backend, "_function", stand_in)
+    inputs = draw(decay, delta, length)
+    kernel = inference.kernel_for(decay, delta=delta, dtype=torch.float32, length=length)
+    o, state = inference.run(kernel, **inputs, cu_seqlens=None)
+    wanted, last = chunked(**inputs, cu_seqlens=None)
+    torch.testing.assert_close(o, wanted)
+    torch.testing.assert_close(state, last)
+    ((name, rows),) = seen
+    assert name.startswith("fused_recurrent") == (length <= inference.MAX_RECURRENT_LENGTH)
+    assert rows == (3 if length <= inference.MAX_RECURRENT_LENGTH else 1)
+
+
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+def test_short_rows_without_gradients_run_on_the_kernel_for_them(
+    monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool
+) -> None:
+    forms, places = [], []
+
+    def applies(x: Tensor, *form: Any) -> bool:
+        forms.append(form)
+        return True
+
+    def stand_in(
+        q: Tensor, k: Tensor, v: Tensor, *, token_mask: None, access: StateAccess, **given: Any
+    ) -> tuple[Tensor, Tensor]:
+        places.append(access.in_place)
+        return chunked(q, k, v, cu_seqlens=None, **given)
+
+    kernels = SimpleNamespace(applies=applies, recurrent=stand_in)
+    monkeypatch.setitem(sys.modules, "evalsuite.models.ops.inference.recurrent", kernels)
+    monkeypatch.setattr("evalsuite.models.ops.dispatch.use_triton", lambda x: True)
+    monkeypatch.setattr("evalsuite.models.ops.recurrence.op.use_triton", lambda x: True)
+    monkeypatch.setattr(fla_backend, "scalar_decay_backward_broken", lambda: False)
+    monkeypatch.setattr(fla_backend, "run", lambda kernel, *given, **named: chunked(*given, **named))
+    longest = inference.MAX_RECURRENT_LENGTH
+    for length, in_place in ((1, True), (longest, False), (longest + 1, True)):
+        inputs = draw(decay, delta, length)
+        with torch.no_grad():
+            found = recurrence(**inputs, access=StateAccess(in_place=in_place))
+        assert (list(last_kernels().values())[-1] == "recurrent") == (length <= longest)
+        wanted = recurrence(**inputs)
+        for actual, expected in zip(found, wanted, strict=True):
+            torch.testing.assert_close(actual, expected)
+    assert places == [True, False]
+    assert forms == [(decay, delta)] * 2
+    # Nor do packed rows, or keys that do not fit.
+    first = {
+        name: value[:1] if isinstance(value, Tensor) and value.dim() > 1 else value
+        for name, value in draw(decay, delta, 1).items()
+    }
+    with torch.no_grad():
+        recurrence(**first, cu_seqlens=torch.tensor([0, 1]))
+        monkeypatch.setattr(fla_backend, "MAX_KEY_DIM", 8)
+        recurrence(**first)
+    assert len(places) == 2
+
+
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+@pytest.mark.parametrize("needs_gradients", [False, True])
+def test_kernels_of_padded_rows_take_the_decay_that_padding_gives(
+    monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, needs_gradients: bool
+) -> None:
+    seen = []
+
+    def stand_in(kernel: fla_backend.Kernel, *given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        if kernel.keyword:
+            fla_backend.broadcast_decay(named["log_decay"], kernel.decay_shape, given[1])
+        seen.append(kernel.name)
+        return chunked(*given, **named)
+
+    monkeypatch.setattr("evalsuite.models.ops.recurrence.op.use_triton", lambda x: True)
+    monkeypatch.setattr(fla_backend, "scalar_decay_backward_broken", lambda: False)
+    monkeypatch.setattr(fla_backend, "run", stand_in)
+    length = inference.MAX_RECURRENT_LENGTH + 2
+    inputs = draw(decay, delta, length)
+    real = torch.arange(length) >= torch.tensor([0, 1, length - 2])[:, None]
+    with torch.set_grad_enabled(needs_gradients):
+        o, state = recurrence(**inputs, token_mask=real)
+    assert len(seen) == 1
+    for row, padding in enumerate((0, 1, length - 2)):
+        alone = {
+            name: value[row : row + 1, padding:] if isinstance(value, Tensor) and value.dim() > 1 else value
+            for name, value in inputs.items()
+            if name != "initial_state"
+        }
+        wanted, last = chunked(**alone, initial_state=inputs["initial_state"][row : row + 1], cu_seqlens=None)
+        torch.testing.assert_close(o[row : row + 1, padding:], wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state[row : row + 1], last, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_match_torch(decay: Any, delta: bool, dtype: torch.dtype) -> None:
+    # Chunked kernels take minutes to compile in float32; two kernels represent all of them.
+    chunked_too = dtype == torch.bfloat16 and decay == "scalar"
+    for length in (1, 7, 64, *([inference.MAX_RECURRENT_LENGTH + 2] if chunked_too else [])):
+        inputs = draw(decay, delta, length, device="cuda")
+        inputs |= {name: inputs[name].to(dtype) for name in ("q", "k", "v")}
+        with torch.inference_mode():
+            found = recurrence(**inputs)
+            wanted = chunked(**inputs, cu_seqlens=None)
+        for actual, expected in zip(found, wanted, strict=True):
+            bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
+            error = (actual.float() - expected.float()).norm() / expected.float().norm()
+            assert error <= bound, (length, float(error))
+
+
+def convolution_case(case: str, device: str) -> tuple[list[ShortConvolution], list[Tensor], dict[str, Any]]:
+    """Convolutions of three parts, two of them activated; rows are padded or continue from a state."""
+    torch.manual_seed(0)
+    convolutions = [
+        ShortConvolution(width, 4, activation).to(device)
+        for width, activation in ((16, "silu"), (16, "silu"), (8, None))
+    ]
+    for conv in convolutions:
+        torch.nn.init.normal_(conv.weight)
+    parts = [torch.randn(3, 9, width, device=device) for width in (16, 16, 8)]
+    lengths = torch.tensor([9, 4, 1], device=device)
+    steps = torch.arange(9, device=device)
+    masks = {
+        "right": steps < lengths[:, None],
+        "left": steps >= 9 - lengths[:, None],
+    }
+    state = torch.randn(3, 40, 3, device=device) if case == "continued" else None
+    return convolutions, parts, {"state": state, "token_mask": masks.get(case), "cu_seqlens": None}
+
+
+def compare_parts(case: str, device: str) -> None:
+    convolutions, parts, arguments = convolution_case(case, device)
+    with torch.inference_mode():
+        found, last = apply_short_convolutions(convolutions, parts, **arguments)
+        mask = arguments["token_mask"]
+        joint = torch.cat(parts, -1) if mask is None else torch.cat(parts, -1) * mask.unsqueeze(-1)
+        history = convolution.prepend_state(joint, 3, arguments["state"], mask)
+        weight = torch.cat([conv.weight.squeeze(1) for conv in convolutions])
+        wanted = convolution.torch_convolution(history, weight, 32, 9, None)
+        real = slice(None) if mask is None else mask
+        torch.testing.assert_close(torch.cat(list(found), -1)[real], wanted[real], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(last, convolution.final_state(history, 3, mask))
+
+
+@pytest.mark.parametrize("case", ["plain", "right", "left", "continued"])
+def test_convolution_per_part(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    calls = []
+
+    def causal_conv1d(x: Tensor, weight: Tensor, *, activation: str | None, cu_seqlens: None) -> Any:
+        calls.append(activation)
+        history = functional.pad(x, [0, 0, 3, 0])
+        num_activated = x.shape[-1] if activation else 0
+        return convolution.torch_convolution(history, weight, num_activated, x.shape[1], None), None
+
+    monkeypatch.setattr(convolution, "use_triton", lambda x: True)
+    monkeypatch.setitem(
+        sys.modules, "fla.modules.causal_conv1d", SimpleNamespace(causal_conv1d=causal_conv1d)
+    )
+    compare_parts(case, "cpu")
+    assert calls == ["silu", "silu", None]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("case", ["plain", "right", "left", "continued"])
+def test_convolution_per_part_on_a_gpu(case: str) -> None:
+    compare_parts(case, "cuda")

@@ -1,0 +1,202 @@
+"""The chunked recurrence against the naive one, for every decay and write rule."""
+
+import logging
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from evalsuite.foundation import ConfigError, MissingDependencyError
+from evalsuite.models.ops import dispatch, tuning
+from evalsuite.models.ops.dispatch import kernel_policy
+from evalsuite.models.ops.recurrence import (
+    fla_backend,
+    naive_recurrent,
+    recurrence,
+    recurrence_matrix,
+)
+from evalsuite.models.ops.recurrence.chunked import next_power_of_2
+from tests.parity.kernel_accuracy import draw_case, relative_errors
+
+DECAYS = ("none", "head", "scalar", "channel")
+CASES = [(decay, delta) for decay in DECAYS for delta in (False, True)]
+
+
+def inputs(
+    decay: str,
+    delta: bool,
+    *,
+    rows: int = 2,
+    length: int = 75,
+    heads: int = 2,
+    width: int = 8,
+    value: int = 5,
+    strength: float = 1.0,
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, Tensor | float | None]:
+    """Random inputs of one transition; keys of length one, so that the delta rule is stable."""
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    shape = {"head": (heads,), "scalar": (rows, length, heads), "channel": (rows, length, heads, width)}
+    return {
+        "q": draw(rows, length, heads, width),
+        "k": functional.normalize(draw(rows, length, heads, width), dim=-1),
+        "v": draw(rows, length, heads, value),
+        "log_decay": -strength * draw(*shape[decay]).abs() if decay != "none" else None,
+        "beta": 2 * torch.sigmoid(draw(rows, length, heads)) if delta else None,
+        "scale": 0.4,
+    }
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
+    assert found.shape == wanted.shape
+    assert (found - wanted).norm() <= tolerance * wanted.norm().clamp_min(1e-12)
+
+
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+@pytest.mark.parametrize("length", [2, 64, 75])
+def test_chunked_equals_naive(decay: str, delta: bool, length: int) -> None:
+    case = inputs(decay, delta, length=length)
+    start = torch.randn(2, 2, 8, 5, dtype=torch.float64)
+    found, state = recurrence(**case, initial_state=start)
+    wanted, last = naive_recurrent(**case, initial_state=start, cu_seqlens=None)
+    close(found, wanted, 1e-12)
+    close(state, last, 1e-12)
+
+
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+def test_packed_equals_each_sequence_alone(decay: str, delta: bool) -> None:
+    case = inputs(decay, delta, rows=1)
+    bounds = torch.tensor([0, 3, 3, 70, 75])
+    start = torch.randn(4, 2, 8, 5, dtype=torch.float64)
+    found, states = recurrence(**case, initial_state=start, cu_seqlens=bounds)
+    for n, (first, last) in enumerate([(0, 3), (3, 3), (3, 70), (70, 75)]):
+        if first == last:
+            close(states[n], start[n], 0)
+            continue
+        alone = {
+            name: x[:, first:last] if isinstance(x, Tensor) and x.dim() > 1 else x for name, x in case.items()
+        }
+        wanted, state = recurrence(**alone, initial_state=start[n : n + 1])
+        close(found[:, first:last], wanted, 1e-12)
+        close(states[n : n + 1], state, 1e-12)
+
+
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+def test_matrix_times_values_equals_output(decay: str, delta: bool) -> None:
+    case = inputs(decay, delta)
+    wanted, _ = recurrence(**case)
+    values = case.pop("v")
+    weights = recurrence_matrix(**case)
+    assert torch.equal(weights, weights.tril())
+    close((weights @ values.transpose(1, 2)).transpose(1, 2), wanted, 1e-12)
+
+
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+def test_gradients_against_finite_differences(decay: str, delta: bool) -> None:
+    case = inputs(decay, delta, rows=1, length=11, heads=1, width=4, value=3)
+    start = torch.randn(2, 1, 4, 3, dtype=torch.float64)
+    bounds = torch.tensor([0, 4, 11])
+    names = [name for name in ("q", "k", "v", "log_decay", "beta") if case[name] is not None]
+
+    def call(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        changed = {**case, **dict(zip(names, tensors, strict=False))}
+        return recurrence(**changed, initial_state=tensors[-1], cu_seqlens=bounds)
+
+    tensors = [case[name].requires_grad_() for name in names] + [start.requires_grad_()]
+    assert torch.autograd.gradcheck(call, tensors)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("decay", ["scalar", "channel"])
+def test_strong_decay_stays_finite(decay: str, delta: bool) -> None:
+    """A log decay of −60 per token overflows float32 within two tokens if its negative is exponentiated."""
+    case = inputs(decay, delta, strength=60.0, dtype=torch.float32)
+    tensors = [case[name].requires_grad_() for name in ("q", "k", "v", "log_decay")]
+    found, state = recurrence(**case)
+    wanted, _ = naive_recurrent(**case, initial_state=None, cu_seqlens=None)
+    close(found.detach(), wanted.detach(), 1e-4)
+    gradients = torch.autograd.grad(found.sum() + state.sum(), tensors)
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+
+
+def test_state_is_float32_for_bfloat16_inputs() -> None:
+    case = inputs("scalar", True, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, state = recurrence(**case)
+    assert (found.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    exact = {name: x.float() if isinstance(x, Tensor) else x for name, x in case.items()}
+    close(state, recurrence(**exact)[1], 1e-5)
+
+
+def test_wrong_shapes_are_named() -> None:
+    case = inputs("none", False)
+    with pytest.raises(ConfigError, match=r"initial_state has shape \(1, 2, 8, 5\).*\(2, 2, 8, 5\)"):
+        recurrence(**case, initial_state=torch.zeros(1, 2, 8, 5))
+    with pytest.raises(ConfigError, match="log_decay has shape"):
+        recurrence(**{**case, "log_decay": torch.zeros(3)})
+    with pytest.raises(ConfigError, match="2 rows"):
+        recurrence(**case, cu_seqlens=torch.tensor([0, 75]))
+
+
+def test_an_unknown_or_impossible_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="known: auto, torch, triton"), kernel_policy("fla"):  # type: ignore[arg-type]
+        pass
+    if not torch.cuda.is_available():
+        with pytest.raises(MissingDependencyError, match="no CUDA device"), kernel_policy("triton"):
+            pass
+
+
+def test_the_choice_on_cuda_is_logged_once_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dispatch, "_messages", set())
+    monkeypatch.setattr(tuning, "_active", None)
+    monkeypatch.setattr(
+        tuning, "install", lambda: monkeypatch.setattr(tuning, "_active", tuning.KernelTuning([]))
+    )
+    on_cuda: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
+    monkeypatch.setattr(fla_backend, "unavailable_reason", lambda: "the package fla is not installed")
+    with caplog.at_level(logging.WARNING, "evalsuite"):
+        assert not dispatch.use_triton(on_cuda)
+        assert not dispatch.use_triton(on_cuda)
+    assert len(caplog.messages) == 1
+    assert "torch on cuda (the package fla is not installed)" in caplog.messages[0]
+    monkeypatch.setattr(fla_backend, "unavailable_reason", lambda: "")
+    monkeypatch.setattr(fla_backend, "version", lambda: "flash-linear-attention 0.6.0")
+    assert dispatch.use_triton(on_cuda)
+    assert "kernels: triton (flash-linear-attention 0.6.0)" in dispatch.backend_messages()
+    assert caplog.messages[1:] == ["kernels: triton (flash-linear-attention 0.6.0)"]
+    with kernel_policy("torch"):
+        assert not dispatch.use_triton(on_cuda)
+    with pytest.raises(MissingDependencyError, match="needs CUDA tensors, not cpu"), kernel_policy("triton"):
+        recurrence(**inputs("none", False))
+
+
+@pytest.mark.parametrize(("decay", "delta"), CASES)
+def test_kernel_accuracy_detects_errors(decay: str, delta: bool) -> None:
+    case = draw_case(decay, delta, dtype=torch.float32, width=8, length=20, packed=True, device="cpu")  # type: ignore[arg-type]
+    correct = relative_errors(naive_recurrent, *case)
+    assert {"o", "state", "dq", "dk", "dv", "dinitial_state"} <= set(correct)
+    assert ("dbeta" in correct) == delta
+    assert max(correct.values()) < 1e-5
+
+    def wrong(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> tuple[Tensor, Tensor]:
+        return naive_recurrent(q, k.detach(), v, **rest)
+
+    with pytest.raises(AssertionError):
+        relative_errors(wrong, *case)
+    scaled = relative_errors(lambda q, k, v, **rest: naive_recurrent(q, 1.1 * k, v, **rest), *case)
+    assert min(scaled[name] for name in ("o", "state", "dk")) > 0.01
+
+
+def test_next_power_of_2() -> None:
+    for size in range(1, 300):
+        assert next_power_of_2(size) == 2 ** math.ceil(math.log2(size))

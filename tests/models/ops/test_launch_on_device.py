@@ -1,0 +1,239 @@
+"""Kernels that are launched directly compute what they compute when Triton launches them, bit for bit."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from evalsuite.models.ops.recurrence import StateAccess
+from tests.models.ops.device import DEVICE, INTERPRETED
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+Place = Callable[[Tensor], Tensor]
+"""Copies a tensor to the device, where its first element is aligned to 16 bytes or is not."""
+
+
+def aligned(x: Tensor) -> Tensor:
+    return x.to(DEVICE, copy=True)
+
+
+def unaligned(x: Tensor) -> Tensor:
+    out = torch.empty(x.numel() + 1, dtype=x.dtype, device=DEVICE)[1:].view(x.shape)
+    return out.copy_(x)
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def add_norm(module: Any, place: Place, size: int) -> list[Tensor]:
+    x, residual, weight = place(drawn(size, 3, 48)), place(drawn(size, 3, 48, seed=1)), place(drawn(48))
+    return [*module.add_norm(x, residual, weight, 1e-5)]
+
+
+def gated(module: Any, place: Place, size: int) -> list[Tensor]:
+    gate, x = place(drawn(size, 3, 2 * 48)).split(48, -1)
+    return [module.gated(gate, x), module.gated(x.contiguous(), x)]
+
+
+def head_norms(module: Any, place: Place, size: int) -> list[Tensor]:
+    x, y = place(drawn(size, 3, 2, 16)), place(drawn(size, 3, 5, 16))
+    return [*module.head_norms([x, y], None, 1e-6, 0.25), module.head_norm(x, place(drawn(16)), 1e-6)]
+
+
+def rotary(module: Any, place: Place, size: int) -> list[Tensor]:
+    return [module.rotary(place(drawn(size, 3, 5, 16)), *(place(drawn(1, 3, 16, seed=i)) for i in (1, 2)))]
+
+
+def short_conv(module: Any, place: Place, size: int) -> list[Tensor]:
+    found = []
+    for length, state in ((3, None), (1, place(drawn(size, 72, 3)))):
+        after = torch.zeros(size, 72, 3, dtype=torch.float16, device=DEVICE)
+        parts = place(drawn(size, length, 72)).split((48, 16, 8), -1)
+        weights = place(drawn(72, 1, 4)).split((48, 16, 8))
+        found += [*module.short_conv_step(parts, weights, None, state, after, num_activated=2), after]
+    return found
+
+
+def delta_gates(module: Any, place: Place, size: int) -> list[Tensor]:
+    a, b = place(drawn(size, 3, 18)).split(9, -1)
+    return [*module.delta_gates(a, b, place(drawn(9)), place(drawn(9, seed=1)), 2.0)]
+
+
+def recurrent(module: Any, place: Place, size: int) -> list[Tensor]:
+    q, k, v = (place(drawn(size, 3, 2, 16, seed=i)) for i in range(3))
+    gates = {"log_decay": -place(drawn(size, 3, 2)).abs(), "beta": place(drawn(size, 3, 2).sigmoid())}
+    state = place(drawn(size, 2, 16, 16, dtype=torch.float32))
+    found: list[Tensor] = []
+    for initial in (None, state):
+        found += module.recurrent(
+            q, k / 4, v, **gates, scale=0.25, initial_state=initial, token_mask=None, access=StateAccess()
+        )
+    return found
+
+
+def logprobs(module: Any, place: Place, size: int) -> list[Tensor]:
+    logits = place(drawn(size, 100))
+    bounds = place(torch.arange(size + 1))
+    found, is_argmax = torch.zeros(size, device=DEVICE), torch.zeros(size, dtype=torch.bool, device=DEVICE)
+    module.target_logprobs(logits, 0, bounds, place(torch.arange(size) % 100), found, is_argmax)
+    return [found, is_argmax]
+
+
+def branch_attention(module: Any, place: Place, size: int) -> list[Tensor]:
+    query = place(drawn(size, 3, 4, 16))
+    key, value = (place(drawn(size, 2, 3, 16, seed=i)) for i in (1, 2))
+    parent_key, parent_value = (place(drawn(2, 2, 7, 16, seed=i)) for i in (3, 4))
+    rows, lengths = place(torch.arange(size) % 2), place(torch.tensor([7, 2]))
+    return [module.branch_attention(query, key, value, parent_key, parent_value, rows, lengths, 0.25)]
+
+
+def decode_attention(module: Any, place: Place, size: int) -> list[Tensor]:
+    query = place(drawn(size, 4, 1, 16))
+    key, value = (place(drawn(size, 2, 70, 16, seed=i)) for i in (1, 2))
+    return [module.decode_attention(query, key, value, place(torch.arange(size) % 70), 0.25)]
+
+
+def rotate_and_store(module: Any, place: Place, size: int) -> list[Tensor]:
+    query = place(drawn(size, 4, 16))
+    key, value = (place(drawn(size, 2, 16, seed=i)) for i in (1, 2))
+    keys, values = (torch.zeros(size, 2, 5, 16, dtype=torch.float16, device=DEVICE) for _ in range(2))
+    angles = (place(drawn(1, 1, 16, seed=i)) for i in (3, 4))
+    positions = place(torch.arange(size) % 5)
+    return [module.rotate_and_store(query, key, value, *angles, keys, values, positions), keys, values]
+
+
+CASES: list[tuple[str, Callable[[Any, Place, int], list[Tensor]]]] = [
+    ("decoder_layers", add_norm),
+    ("decoder_layers", gated),
+    ("recurrent_layers", head_norms),
+    ("recurrent_layers", rotary),
+    ("recurrent_layers", short_conv),
+    ("recurrent_layers", delta_gates),
+    ("recurrent", recurrent),
+    ("logprobs", logprobs),
+    ("branch_attention", branch_attention),
+    ("decode_attention", decode_attention),
+    ("decode_attention", rotate_and_store),
+]
+
+
+def kernels_of(name: str) -> Any:
+    return import_module(f"evalsuite.models.ops.inference.{name}")
+
+
+@contextmanager
+def launched_by_triton(module: Any) -> Iterator[None]:
+    """Within this context no kernel of the module is launched directly."""
+    from evalsuite.models.ops.inference.launch import Launcher
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, kernel in list(vars(module).items()):
+            if isinstance(kernel, Launcher):
+                patch.setattr(module, name, kernel.fn)
+        yield
+
+
+def test_every_kernel_is_launched_directly() -> None:
+    from evalsuite.models.ops.inference.launch import Launcher
+
+    for name in {name for name, _ in CASES}:
+        module = kernels_of(name)
+        kernels = {each: kernel for each, kernel in vars(module).items() if each.endswith("_kernel")}
+        assert kernels
+        assert all(isinstance(kernel, Launcher) for kernel in kernels.values()), name
+
+
+@pytest.mark.parametrize(("name", "compute"), CASES, ids=lambda case: getattr(case, "__name__", None))
+def test_results_are_the_same_to_the_bit(
+    name: str, compute: Callable[[Any, Place, int], list[Tensor]]
+) -> None:
+    module = kernels_of(name)
+    places = [(place, size) for size in (1, 16, 17) for place in (aligned, unaligned)]
+    with torch.inference_mode():
+        with launched_by_triton(module):
+            expected = [compute(module, *each) for each in places]
+        # Launched by Triton in the first round at most.
+        for _ in range(3):
+            for each, theirs in zip(places, expected, strict=True):
+                for mine, other in zip(compute(module, *each), theirs, strict=True):
+                    assert torch.equal(mine, other)
+
+
+def test_numbers_arrive_whatever_their_form() -> None:
+    import triton
+    import triton.language as tl
+
+    from evalsuite.models.ops.inference.launch import keep_compiled
+
+    @triton.jit(do_not_specialize=["count"])
+    def add_kernel(x, out, count, a, b, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        index = tl.arange(0, BLOCK)
+        value = tl.load(x + index, mask=index < count, other=0) + a + (tl.zeros([BLOCK], tl.int64) + b) * 3
+        value += ((tl.zeros([BLOCK], tl.float32) + scale) * 4).to(tl.int64)
+        tl.store(out + index, value, mask=index < count)
+
+    direct = keep_compiled(add_kernel)
+    for place, _ in itertools.product((aligned, unaligned), range(2)):
+        x = place(torch.arange(20))
+        for count, a, b in itertools.product((1, 16, 20), (1, 16, 17), (1, 16, 17, -16, 2**31, 2**40 + 1)):
+            for kernel in (add_kernel, direct):
+                out = torch.zeros_like(x)
+                kernel[(1,)](x, out, count, a, b, math.pi, BLOCK=32)
+                assert out.tolist()[:count] == [each + a + 3 * b + 12 for each in range(count)]
+                assert not out[count:].any()
+
+
+def test_direct_launches_are_captured_in_cuda_graphs() -> None:
+    module = kernels_of("decoder_layers")
+    x, residual, weight = aligned(drawn(16, 48)), aligned(drawn(16, 48, seed=1)), aligned(drawn(48))
+    with torch.inference_mode():
+        for _ in range(2):
+            module.add_norm(x, residual, weight, 1e-5)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = module.add_norm(x, residual, weight, 1e-5)
+        x.copy_(drawn(16, 48, seed=2))
+        graph.replay()
+        with launched_by_triton(module):
+            expected = module.add_norm(x, residual, weight, 1e-5)
+    assert all(torch.equal(*pair) for pair in zip(captured, expected, strict=True))
+
+
+def test_direct_launches_are_on_the_current_stream() -> None:
+    module = kernels_of("decoder_layers")
+    x, residual, weight = aligned(drawn(16, 48)), aligned(drawn(16, 48, seed=1)), aligned(drawn(48))
+    with torch.inference_mode():
+        before = module.add_norm(x, residual, weight, 1e-5)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            # On another stream the kernel would read x before the addition.
+            torch.cuda._sleep(10_000_000)
+            x.add_(1)
+            found = module.add_norm(x, residual, weight, 1e-5)
+        stream.synchronize()
+        after = module.add_norm(x, residual, weight, 1e-5)
+    assert all(torch.equal(*pair) for pair in zip(found, after, strict=True))
+    assert not torch.equal(found[1], before[1])
+
+
+def test_tensors_of_a_cpu_are_refused_as_before() -> None:
+    module = kernels_of("decoder_layers")
+    x, weight = aligned(drawn(16, 48)), drawn(48)
+    with torch.inference_mode():
+        for _ in range(2):
+            module.add_norm(x, x, weight.to(DEVICE), 1e-5)
+        with pytest.raises(ValueError, match="cannot be accessed from Triton"):
+            module.add_norm(x, x, weight, 1e-5)

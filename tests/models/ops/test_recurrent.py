@@ -1,0 +1,251 @@
+"""The token-by-token kernel computes the recurrence, in every form, in place too.
+
+Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpreter.py).
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from evalsuite.models.ops.recurrence import OWN, StateAccess, mask_padding, naive_recurrent
+from tests.models.ops.device import DEVICE, INTERPRETED, NEEDS_DEVICE
+
+FORMS = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for delta in (False, True)]
+
+pytestmark = NEEDS_DEVICE
+
+
+def draw(
+    decay: str,
+    delta: bool,
+    rows: int = 2,
+    length: int = 1,
+    heads: int = 3,
+    keys: int = 16,
+    values: int = 40,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Any]:
+    """Random inputs; keys of length one, so that the delta rule is stable."""
+    torch.manual_seed(length)
+    q, k = torch.randn(2, rows, length, heads, keys, device=DEVICE)
+    gates = torch.rand(rows, length, heads, keys, device=DEVICE)
+    log_decay = {"none": None, "head": gates[0, 0, :, 0], "scalar": gates[..., 0], "channel": gates}[decay]
+    return {
+        "q": q.to(dtype),
+        "k": functional.normalize(k, dim=-1).to(dtype),
+        "v": torch.randn(rows, length, heads, values, device=DEVICE).to(dtype),
+        "log_decay": None if log_decay is None else log_decay.log(),
+        "beta": 2 * gates[..., 1] if delta else None,
+        "scale": 0.3,
+        "initial_state": torch.randn(rows, heads, keys, values, device=DEVICE),
+        "token_mask": None,
+    }
+
+
+def compare(inputs: dict[str, Any], tolerance: float = 1e-5, in_place: bool = False) -> None:
+    from evalsuite.models.ops.inference.recurrent import recurrent
+
+    exact = {name: value.double() if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    real = exact.pop("token_mask")
+    if real is not None:
+        exact["k"], exact["log_decay"], exact["beta"] = mask_padding(
+            exact["k"], exact["log_decay"], exact["beta"], inputs["token_mask"]
+        )
+    expected = naive_recurrent(**exact, cu_seqlens=None)
+    if real is not None:
+        expected[0].mul_(inputs["token_mask"][..., None, None])
+    o, state = recurrent(**inputs, access=StateAccess(in_place=in_place))
+    assert o.dtype == inputs["v"].dtype
+    assert state.dtype == torch.float32
+    assert (state is inputs["initial_state"]) == in_place
+    for mine, theirs, bound in zip((o, state), expected, (tolerance, 1e-5), strict=True):
+        assert mine.shape == theirs.shape
+        error = (mine.double() - theirs).norm() / theirs.norm()
+        assert error < bound, error
+
+
+def assert_equal_but_for_rounding(mine: Tensor, theirs: Tensor) -> None:
+    """Pages that are not aligned are read in narrower pieces on a GPU, which sums in another order."""
+    assert torch.equal(mine, theirs) if INTERPRETED else (mine - theirs).norm() < 1e-6 * theirs.norm()
+
+
+@pytest.mark.parametrize(("decay", "delta"), FORMS)
+@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_every_form(decay: str, delta: bool, length: int, in_place: bool) -> None:
+    compare(draw(decay, delta, length=length), in_place=in_place)
+
+
+@pytest.mark.parametrize(("decay", "delta"), FORMS)
+@pytest.mark.parametrize("length", [1, 3])
+def test_states_in_slots_that_lie_apart(decay: str, delta: bool, length: int) -> None:
+    from evalsuite.models.ops.inference.recurrent import recurrent
+
+    inputs = draw(decay, delta, length=length, keys=16, values=20)
+    # Pages that hold something else as well, as those of a server.
+    pages = torch.randn(6, 7 + 3 * 16 * 20, device=DEVICE)
+    states = pages[:, 4:-3].view(6, 3, 16, 20)
+    slots = torch.tensor([4, 1], device=DEVICE)
+    alone = recurrent(**inputs | {"initial_state": states[slots]}, access=OWN)
+    before, inputs["initial_state"] = pages.clone(), states
+    o, _ = recurrent(**inputs, access=StateAccess(slots, discards=True))
+    assert_equal_but_for_rounding(o, alone[0])
+    assert torch.equal(pages, before)
+    o, returned = recurrent(**inputs, access=StateAccess(slots))
+    assert returned is states
+    assert_equal_but_for_rounding(o, alone[0])
+    assert_equal_but_for_rounding(states[slots], alone[1])
+    states[slots] = before[:, 4:-3].view(6, 3, 16, 20)[slots]
+    assert torch.equal(pages, before)
+
+
+@pytest.mark.parametrize(("decay", "delta"), FORMS)
+@pytest.mark.parametrize("starts", [True, False])
+def test_padding_leaves_the_state_alone(decay: str, delta: bool, starts: bool) -> None:
+    inputs = draw(decay, delta, rows=4, length=5)
+    # On the right, on the left, none, and all.
+    masks = [[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1] * 5, [0] * 5]
+    inputs["token_mask"] = torch.tensor(masks, device=DEVICE).bool()
+    if starts:
+        inputs["initial_state"] = torch.zeros_like(inputs["initial_state"])
+        inputs["initial_state"][3] = 1
+    # Whatever padding holds is not read.
+    for name in ("q", "v"):
+        inputs[name][~inputs["token_mask"]] = 1e30
+    compare(inputs)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"), [(5, 3), (64, 65), (80, 32)] + [(256, 128), (128, 257)] * (not INTERPRETED)
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_widths_and_dtypes(keys: int, values: int, dtype: torch.dtype) -> None:
+    # The interpreter truncates to bfloat16.
+    tolerance = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    for decay in ("scalar", "channel"):
+        compare(draw(decay, True, keys=keys, values=values, length=2, dtype=dtype), tolerance, in_place=True)
+
+
+def test_rows_start_from_zeros() -> None:
+    inputs = draw("scalar", True, length=4)
+    zeros = torch.zeros_like(inputs["initial_state"])
+    plain = {name: value for name, value in inputs.items() if name != "token_mask"}
+    expected = naive_recurrent(**plain | {"initial_state": zeros}, cu_seqlens=None)
+    from evalsuite.models.ops.inference.recurrent import recurrent
+
+    for in_place in (False, True):
+        found = recurrent(**inputs | {"initial_state": None}, access=StateAccess(in_place=in_place))
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_that_lie_apart() -> None:
+    inputs = draw("channel", True, length=3)
+    for name in ("q", "k", "v", "log_decay"):
+        wide = torch.randn(2, 3, 6, 2 * inputs[name].shape[-1], device=DEVICE)
+        wide[:, :, ::2, : inputs[name].shape[-1]] = inputs[name]
+        inputs[name] = wide[:, :, ::2, : inputs[name].shape[-1]]
+    inputs["v"] = inputs["v"].mT.contiguous().mT
+    inputs["beta"] = inputs["beta"].mT.contiguous().mT
+    inputs["initial_state"] = inputs["initial_state"][:1].expand(2, -1, -1, -1)
+    compare(inputs)
+    inputs["initial_state"] = torch.randn(2, 3, 40, 16, device=DEVICE).mT
+    compare(inputs)
+
+
+def test_a_state_that_is_not_contiguous_is_not_written() -> None:
+    from evalsuite.models.ops.inference.recurrent import recurrent
+
+    inputs = draw("scalar", True)
+    stored = inputs["initial_state"][:1].expand(2, -1, -1, -1)
+    before = stored.clone()
+    _, state = recurrent(**inputs | {"initial_state": stored}, access=StateAccess(in_place=True))
+    assert state.data_ptr() != stored.data_ptr()
+    assert torch.equal(stored, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("decay", "delta"), FORMS)
+def test_every_form_proves_itself(
+    decay: Any, delta: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evalsuite.models.ops.inference import recurrent as module
+
+    device = torch.device(DEVICE)
+    assert max(module._deviations(device, dtype, decay, delta)) < (1e-5 if dtype == torch.float32 else 1e-2)
+    right = module.recurrent
+    for changed in (0, 1):
+
+        def wrong(*given: Any, changed: int = changed, **options: Any) -> Any:
+            found = list(right(*given, **options))
+            found[changed] = found[changed] * 1.05
+            return found
+
+        monkeypatch.setattr(module, "recurrent", wrong)
+        module._proven.cache_clear()
+        assert not module._proven(device, dtype, decay, delta)
+    module._proven.cache_clear()
+
+
+@pytest.mark.parametrize("mixer", ["gated_deltanet", "linear_attention"])
+def test_steps_write_into_their_slots(mixer: str, make_teacher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evalsuite.models import build_student
+    from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
+    from evalsuite.models.inference.sampling import SamplingMetadata
+    from evalsuite.models.inference.torch.model_runner import ModelRunner
+    from evalsuite.models.inference.torch.scheduler import DecodeBatch
+    from evalsuite.models.inference.torch.static_cache import _StaticLayer
+    from evalsuite.models.ops.inference import recurrent as module
+    from evalsuite.models.ops.inference import recurrent_layers
+
+    student = build_student(make_teacher("llama"), [mixer] * 2).eval().to(DEVICE)
+    runner = ModelRunner(student)
+    calls, right = [], module.recurrent
+    monkeypatch.setattr(
+        module,
+        "recurrent",
+        lambda *given, **rest: calls.append(rest["access"].in_place) or right(*given, **rest),
+    )
+    copied, write = [], _StaticLayer.write
+
+    def record(self: _StaticLayer, state: dict[str, Tensor]) -> None:
+        copied.extend(new is not self._recurrent[name] for name, new in state.items())
+        write(self, state)
+
+    monkeypatch.setattr(_StaticLayer, "write", record)
+    found: dict[bool, list[Tensor]] = {True: [], False: []}
+    for fused, kept in found.items():
+        monkeypatch.setattr(module, "applies", lambda *_, fused=fused: fused)
+        monkeypatch.setattr(recurrent_layers, "applies", lambda x, fused=fused: fused)
+        if INTERPRETED:
+            for name in ("kernels.policy", "recurrence.op"):
+                monkeypatch.setattr(f"evalsuite.models.{name}.use_triton", lambda x, fused=fused: fused)
+        with torch.inference_mode():
+            _, cache = runner.prefill([[5, 6, 7, 8, 9], [11], [20, 21, 22]], keep=True)
+            assert cache is not None
+            calls.clear()
+            copied.clear()
+            sampling = SamplingMetadata.allocate(
+                4, [GenerateRequest((5,), SamplingParams(4))], torch.device(DEVICE)
+            )
+            batch = DecodeBatch(runner, cache, sampling, 4, 64)
+            batch.cache.write(range(3), cache)
+            for layer in batch.cache.layers:
+                for tensor in layer.recurrent.values():
+                    tensor[3] = 7
+            for token in (30, 31):
+                batch.token.fill_(token)
+                kept.append(batch.read(3, 64))
+            states = [tensor for layer in batch.cache.layers for tensor in layer.tensors()]
+            # A slot that does not take part is left alone.
+            assert all((tensor[3] == 7).all() for tensor in states)
+            kept += [tensor[:3].clone() for tensor in states]
+        assert calls == ([True] * 4 if fused else [])
+        # State and convolutions of two layers, twice.
+        assert copied == [not fused] * 8
+    for mine, plain in zip(*found.values(), strict=True):
+        error = (mine.double() - plain.double()).norm() / plain.double().norm()
+        assert error < (1e-4 if INTERPRETED else 1e-3), error
