@@ -83,16 +83,13 @@ class PocketSourceConfig(DataSourceConfig):
 
     @property
     def leaves_held_out(self) -> bool:
-        """See `DataSourceConfig`."""
         return True
 
     def restrict(self, subset: Subset) -> Self:
-        """See `DataSourceConfig`."""
         return self.model_copy(update={"split": "validation"}) if subset == "held_out" else self
 
     @property
     def origin(self) -> str:
-        """See `DataSourceConfig`."""
         return "synthetic pocket corpus"
 
 
@@ -141,16 +138,13 @@ class TableSourceConfig(DataSourceConfig):
 
     @property
     def is_infinite(self) -> bool:
-        """See `DataSourceConfig`."""
         return self.infinite
 
     @property
     def leaves_held_out(self) -> bool:
-        """See `DataSourceConfig`."""
         return self.subset == "train"
 
     def restrict(self, subset: Subset) -> Self:
-        """See `DataSourceConfig`."""
         changes: dict[str, Any] = {"subset": subset}
         if subset == "held_out":
             # The buffer is filled with held-out documents only; a large one would read the complete corpus.
@@ -193,7 +187,6 @@ class LocalSourceConfig(TableSourceConfig):
 
     @property
     def origin(self) -> str:
-        """See `DataSourceConfig`."""
         return self._describe(f"files {', '.join(PurePath(file).name for file in self.files)}")
 
 
@@ -213,7 +206,6 @@ class HubSourceConfig(TableSourceConfig):
 
     @property
     def origin(self) -> str:
-        """See `DataSourceConfig`."""
         name = " ".join(filter(None, (self.dataset, self.config, self.split)))
         return self._describe(name, *([f"revision {self.revision}"] if self.revision else []))
 
@@ -238,16 +230,14 @@ class ResponsesSourceConfig(DataSourceConfig):
 
     @property
     def is_infinite(self) -> bool:
-        """See `DataSourceConfig`."""
         return self.infinite
 
     def restrict(self, subset: Subset) -> Self:
-        """See `DataSourceConfig`: the file of responses is restricted once it exists."""
+        """The file of responses is restricted once it exists."""
         return self
 
     @property
     def origin(self) -> str:
-        """See `DataSourceConfig`."""
         return f"the teacher's responses to prompts of {self.prompt_source}"
 
     def as_local(self, path: str) -> LocalSourceConfig:

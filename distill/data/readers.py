@@ -86,11 +86,9 @@ class PocketReader:
     """Numbers of the texts of the pocket corpus, which is infinite."""
 
     def start(self) -> Position:
-        """See `Reader`."""
         return {}
 
     def chunks(self, position: Position) -> Iterator[Chunk]:
-        """See `Reader`."""
         first = position.get("text", 0)
         while True:
             yield Chunk(range(first, first + CHUNK_ROWS), {"text": first}, "text")
@@ -129,11 +127,9 @@ class LocalReader:
         return [[path.name, _fingerprint(path)] for path in self.files]
 
     def start(self) -> Position:
-        """See `Reader`."""
         return {"file": 0, "row": 0, "files": self._fingerprints}
 
     def chunks(self, position: Position) -> Iterator[Chunk]:
-        """See `Reader`."""
         self._check_unchanged(position["files"])
         first = position["row"]
         for number in range(position["file"], len(self.files)):
@@ -243,7 +239,6 @@ class HubReader:
         self._source, self._name = source, name
 
     def start(self) -> Position:
-        """See `Reader`."""
         revision = self._source.revision or self._current_commit()
         return {} if revision is None else {"revision": revision}
 
@@ -283,7 +278,6 @@ class HubReader:
             raise DataError(message) from error
 
     def chunks(self, position: Position) -> Iterator[Chunk]:
-        """See `Reader`."""
         # A stream applies a loaded state in every later epoch too, so each pass opens its own.
         stream = self._open(position.get("revision"))
         if "stream" in position:

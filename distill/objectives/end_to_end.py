@@ -50,12 +50,10 @@ class EndToEndStage(Stage):
 
     @property
     def recomputes_blocks(self) -> bool:
-        """See `Stage.recomputes_blocks`."""
         return self.activation_checkpointing == "block"
 
     @property
     def leaks_state(self) -> bool:
-        """See `Stage.leaks_state`."""
         return self.recurrent_state == "leaks"
 
     def lr_of(self, *, in_mixer: bool) -> float:
@@ -63,13 +61,11 @@ class EndToEndStage(Stage):
         return self.lr if in_mixer or self.backbone_lr is None else self.backbone_lr
 
     def flops_per_token(self, teacher: ModelCost | None, students: Sequence[ModelCost]) -> float:
-        """See `Stage.flops_per_token`."""
         forward = sum(student.forward_flops(self.seq_len) for student in students)
         targets = teacher.forward_flops(self.seq_len) if teacher is not None and self.runs_teacher else 0
         return 3 * forward + targets
 
     def activation_bytes(self, student: ModelCost, width: int) -> float:
-        """See `Stage.activation_bytes`."""
         tokens = self.micro_batch_tokens
         logits = min(LOGITS_BYTES, 16 * tokens * student.vocab_size)
         layer = tokens * student.layer_activation_bytes(width)
@@ -79,13 +75,12 @@ class EndToEndStage(Stage):
         return student.num_hidden_layers * layer + logits
 
     def num_concurrent(self, students: int) -> int:
-        """See `Stage.num_concurrent`: several in short micro-batches."""
+        """Several in short micro-batches."""
         return min(students, CONCURRENT_STUDENTS) if self.micro_batch_tokens <= CONCURRENT_TOKENS else 1
 
     def start(
         self, teacher: "CausalLM | None", students: "Sequence[StudentWithLoss]", device: "torch.device"
     ) -> "StepLosses":
-        """See `Stage.start`."""
         from evalsuite.distill.objectives.output_losses import OutputLosses
 
         return OutputLosses(self, teacher, students, device)

@@ -47,7 +47,6 @@ class LayerLosses:
             tensor.zero_()
 
     def backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
-        """See `StepLosses.backward`."""
         if batch.loss_indices is not None and batch.loss_indices.numel() == 0:
             return
         stage = self._stage
@@ -80,7 +79,7 @@ class LayerLosses:
         return divisor
 
     def reduce(self, all_reduce: Callable[[Tensor], None]) -> tuple[Tensor, Tensor | None]:
-        """See `StepLosses.reduce`: losses [students, 1] are means over the replaced layers."""
+        """Losses [students, 1] are means over the replaced layers."""
         if self._stage.target_norm is None:
             return self._mean(self._losses), None
         norms = self._norms.clone()

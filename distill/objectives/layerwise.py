@@ -55,19 +55,17 @@ class LayerwiseStage(Stage):
         """FLOPs per token of forward and backward pass of one replaced layer."""
 
     def flops_per_token(self, teacher: ModelCost | None, students: Sequence[ModelCost]) -> float:
-        """See `Stage.flops_per_token`."""
         assert teacher is not None
         layers = sum(self.layer_flops(student, layer) for student in students for layer in student.replaced)
         return teacher.forward_flops(self.seq_len, head=False) + layers
 
     def activation_bytes(self, student: ModelCost, width: int) -> float:
-        """See `Stage.activation_bytes`: one layer at a time, without logits."""
+        """One layer at a time, without logits."""
         return self.micro_batch_tokens * student.layer_activation_bytes(width)
 
     def start(
         self, teacher: "CausalLM | None", students: "Sequence[StudentWithLoss]", device: "torch.device"
     ) -> "StepLosses":
-        """See `Stage.start`."""
         from evalsuite.distill.objectives.layer_losses import LayerLosses
 
         assert teacher is not None
@@ -151,7 +149,6 @@ class HiddenDistanceStage(LayerwiseStage):
         return l2_distance(batch.weigh(output, squared=self.squared), target, squared=self.squared)
 
     def layer_flops(self, student: ModelCost, layer: int) -> float:
-        """See `LayerwiseStage.layer_flops`."""
         mixer = 3 * student.mixer_flops(layer, self.seq_len)
         if not self.compares_blocks:
             return mixer
@@ -231,11 +228,10 @@ class MatrixMixing(LayerwiseStage):
         return mean * batch.input_ids.numel()
 
     def layer_flops(self, student: ModelCost, layer: int) -> float:
-        """See `LayerwiseStage.layer_flops`."""
         return 3 * (student.mixer_matrix_flops(layer) + 2 * self.seq_len * student.inner_size)
 
     def activation_bytes(self, student: ModelCost, width: int) -> float:
-        """See `Stage.activation_bytes`; includes matrices of the squared sequence length."""
+        """Includes matrices of the squared sequence length."""
         matrices = 4 * MATRIX_COPIES * student.num_attention_heads * self.micro_batch_tokens * self.seq_len
         return super().activation_bytes(student, width) + matrices
 

@@ -73,7 +73,7 @@ class OutputLosses:
         self._losses.zero_()
 
     def backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
-        """See `StepLosses.backward`; a loss token has its weight over `num_loss_tokens`."""
+        """A loss token has its weight over `num_loss_tokens`."""
         teacher_hidden = teacher_head = None
         concurrent = self._stage.num_concurrent(len(self._students))
         streams = SideStreams(1 + concurrent, batch.input_ids.device)
@@ -104,5 +104,5 @@ class OutputLosses:
         self._losses += torch.stack(rows)
 
     def reduce(self, all_reduce: Callable[[Tensor], None]) -> tuple[Tensor, None]:
-        """See `StepLosses.reduce`; gradients are final."""
+        """Gradients are final."""
         return self._losses.clone(), None

@@ -250,7 +250,6 @@ class _Reader(dcp.FileSystemReader):
     """Reads states whose metadata name tensors and files only: unpickled, they can run no code."""
 
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
-        """See `FileSystemReader.read_metadata`."""
         with open(Path(self.path) / ".metadata", "rb") as file:
             metadata: Metadata = _MetadataUnpickler(file).load()
         return metadata

@@ -76,39 +76,32 @@ class Replicated:
         self._share_frozen = share_frozen
 
     def open(self, path: str) -> Any:
-        """See `Placement.open`."""
         from evalsuite.models import load_checkpoint
 
         return load_checkpoint(path, dtype="float32")
 
     def stored(self, checkpoint: Any) -> Any:
-        """See `Placement.stored`."""
         return checkpoint.model
 
     def random(self, make: Callable[[], Any], seed: int) -> Any:
-        """See `Placement.random`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return make()
 
     def new_student(self, teacher: Any, mixers: list[str], **settings: Any) -> Any:
-        """See `Placement.new_student`."""
         from evalsuite.models import build_student
 
         return build_student(teacher, mixers, **settings)
 
     def config(self, model: Any) -> Any:
-        """See `Placement.config`."""
         return model.config
 
     def student(self, model: Any) -> CausalLM:
-        """See `Placement.student`."""
         apply_fused_kernels(model)
         student: CausalLM = model.to(self._device).train()
         return student
 
     def teacher(self, model: Any, students: Mapping[str, CausalLM]) -> CausalLM:
-        """See `Placement.teacher`."""
         model.to(self._device).eval().requires_grad_(False)
         shared = [
             pair
@@ -142,35 +135,29 @@ class Sharded:
         self._recipe, self._device, self._dtype = recipe, device, dtype
 
     def open(self, path: str) -> Any:
-        """See `Placement.open`."""
         from evalsuite.models import describe_checkpoint
 
         return describe_checkpoint(path)
 
     def stored(self, checkpoint: Any) -> Any:
-        """See `Placement.stored`."""
         from evalsuite.models.decoder.streaming import StoredWeights
 
         return StoredWeights(checkpoint)
 
     def random(self, make: Callable[[], Any], seed: int) -> Any:
-        """See `Placement.random`."""
         from evalsuite.models.decoder.streaming import RandomWeights
 
         return RandomWeights(make, seed)
 
     def new_student(self, teacher: Any, mixers: list[str], **settings: Any) -> Any:
-        """See `Placement.new_student`."""
         from evalsuite.models.decoder.streaming import NewStudentWeights
 
         return NewStudentWeights(teacher, mixers, **settings)
 
     def config(self, model: Any) -> Any:
-        """See `Placement.config`."""
         return model.model.config
 
     def student(self, model: Any) -> CausalLM:
-        """See `Placement.student`."""
         from evalsuite.distill.training.memory.fsdp import shard
 
         trained = names_to_train(self._recipe, model.model)
@@ -180,7 +167,7 @@ class Sharded:
         return found
 
     def teacher(self, model: Any, students: Mapping[str, CausalLM]) -> CausalLM:
-        """See `Placement.teacher`. Students have read their weights from it by now."""
+        """Students have read their weights from it by now."""
         from evalsuite.distill.training.memory.fsdp import shard
 
         return prepare_teacher(shard(model, self._device, self._dtype, ()).eval())

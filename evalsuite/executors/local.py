@@ -53,7 +53,7 @@ class LocalExecutor:
         return self.num_workers
 
     def prepare(self, warm_up: Callable[[], None], gpus: int | None) -> None:
-        """See `Executor.prepare`; with one worker that is this process.
+        """Warms up this process if it is the only worker.
 
         Which GPUs there are is guessed, since torch takes long to import; `map` ends processes for others.
         """
@@ -85,7 +85,6 @@ class LocalExecutor:
                 yield index, worker.run(job.prepare(), channel)
 
     def close(self) -> None:
-        """See `Executor.close`."""
         while self._prepared:
             self._prepared.pop().end()
 

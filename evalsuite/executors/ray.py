@@ -57,10 +57,10 @@ class RayExecutor:
         return min(room, self.num_workers or room)
 
     def prepare(self, warm_up: Callable[[], None], gpus: int | None) -> None:
-        """See `Executor.prepare`: workers start with their first job."""
+        """Workers start with their first job."""
 
     def close(self) -> None:
-        """See `Executor.close`."""
+        pass
 
     def map(
         self, make_worker: Callable[[], Worker], jobs: Sequence[Job], channel: Channel, folder: Path

@@ -61,10 +61,10 @@ class SlurmExecutor:
         return self.num_workers
 
     def prepare(self, warm_up: Callable[[], None], gpus: int | None) -> None:
-        """See `Executor.prepare`: SLURM decides when workers start."""
+        """SLURM decides when workers start."""
 
     def close(self) -> None:
-        """See `Executor.close`."""
+        pass
 
     def map(
         self, make_worker: Callable[[], Worker], jobs: Sequence[Job], channel: Channel, folder: Path

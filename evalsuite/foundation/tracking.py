@@ -80,7 +80,6 @@ class TensorBoardTracker(Tracker):
         self._writer = Writer(str(folder / "tensorboard"))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """See `Tracker.log`."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -106,7 +105,6 @@ class TrackioTracker(Tracker):
             )
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """See `Tracker.log`."""
         self._trackio.log(dict(values), step=step)
 
     def finish(self) -> None:

@@ -26,7 +26,7 @@ class GenerateBenchmark(Benchmark):
         self.subject = Subject.in_process(checkpoint, "transformers", random_weights=random_weights)
 
     def measure(self, point: Point) -> Measurement:
-        """See `Benchmark.measure`; raises ConfigError for decode points, which need a cache of our own."""
+        """Raises ConfigError for decode points, which need a cache of our own."""
         if point.kind != "request":
             raise ConfigError("transformers' generate takes no synthetic caches; measure requests")
         check_positions(self.subject, point.context + NEW_TOKENS)
@@ -61,6 +61,5 @@ class GenerateBenchmark(Benchmark):
         )
 
     def release(self) -> None:
-        """See `Benchmark.release`."""
         gc.collect()
         free_memory(self.device)

@@ -42,7 +42,6 @@ class TorchBenchmark(Benchmark):
         self.subject = Subject.in_process(checkpoint, "torch", random_weights=random_weights)
 
     def measure(self, point: Point) -> Measurement:
-        """See `Benchmark.measure`."""
         check_positions(self.subject, point.context + MAX_NEW_TOKENS)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -50,14 +49,13 @@ class TorchBenchmark(Benchmark):
             return self._request(point) if point.kind == "request" else self._decode(point)
 
     def most_sequences(self, context: int) -> int:
-        """See `Benchmark.most_sequences`: from the config and the free memory; on a CPU 8 at most."""
+        """From the config and the free memory; on a CPU 8 at most."""
         per_sequence = max(1, self.subject.cache.at(context + MAX_NEW_TOKENS))
         if self.device.type != "cuda":
             return 8
         return max(1, int(torch.cuda.mem_get_info(self.device)[0] // per_sequence))
 
     def release(self) -> None:
-        """See `Benchmark.release`."""
         gc.collect()
         free_memory(self.device)
 

@@ -28,7 +28,6 @@ class RecurrentLayerCache(DynamicLayer):
         return self._state
 
     def lend(self, *, slots: bool) -> tuple[StateDict | None, StateAccess]:
-        """See `LayerCache.lend`."""
         return self._state, OWN
 
     def write(self, state: StateDict) -> None:

@@ -55,7 +55,6 @@ class StoredWeights:
                 )
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """See `Weights.rows`."""
         with safe_open(self._stored[name].file, framework="pt") as file:
             rows: Tensor = file.get_slice(name)[start:stop]
         return rows.float()
@@ -76,7 +75,6 @@ class RandomWeights:
         self.model = self._drawn.model
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """See `Weights.rows`."""
         return self._drawn[name][start:stop]
 
 
@@ -105,7 +103,7 @@ class NewStudentWeights:
         self._converted: tuple[int, dict[str, Tensor]] | None = None
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """See `Weights.rows`; parameters of a layer are best read one after the other."""
+        """Parameters of a layer are best read one after the other."""
         if ".self_attn." not in name:
             return self._teacher.rows(name, start, stop)
         layer = int(name.split(".")[2])

@@ -91,12 +91,10 @@ class InProcessEngine(EngineType):
 
     @property
     def label(self) -> str:
-        """See `EngineType.label`."""
         return self.checkpoint.label
 
     @property
     def weights_id(self) -> str:
-        """See `Engine.weights_id`."""
         return self.checkpoint.weights_id
 
     @cached_property
@@ -119,13 +117,12 @@ class InProcessEngine(EngineType):
 
     @cached_property
     def fingerprint(self) -> str:
-        """See `Engine.fingerprint`."""
         versions = dict(self.versions)
         engine = f"{self.name}/{versions.pop('device')}"
         return fingerprint(self.checkpoint.weights_id, versions.pop("dtype"), engine, versions)
 
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreResponse]]:
-        """See `Engine.score`: batches of similar length, the longest first.
+        """Batches of similar length, the longest first.
 
         Raises:
             torch.OutOfMemoryError: a single request does not fit.
@@ -135,7 +132,7 @@ class InProcessEngine(EngineType):
     def score_remaining(
         self, requests: Sequence[ScoreRequest], completed: Collection[int]
     ) -> Iterator[tuple[int, ScoreResponse]]:
-        """See `ResumableEngine.score_remaining`; raises as `score`."""
+        """Raises as `score`."""
         completed = set(completed)
         for index, response in self._score([requests], completed):
             if index not in completed:
@@ -210,7 +207,7 @@ class InProcessEngine(EngineType):
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateResponse]]:
-        """See `Engine.generate`: the longest first.
+        """The longest first.
 
         Raises:
             torch.OutOfMemoryError: a single request does not fit.
@@ -237,15 +234,13 @@ class InProcessEngine(EngineType):
 
     @property
     def batch_limits(self) -> Mapping[str, int]:
-        """See `MemoryBoundEngine.batch_limits`."""
         return asdict(self.limits)
 
     def restore_batch_limits(self, limits: Mapping[str, int], source: str) -> None:
-        """See `MemoryBoundEngine.restore_batch_limits`."""
         self.limits = BatchLimits.from_dict(limits, source)
 
     def close(self) -> None:
-        """See `Engine.close`: the model's memory is freed with the engine."""
+        """The model's memory is freed with the engine."""
         self._release()
 
     def _release(self) -> bool:

@@ -110,11 +110,10 @@ class RecurrentMixer(Mixer, nn.Module):
         layer: int,
         window: int | None,
     ) -> "RecurrentMixer":
-        """See `Mixer.from_attention`; only the shape of the attention matters."""
+        """Only the shape of the attention matters."""
         return cls(shape, options, layer)
 
     def copy_from_teacher(self, attention: nn.Module, init: str, kv_expansion: str) -> None:
-        """See `Mixer.copy_from_teacher`."""
         copy_projections(self, attention, init, kv_expansion)
 
     def _build_convolutions(self) -> None:
@@ -207,11 +206,10 @@ class RecurrentMixer(Mixer, nn.Module):
         return shapes | (self.window_branch.state_shapes if self.options.window else {})
 
     def cache_spec(self) -> CacheSpec:
-        """See `Mixer.cache_spec`."""
         return CacheSpec(states=self.state_shapes())
 
     def mixing_flops(self, length: int) -> float:
-        """See `Mixer.mixing_flops`: write, read, the delta rule's read before the write, and convolutions."""
+        """Write, read, the delta rule's read before the write, and convolutions."""
         heads, keys, values = self.state_shapes()["recurrent"]
         passes = 3 if self.uses_delta_rule else 2
         channels = sum(each.channels for each in self._convolutions()) if self.options.short_conv else 0

@@ -76,7 +76,7 @@ class SoftmaxMixer(Mixer):
         layer: int,
         window: int | None,
     ) -> nn.Module:
-        """See `Mixer.from_attention`; the attention becomes the mixer, in place."""
+        """The attention becomes the mixer, in place."""
         mixer: Any = attention
         mixer.__class__ = _mixer_class(cls, type(attention))
         mixer.options, mixer.span = options, cls.make_span(options, window)
@@ -94,16 +94,15 @@ class SoftmaxMixer(Mixer):
         return _blank, type(self).__bases__, self.__dict__
 
     def copy_from_teacher(self, attention: nn.Module, init: str, kv_expansion: str) -> None:
-        """See `Mixer.copy_from_teacher`; the option `init` decides instead of `init`."""
+        """The option `init` decides instead of `init`."""
         assert isinstance(self, nn.Module)
         copy_softmax(self, attention, SOFTMAX_INITS[self.options.init])
 
     def cache_spec(self) -> CacheSpec:
-        """See `Mixer.cache_spec`."""
         return CacheSpec(kv_width=self.cache_width, span=self.span)
 
     def mixing_flops(self, length: int) -> float:
-        """See `Mixer.mixing_flops`: scores and weighted values."""
+        """Scores and weighted values."""
         return 4 * self.query_width * self.span.mean_length(length)
 
     def forward(
@@ -190,7 +189,7 @@ class SlidingWindowMixer(SoftmaxMixer):
 
     @classmethod
     def make_span(cls, options: SlidingWindowOptions, teacher_window: int | None) -> AttentionSpan:
-        """See `SoftmaxMixer.make_span`: the smaller of the two windows."""
+        """The smaller of the two windows."""
         return AttentionSpan(min(options.window, teacher_window or options.window), options.sinks)
 
     @classmethod
@@ -203,7 +202,6 @@ class SlidingWindowMixer(SoftmaxMixer):
         layer: int,
         window: int | None,
     ) -> nn.Module:
-        """See `Mixer.from_attention`."""
         kind = SinkWindowMixer if options.sinks and cls is SlidingWindowMixer else cls
         return super(SlidingWindowMixer, kind).from_attention(
             attention, shape, options, layer=layer, window=window
@@ -217,7 +215,6 @@ class SinkWindowMixer(SlidingWindowMixer):
     masked_by_decoder = False
 
     def cache_spec(self) -> CacheSpec:
-        """See `Mixer.cache_spec`."""
         mixer: Any = self
         kv_heads = self.cache_width // (2 * mixer.head_dim)
         return CacheSpec(states=state_shapes(self.span, kv_heads, mixer.head_dim, mixer.head_dim))

@@ -45,7 +45,7 @@ class VllmBenchmark(Benchmark):
         )
 
     def measure(self, point: Point) -> Measurement:
-        """See `Benchmark.measure`; refuses contexts beyond the engine's maximum length."""
+        """Refuses contexts beyond the engine's maximum length."""
         if point.kind != "request":
             raise ConfigError("vLLM takes no synthetic caches; measure requests")
         limit = self.engine.max_length

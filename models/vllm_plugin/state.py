@@ -71,7 +71,7 @@ class PagedLayerCache:
         }
 
     def lend(self, *, slots: bool) -> tuple[MixerState, StateAccess]:
-        """See `LayerCache.lend`: decoding sequences' states where they are."""
+        """Lends the states of decoding sequences where they are."""
         if slots and self.has_initial_state is None:
             return self.views, StateAccess(slots=self.state_indices)
         return self.read(), OWN

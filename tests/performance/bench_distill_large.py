@@ -61,7 +61,6 @@ class RandomOnDevice:
         self.model, self._device = self._drawn.model, device
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """See `Weights.rows`."""
         parameter = self.model.get_parameter(name)
         if parameter.ndim < 2:
             return self._drawn[name][start:stop]

@@ -55,7 +55,6 @@ class WeightsOf:
         self.model = DrawnWeights(lambda: type(model)(model.config), seed=None).model
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """See `Weights.rows`."""
         return self._parameters[name].detach()[start:stop]
 
 

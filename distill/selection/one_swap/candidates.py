@@ -156,7 +156,6 @@ class DistilledCandidates:
         self._train_step = TrainStep(context.teacher, self.train_states, stage, process_group)
 
     def step(self, data: GlobalBatch, number: int) -> StepOutput | None:
-        """See `Candidates`."""
         # There may be more processes than layers.
         return self._train_step(data, number) if self.train_states else None
 
@@ -188,7 +187,6 @@ class AlignedCandidates:
         self._train_step = TrainStep(context.teacher, self.train_states, stage, process_group)
 
     def step(self, data: GlobalBatch, number: int) -> StepOutput:
-        """See `Candidates`."""
         return self._train_step(data, number)
 
     def scores(self) -> dict[str, dict[int, float]]:

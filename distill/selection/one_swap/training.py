@@ -218,11 +218,10 @@ class _Snapshots(Callback):
         self._advance(1)
 
     def waits_for(self, step: Step) -> bool:
-        """See `Callback`: a candidate that has diverged has no score."""
+        """A candidate that has diverged has no score."""
         return (step.number + 1) % self._interval == 0 or step.number + 1 == self._last
 
     def settled(self, step: Step) -> None:
-        """See `Callback`."""
         self.is_done = self._snapshot(step.number + 1, step.tokens)
 
 

@@ -126,13 +126,12 @@ class IntermediateCheckpoints(Callback):
         self._ends_with_checkpoint = recipe.checkpoint.save_each_stage or stage is recipe.stages[-1]
 
     def waits_for(self, step: Step) -> bool:
-        """See `Callback`: until the losses and gradients of a step are known to be finite."""
+        """Waits until the losses and gradients of a step are known to be finite."""
         if self._ends_with_checkpoint and step.number + 1 == self._stage.steps:
             return False
         return self._config.is_due(step.tokens - self._stage.tokens_per_step, step.tokens)
 
     def settled(self, step: Step) -> None:
-        """See `Callback`."""
         with self._clock.paused():
             for train_state in self._train_states:
                 self._writer.write_intermediate(train_state, self._stage)

@@ -38,7 +38,6 @@ class DivergenceStop(Callback):
         self._config, self._memory = config, memory
 
     def on_values(self, values: StepValues) -> None:
-        """See `Callback`."""
         for label, row in zip(self._labels, values.rows, strict=True):
             if invalid := [name for name, value in row.items() if not math.isfinite(value)]:
                 found = {"loss": "the loss is", "grad_norm": "the gradient norm"}

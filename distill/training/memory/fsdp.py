@@ -147,7 +147,6 @@ class FSDPTrainState(StudentTrainState):
         return True
 
     def begin_stage(self, stage: Stage) -> None:
-        """See `StudentTrainState.begin_stage`."""
         self.end_stage()
         self.parameters = self.optimizer_params = set_trainable(self.model, stage.trainable_set)
         set_activation_checkpointing(self.model, enabled=stage.recomputes_blocks)
@@ -171,11 +170,9 @@ class FSDPTrainState(StudentTrainState):
             parameter.grad = None
 
     def discard_grads(self) -> None:
-        """See `StudentTrainState.discard_grads`."""
         self.zero_grad()
 
     def scale_layer_grads(self, factors: Tensor) -> None:
-        """See `StudentTrainState.scale_layer_grads`."""
         for group, factor in zip(self._groups, factors[self._trained_layers].unbind(), strict=True):
             if grads := _local_grads(group):
                 torch._foreach_mul_(grads, factor)
@@ -184,7 +181,6 @@ class FSDPTrainState(StudentTrainState):
         """A no-op: FSDP reduces the gradients itself."""
 
     def optimizer_step(self, stage: Stage, step: int) -> tuple[Tensor, float]:
-        """See `StudentTrainState.optimizer_step`."""
         local = [_local_grads(group) for group in self._groups]
         device = self._groups[0][0].device
         squares = torch.stack(

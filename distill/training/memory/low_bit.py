@@ -30,7 +30,7 @@ class RowwiseAdamW8bit(AdamW8bit):
         return torch.zeros_like(p)
 
     def state_tensors(self, parameter: Tensor) -> dict[str, Tensor]:
-        """See `optimizers.state_tensors`: quantized states as codes and scales."""
+        """Quantized states as codes and scales."""
         return plain_tensors(self.state[parameter])
 
     def load_state_tensors(self, parameter: Tensor, tensors: Mapping[str, Tensor]) -> None:

@@ -38,16 +38,13 @@ class Here:
         self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
 
     def start(self, function: Callable[..., Any], *args: Any) -> None:
-        """See `Calls.start`."""
         self._calls.append((function, args))
 
     def result(self) -> Any:
-        """See `Calls.result`."""
         function, args = self._calls.popleft()
         return function(self._target, *args)
 
     def close(self) -> None:
-        """See `Calls.close`."""
         self._stack.close()
 
 
@@ -69,14 +66,13 @@ class Background:
         atexit.register(self.close)
 
     def start(self, function: Callable[..., Any], *args: Any) -> None:
-        """See `Calls.start`."""
         self._running += 1
         # That the process was killed shows when its result is read.
         with suppress(ConnectionError):
             self._pipe.send((function, args))
 
     def result(self) -> Any:
-        """See `Calls.result`. Raises RunFolderError if the process was killed."""
+        """Raises RunFolderError if the process was killed."""
         try:
             returned, value = self._pipe.recv()
         except (EOFError, ConnectionError) as error:
@@ -91,7 +87,7 @@ class Background:
         return value
 
     def close(self) -> None:
-        """See `Calls.close`; the process may end a little later."""
+        """The process may end a little later."""
         atexit.unregister(self.close)
         if self._running:
             self._process.terminate()

@@ -80,7 +80,7 @@ class TorchEngine(InProcessEngine):
 
     @classmethod
     def open(cls, path: str, settings: EngineSettings) -> InProcessEngine:
-        """See `EngineType.open`: loads the checkpoint; engine transformers runs what this one cannot."""
+        """Loads the checkpoint; engine transformers runs what this one cannot."""
         checkpoint = load_checkpoint(path, **settings.loading)
         if cls is TorchEngine:
             return open_in_process(checkpoint, max_length=settings.max_length)
@@ -97,7 +97,7 @@ class TorchEngine(InProcessEngine):
         prompt_tokens: int,
         num_responses: int,
     ) -> "TokenTimes":
-        """See `EngineType.token_times`: times a few layers of the model."""
+        """Times a few layers of the model."""
         from evalsuite.models.runtime_estimate import measure_token_times
 
         return measure_token_times(
@@ -112,7 +112,6 @@ class TorchEngine(InProcessEngine):
         )
 
     def benchmark(self) -> "Benchmark":
-        """See `EngineType.benchmark`."""
         from evalsuite.models.benchmark.in_process import TorchBenchmark
 
         return TorchBenchmark(self.runner, self.checkpoint)

@@ -66,11 +66,11 @@ class TransformersEngine(InProcessEngine):
 
     @classmethod
     def open(cls, path: str, settings: EngineSettings) -> "TransformersEngine":
-        """See `EngineType.open`: loads the checkpoint."""
+        """Loads the checkpoint."""
         return cls(load_checkpoint(path, **settings.loading), max_length=settings.max_length)
 
     def benchmark(self) -> "Benchmark":
-        """See `EngineType.benchmark`: transformers' own `generate`."""
+        """Measures transformers' own `generate`."""
         from evalsuite.models.benchmark.generate import GenerateBenchmark
 
         return GenerateBenchmark(self.checkpoint)

@@ -51,7 +51,7 @@ class PlainRunner:
 
     @property
     def unpads(self) -> bool:
-        """See `compute_batch_limits`: rows are padded."""
+        """Rows are padded."""
         return False
 
     def activation_bytes_per_token(self) -> int:
@@ -119,7 +119,6 @@ class CachedReader:
         """The cache, by the name of the model's argument; empty if the model has returned none."""
 
     def read(self, tokens: Tensor) -> Tensor:
-        """See `Reader.read`."""
         runner = self._runner
         extra: dict[str, Any] = {"logits_to_keep": 1} if runner._keeps_logits else {}
         if runner._takes_positions:
@@ -146,7 +145,6 @@ class RereadingReader:
         self._tokens: Tensor | None = None
 
     def read(self, tokens: Tensor) -> Tensor:
-        """See `Reader.read`."""
         self._tokens = tokens if self._tokens is None else torch.cat([self._tokens, tokens], 1)
         texts = [tuple(row) for row in self._tokens.tolist()]
         return self._runner.logits(texts, len(texts[0]) - 1)[:, -1]

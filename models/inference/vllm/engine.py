@@ -136,18 +136,16 @@ class VllmEngine(EngineType):
 
     @classmethod
     def open(cls, path: str, settings: EngineSettings) -> "VllmEngine":
-        """See `EngineType.open`; vLLM chooses the device."""
+        """Leaves the device to vLLM."""
         info = describe_checkpoint(path, trust_remote_code=settings.trust_remote_code)
         trusted = {"trust_remote_code": True} if settings.trust_remote_code else {}
         return cls(info, dtype=settings.dtype, arguments={**trusted, **settings.arguments})
 
     @property
     def label(self) -> str:
-        """See `EngineType.label`."""
         return self.info.label
 
     def benchmark(self) -> "Benchmark":
-        """See `EngineType.benchmark`."""
         from evalsuite.models.vllm_plugin.benchmark import VllmBenchmark
 
         return VllmBenchmark(self.info, self)
@@ -174,7 +172,6 @@ class VllmEngine(EngineType):
 
     @property
     def weights_id(self) -> str:
-        """See `Engine.weights_id`."""
         return self.info.weights_id
 
     @property
@@ -186,7 +183,7 @@ class VllmEngine(EngineType):
 
     @cached_property
     def fingerprint(self) -> str:
-        """See `Engine.fingerprint`. Starts vLLM, which reports its versions."""
+        """Starts vLLM, which reports its versions."""
         versions = dict(self.versions)
         engine = f"vllm/{versions.pop('device')}"
         if self.arguments:
@@ -194,7 +191,7 @@ class VllmEngine(EngineType):
         return fingerprint(self.info.weights_id, self.dtype, engine, versions)
 
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreResponse]]:
-        """See `Engine.score`. vLLM prefills the context once per continuation."""
+        """Prefills the context once per continuation."""
         valid: list[int] = []
         for index, request in enumerate(requests):
             if error := request.validation_error(self.max_length):
@@ -220,7 +217,7 @@ class VllmEngine(EngineType):
                 yield index, ScoreResponse(logprobs, greedy, tuple(map(len, continuations)))
 
     def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateResponse]]:
-        """See `Engine.generate`. vLLM's random draws differ from the torch engine's for the same seed."""
+        """Random draws differ from the torch engine's for the same seed."""
         valid: list[int] = []
         for index, request in enumerate(requests):
             if error := request.validation_error(self.max_length):

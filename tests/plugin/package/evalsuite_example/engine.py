@@ -33,7 +33,6 @@ class Rereading(EngineType):
 
     @classmethod
     def open(cls, path: str, settings: EngineSettings) -> "Rereading":
-        """See `EngineType.open`."""
         checkpoint = load_checkpoint(
             path,
             dtype=settings.dtype,
@@ -45,7 +44,6 @@ class Rereading(EngineType):
 
     @property
     def label(self) -> str:
-        """See `EngineType.label`."""
         return self.checkpoint.label
 
     def _logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -56,7 +54,6 @@ class Rereading(EngineType):
             return logits.float().log_softmax(-1)
 
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreResponse]]:
-        """See `Engine.score`."""
         for index, request in enumerate(requests):
             if error := request.validation_error(self.max_length):
                 yield index, ScoreResponse.from_error(error)
@@ -71,7 +68,6 @@ class Rereading(EngineType):
             yield index, ScoreResponse(tuple(logprobs), tuple(greedy), lengths)
 
     def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateResponse]]:
-        """See `Engine.generate`."""
         tokenizer = self.checkpoint.tokenizer
         eos = eos_token_ids(self.model.config, tokenizer, self.model.generation_config)
         for index, request in enumerate(requests):
