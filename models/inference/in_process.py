@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import Protocol
@@ -129,60 +129,31 @@ class InProcessEngine(EngineType):
         """
         return self.score_remaining(requests, ())
 
+    @torch.inference_mode()
     def score_remaining(
         self, requests: Sequence[ScoreRequest], completed: Collection[int]
     ) -> Iterator[tuple[int, ScoreResponse]]:
         """Raises as `score`."""
         completed = set(completed)
-        for index, response in self._score([requests], completed):
+        for index, response in self._score(requests, completed):
             if index not in completed:
                 yield index, response
 
-    def score_chunks(self, chunks: Iterable[Sequence[ScoreRequest]]) -> Iterator[tuple[int, ScoreResponse]]:
-        """Score requests that become known one chunk after the other, as from a tokenizer.
-
-        On a GPU the next chunk is taken while the last batches of one are computed. Indices count over all
-        chunks.
-
-        Args:
-            chunks: see `prefetch`, which computes them ahead.
-
-        Raises:
-            torch.OutOfMemoryError: a single request does not fit.
-        """
-        return self._score(chunks, ())
-
-    @torch.inference_mode()
     def _score(
-        self, chunks: Iterable[Sequence[ScoreRequest]], completed: Collection[int]
+        self, requests: Sequence[ScoreRequest], completed: Collection[int]
     ) -> Iterator[tuple[int, ScoreResponse]]:
-        started: deque[tuple[list[int], RunningBatch]] = deque()
-        first = 0
-        for requests in chunks:
-            yield from self._score_chunk(requests, completed, first, started)
-            first += len(requests)
-        while started:
-            yield from _collect(*started.popleft())
-
-    def _score_chunk(
-        self,
-        requests: Sequence[ScoreRequest],
-        completed: Collection[int],
-        first: int,
-        started: deque[tuple[list[int], RunningBatch]],
-    ) -> Iterator[tuple[int, ScoreResponse]]:
-        """Start all batches of a chunk whose first index is `first`; `started` holds those in flight."""
         valid: list[int] = []
         for index, request in enumerate(requests):
             tokens = (request.context, *request.continuations)
             error = request.validation_error(self.max_length) or self._out_of_vocabulary(tokens)
             if error is not None:
-                yield first + index, ScoreResponse.from_error(error)
+                yield index, ScoreResponse.from_error(error)
             else:
                 valid.append(index)
         waiting = make_remaining_batches(
             valid, completed, lambda indices: self._score_batches(requests, indices)
         )
+        started: deque[tuple[Sequence[int], RunningBatch]] = deque()
         while waiting:
             batch = waiting[0]
             running = out_of_memory = None
@@ -201,9 +172,11 @@ class InProcessEngine(EngineType):
                 _release_cached_memory()
                 continue
             del waiting[0]
-            started.append(([first + index for index in batch.indices], running))
+            started.append((batch.indices, running))
             while len(started) > self.lookahead:
                 yield from _collect(*started.popleft())
+        while started:
+            yield from _collect(*started.popleft())
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateResponse]]:
@@ -255,7 +228,7 @@ class InProcessEngine(EngineType):
         return INVALID_PREFIX + f"token id {highest} is outside the model's vocabulary of {self.vocab_size}"
 
 
-def _collect(indices: list[int], batch: RunningBatch) -> Iterator[tuple[int, ScoreResponse]]:
+def _collect(indices: Sequence[int], batch: RunningBatch) -> Iterator[tuple[int, ScoreResponse]]:
     yield from zip(indices, batch.responses(), strict=True)
 
 

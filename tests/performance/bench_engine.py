@@ -18,7 +18,7 @@ import gc
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +34,6 @@ from evalsuite.models import build_student
 from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
 from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.logprobs import TargetIndex
-from evalsuite.models.inference.prefetch import prefetch
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.response_cache import ResponseCache
 from evalsuite.models.inference.stopping import StopChecker
@@ -52,14 +51,10 @@ from tests.performance.kernel_profile import profile_kernels
 TOLERANCES = {torch.float32: 0.01}
 """Maximum difference of a log-probability by dtype, in nats; 1 for others."""
 
-FIRST_CHUNK = 400_000
-"""Characters of the first chunk of texts to tokenize; each further one has twice as many, the last more."""
-
 Pair = tuple[str, str]
 
 PHASES: Targets = {
     "tokenization": [(Encoder, "pairs"), (Encoder, "encode")],
-    "waiting for tokens": [(sys.modules[__name__], "prefetch")],
     "batch assembly": [
         (TorchEngine, "_score_batches"),
         (LoglikelihoodBatch, "__init__"),
@@ -155,21 +150,9 @@ def generate_requests(encoder: Encoder, workload: Workload) -> list[GenerateRequ
     return [GenerateRequest(encoded[text], sampling) for text in workload.prompts]
 
 
-def score_chunks(encoder: Encoder, workload: Workload) -> Iterator[list[ScoreRequest]]:
-    """Tokenize pairs as lm-eval does, in growing chunks of whole documents; one request per context."""
-    documents = [workload.pairs[start : start + 4] for start in range(0, len(workload.pairs), 4)]
-    sizes = [len(each[0][0]) + sum(len(continuation) for _, continuation in each) for each in documents]
-    chunk: list[Pair] = []
-    size, limit, left = 0, FIRST_CHUNK, sum(sizes)
-    for document, added in zip(documents, sizes, strict=True):
-        chunk += document
-        size, left = size + added, left - added
-        # A small rest would be passes of its own.
-        if size >= limit and left >= limit:
-            yield group_by_context(encoder.pairs(chunk))[0]
-            chunk, size, limit = [], 0, 2 * limit
-    if chunk:
-        yield group_by_context(encoder.pairs(chunk))[0]
+def score_requests(encoder: Encoder, workload: Workload) -> list[ScoreRequest]:
+    """Tokenize pairs as lm-eval does; one request per context."""
+    return group_by_context(encoder.pairs(workload.pairs))[0]
 
 
 def run_engine(
@@ -185,7 +168,7 @@ def run_engine(
         if cache is not None:
             cache.add("f" * 16, [(requests[index].key(), each) for index, each in responses.items()])
         return [responses[index].text for index in range(len(responses))]
-    scored = dict(engine.score_chunks(prefetch(score_chunks(encoder, workload))))
+    scored = dict(engine.score(score_requests(encoder, workload)))
     if cache is not None:
         keys = [("score", str(index), "", 0) for index in scored]
         cache.add("f" * 16, list(zip(keys, scored.values(), strict=True)))

@@ -1,7 +1,7 @@
 """Log-likelihoods equal those of a plain forward pass, however requests are batched."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -244,31 +244,11 @@ def test_completed_requests_of_another_run_are_not_recomputed(llama: TorchEngine
     assert len(batches) > MAX_PARTIAL_BATCHES
 
 
-@pytest.mark.parametrize("lookahead", [0, 1])
-def test_chunks_equal_separate_calls(engine: TorchEngine, lookahead: int) -> None:
-    engine.lookahead = lookahead
+def test_batches_in_flight_change_no_response(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = some_requests(20)
     requests[7] = ScoreRequest((), ((5,),))
-    chunks = [requests[:6], requests[6:6], requests[6:15], requests[15:]]
-    found = dict(engine.score_chunks(iter(chunks)))
-    separate = [dict(engine.score(chunk)) for chunk in chunks]
-    assert [found[number] for number in range(20)] == [
-        each[number] for each in separate for number in range(len(each))
-    ]
-    assert found[7].error
-
-
-def test_chunks_are_taken_while_batches_are_in_flight(engine: TorchEngine) -> None:
-    engine.lookahead = 1
-    taken: list[int] = []
-    collected: list[int] = []
-
-    def chunks() -> Iterator[list[ScoreRequest]]:
-        for number in range(3):
-            taken.append(len(collected))
-            yield some_requests(2, seed=number, longest=5)
-
-    for index, _ in engine.score_chunks(chunks()):
-        collected.append(index)
-    assert taken == [0, 0, 2]
-    assert sorted(collected) == list(range(6))
+    monkeypatch.setattr(engine, "limits", replace(engine.limits, max_tokens=128, min_tokens=16))
+    expected = dict(engine.score(requests))
+    monkeypatch.setattr(engine, "lookahead", 1)
+    assert dict(engine.score(requests)) == expected
+    assert expected[7].error
