@@ -100,12 +100,6 @@ class ScheduleConfig(Strict):
             return 0.0
         return {"wsd": self.decay_ratio, "constant": 0.0}.get(self.kind, 1 - self.warmup_ratio)
 
-    @property
-    def mean_factor(self) -> float:
-        """Mean rate over the budget, in units of the peak rate, in the limit of many steps."""
-        decay = self.effective_decay_ratio
-        return self.warmup_ratio / 2 + (1 - self.warmup_ratio - decay) + decay * (1 + self.min_lr_ratio) / 2
-
 
 class SelectionProvenance(Strict):
     """Origin of a list of softmax layers, recorded in the lineage."""

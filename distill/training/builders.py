@@ -375,13 +375,6 @@ def load_architecture_tokenizer(architecture: ArchitectureConfig) -> Any:
         ) from error
 
 
-def build_random_model(architecture: ArchitectureConfig, vocab_size: int, tokenizer: Any, seed: int) -> Any:
-    """A Llama-style model with random weights, determined by `seed`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return _random_model(architecture, vocab_size, tokenizer)
-
-
 def _random_model(architecture: ArchitectureConfig, vocab_size: int, tokenizer: Any) -> Any:
     from transformers import LlamaForCausalLM
 

@@ -12,7 +12,8 @@ from evalsuite.distill.data import preparation
 from evalsuite.distill.data.config import PocketSourceConfig
 from evalsuite.distill.data.examples import Example
 from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.training.builders import build_random_model, load_architecture_tokenizer
+from evalsuite.distill.training.builders import load_architecture_tokenizer
+from tests.distill.random_models import build_random_model
 
 TINY = ArchitectureConfig(
     tokenizer="pocket",

@@ -11,10 +11,11 @@ from evalsuite.distill import distill, dry_run
 from evalsuite.distill.selection import SELECTORS, Selector, beam_search, load_options, select
 from evalsuite.distill.selection.options import shorten_kd_stage
 from evalsuite.distill.selection.result import SelectionResult
-from evalsuite.distill.training.builders import build_random_model, resolve_layer_selection
+from evalsuite.distill.training.builders import resolve_layer_selection
 from evalsuite.foundation import CheckpointError, ConfigError, RunFolderError
 from evalsuite.reports.records.sidecars import Selection
 from tests.distill.conftest import TINY
+from tests.distill.random_models import build_random_model
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import torch
 
 from evalsuite.distill.config import ArchitectureConfig
 from evalsuite.distill.stage import Stage
-from evalsuite.distill.training.builders import build_random_model
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models import build_student
+from tests.distill.random_models import build_random_model
 
 pytestmark = pytest.mark.gpu
 

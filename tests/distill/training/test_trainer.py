@@ -213,7 +213,7 @@ def test_invalid_layers_mixers_devices_and_teachers_are_refused(teacher_folder, 
 
 def test_different_vocabularies_are_refused(finished, tmp_path, small_recipe, stage, tokenizer):
     from evalsuite.distill.config import ArchitectureConfig
-    from evalsuite.distill.training.builders import build_random_model
+    from tests.distill.random_models import build_random_model
 
     _, out, _ = finished
     tiny = ArchitectureConfig(

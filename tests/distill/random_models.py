@@ -1,0 +1,16 @@
+"""Models with random weights, from the settings of an architecture."""
+
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM
+
+from evalsuite.distill.config import ArchitectureConfig
+from evalsuite.distill.training.builders import architecture_config
+
+
+def build_random_model(architecture: ArchitectureConfig, vocab_size: int, tokenizer: Any, seed: int) -> Any:
+    """A Llama-style model whose weights `seed` determines."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(architecture_config(architecture, vocab_size, tokenizer))
