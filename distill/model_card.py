@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from evalsuite.distill.data.config import HubSourceConfig, TableSourceConfig
 from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.recipe.data_sources import HubSourceConfig, TableSourceConfig
 from evalsuite.foundation import DataError
 from evalsuite.foundation.model_card import LOSS_STATEMENT, read_card, table, write_card
 

@@ -28,7 +28,7 @@ FOLDERS = {
         "diagnostics",
         "pocket",
     },
-    "distill": {"recipes", "data", "objectives", "training", "selection"},
+    "distill": {"recipe", "recipes", "data", "objectives", "training", "selection"},
     "reports": {
         "records",
         "statistics",

@@ -44,7 +44,6 @@ ALLOWED = {
     ("tests/test_vocabulary.py", None),
     # Tables that refuse retired options and keys with the word that replaced them, and their tests.
     ("evalsuite/cli/retired.py", None),
-    ("distill/retired_keys.py", None),
     ("distill/selection/options.py", "trunk"),
     ("reports/gate/policy.py", "deficit"),
     ("tasks/benchmark.py", "judge"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from evalsuite.distill.data.config import DataSourceConfig, TableSourceConfig
+from evalsuite.distill.recipe.data_sources import DataSourceConfig, TableSourceConfig
 from evalsuite.foundation import ConfigError, DataError, nearest
 from evalsuite.foundation.chat_templates import check_template_arguments
 from evalsuite.foundation.strict_yaml import read_yaml

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalsuite.distill.data.config import DataSourceConfig, TableSourceConfig
 from evalsuite.distill.data.examples import Example, document_hash
 from evalsuite.distill.data.ngrams import NgramIndex, OverlapCount
 from evalsuite.distill.data.preparation import read_examples
 from evalsuite.distill.data.question_overlap import QuestionIndex
 from evalsuite.distill.recipe import Recipe, load_recipe
+from evalsuite.distill.recipe.data_sources import DataSourceConfig, TableSourceConfig
 from evalsuite.foundation import ConfigError, DataError, progress, write_text
 from evalsuite.foundation.module_entry import run_module
 from evalsuite.models import describe_checkpoint

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evalsuite.distill.data.chat import Render, conversation_segments, read_messages
-from evalsuite.distill.data.config import TableSourceConfig
 from evalsuite.distill.recipe import RECIPES
+from evalsuite.distill.recipe.data_sources import TableSourceConfig
 from evalsuite.foundation import DataError, nearest
 
 

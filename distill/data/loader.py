@@ -18,7 +18,7 @@ from evalsuite.distill.data.preparation import Preparation, eos_token_id
 from evalsuite.distill.data.readers import open_reader
 from evalsuite.distill.data.workers import WorkerPool
 from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import ConfigError, DataError
 

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from evalsuite.distill.data.config import (
+from evalsuite.distill.recipe.data_sources import (
     DataSourceConfig,
     HubSourceConfig,
     LocalSourceConfig,

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import torch
 
-from evalsuite.distill.data.config import ResponsesSourceConfig
 from evalsuite.distill.data.examples import Example
 from evalsuite.distill.data.preparation import read_shuffled
 from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.recipe.data_sources import ResponsesSourceConfig
 from evalsuite.foundation import ConfigError, DataError, content_hash, write_jsonl
 from evalsuite.models.tokenizers import TextEncoder
 

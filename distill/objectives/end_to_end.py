@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from evalsuite.distill.model_cost import ModelCost
-from evalsuite.distill.stage import OBJECTIVES, Stage
+from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
 from evalsuite.foundation.strict import Strict
 
 if TYPE_CHECKING:

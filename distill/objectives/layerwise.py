@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import model_validator
 
 from evalsuite.distill.model_cost import ModelCost
-from evalsuite.distill.stage import OBJECTIVES, Stage
+from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import Strict
 

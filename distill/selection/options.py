@@ -5,11 +5,11 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 
-from evalsuite.distill.config import Tokens
 from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
 from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.recipe.config import Tokens
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.selection.layer_sets import StopRule
-from evalsuite.distill.stage import Stage
 from evalsuite.foundation import ConfigError, content_hash
 from evalsuite.foundation.strict import Seed, Strict, parse
 from evalsuite.foundation.strict_yaml import parse_yaml

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from evalsuite.distill.calibration import calibration_problem
-from evalsuite.distill.config import ArchitectureConfig, SelectionProvenance
 from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.recipe.config import ArchitectureConfig, SelectionProvenance
 from evalsuite.distill.training.placement import Placement, Replicated, Sharded, is_sharded
 from evalsuite.distill.training.provenance import chain
 from evalsuite.distill.types import CausalLM

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from evalsuite.distill.data.config import Subset
 from evalsuite.distill.data.loader import DataSources, StageDataLoader
 from evalsuite.distill.objectives.forward import hidden_states, lm_head
 from evalsuite.distill.objectives.kl_and_cross_entropy import (
@@ -19,7 +18,8 @@ from evalsuite.distill.objectives.kl_and_cross_entropy import (
 )
 from evalsuite.distill.objectives.layer_activations import LayerActivations, add_mixed, each_layer
 from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.data_sources import Subset
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import DataError
 

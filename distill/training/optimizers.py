@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from evalsuite.distill.config import OptimizerConfig, ScheduleConfig
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.config import OptimizerConfig, ScheduleConfig
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.types import CausalLM
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import evalsuite
 from evalsuite.distill.data.mixture import documents_without_loss
 from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 
 SCHEMA = 6
 """2: recipe hashes leave out defaults. 3: stages have `trainable` and `seq_len`. 4: ancestors and distinct

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from evalsuite.distill.model_card import FILE as CARD
 from evalsuite.distill.recipe import NON_HASHED_FIELDS, Recipe, write_recipe
-from evalsuite.distill.retired_keys import refuse_retired_keys
 from evalsuite.distill.training.callbacks.metrics import METRICS
 from evalsuite.distill.training.checkpoint import LATEST, latest_number, read_progress, state_path
 from evalsuite.distill.types import CausalLM
@@ -89,7 +88,6 @@ def saved_recipe(out: Path) -> Recipe:
     path = out / RECIPE
     saved = read_yaml(path)
     try:
-        refuse_retired_keys(saved, str(path))
         return parse(saved, Recipe, str(path))
     except ConfigError as error:
         raise RunFolderError(

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from evalsuite.distill.objectives.forward import set_activation_checkpointing, set_state_leak
 from evalsuite.distill.objectives.step_losses import StudentWithLoss
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.optimizers import (
     FlatGrads,

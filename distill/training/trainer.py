@@ -25,7 +25,7 @@ from evalsuite.distill.data.workers import default_num_workers
 from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.objectives.forward import set_attention
 from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import (
     TrainingModels,
     build_models,

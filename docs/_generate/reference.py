@@ -5,10 +5,10 @@ from importlib import import_module
 from typing import Any
 
 from docs._generate import commands, fields, registries
-from evalsuite.distill.data.config import DATA_SOURCES, DataSourceConfig
 from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.recipe.data_sources import DATA_SOURCES, DataSourceConfig
+from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
 from evalsuite.distill.selection import SELECTORS
-from evalsuite.distill.stage import OBJECTIVES, Stage
 from evalsuite.executors import EXECUTORS
 from evalsuite.models.inference import ENGINES
 from evalsuite.models.mixers import MIXERS

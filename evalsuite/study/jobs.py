@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.distill import load_recipe
-from evalsuite.distill.study import BASE, Study, StudyRun, study_runs
+from evalsuite.distill.recipe.study import BASE, Study, StudyRun, study_runs
 from evalsuite.foundation import ConfigError
 
 TEACHER = "teacher"

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from evalsuite.distill.config import ArchitectureConfig
 from evalsuite.distill.data import preparation
-from evalsuite.distill.data.config import PocketSourceConfig
 from evalsuite.distill.data.examples import Example
 from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.recipe.config import ArchitectureConfig
+from evalsuite.distill.recipe.data_sources import PocketSourceConfig
 from evalsuite.distill.training.builders import load_architecture_tokenizer
 from tests.distill.random_models import build_random_model
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from evalsuite.distill.config import ArchitectureConfig
+from evalsuite.distill.recipe.config import ArchitectureConfig
 from evalsuite.distill.training.builders import architecture_config
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evalsuite.distill import load_recipe
-from evalsuite.distill.study import study_runs
+from evalsuite.distill.recipe.study import study_runs
 from evalsuite.foundation import ConfigError
 
 NAME = "defects-pocket-10m"

@@ -12,7 +12,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from evalsuite.distill import distill
 from evalsuite.distill.objectives.forward import hidden_states, set_attention, teacher_hidden_states
 from evalsuite.distill.objectives.step_losses import StudentWithLoss
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import read_jsonl
 from evalsuite.models import build_student, load_checkpoint

@@ -7,7 +7,7 @@ import torch
 from evalsuite.distill.data.loader import StageDataLoader, collate
 from evalsuite.distill.data.packing import Document, PackedSequence, pack_documents
 from evalsuite.distill.objectives.forward import hidden_states, lm_head
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.token_weights import TokenWeights
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep

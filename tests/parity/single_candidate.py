@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from evalsuite.distill.data.loader import StageDataLoader, prefetch
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.selection.context import SelectionContext
 from evalsuite.distill.selection.one_swap.candidates import (
     SingleProcessGroup,
@@ -17,7 +18,6 @@ from evalsuite.distill.selection.one_swap.candidates import (
     hybrid_from_linear,
 )
 from evalsuite.distill.selection.options import shorten_alignment_stage
-from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.models import StudentForCausalLM
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from evalsuite.distill.data.config import PocketSourceConfig
 from evalsuite.distill.recipe import load_recipe
+from evalsuite.distill.recipe.data_sources import PocketSourceConfig
 from evalsuite.models import Checkpoint, load_checkpoint
 from evalsuite.tasks.synthetic.pocket.corpus import texts
 from evalsuite.tasks.synthetic.pocket.harder import choice, passage, recite, two_hop

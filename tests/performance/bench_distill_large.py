@@ -24,7 +24,7 @@ from torch import Tensor, distributed, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.distill.model_cost import ModelCost
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.memory.estimate import stage_memory
 from evalsuite.distill.training.memory.gpu_usage import PEAK_FLOPS

@@ -28,10 +28,10 @@ import numpy as np
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
-from evalsuite.distill.data.config import LocalSourceConfig
 from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch
 from evalsuite.distill.data.preparation import read_examples
 from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.recipe.data_sources import LocalSourceConfig
 from evalsuite.distill.types import GlobalBatch
 from evalsuite.foundation import progress
 from tests.parity.exit_codes import exit_with

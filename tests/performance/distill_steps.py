@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.distill.config import ScheduleConfig
 from evalsuite.distill.model_cost import ModelCost
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.config import ScheduleConfig
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep, select_strategy
 from evalsuite.distill.types import GlobalBatch, MicroBatch

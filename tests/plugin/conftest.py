@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from evalsuite.distill.recipe.stage import OBJECTIVES
 from evalsuite.distill.selection import SELECTORS
-from evalsuite.distill.stage import OBJECTIVES
 from evalsuite.foundation.registry import Registry
 from evalsuite.models.inference import ENGINES
 from evalsuite.models.mixers import MIXERS

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.selection.context import SelectionContext
-from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.parameter_groups import set_trainable
 from evalsuite.distill.training.train_step import StepOutput, StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch

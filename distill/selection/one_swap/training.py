@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from evalsuite.distill.data.loader import StageDataLoader, prefetch
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.selection.context import ProgressLog, SelectionContext
 from evalsuite.distill.selection.layer_sets import top_layers
 from evalsuite.distill.selection.one_swap.candidates import (
@@ -22,7 +23,6 @@ from evalsuite.distill.selection.one_swap.candidates import (
 )
 from evalsuite.distill.selection.options import shorten_alignment_stage
 from evalsuite.distill.selection.result import Snapshot
-from evalsuite.distill.stage import Stage
 from evalsuite.distill.training.callbacks.divergence import DivergenceStop
 from evalsuite.distill.training.callbacks.interface import Callback, Step, TrainingClock
 from evalsuite.distill.training.checkpoint import Checkpointer

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from evalsuite.distill.data.mixture import distinct_tokens
 from evalsuite.distill.model_card import model_card
 from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import TrainingModels
 from evalsuite.distill.training.callbacks.interface import Callback, DivergedError, Step, TrainingClock
 from evalsuite.distill.training.callbacks.metrics import METRICS, loss_curve

@@ -6,8 +6,8 @@ from typing import Any
 
 from safetensors.torch import save
 
-from evalsuite.distill.config import DivergenceConfig
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.config import DivergenceConfig
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.callbacks.interface import Callback, DivergedError, Step, StepValues
 from evalsuite.foundation import read_json, write_bytes, write_json
 from evalsuite.models.checkpoints.location import FAILED

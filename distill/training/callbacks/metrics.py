@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.callbacks.interface import Callback, Step, StepValues, TrainingClock
 from evalsuite.foundation import append_jsonl, progress, read_jsonl, write_jsonl
 from evalsuite.foundation.tracking import Tracker

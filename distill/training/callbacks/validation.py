@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from evalsuite.distill.config import ValidationConfig
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.config import ValidationConfig
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import TrainingModels
 from evalsuite.distill.training.callbacks.interface import Callback, Step, TrainingClock
 from evalsuite.distill.training.held_out import HeldOut, HeldOutBatches, perplexity

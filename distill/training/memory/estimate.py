@@ -12,7 +12,7 @@ from typing import Any
 
 from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import (
     architecture_config,
     load_architecture_tokenizer,

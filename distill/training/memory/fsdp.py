@@ -21,7 +21,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 
 from evalsuite.distill.objectives.forward import set_activation_checkpointing, set_state_leak
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.optimizers import build_optimizers, set_lr, zero_unless_finite
 from evalsuite.distill.training.parameter_groups import is_mixer_parameter, set_trainable

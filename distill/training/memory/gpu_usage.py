@@ -10,7 +10,7 @@ import torch
 from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.objectives.end_to_end import EndToEndStage
 from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.callbacks.interface import TrainingError
 from evalsuite.distill.training.memory.estimate import stage_memory
 from evalsuite.distill.training.placement import is_sharded

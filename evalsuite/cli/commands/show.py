@@ -112,7 +112,7 @@ def plugin_origin(registry: Registry[Any], name: str) -> str:
 
 def show_objectives(arguments: argparse.Namespace) -> int:
     """Print name, description and settings of every training objective."""
-    from evalsuite.distill.stage import OBJECTIVES, Stage
+    from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
 
     for name in print_registry(OBJECTIVES):
         own = [key for key in OBJECTIVES[name].model_fields if key not in Stage.model_fields]

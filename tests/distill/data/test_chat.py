@@ -9,9 +9,9 @@ from evalsuite.distill.data.chat import (
     shipped_templates,
     source_renderer,
 )
-from evalsuite.distill.data.config import DataSourceConfig, HubSourceConfig
 from evalsuite.distill.data.examples import Example, parse_row
 from evalsuite.distill.data.packing import tokenize
+from evalsuite.distill.recipe.data_sources import DataSourceConfig, HubSourceConfig
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models.tokenizers import TextEncoder
 

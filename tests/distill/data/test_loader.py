@@ -13,10 +13,10 @@ import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
 
-from evalsuite.distill.data.config import LocalSourceConfig
 from evalsuite.distill.data.examples import document_hash
 from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch, validate_data
 from evalsuite.distill.data.preparation import read_examples
+from evalsuite.distill.recipe.data_sources import LocalSourceConfig
 from evalsuite.foundation import DataError
 
 SENTENCE = "The house of Igor is in Dunmore and Nils likes to eat soup with a fox"

@@ -10,9 +10,9 @@ import pyarrow.parquet
 import pytest
 
 from evalsuite.distill.data import readers
-from evalsuite.distill.data.config import DataSourceConfig
 from evalsuite.distill.data.preparation import Preparation
 from evalsuite.distill.data.readers import Reader, open_reader
+from evalsuite.distill.recipe.data_sources import DataSourceConfig
 from evalsuite.foundation import DataError
 
 NUM_ROWS = 400

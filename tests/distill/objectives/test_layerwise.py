@@ -6,7 +6,7 @@ import torch
 from evalsuite.distill.data.loader import StageDataLoader
 from evalsuite.distill.objectives.layer_losses import LayerLosses
 from evalsuite.distill.objectives.layerwise import MatrixMixing
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from evalsuite.distill.config import ArchitectureConfig
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.config import ArchitectureConfig
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch

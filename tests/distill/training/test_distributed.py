@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from evalsuite.distill import distill
-from evalsuite.distill.config import CheckpointConfig
+from evalsuite.distill.recipe.config import CheckpointConfig
 from evalsuite.distill.training.placement import is_sharded
 from evalsuite.foundation import ConfigError, read_jsonl
 from tests.distill.training.saved_states import num_states

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from evalsuite.cli import main
 from evalsuite.distill import Recipe, TrainingError, distill
-from evalsuite.distill.config import CheckpointConfig
 from evalsuite.distill.recipe import write_recipe
+from evalsuite.distill.recipe.config import CheckpointConfig
 from evalsuite.distill.training.callbacks.divergence import DivergenceStop
 from evalsuite.foundation import read_jsonl, write_text
 from tests.distill.training.two_processes import finish, needs_loopback, start

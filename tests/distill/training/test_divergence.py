@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from evalsuite.distill.config import DivergenceConfig
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.config import DivergenceConfig
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.callbacks.divergence import DivergenceStop
 from evalsuite.distill.training.callbacks.interface import Step, StepValues, TrainingError
 from evalsuite.distill.types import MicroBatch

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from evalsuite.distill import TrainingError, distill
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.callbacks.divergence import diverged_students
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep

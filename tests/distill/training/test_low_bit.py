@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from evalsuite.distill import distill
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.optimizers import (
     build_optimizers,
     load_state_tensors,

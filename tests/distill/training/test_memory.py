@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evalsuite.distill.model_cost import ModelCost
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import build_models
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.memory.estimate import stage_memory

@@ -8,9 +8,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from evalsuite.distill.config import OptimizerConfig
 from evalsuite.distill.objectives.forward import hidden_states, set_state_leak
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.config import OptimizerConfig
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.optimizers import build_optimizers
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.distill.types import MicroBatch

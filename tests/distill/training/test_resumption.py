@@ -15,7 +15,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 
 from evalsuite.distill import Recipe, TrainingError, distill
-from evalsuite.distill.config import CheckpointConfig
+from evalsuite.distill.recipe.config import CheckpointConfig
 from evalsuite.distill.training.checkpoint import Checkpointer
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_state import Progress, TrainState

@@ -5,7 +5,7 @@ import torch
 from pydantic import ValidationError
 from transformers import get_wsd_schedule
 
-from evalsuite.distill.config import ScheduleConfig
+from evalsuite.distill.recipe.config import ScheduleConfig
 from evalsuite.distill.training.optimizers import lr_factor
 
 SCHEDULES = [

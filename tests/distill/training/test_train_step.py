@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.distill.objectives.forward import CheckpointedForward
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch

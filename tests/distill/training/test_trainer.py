@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from evalsuite.distill import Recipe, TrainingError, distill
-from evalsuite.distill.config import CheckpointConfig
 from evalsuite.distill.data.loader import StageDataLoader
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.config import CheckpointConfig
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
@@ -212,7 +212,7 @@ def test_invalid_layers_mixers_devices_and_teachers_are_refused(teacher_folder, 
 
 
 def test_different_vocabularies_are_refused(finished, tmp_path, small_recipe, stage, tokenizer):
-    from evalsuite.distill.config import ArchitectureConfig
+    from evalsuite.distill.recipe.config import ArchitectureConfig
     from tests.distill.random_models import build_random_model
 
     _, out, _ = finished

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from evalsuite.distill import Recipe, distill
 from evalsuite.distill.data.loader import StageDataLoader
-from evalsuite.distill.stage import Stage
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training import held_out
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.held_out import HeldOut, HeldOutBatches, held_out_batches

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from evalsuite.distill import load_recipe
-from evalsuite.distill.study import BASE, Study, StudyRun, study_runs
+from evalsuite.distill.recipe.study import BASE, Study, StudyRun, study_runs
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
 from evalsuite.study.jobs import SELECTION, TEACHER, Setting, run_overrides, study_design, study_jobs

@@ -2,13 +2,13 @@
 
 import pytest
 
-from evalsuite.distill.data.config import (
+from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.recipe.data_sources import (
     DATA_SOURCES,
     DataSourceConfig,
     HubSourceConfig,
     ResponsesSourceConfig,
 )
-from evalsuite.distill.recipe import Recipe
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
 

@@ -1,4 +1,4 @@
-"""Recipes: overrides, variants, validation, hashes and retired keys."""
+"""Recipes: overrides, variants, validation and hashes."""
 
 from pathlib import Path
 from typing import Any
@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from evalsuite.distill import config, known_recipes, load_recipe, retired_keys, write_recipe
-from evalsuite.distill.data.config import DATA_SOURCES
-from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation, LossConfig
-from evalsuite.distill.objectives.layerwise import AttentionOutput, HiddenDistanceConfig
-from evalsuite.distill.recipe import RECIPES, Recipe, StudentRecipe
-from evalsuite.distill.stage import stage_settings
+from evalsuite.distill import known_recipes, load_recipe, write_recipe
+from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
+from evalsuite.distill.objectives.layerwise import AttentionOutput
+from evalsuite.distill.recipe import RECIPES, Recipe
 from evalsuite.foundation import ConfigError
 
 SIZES = {"data": "text", "seq_len": 512, "batch_size": 8, "lr": 1e-3}
@@ -119,50 +117,6 @@ def test_variants_combine_and_overrides_are_applied_last(write):
 def test_invalid_overrides_are_refused_by_name(write, override, message):
     with pytest.raises(ConfigError, match=message):
         load_recipe(write(), [override])
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("saving={}", "'saving' has been renamed to 'checkpoint'"),
-        ("student.sizes_of=x", "'student.sizes_of' has been renamed to 'shape_from'"),
-        ("data.text.workers=2", "'data.text.workers' is now the recipe's own 'num_workers'"),
-        ("data.text.num_workers=2", "'data.text.num_workers' is now the recipe's own 'num_workers'"),
-        ("data.text.echo=200", "'data.text.echo' has been renamed to 'repeat_chunk_tokens'"),
-        ("stages.1.lr_rest=1e-4", "'stages.1.lr_rest' has been renamed to 'backbone_lr'"),
-        ("stages.0.distance={}", "'stages.0.distance' has been renamed to 'alignment_loss'"),
-        ("stages.1.loss.scale=token_mean", "'stages.1.loss.scale' has been renamed to 'kl_reduction'"),
-        (
-            "checkpoint.state_seconds=1",
-            "'checkpoint.state_seconds' has been renamed to 'state_interval_seconds'",
-        ),
-    ],
-)
-def test_keys_of_earlier_versions_are_refused_with_the_new_key(write, override, message):
-    with pytest.raises(ConfigError, match=message):
-        load_recipe(write(), [override])
-
-
-def test_retired_keys_are_no_keys_of_today():
-    groups = [
-        (retired_keys.RECIPE, Recipe),
-        (retired_keys.STUDENT, StudentRecipe),
-        (retired_keys.ARCHITECTURE, config.ArchitectureConfig),
-        (retired_keys.CHECKPOINT, config.CheckpointConfig),
-        (retired_keys.STAGE_GROUPS["schedule"], config.ScheduleConfig),
-        (retired_keys.STAGE_GROUPS["optimizer"], config.OptimizerConfig),
-        (retired_keys.STAGE_GROUPS["loss"], LossConfig),
-        (retired_keys.STAGE_GROUPS["alignment_loss"], HiddenDistanceConfig),
-    ]
-    fields = [(retired, kind.model_fields.keys()) for retired, kind in groups]
-    fields.append((retired_keys.STAGE, stage_settings(())))
-    sources = {key for kind in DATA_SOURCES.values() for key in kind.model_fields}
-    fields.append((retired_keys.DATA_SOURCE, sources))
-    assert not retired_keys.DATA_SOURCE_TO_RECIPE.keys() & sources
-    assert set(retired_keys.DATA_SOURCE_TO_RECIPE.values()) <= Recipe.model_fields.keys()
-    for retired, known in fields:
-        assert not retired.keys() & known
-        assert set(retired.values()) <= known
 
 
 def test_names_of_joined_variants_are_joined():

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from evalsuite.distill.config import OptimizerConfig, ScheduleConfig, Tokens
 from evalsuite.distill.model_cost import ModelCost
+from evalsuite.distill.recipe.config import OptimizerConfig, ScheduleConfig, Tokens
 from evalsuite.distill.token_weights import TokenWeights
 from evalsuite.foundation.registry import Registry
 from evalsuite.foundation.strict import StrictUnion
@@ -180,7 +180,7 @@ class Stage(StrictUnion):
 
 def _is_objective(kind: Any) -> type[Stage]:
     if not (isinstance(kind, type) and issubclass(kind, Stage)):
-        raise TypeError(f"{kind!r} is not a subclass of evalsuite.distill.stage.Stage")
+        raise TypeError(f"{kind!r} is not a subclass of evalsuite.distill.recipe.stage.Stage")
     return kind
 
 

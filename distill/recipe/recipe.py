@@ -16,23 +16,22 @@ from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
 import evalsuite.distill.objectives  # noqa: F401  (registers the objectives)
 from evalsuite.distill.calibration import CalibrationConfig, calibration_problem
-from evalsuite.distill.config import (
+from evalsuite.distill.recipe.config import (
     ArchitectureConfig,
     CheckpointConfig,
     DivergenceConfig,
     SelectionProvenance,
     ValidationConfig,
 )
-from evalsuite.distill.data.config import DataSourceConfig, ResponsesSourceConfig
-from evalsuite.distill.overrides import apply_override
-from evalsuite.distill.retired_keys import refuse_retired_keys
-from evalsuite.distill.stage import Stage, stage_settings
-from evalsuite.distill.study import Study
+from evalsuite.distill.recipe.data_sources import DataSourceConfig, ResponsesSourceConfig
+from evalsuite.distill.recipe.overrides import apply_override
+from evalsuite.distill.recipe.stage import Stage, stage_settings
+from evalsuite.distill.recipe.study import Study
 from evalsuite.foundation import ConfigError, content_hash, nearest
 from evalsuite.foundation.strict import Distinct, Seed, Strict, parse
 from evalsuite.foundation.strict_yaml import parse_yaml, read_yaml
 
-RECIPES = Path(__file__).parent / "recipes"
+RECIPES = Path(__file__).parents[1] / "recipes"
 STUDENT_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 RUN_FOLDERS = ("checkpoints", "executor", "failed", "state", "variants")
 """What lies next to the students of a run."""
@@ -349,7 +348,6 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         origin = f"--set {override}"
         apply_override(value, key.strip(), parse_yaml(setting, origin), stage_settings, origin)
         source = f"{path} with --set"
-    refuse_retired_keys(value, source)
     return parse(value, Recipe, source)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from evalsuite.distill.objectives.end_to_end import EndToEndStage
 from evalsuite.distill.objectives.output_losses import LossTokens
 from evalsuite.distill.recipe import Recipe, load_recipe
-from evalsuite.distill.stage import OBJECTIVES
+from evalsuite.distill.recipe.stage import OBJECTIVES
 from evalsuite.distill.training.run_folder import check_run_dir
 from evalsuite.distill.training.trainer import distill
 from evalsuite.foundation import ConfigError, RunFolderError, read_jsonl
@@ -67,7 +67,7 @@ def test_an_objective_is_one_definition_and_one_registration(
     registry: Registry[Any] = Registry("objective", validate=OBJECTIVES._validate)
     for name in OBJECTIVES:
         registry.add(name, OBJECTIVES[name])
-    monkeypatch.setattr("evalsuite.distill.stage.OBJECTIVES", registry)
+    monkeypatch.setattr("evalsuite.distill.recipe.stage.OBJECTIVES", registry)
     value = stage("learn", "imitation", weight=3.0)
     with pytest.raises(ConfigError, match="unknown objective 'imitation'"):
         parse({**small_recipe(teacher_folder).model_dump(), "stages": [value]}, Recipe, "recipe")
@@ -83,7 +83,7 @@ def test_an_objective_is_one_definition_and_one_registration(
 
 
 def test_a_plugin_that_is_no_objective_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"is not a subclass of evalsuite\.distill\.stage\.Stage"):
+    with pytest.raises(TypeError, match=r"is not a subclass of evalsuite\.distill\.recipe\.stage\.Stage"):
         OBJECTIVES._validate(dict)  # type: ignore[misc, arg-type]
 
 
