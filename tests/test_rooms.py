@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.import_circles import circles, import_graph, module_name
+
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("evalsuite", "tasks", "models", "distill", "reports")
 ALLOWED = {
@@ -61,6 +63,70 @@ FOLDERS = {
 }
 
 
+# Circles that remain, to be broken one by one; nothing may be added.
+KNOWN: list[set[str]] = [
+    {"evalsuite.cli.__init__", "evalsuite.cli.commands", "evalsuite.cli.entry", "evalsuite.cli.exit_codes"},
+    {
+        "evalsuite.distill.calibration",
+        "evalsuite.distill.data",
+        "evalsuite.distill.model_card",
+        "evalsuite.distill.model_cost",
+        "evalsuite.distill.objectives",
+        "evalsuite.distill.recipe",
+        "evalsuite.distill.token_weights",
+        "evalsuite.distill.training",
+    },
+    {"evalsuite.distill.objectives.end_to_end", "evalsuite.distill.objectives.output_losses"},
+    {"evalsuite.distill.objectives.layer_losses", "evalsuite.distill.objectives.layerwise"},
+    {
+        "evalsuite.distill.training.builders",
+        "evalsuite.distill.training.callbacks",
+        "evalsuite.distill.training.checkpoint",
+        "evalsuite.distill.training.memory",
+        "evalsuite.distill.training.optimizers",
+        "evalsuite.distill.training.placement",
+        "evalsuite.distill.training.run_folder",
+        "evalsuite.distill.training.train_state",
+        "evalsuite.distill.training.train_step",
+    },
+    {
+        "evalsuite.evaluation.build",
+        "evalsuite.evaluation.documents",
+        "evalsuite.evaluation.processes",
+        "evalsuite.evaluation.score",
+    },
+    {
+        "evalsuite.models.benchmark",
+        "evalsuite.models.inference",
+        "evalsuite.models.runtime_estimate",
+        "evalsuite.models.vllm_plugin",
+    },
+    {
+        "evalsuite.models.checkpoints",
+        "evalsuite.models.decoder",
+        "evalsuite.models.mixers",
+        "evalsuite.models.ops",
+    },
+    {
+        "evalsuite.models.inference.in_process",
+        "evalsuite.models.inference.logprobs",
+        "evalsuite.models.inference.torch",
+        "evalsuite.models.inference.transformers",
+    },
+    {"evalsuite.models.ops.dispatch", "evalsuite.models.ops.recurrence", "evalsuite.models.ops.tuning"},
+    {
+        "evalsuite.reports.admission",
+        "evalsuite.reports.exports",
+        "evalsuite.reports.gate",
+        "evalsuite.reports.page",
+    },
+    {"evalsuite.reports.analysis", "evalsuite.reports.formatting", "evalsuite.reports.report"},
+    {"evalsuite.reports.analysis.counting", "evalsuite.reports.analysis.result_tensor"},
+    {"evalsuite.reports.gate.evidence", "evalsuite.reports.gate.metrics", "evalsuite.reports.gate.policy"},
+    {"evalsuite.reports.gate.outputs", "evalsuite.reports.gate.verdict"},
+]
+
+
 def modules(*rooms: str) -> list[Path]:
     """Python files of the given rooms, without what Python itself leaves behind."""
     return [path for room in rooms for path in (ROOT / room).rglob("*.py") if "__pycache__" not in path.parts]
@@ -100,6 +166,35 @@ def test_reports_never_import_torch() -> None:
 def test_no_product_module_imports_a_test() -> None:
     for path in modules(*ROOMS):
         assert not {name for name in imports(path) if name.split(".")[0] == "tests"}, path
+
+
+def test_no_files_or_folders_import_one_another_in_a_circle() -> None:
+    sources = {module_name(path, ROOT): path.read_text() for path in modules(*ROOMS)}
+    found = circles(import_graph(sources))
+    assert not [ring for ring in found if not any(known.issuperset(ring) for known in KNOWN)]
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("import evalsuite.b.two", "at the top"),
+        ("from evalsuite.b import two", "by the package"),
+        ("def f():\n    from evalsuite.b.two import g", "in a function"),
+        ("if TYPE_CHECKING:\n    from evalsuite.b.two import C", "for types"),
+        ("import_module('evalsuite.b.two')", "by name"),
+        ("from evalsuite.b import g", "through what the package re-exports"),
+    ],
+)
+def test_a_circle_is_found(text: str, hidden: str) -> None:
+    sources = {
+        "evalsuite.a.one": text,
+        "evalsuite.b.two": "",
+        "evalsuite.b.three": "from evalsuite.a.four import h",
+        "evalsuite.a.four": "",
+        "evalsuite.b.__init__": "from evalsuite.b.two import g",
+    }
+    assert circles(import_graph(sources)) == [("evalsuite.a", "evalsuite.b")], hidden
+    assert circles(import_graph(sources | {"evalsuite.b.three": ""})) == []
 
 
 @pytest.mark.parametrize("room", FOLDERS)
