@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from evalsuite.distill.recipe import Recipe, known_recipes, load_recipe, write_recipe
 
 if TYPE_CHECKING:
-    from evalsuite.distill.training.callbacks.interface import TrainingError
-    from evalsuite.distill.training.memory.estimate import Estimate, dry_run
+    from evalsuite.distill.training.estimate import Estimate, dry_run
+    from evalsuite.distill.training.interface import TrainingError
     from evalsuite.distill.training.trainer import distill
 
 __all__ = [
@@ -26,9 +26,9 @@ __all__ = [
 
 _LAZY = {
     "distill": "training.trainer",
-    "TrainingError": "training.callbacks.interface",
-    "Estimate": "training.memory.estimate",
-    "dry_run": "training.memory.estimate",
+    "TrainingError": "training.interface",
+    "Estimate": "training.estimate",
+    "dry_run": "training.estimate",
 }
 
 

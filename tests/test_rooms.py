@@ -79,17 +79,6 @@ KNOWN: list[set[str]] = [
     {"evalsuite.distill.objectives.end_to_end", "evalsuite.distill.objectives.output_losses"},
     {"evalsuite.distill.objectives.layer_losses", "evalsuite.distill.objectives.layerwise"},
     {
-        "evalsuite.distill.training.builders",
-        "evalsuite.distill.training.callbacks",
-        "evalsuite.distill.training.checkpoint",
-        "evalsuite.distill.training.memory",
-        "evalsuite.distill.training.optimizers",
-        "evalsuite.distill.training.placement",
-        "evalsuite.distill.training.run_folder",
-        "evalsuite.distill.training.train_state",
-        "evalsuite.distill.training.train_step",
-    },
-    {
         "evalsuite.evaluation.build",
         "evalsuite.evaluation.documents",
         "evalsuite.evaluation.processes",

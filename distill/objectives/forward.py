@@ -37,7 +37,7 @@ def set_attention(teacher: CausalLM, implementation: str) -> None:
 def call_within(module: Any, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call `function(*arguments)`, which uses parameters of `module` without calling the module.
 
-    A sharded module (see `training.memory.fsdp`) has the method `within`, which gathers the parameters first.
+    A sharded module (see `training.fsdp`) has the method `within`, which gathers the parameters first.
     """
     within = getattr(module, "within", None)
     return function(*arguments) if within is None else within(function, *arguments)

@@ -1,4 +1,4 @@
-"""The held-out slice, which no student is trained on, and measurements on it."""
+"""The held-out slice, which no student is trained on, and measurements on it during and after training."""
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -18,8 +18,12 @@ from evalsuite.distill.objectives.kl_and_cross_entropy import (
 )
 from evalsuite.distill.objectives.layer_activations import LayerActivations, add_mixed, each_layer
 from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.recipe.config import ValidationConfig
 from evalsuite.distill.recipe.data_sources import Subset
 from evalsuite.distill.recipe.stage import Stage
+from evalsuite.distill.training.builders import TrainingModels
+from evalsuite.distill.training.interface import Callback, Step, TrainingClock
+from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import DataError
 
@@ -241,3 +245,51 @@ def residual_streams(model: Any, batch: MicroBatch) -> list[Tensor]:
     with each_layer(model, set(layers), record):
         hidden_states(model, batch)
     return [found[layer] for layer in layers]
+
+
+class Validation(Callback):
+    """Measures students on held-out sequences of a stage's data, packed and masked as in training.
+
+    Every process measures all of them, since a sharded student runs in all processes at once.
+
+    Args:
+        batches: may still be being read; an error is raised after the step during which it is found.
+    """
+
+    def __init__(
+        self,
+        config: ValidationConfig,
+        stage: Stage,
+        models: TrainingModels,
+        train_states: Sequence[StudentTrainState],
+        device: torch.device,
+        clock: TrainingClock,
+        batches: HeldOutBatches,
+    ) -> None:
+        self._every, self._stage, self._batches = config.every_steps, stage, batches
+        self._teacher, self._device = models.teacher, device
+        self._train_states, self._clock = train_states, clock
+        self._held_out: HeldOut | None = None
+
+    def after_step(self, step: Step) -> None:
+        """Add `validation_ppl`, and `validation_kl` in nats per token if there is a teacher."""
+        done = step.number + 1
+        if self._batches.is_read(self._stage):
+            self._batches.get(self._stage)
+        if done % self._every == 0 or done == self._stage.steps:
+            with self._clock.paused():
+                held_out = self._held_out = self._held_out or self._load()
+                for measured, train_state in zip(step.measured, self._train_states, strict=True):
+                    measured |= self._measure(held_out, train_state)
+
+    def _load(self) -> HeldOut:
+        # A sharded teacher runs in all processes at once, at a step that all of them know.
+        batches = [batch.to(self._device) for batch in self._batches.get(self._stage)]
+        return HeldOut(self._teacher, batches)
+
+    def _measure(self, held_out: HeldOut, train_state: StudentTrainState) -> dict[str, float]:
+        with_kl = held_out.teacher is not None
+        with torch.no_grad():
+            ce, kl = train_state.student_with_loss(lambda student: held_out.losses(student, kl=with_kl))
+        found = {"validation_ppl": perplexity(ce)}
+        return found | {"validation_kl": kl} if with_kl else found

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from evalsuite.distill.training.callbacks.interface import Callback, Step
+from evalsuite.distill.training.interface import Callback, Step
 from evalsuite.foundation import ConfigError
 from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy, use_triton
 

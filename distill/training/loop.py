@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.training.callbacks.interface import (
+from evalsuite.distill.training.checkpoint import Checkpointer
+from evalsuite.distill.training.distributed import ProcessGroup, lost_process
+from evalsuite.distill.training.interface import (
     Callback,
     Step,
     StepValues,
     TrainingClock,
     TrainingError,
 )
-from evalsuite.distill.training.checkpoint import Checkpointer
-from evalsuite.distill.training.distributed import ProcessGroup, lost_process
 from evalsuite.distill.training.stop_signals import StopSignals
 from evalsuite.distill.training.train_state import TrainState
 from evalsuite.distill.training.train_step import StepOutput

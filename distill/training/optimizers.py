@@ -69,7 +69,7 @@ def _adamw(groups: Any, config: OptimizerConfig, *, fused: bool) -> torch.optim.
         return RoundingAdamW(groups, betas=betas, eps=config.eps, fused=fused)
     if config.state_bits == 32:
         return torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=fused)
-    from evalsuite.distill.training.memory.low_bit import RowwiseAdamW8bit
+    from evalsuite.distill.training.low_bit import RowwiseAdamW8bit
 
     return RowwiseAdamW8bit(groups, betas=betas, eps=config.eps)
 

@@ -158,7 +158,7 @@ class Sharded:
         return model.model.config
 
     def student(self, model: Any) -> CausalLM:
-        from evalsuite.distill.training.memory.fsdp import shard
+        from evalsuite.distill.training.fsdp import shard
 
         trained = names_to_train(self._recipe, model.model)
         student = shard(model, self._device, self._dtype, trained)
@@ -168,7 +168,7 @@ class Sharded:
 
     def teacher(self, model: Any, students: Mapping[str, CausalLM]) -> CausalLM:
         """Students have read their weights from it by now."""
-        from evalsuite.distill.training.memory.fsdp import shard
+        from evalsuite.distill.training.fsdp import shard
 
         return prepare_teacher(shard(model, self._device, self._dtype, ()).eval())
 

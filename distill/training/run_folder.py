@@ -4,7 +4,7 @@ out/recipe.yaml                     the resolved recipe; a folder belongs to one
 out/metrics.jsonl                   loss curves of all students
 out/state/                          the training state (see `checkpoint`)
 out/checkpoints/<label>/<stage>-<tokens>/    intermediate checkpoints
-out/failed/                         students that diverged (see `callbacks.divergence`)
+out/failed/                         students that diverged (see `divergence`)
 out/<label>/                        the student, with lineage.json, its model card README.md and
                                     training.jsonl (its loss curve)
 """
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from evalsuite.distill.model_card import FILE as CARD
 from evalsuite.distill.recipe import NON_HASHED_FIELDS, Recipe, write_recipe
-from evalsuite.distill.training.callbacks.metrics import METRICS
 from evalsuite.distill.training.checkpoint import LATEST, latest_number, read_progress, state_path
+from evalsuite.distill.training.metrics import METRICS
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import (
     ConfigError,

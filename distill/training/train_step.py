@@ -12,7 +12,6 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from evalsuite.distill.objectives.forward import set_activation_checkpointing, set_state_leak
@@ -313,12 +312,3 @@ class TrainStep:
                 train_state.discard_grads()
             return
         self._captured[key] = (graph, static)
-
-
-def select_strategy(model: CausalLM) -> type[StudentTrainState]:
-    """How a student is trained: replicated on every GPU or, if it was built so, sharded."""
-    if not isinstance(model, FSDPModule):
-        return StudentTrainState
-    from evalsuite.distill.training.memory.fsdp import FSDPTrainState
-
-    return FSDPTrainState

@@ -34,31 +34,25 @@ from evalsuite.distill.training.builders import (
     resolve_checkpoints,
     resolve_layer_selection,
 )
-from evalsuite.distill.training.callbacks.checkpoints import IntermediateCheckpoints, StudentWriter
-from evalsuite.distill.training.callbacks.divergence import (
+from evalsuite.distill.training.checkpoint import Checkpointer
+from evalsuite.distill.training.distributed import ProcessGroup
+from evalsuite.distill.training.divergence import (
     DivergenceStop,
     diverged_students,
     record_divergence,
 )
-from evalsuite.distill.training.callbacks.interface import (
+from evalsuite.distill.training.estimate import TrainingCosts, explain_out_of_memory
+from evalsuite.distill.training.fsdp import select_strategy
+from evalsuite.distill.training.held_out import HeldOutBatches, Validation
+from evalsuite.distill.training.interface import (
     Callback,
     DivergedError,
     TrainingClock,
     TrainingError,
 )
-from evalsuite.distill.training.callbacks.metrics import MetricsLogger, truncate_metrics
-from evalsuite.distill.training.callbacks.validation import Validation
-from evalsuite.distill.training.checkpoint import Checkpointer
-from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.held_out import HeldOutBatches
 from evalsuite.distill.training.kernel_compilation import KernelCompilation
 from evalsuite.distill.training.loop import TrainingLoop
-from evalsuite.distill.training.memory.gpu_usage import (
-    PEAK_FLOPS,
-    GpuUsage,
-    TrainingCosts,
-    explain_out_of_memory,
-)
+from evalsuite.distill.training.metrics import PEAK_FLOPS, GpuUsage, MetricsLogger, truncate_metrics
 from evalsuite.distill.training.run_folder import (
     STATE,
     branch_run,
@@ -67,8 +61,9 @@ from evalsuite.distill.training.run_folder import (
     state_to_branch_from,
 )
 from evalsuite.distill.training.stop_signals import StopSignals
+from evalsuite.distill.training.student_writer import IntermediateCheckpoints, StudentWriter
 from evalsuite.distill.training.train_state import Progress, TrainState
-from evalsuite.distill.training.train_step import TrainStep, select_strategy
+from evalsuite.distill.training.train_step import TrainStep
 from evalsuite.foundation import locked
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
 from evalsuite.models.ops.dispatch import kernel_policy

@@ -10,7 +10,7 @@ import pytest
 
 from evalsuite.cli import main
 from evalsuite.config import RunConfig
-from evalsuite.distill.training.callbacks.metrics import loss_curve
+from evalsuite.distill.training.metrics import loss_curve
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.run_paths import read_index, write_index
 from evalsuite.evaluation.shards.export import export_shard

@@ -26,12 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.memory.estimate import stage_memory
-from evalsuite.distill.training.memory.gpu_usage import PEAK_FLOPS
+from evalsuite.distill.training.estimate import stage_memory
+from evalsuite.distill.training.fsdp import select_strategy
+from evalsuite.distill.training.metrics import PEAK_FLOPS
 from evalsuite.distill.training.parameter_groups import TRAINABLE_SETS, trainable_names
 from evalsuite.distill.training.placement import prepare_teacher
 from evalsuite.distill.training.provenance import package_versions
-from evalsuite.distill.training.train_step import TrainStep, select_strategy
+from evalsuite.distill.training.train_step import TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import write_json
 from evalsuite.models.benchmark.random_models import parse_mixers, read_shape, shape_names
@@ -104,7 +105,7 @@ def build(options: argparse.Namespace, config: Any, stage: Stage, group: Process
     teacher: Any
     student: Any
     if options.sharded:
-        from evalsuite.distill.training.memory.fsdp import shard
+        from evalsuite.distill.training.fsdp import shard
 
         student = shard(student_weights, group.device, dtype, trained)
         teacher = shard(teacher_weights, group.device, dtype, ())

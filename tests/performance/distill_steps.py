@@ -15,7 +15,8 @@ from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.recipe.config import ScheduleConfig
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.train_step import StudentTrainState, TrainStep, select_strategy
+from evalsuite.distill.training.fsdp import select_strategy
+from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models.decoder.build import student_config
 from evalsuite.models.decoder.deferred_init import DrawnWeights
@@ -114,7 +115,7 @@ class Bench:
 
         model: Any = build_student(self.reference, mixer)
         if self.sharded:
-            from evalsuite.distill.training.memory.fsdp import shard
+            from evalsuite.distill.training.fsdp import shard
 
             names = {name for name, _ in model.named_parameters()}
             model = shard(WeightsOf(model), self.device, dtype, names)

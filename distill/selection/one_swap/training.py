@@ -23,9 +23,9 @@ from evalsuite.distill.selection.one_swap.candidates import (
 )
 from evalsuite.distill.selection.options import shorten_alignment_stage
 from evalsuite.distill.selection.result import Snapshot
-from evalsuite.distill.training.callbacks.divergence import DivergenceStop
-from evalsuite.distill.training.callbacks.interface import Callback, Step, TrainingClock
 from evalsuite.distill.training.checkpoint import Checkpointer
+from evalsuite.distill.training.divergence import DivergenceStop
+from evalsuite.distill.training.interface import Callback, Step, TrainingClock
 from evalsuite.distill.training.loop import TrainingLoop
 from evalsuite.distill.training.stop_signals import StopSignals
 from evalsuite.distill.training.train_state import TrainState

@@ -14,7 +14,7 @@ from evalsuite.distill.selection.one_swap import selectors, training
 from evalsuite.distill.selection.one_swap.candidates import AlignedCandidates, DistilledCandidates
 from evalsuite.distill.selection.one_swap.training import OneSwapTraining
 from evalsuite.distill.selection.options import Options, shorten_kd_stage
-from evalsuite.distill.training.callbacks.interface import TrainingError
+from evalsuite.distill.training.interface import TrainingError
 from evalsuite.foundation import CheckpointError, RunFolderError, read_jsonl
 from tests.distill.training.saved_states import read_state
 from tests.parity.single_candidate import train_single_candidate

@@ -14,7 +14,7 @@ from evalsuite.cli import main
 from evalsuite.distill import Recipe, TrainingError, distill
 from evalsuite.distill.recipe import write_recipe
 from evalsuite.distill.recipe.config import CheckpointConfig
-from evalsuite.distill.training.callbacks.divergence import DivergenceStop
+from evalsuite.distill.training.divergence import DivergenceStop
 from evalsuite.foundation import read_jsonl, write_text
 from tests.distill.training.two_processes import finish, needs_loopback, start
 

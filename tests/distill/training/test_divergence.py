@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from evalsuite.distill.recipe.config import DivergenceConfig
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.training.callbacks.divergence import DivergenceStop
-from evalsuite.distill.training.callbacks.interface import Step, StepValues, TrainingError
+from evalsuite.distill.training.divergence import DivergenceStop
+from evalsuite.distill.training.interface import Step, StepValues, TrainingError
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse

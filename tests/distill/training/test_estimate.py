@@ -4,7 +4,7 @@ import pytest
 from transformers import LlamaConfig
 
 from evalsuite.distill import dry_run, known_recipes, load_recipe
-from evalsuite.distill.training.memory.estimate import recipe_costs
+from evalsuite.distill.training.estimate import recipe_costs
 from evalsuite.foundation import ConfigError
 from evalsuite.models.decoder import StudentConfig
 from evalsuite.models.decoder.stats import FlopCounter, count_parameters

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from evalsuite.distill import TrainingError, distill
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.training.callbacks.divergence import diverged_students
 from evalsuite.distill.training.distributed import ProcessGroup
+from evalsuite.distill.training.divergence import diverged_students
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models import build_student

@@ -6,17 +6,16 @@ from transformers import LlamaConfig
 
 from evalsuite.distill import distill
 from evalsuite.distill.model_cost import ModelCost
-from evalsuite.distill.training import train_step
+from evalsuite.distill.training import metrics, train_step
 from evalsuite.distill.training.builders import resolve_precision
-from evalsuite.distill.training.callbacks import metrics
-from evalsuite.distill.training.callbacks.interface import (
+from evalsuite.distill.training.estimate import memory_options
+from evalsuite.distill.training.interface import (
     Step,
     StepValues,
     TrainingClock,
     TrainingError,
 )
-from evalsuite.distill.training.memory import gpu_usage
-from evalsuite.distill.training.memory.gpu_usage import GpuUsage, memory_options
+from evalsuite.distill.training.metrics import GpuUsage
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError, read_jsonl
 from evalsuite.models.decoder import StudentConfig
@@ -137,4 +136,4 @@ def test_usage_is_logged_with_every_student(tmp_path, stage, small_recipe) -> No
         ("a", 0.128, 1.5),
         ("b", 0.128, 1.5),
     ]
-    assert gpu_usage.PEAK_FLOPS["NVIDIA H200"] == 790e12
+    assert metrics.PEAK_FLOPS["NVIDIA H200"] == 790e12

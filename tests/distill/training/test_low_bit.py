@@ -23,7 +23,7 @@ from evalsuite.foundation.strict import parse
 from tests.distill.training.two_processes import finish, needs_loopback, start
 
 pytest.importorskip("torchao", reason="extra lowbit")
-from evalsuite.distill.training.memory import low_bit
+from evalsuite.distill.training import low_bit
 
 SHAPES = {"matrix": (32, 256), "narrow": (512, 24), "gains": (4096,)}
 

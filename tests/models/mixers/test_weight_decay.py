@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
-from evalsuite.distill.training.memory.fsdp import shard
+from evalsuite.distill.training.fsdp import shard
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.foundation import ConfigError
 from evalsuite.models import MIXERS, build_student

@@ -1,12 +1,15 @@
-"""Training metrics: metrics.jsonl, trackers and the progress bar."""
+"""Training metrics: metrics.jsonl, trackers, the progress bar, and use of the GPU."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import torch
 
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.training.callbacks.interface import Callback, Step, StepValues, TrainingClock
+from evalsuite.distill.training.interface import Callback, Step, StepValues, TrainingClock
 from evalsuite.foundation import append_jsonl, progress, read_jsonl, write_jsonl
 from evalsuite.foundation.tracking import Tracker
 
@@ -18,11 +21,49 @@ MAX_LOGGED_STEPS = 5000
 FLUSH_SECONDS = 5
 
 
-class GpuUsage(Protocol):
-    """Metrics of the GPU (see `gpu_usage`)."""
+PEAK_FLOPS = {"NVIDIA H200": 790e12, "NVIDIA H100 80GB HBM3": 790e12}
+"""Dense bf16 FLOP/s of a matrix product, measured on random data, by the name of the device."""
 
-    def measure(self, tokens: int) -> dict[str, float]:
-        """Columns after `tokens` tokens of the run."""
+MIN_SECONDS = 0.1
+"""Shortest time over which a throughput is measured; values of two steps may be read together."""
+
+
+@dataclass
+class GpuUsage:
+    """Measures one stage on one GPU.
+
+    Args:
+        flops_per_token: of teacher and all students, without recomputation (see `Stage.flops_per_token`).
+        world_size: GPUs that share the tokens.
+        peak_flops: None for a device of which it is not known; MFU is then left out.
+    """
+
+    flops_per_token: float
+    world_size: int = 1
+    peak_flops: float | None = None
+    _last: tuple[int, float] | None = field(default=None, init=False)
+
+    def measure(self, tokens: int, now: float | None = None) -> dict[str, float]:
+        """Columns of `metrics.jsonl`: `tokens_per_second` and `mfu` since the last ones, and `memory_gb`, the
+        peak of the process. Within `MIN_SECONDS` of the last ones, the peak alone.
+
+        Args:
+            tokens: tokens trained on in the whole run.
+            now: seconds of a clock; default: now.
+        """
+        now = time.monotonic() if now is None else now
+        found = {}
+        if self._last is None:
+            self._last = tokens, now
+        elif now - self._last[1] >= MIN_SECONDS:
+            rate = (tokens - self._last[0]) / (now - self._last[1])
+            self._last = tokens, now
+            found["tokens_per_second"] = float(f"{rate:.5g}")
+            if self.peak_flops is not None:
+                mfu = rate * self.flops_per_token / self.world_size / self.peak_flops
+                found["mfu"] = float(f"{mfu:.4g}")
+        found["memory_gb"] = float(f"{torch.cuda.max_memory_allocated() / 1e9:.4g}")
+        return found
 
 
 class MetricsLogger(Callback):

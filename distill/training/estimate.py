@@ -1,16 +1,20 @@
-"""Cost estimate of a recipe from model configurations alone, without loading weights.
+"""Cost estimate of a recipe from model configurations alone, and advice when memory is exhausted.
 
 FLOPs count matrix products (two per multiply-add). Memory and time are estimates under the stated
 assumptions.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from evalsuite.distill.model_cost import ModelCost
+from evalsuite.distill.objectives.end_to_end import EndToEndStage
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import (
@@ -20,9 +24,13 @@ from evalsuite.distill.training.builders import (
     override_mixers,
     resolve_layer_selection,
 )
+from evalsuite.distill.training.interface import TrainingError
+from evalsuite.distill.training.placement import is_sharded
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict_yaml import read_yaml
 
+TrainingCosts = tuple[ModelCost | None, Sequence[ModelCost]]
+"""Those of the teacher and of every student."""
 MODEL_SHAPES = Path(__file__).with_name("model_shapes.yaml")
 CPU_FLOPS_PER_CORE = 3e10
 GPU_FLOPS = {"small": 790e12 * 0.25, "large": 790e12 * 0.40}
@@ -210,8 +218,6 @@ def _student_config(recipe: Recipe, label: str, base: Any) -> Any:
 def _on_gpu(device: str | None) -> bool:
     if device is not None:
         return device.startswith("cuda")
-    import torch
-
     return torch.cuda.is_available()
 
 
@@ -223,3 +229,72 @@ def _time(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def explain_out_of_memory(
+    recipe: Recipe, stage: Stage, costs: Callable[[], TrainingCosts], *, bf16: bool, world_size: int
+) -> Iterator[None]:
+    """Replace torch's error by one that says which option saves how much.
+
+    Raises:
+        TrainingError: the GPU's memory is exhausted within this context.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        options = memory_options(recipe, stage, *costs(), bf16=bf16, world_size=world_size)
+        advice = "; ".join(f"{option} saves about {saved / 1e9:.1f} GB" for option, saved in options)
+        reason = str(error).split(". ")[0]
+        raise TrainingError(
+            f"stage '{stage.name}': GPU memory is exhausted ({reason}). By estimate: {advice}. "
+            "Another recipe needs a new run folder"
+        ) from error
+
+
+def memory_options(
+    recipe: Recipe,
+    stage: Stage,
+    teacher: ModelCost | None,
+    students: Sequence[ModelCost],
+    *,
+    bf16: bool,
+    world_size: int,
+) -> list[tuple[str, float]]:
+    """Options that need less memory, and the bytes that each saves on a GPU, largest first."""
+    shards = world_size if is_sharded(recipe, (teacher or students[0]).num_params, world_size) else 1
+    now = stage_memory(teacher, students, stage, bf16=bf16, shards=shards)
+
+    def saved(changed: Stage = stage, count: int = len(students), shards: int = shards) -> float:
+        return now - stage_memory(teacher, students[:count], changed, bf16=bf16, shards=shards)
+
+    key = f"--set stages.{stage.name}"
+    options = []
+    micro = stage.micro_batch_size or stage.batch_size
+    if micro > 1:
+        smaller = next(size for size in range(micro // 2, 0, -1) if stage.batch_size % size == 0)
+        changed = stage.model_copy(update={"micro_batch_size": smaller})
+        options.append((f"{key}.micro_batch_size={smaller} (now {micro})", saved(changed)))
+    half = stage.seq_len // 2
+    changed = stage.model_copy(update={"seq_len": half})
+    options.append((f"{key}.seq_len={half} (now {stage.seq_len})", saved(changed)))
+    if isinstance(stage, EndToEndStage) and not stage.recomputes_blocks:
+        changed = stage.model_copy(update={"activation_checkpointing": "block"})
+        options.append(
+            (f"{key}.activation_checkpointing=block, which takes a third more time", saved(changed))
+        )
+    if stage.optimizer.kind == "adamw" and stage.optimizer.state_bits == 32:
+        optimizer = stage.optimizer.model_copy(update={"state_bits": 8})
+        changed = stage.model_copy(update={"optimizer": optimizer})
+        options.append((f"{key}.optimizer.state_bits=8 (extra lowbit)", saved(changed)))
+    if len(students) > 1:
+        options.append(("--mixer with one mixer at a time", saved(count=1)))
+    for smaller_set in ("no_mlp", *(["mixer"] if all(student.replaced for student in students) else [])):
+        if stage.trainable_set not in ("mixer", "mixer_qk", smaller_set):
+            changed = stage.model_copy(update={"trainable": smaller_set})
+            options.append((f"{key}.trainable={smaller_set} (now {stage.trainable_set})", saved(changed)))
+    if world_size > 1 and shards == 1:
+        options.append(("--set sharding=full", saved(shards=world_size)))
+    elif world_size == 1:
+        options.append(("two GPUs (torchrun --nproc-per-node 2) with --set sharding=full", saved(shards=2)))
+    return sorted((option for option in options if option[1] > 0), key=lambda option: -option[1])

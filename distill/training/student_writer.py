@@ -11,9 +11,9 @@ from evalsuite.distill.model_card import model_card
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import TrainingModels
-from evalsuite.distill.training.callbacks.interface import Callback, DivergedError, Step, TrainingClock
-from evalsuite.distill.training.callbacks.metrics import METRICS, loss_curve
 from evalsuite.distill.training.distributed import ProcessGroup, full_tensor
+from evalsuite.distill.training.interface import Callback, DivergedError, Step, TrainingClock
+from evalsuite.distill.training.metrics import METRICS, loss_curve
 from evalsuite.distill.training.provenance import build_lineage
 from evalsuite.distill.training.run_folder import save_checkpoint
 from evalsuite.distill.training.train_state import Progress

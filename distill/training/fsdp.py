@@ -210,3 +210,8 @@ def _local_grads(parameters: Collection[nn.Parameter]) -> list[Tensor]:
     """This process's shards of the gradients."""
     grads = [parameter.grad for parameter in parameters]
     return [grad.to_local() for grad in grads if isinstance(grad, DTensor)]
+
+
+def select_strategy(model: CausalLM) -> type[StudentTrainState]:
+    """How a student is trained: replicated on every GPU or, if it was built so, sharded."""
+    return FSDPTrainState if isinstance(model, FSDPModule) else StudentTrainState

@@ -8,7 +8,7 @@ from safetensors.torch import save
 
 from evalsuite.distill.recipe.config import DivergenceConfig
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.training.callbacks.interface import Callback, DivergedError, Step, StepValues
+from evalsuite.distill.training.interface import Callback, DivergedError, Step, StepValues
 from evalsuite.foundation import read_json, write_bytes, write_json
 from evalsuite.models.checkpoints.location import FAILED
 

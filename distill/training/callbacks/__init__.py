@@ -1,1 +1,0 @@
-"""What observes training: metrics, divergence, validation and intermediate checkpoints."""

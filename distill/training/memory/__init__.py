@@ -1,1 +1,0 @@
-"""What a run takes of the GPU and of time, and optimizer states that take less."""
