@@ -85,22 +85,10 @@ KNOWN: list[set[str]] = [
         "evalsuite.evaluation.score",
     },
     {
-        "evalsuite.models.benchmark",
-        "evalsuite.models.inference",
-        "evalsuite.models.runtime_estimate",
-        "evalsuite.models.vllm_plugin",
-    },
-    {
         "evalsuite.models.checkpoints",
         "evalsuite.models.decoder",
         "evalsuite.models.mixers",
         "evalsuite.models.ops",
-    },
-    {
-        "evalsuite.models.inference.in_process",
-        "evalsuite.models.inference.logprobs",
-        "evalsuite.models.inference.torch",
-        "evalsuite.models.inference.transformers",
     },
     {"evalsuite.models.ops.dispatch", "evalsuite.models.ops.recurrence", "evalsuite.models.ops.tuning"},
     {

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalsuite.distill.data.examples import Example
-from evalsuite.models.tokenizers import TextEncoder
+from evalsuite.models.checkpoints.tokenizers import TextEncoder
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from evalsuite.distill.data.packing import Document, repeat_spans, tokenize
 from evalsuite.distill.data.readers import Chunk, open_reader
 from evalsuite.distill.recipe.data_sources import DataSourceConfig, PocketSourceConfig, TableSourceConfig
 from evalsuite.foundation import ConfigError, DataError, parse_json
-from evalsuite.models.tokenizers import TextEncoder
+from evalsuite.models.checkpoints.tokenizers import TextEncoder
 
 
 class Preparation:

@@ -14,7 +14,7 @@ from evalsuite.distill.data.preparation import read_shuffled
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.data_sources import ResponsesSourceConfig
 from evalsuite.foundation import ConfigError, DataError, content_hash, write_jsonl
-from evalsuite.models.tokenizers import TextEncoder
+from evalsuite.models.checkpoints.tokenizers import TextEncoder
 
 
 class Processes(Protocol):

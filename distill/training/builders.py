@@ -18,8 +18,8 @@ from evalsuite.distill.training.provenance import chain
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, parse_json
 from evalsuite.foundation.strict import parse
+from evalsuite.models.checkpoints.tokenizers import whole_texts
 from evalsuite.models.mixers import MIXERS
-from evalsuite.models.tokenizers import whole_texts
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def check_lengths(recipe: Recipe, teacher: Any, students: Mapping[str, Any]) -> 
         ConfigError: sequences beyond the teacher's positions, where its targets mean nothing, or beyond those
             that a student's positional scheme reaches.
     """
-    from evalsuite.models.inference.positions import check_max_length, stated_positions
+    from evalsuite.models.checkpoints.positions import check_max_length, stated_positions
 
     for stage in recipe.stages:
         length, where = stage.seq_len, f"stage '{stage.name}': seq_len = {stage.seq_len:,}"

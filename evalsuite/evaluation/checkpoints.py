@@ -9,7 +9,7 @@ from evalsuite.evaluation.run_paths import CheckpointRef
 from evalsuite.foundation import CheckpointError, ConfigError, DataError, content_hash, read_json
 from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.models.checkpoints.location import FAILED
-from evalsuite.models.tokenizers import tokenizer_parts
+from evalsuite.models.checkpoints.tokenizers import tokenizer_parts
 
 if TYPE_CHECKING:
     from evalsuite.reports.records.run_folder import DivergedStudent
@@ -125,7 +125,7 @@ def describe_checkpoints(
         CheckpointError: a checkpoint that cannot be read.
     """
     from evalsuite.models.checkpoints.load import describe_checkpoint
-    from evalsuite.models.inference.positions import max_positions
+    from evalsuite.models.checkpoints.positions import max_positions
 
     paths = [teacher, *(path for path in checkpoints if path != teacher)] if teacher else list(checkpoints)
     if not paths:
@@ -249,7 +249,7 @@ def check_max_length(checkpoints: Sequence[RunCheckpoint], max_length: int) -> N
     Raises:
         ConfigError: naming the checkpoint, and why.
     """
-    from evalsuite.models.inference.positions import check_max_length as check
+    from evalsuite.models.checkpoints.positions import check_max_length as check
 
     for each in checkpoints:
         if each.limit(max_length).extension is not None:

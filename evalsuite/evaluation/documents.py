@@ -18,7 +18,7 @@ from evalsuite.foundation import (
     content_hash,
     progress,
 )
-from evalsuite.models.tokenizers import backend_of, needs_special_tokens, prefix_text
+from evalsuite.models.checkpoints.tokenizers import backend_of, needs_special_tokens, prefix_text
 from evalsuite.protocols import sandbox
 from evalsuite.protocols.prompt_text import chat_text
 from evalsuite.tasks.benchmark import Benchmark

@@ -27,7 +27,7 @@ def share_memory(processes: int) -> None:
     """Let this process plan with its part of the GPU's memory, unless a variable limits it already."""
     import torch
 
-    from evalsuite.models.inference.torch.batch_limits import MEMORY_LIMIT_ENV
+    from evalsuite.models.inference.batch_limits import MEMORY_LIMIT_ENV
 
     if MEMORY_LIMIT_ENV not in os.environ and torch.cuda.is_available():
         _, total = torch.cuda.mem_get_info()

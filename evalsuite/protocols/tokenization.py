@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from evalsuite.foundation import DataError
-from evalsuite.models.inference.requests import ScoreRequest
-from evalsuite.models.tokenizers import (
+from evalsuite.models.checkpoints.tokenizers import (
     backend_of,
     needs_special_tokens,
     prefix_text,
     prefix_token_id,
     whole_texts,
 )
+from evalsuite.models.inference.requests import ScoreRequest
 
 Tokens = tuple[int, ...]
 

@@ -14,9 +14,9 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.benchmark.gpu import device_name
 from evalsuite.models.benchmark.points import Kind, Measurement, Point, Status
 from evalsuite.models.checkpoints.load import Checkpoint
+from evalsuite.models.checkpoints.positions import check_max_length, stated_positions
 from evalsuite.models.decoder import StudentForCausalLM
 from evalsuite.models.decoder.stats import CacheSize, FlopCounter, cache_size, count_parameters
-from evalsuite.models.inference.positions import check_max_length, stated_positions
 from evalsuite.models.ops.recurrence import fla_backend, use_triton
 
 MAX_NEW_TOKENS = 64

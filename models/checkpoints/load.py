@@ -19,7 +19,7 @@ from evalsuite.models.checkpoints.fingerprint import weights_id
 from evalsuite.models.checkpoints.gguf import cached_gguf_reader
 from evalsuite.models.checkpoints.location import TRAINING, Location, first_line, locate
 from evalsuite.models.checkpoints.safetensors_index import stored_tensors
-from evalsuite.models.tokenizers import whole_texts
+from evalsuite.models.checkpoints.tokenizers import whole_texts
 
 if TYPE_CHECKING:
     # Describing a checkpoint does without what builds models, which takes seconds to import.

@@ -5,10 +5,14 @@ from typing import Any
 
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers import CacheSpec
 from evalsuite.models.ops.recurrence import OWN, StateAccess
+
+CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
+"""Name of the cache in transformers' forward passes: `cache` since 5.24, `past_key_values` before."""
 
 StateDict = dict[str, Tensor]
 

@@ -12,8 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.cache_argument import CACHE
-from evalsuite.models.decoder.cache import StudentCache
+from evalsuite.models.decoder.cache import CACHE, StudentCache
 from evalsuite.models.decoder.config import StudentConfig
 from evalsuite.models.decoder.packing import packed_bounds
 from evalsuite.models.mixers import AttentionSpan, Mixer, make_mixer

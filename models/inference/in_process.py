@@ -13,8 +13,10 @@ import transformers
 from evalsuite.foundation import ConfigError
 from evalsuite.models.checkpoints.fingerprint import STUDENT_SOURCE, fingerprint, plugin_versions, source_hash
 from evalsuite.models.checkpoints.load import Checkpoint, remote_code_hash
+from evalsuite.models.checkpoints.positions import check_max_length, max_positions
 from evalsuite.models.decoder import StudentForCausalLM
-from evalsuite.models.inference.positions import check_max_length, max_positions
+from evalsuite.models.inference.batch_limits import BatchLimits
+from evalsuite.models.inference.batching import RequestBatch, make_remaining_batches
 from evalsuite.models.inference.registry import EngineType
 from evalsuite.models.inference.requests import (
     INVALID_PREFIX,
@@ -24,13 +26,12 @@ from evalsuite.models.inference.requests import (
     ScoreResponse,
 )
 from evalsuite.models.inference.stopping import eos_token_ids
-from evalsuite.models.inference.torch.batch_limits import BatchLimits
-from evalsuite.models.inference.torch.loglikelihood import RequestBatch, make_remaining_batches
 from evalsuite.models.ops.recurrence import fla_backend, use_triton
 
 SOURCE = (
-    *(f"inference/{name}.py" for name in ("in_process", "logprobs", "sampling", "stopping")),
-    "tokenizers.py",
+    *(f"inference/{name}.py" for name in ("batch_limits", "batching", "in_process")),
+    *(f"inference/{name}.py" for name in ("logprobs", "sampling", "stopping")),
+    "checkpoints/tokenizers.py",
 )
 """Our code that computes the responses of every engine in this process."""
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
+from evalsuite.models.inference.batching import to_device
 from evalsuite.models.inference.requests import ScoreRequest, ScoreResponse
-from evalsuite.models.inference.torch.kv_cache import to_device
 from evalsuite.models.ops.dispatch import inference_kernels
 
 NON_FINITE_LOGPROBS = "the model's log-probabilities are not finite (NaN or infinity in its logits)"

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from evalsuite.models.benchmark.subject import Benchmark
-    from evalsuite.models.runtime_estimate import TokenTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +45,19 @@ class EngineSettings:
             "label": self.label,
             "trust_remote_code": self.trust_remote_code,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTimes:
+    """Seconds per token in large batches: prefill, and decode (of up to `num_seqs` sequences at a time)."""
+
+    prefill: float
+    decode: float
+    num_seqs: int
+
+    def seconds(self, prefill_tokens: int, decode_tokens: int) -> float:
+        """Time for this number of tokens."""
+        return prefill_tokens * self.prefill + decode_tokens * self.decode
 
 
 class EngineType(ABC):
@@ -96,7 +108,7 @@ class EngineType(ABC):
         parameters: int,
         prompt_tokens: int,
         num_responses: int,
-    ) -> "TokenTimes | None":
+    ) -> TokenTimes | None:
         """Estimate its speed before a run, for `--dry-run`; None if that is not possible.
 
         Args:

@@ -1,10 +1,18 @@
 """Stopping criteria of a generation: end-of-sequence tokens, stop strings, the token limit."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from evalsuite.models.inference.requests import FinishReason, GenerateResponse, SamplingParams
-from evalsuite.models.tokenizers import ContinuationDecoder
+from evalsuite.models.checkpoints.tokenizers import ContinuationDecoder
+from evalsuite.models.inference.requests import (
+    FinishReason,
+    GenerateRequest,
+    GenerateResponse,
+    SamplingParams,
+)
+
+NON_FINITE_LOGITS = "the model's logits are not finite (NaN or infinity)"
 
 
 def eos_token_ids(config: Any, tokenizer: Any, generation: Any = None) -> frozenset[int]:
@@ -72,3 +80,22 @@ class StopChecker:
         """Position of the first stop string in `text`, or None."""
         found = [at for stop in self.stop_strings if (at := text.find(stop)) >= 0]
         return min(found, default=None)
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """A request whose response grows token by token."""
+
+    index: int
+    request: GenerateRequest
+    stop_checker: StopChecker
+    finished: bool = False
+
+    def append(self, tokens: list[int], non_finite: list[bool]) -> GenerateResponse | None:
+        """Append new tokens, up to the first one sampled from logits that are not finite."""
+        good = tokens[: non_finite.index(True)] if any(non_finite) else tokens
+        response = self.stop_checker.append(good)
+        if response is None and len(good) < len(tokens):
+            response = GenerateResponse.from_error(NON_FINITE_LOGITS)
+        self.finished = response is not None
+        return response

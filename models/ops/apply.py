@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.cache_argument import CACHE
+from evalsuite.models.decoder.cache import CACHE
 from evalsuite.models.decoder.config import LLAMA_STYLE
 from evalsuite.models.ops.dispatch import use_triton
 

@@ -13,6 +13,10 @@ MIXER_OP = "evalsuite_mixer"
 """Custom op in vLLM's namespace that represents one recurrent layer in a compiled graph."""
 BACKEND = "evalsuite.models.vllm_plugin.mixer_layer.StateBackend"
 
+TESTED = ("0.26", "0.29", "0.32")
+"""Minor versions that pass the parity test; the CUDA builds of 0.26.0 are for torch 2.11."""
+INSTALL = "vllm>=0.32,<0.33"
+
 
 def register() -> None:
     """Register students with vLLM. Idempotent, because every vLLM process calls it, possibly more than once.
@@ -22,7 +26,6 @@ def register() -> None:
     import vllm
 
     from evalsuite.models.vllm_plugin.validation import StudentConfigVerifier, refuse_students
-    from evalsuite.models.vllm_plugin.versions import version_problem
 
     if problem := version_problem(vllm.__version__):
         refuse_students(problem)
@@ -41,4 +44,22 @@ def register() -> None:
         CompilationConfig._attention_ops.append(f"vllm::{MIXER_OP}")
 
 
-__all__ = ["ARCHITECTURE", "BACKEND", "MIXER_OP", "register"]
+def version_problem(version: str) -> str:
+    """Describe why a version of vLLM is not supported and what to install; empty if it is."""
+    if any(version == tested or version.startswith(f"{tested}.") for tested in TESTED):
+        return ""
+    oldest, newest = (_minor(tested) for tested in (TESTED[0], TESTED[-1]))
+    problem = "not among the tested versions"
+    if _minor(version) < oldest:
+        problem = "too old"
+    elif _minor(version) > newest:
+        problem = "newer than the tested versions"
+    supported = ", ".join(f"{tested}.*" for tested in TESTED)
+    return f"vLLM {version} is {problem}: students were tested with {supported}; pip install '{INSTALL}'"
+
+
+def _minor(version: str) -> list[int]:
+    return [int(part) if part.isdigit() else 0 for part in version.split(".")[:2]]
+
+
+__all__ = ["ARCHITECTURE", "BACKEND", "INSTALL", "MIXER_OP", "register", "version_problem"]

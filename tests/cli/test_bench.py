@@ -9,8 +9,8 @@ import torch
 
 from evalsuite.cli import main
 from evalsuite.cli.commands.bench import context_length
-from evalsuite.models.benchmark.in_process import TorchBenchmark
 from evalsuite.models.benchmark.points import Measurement, Point
+from evalsuite.models.inference.torch.benchmark import TorchBenchmark
 from evalsuite.reports.records.efficiency import read_efficiency
 
 MIXER = "gated_deltanet+softmax/2"

@@ -13,8 +13,8 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.environment import read_environment
 from evalsuite.foundation import DataError, read_jsonl, write_json
+from evalsuite.models.inference.batch_limits import BatchLimits
 from evalsuite.models.inference.torch import engine as torch_engine
-from evalsuite.models.inference.torch.batch_limits import BatchLimits
 
 SUITE = """
 name: s

@@ -96,7 +96,7 @@ def changed_file(path: Path) -> str:
         pytest.param("ops/rms_norm.py", {"student"}, marks=pytest.mark.long),
         ("inference/torch/attention.py", {"student", "teacher"}),
         pytest.param("inference/stopping.py", {"student", "teacher"}, marks=pytest.mark.long),
-        pytest.param("runtime_estimate.py", set(), marks=pytest.mark.long),
+        pytest.param("inference/token_times.py", set(), marks=pytest.mark.long),
     ],
 )
 def test_fingerprint_covers_the_source_that_computes(

@@ -231,10 +231,10 @@ def _open_checkpoint(path: str, makers: dict[str, Any], opened: dict[Any, Any]) 
 
 
 def _open_random(model: "RandomModel", arguments: argparse.Namespace, device: str, dtype: str) -> Opened:
-    from evalsuite.models.benchmark.generate import GenerateBenchmark
-    from evalsuite.models.benchmark.in_process import TorchBenchmark
     from evalsuite.models.benchmark.random_models import build
+    from evalsuite.models.inference.torch.benchmark import TorchBenchmark
     from evalsuite.models.inference.torch.model_runner import ModelRunner
+    from evalsuite.models.inference.transformers.benchmark import GenerateBenchmark
 
     checkpoint = build(model, device=device, dtype=dtype)
     benchmarks: list[Benchmark] = []

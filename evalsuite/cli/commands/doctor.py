@@ -46,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.evaluation.inference.engines import engine_factory, resolve_device
     from evalsuite.foundation import ConfigError
     from evalsuite.models.checkpoints.load import load_checkpoint
+    from evalsuite.models.checkpoints.positions import max_positions
     from evalsuite.models.diagnostics.consistency_checks import format_checks, run_consistency_checks
-    from evalsuite.models.inference.positions import max_positions
 
     if arguments.documents < 1:
         raise ConfigError(f"--documents {arguments.documents}: must be at least 1")

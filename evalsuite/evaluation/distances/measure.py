@@ -10,10 +10,10 @@ from evalsuite.evaluation.distances.passages import Part, answer_parts, parse_te
 from evalsuite.evaluation.inference.engines import resolve_device
 from evalsuite.foundation import ConfigError, progress
 from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
+from evalsuite.models.checkpoints.positions import max_positions
+from evalsuite.models.checkpoints.tokenizers import tokenizer_parts
 from evalsuite.models.diagnostics.distance import compare_models
 from evalsuite.models.diagnostics.quantization import BITS, quantized
-from evalsuite.models.inference.positions import max_positions
-from evalsuite.models.tokenizers import tokenizer_parts
 from evalsuite.reports.records.distances import COLUMNS, write_distances
 
 

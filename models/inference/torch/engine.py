@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
 from evalsuite.models.inference import in_process
+from evalsuite.models.inference.batch_limits import compute_batch_limits
+from evalsuite.models.inference.batching import RequestBatch
 from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.proof import UnsupportedModelError
-from evalsuite.models.inference.registry import ENGINES, EngineSettings
+from evalsuite.models.inference.registry import ENGINES, EngineSettings, TokenTimes
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse, ScoreRequest
 from evalsuite.models.inference.sampling import SamplingMetadata
-from evalsuite.models.inference.torch.batch_limits import compute_batch_limits
 from evalsuite.models.inference.torch.cuda_graphs import cuda_graph_step, eager_step
-from evalsuite.models.inference.torch.loglikelihood import LoglikelihoodBatch, RequestBatch, make_batches
+from evalsuite.models.inference.torch.loglikelihood import LoglikelihoodBatch, make_batches
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.scheduler import (
     KEY_BLOCK,
@@ -26,7 +27,6 @@ from evalsuite.models.inference.torch.verify_cache import refuse_unsupported, ve
 
 if TYPE_CHECKING:
     from evalsuite.models.benchmark.subject import Benchmark
-    from evalsuite.models.runtime_estimate import TokenTimes
 
 SOURCE = (
     *in_process.SOURCE,
@@ -88,31 +88,15 @@ class TorchEngine(InProcessEngine):
 
     @classmethod
     def token_times(
-        cls,
-        config: Any,
-        tokenizer: Any,
-        settings: EngineSettings,
-        *,
-        parameters: int,
-        prompt_tokens: int,
-        num_responses: int,
-    ) -> "TokenTimes":
+        cls, config: Any, tokenizer: Any, settings: EngineSettings, **expected: int
+    ) -> TokenTimes:
         """Times a few layers of the model."""
-        from evalsuite.models.runtime_estimate import measure_token_times
+        from evalsuite.models.inference.token_times import measure_token_times
 
-        return measure_token_times(
-            config,
-            tokenizer,
-            device=settings.device,
-            dtype=settings.dtype,
-            parameters=parameters,
-            prompt_tokens=prompt_tokens,
-            num_responses=num_responses,
-            trust_remote_code=settings.trust_remote_code,
-        )
+        return measure_token_times(cls, config, tokenizer, settings, **expected)
 
     def benchmark(self) -> "Benchmark":
-        from evalsuite.models.benchmark.in_process import TorchBenchmark
+        from evalsuite.models.inference.torch.benchmark import TorchBenchmark
 
         return TorchBenchmark(self.runner, self.checkpoint)
 

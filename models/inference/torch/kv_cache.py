@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evalsuite.models.inference.batching import to_device
 from evalsuite.models.inference.torch.unpadding import UnpaddedLayout
 from evalsuite.models.ops.recurrence import OWN, StateAccess
 
@@ -210,9 +211,3 @@ def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tens
     for number, row in enumerate(rows):
         tokens[number, : len(row)] = row
     return to_device(tokens, device), to_device(lengths, device)
-
-
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to the device; through pinned memory on CUDA, so that the host does not block."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,10 +1,11 @@
 """Log-likelihoods of continuations: each context is prefilled once, its cache branches per continuation."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from torch import Tensor
 
+from evalsuite.models.inference.batch_limits import BatchLimits
+from evalsuite.models.inference.batching import RequestBatch, make_length_batches
 from evalsuite.models.inference.logprobs import (
     Part,
     TargetIndex,
@@ -12,52 +13,9 @@ from evalsuite.models.inference.logprobs import (
     sum_responses,
 )
 from evalsuite.models.inference.requests import ScoreRequest, ScoreResponse
-from evalsuite.models.inference.torch.batch_limits import BatchLimits
-from evalsuite.models.inference.torch.batching import make_length_batches
 from evalsuite.models.inference.torch.kv_cache import KVCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.prefix_groups import common_prefix_length, group_by_prefix
-
-
-@dataclass(frozen=True, slots=True)
-class RequestBatch:
-    """Indices of requests that run together; all contexts start with the same `num_shared` tokens."""
-
-    indices: list[int]
-    num_shared: int = 0
-
-    def halves(self) -> "list[RequestBatch]":
-        """Split the batch in two."""
-        half = len(self.indices) // 2
-        return [
-            RequestBatch(self.indices[:half], self.num_shared),
-            RequestBatch(self.indices[half:], self.num_shared),
-        ]
-
-
-MAX_PARTIAL_BATCHES = 2
-"""Number of partially stored batches up to which a resumed run is assumed to have been interrupted."""
-
-
-def make_remaining_batches(
-    indices: Sequence[int],
-    completed: Collection[int],
-    make: Callable[[Sequence[int]], list[RequestBatch]],
-) -> list[RequestBatch]:
-    """Batches of `make(indices)` without completed requests, as an uninterrupted run has them if possible.
-
-    The rounding of a response depends on its batch. An interrupted run has stored complete batches and
-    possibly a partial one, which is recomputed in full. If many batches are partial, the stored responses
-    come from another set of requests, and the missing ones are batched anew.
-    """
-    batches = make(indices)
-    if not completed:
-        return batches
-    remaining = [batch for batch in batches if any(index not in completed for index in batch.indices)]
-    num_partial = sum(any(index in completed for index in batch.indices) for batch in remaining)
-    if num_partial <= MAX_PARTIAL_BATCHES:
-        return remaining
-    return make([index for index in indices if index not in completed])
 
 
 def make_batches(

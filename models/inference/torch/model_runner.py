@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from evalsuite.models.cache_argument import CACHE
+from evalsuite.models.decoder.cache import CACHE
+from evalsuite.models.inference.batching import to_device
 from evalsuite.models.inference.proof import UnsupportedModelError, largest_deviation
 from evalsuite.models.inference.torch.attention import AttentionMasks, AttentionOverride, FusedAttention
 from evalsuite.models.inference.torch.fusion.layers import FusedLayers
 from evalsuite.models.inference.torch.fusion.norms import FusedNorms
-from evalsuite.models.inference.torch.kv_cache import BranchingCache, KVCache, pad_right, to_device
+from evalsuite.models.inference.torch.kv_cache import BranchingCache, KVCache, pad_right
 from evalsuite.models.inference.torch.unpadding import make_unpadded_layout
 
 

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
 from evalsuite.models.inference.sampling import SamplingMetadata, sample
-from evalsuite.models.inference.stopping import StopChecker
+from evalsuite.models.inference.stopping import Generation, StopChecker
 from evalsuite.models.inference.torch.attention import AttentionMasks
 from evalsuite.models.inference.torch.kv_cache import KVCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.prefix_groups import PrefixGroup, build_prefix_groups
 from evalsuite.models.inference.torch.static_cache import StaticKVCache
 
-NON_FINITE_LOGITS = "the model's logits are not finite (NaN or infinity)"
 KEY_BLOCK = 64
 """Key lengths are rounded up to a multiple of this, so that a captured step serves many lengths."""
 
@@ -92,32 +91,19 @@ class DecodeBatch:
 
 
 @dataclass(slots=True, eq=False)
-class SequenceState:
+class SequenceState(Generation):
     """Host state of one generation."""
 
-    index: int
-    request: GenerateRequest
-    stop_checker: StopChecker
     group: PrefixGroup = NO_PREFIX
     num_shared: int = 0
     """Number of prompt tokens that are in the group's prefix."""
     num_scheduled: int = 0
     """Number of generated tokens that were dispatched, collected or not."""
-    finished: bool = False
 
     @property
     def num_unshared(self) -> int:
         """Number of prompt tokens that are prefilled for this sequence alone."""
         return len(self.request.prompt) - self.num_shared
-
-    def append(self, tokens: list[int], non_finite: list[bool]) -> GenerateResponse | None:
-        """Append new tokens, up to the first one sampled from logits that are not finite."""
-        good = tokens[: non_finite.index(True)] if any(non_finite) else tokens
-        response = self.stop_checker.append(good)
-        if response is None and len(good) < len(tokens):
-            response = GenerateResponse.from_error(NON_FINITE_LOGITS)
-        self.finished = response is not None
-        return response
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ known from the config, and be one that this engine computes.
 
 from typing import Any
 
+from evalsuite.models.checkpoints.positions import rotary_limit
 from evalsuite.models.decoder import StudentConfig
-from evalsuite.models.inference.positions import rotary_limit
 from evalsuite.models.inference.proof import TOKENS
 
 LAYER_TYPES = ("full_attention", "sliding_attention")

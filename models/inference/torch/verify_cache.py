@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from evalsuite.foundation import EvalsuiteError
-from evalsuite.models.inference.positions import stated_positions
+from evalsuite.models.checkpoints.positions import stated_positions
 from evalsuite.models.inference.proof import Text, UnsupportedModelError, largest_deviation, proof_texts
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
 from evalsuite.models.inference.sampling import SamplingMetadata

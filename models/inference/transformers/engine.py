@@ -6,11 +6,11 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
+from evalsuite.models.inference.batch_limits import compute_batch_limits
+from evalsuite.models.inference.batching import RequestBatch
 from evalsuite.models.inference.in_process import SOURCE, InProcessEngine
 from evalsuite.models.inference.registry import ENGINES, EngineSettings
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse, ScoreRequest
-from evalsuite.models.inference.torch.batch_limits import compute_batch_limits
-from evalsuite.models.inference.torch.loglikelihood import RequestBatch
 from evalsuite.models.inference.transformers.generation import (
     generate_in_lockstep,
     make_lockstep_batches,
@@ -46,7 +46,7 @@ class TransformersEngine(InProcessEngine):
     """
 
     display_name = "transformers"
-    source = (*SOURCE, "inference/transformers", "inference/proof.py", "inference/torch/batching.py")
+    source = (*SOURCE, "inference/transformers", "inference/proof.py")
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class TransformersEngine(InProcessEngine):
 
     def benchmark(self) -> "Benchmark":
         """Measures transformers' own `generate`."""
-        from evalsuite.models.benchmark.generate import GenerateBenchmark
+        from evalsuite.models.inference.transformers.benchmark import GenerateBenchmark
 
         return GenerateBenchmark(self.checkpoint)
 

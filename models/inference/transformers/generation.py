@@ -10,33 +10,32 @@ from typing import Any
 
 import torch
 
+from evalsuite.models.inference.batch_limits import BatchLimits
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
 from evalsuite.models.inference.sampling import SamplingMetadata, sample
-from evalsuite.models.inference.stopping import StopChecker
-from evalsuite.models.inference.torch.batch_limits import BatchLimits
-from evalsuite.models.inference.torch.scheduler import SequenceState
+from evalsuite.models.inference.stopping import Generation, StopChecker
 from evalsuite.models.inference.transformers.runner import PlainRunner
 
 
 def make_sequences(
     requests: Sequence[tuple[int, GenerateRequest, int]], tokenizer: Any, eos_ids: frozenset[int]
-) -> list[SequenceState]:
+) -> list[Generation]:
     """Host state of each (index, request, token limit)."""
     return [
-        SequenceState(index, request, StopChecker(tokenizer, request.sampling, limit, eos_ids))
+        Generation(index, request, StopChecker(tokenizer, request.sampling, limit, eos_ids))
         for index, request, limit in requests
     ]
 
 
 def make_lockstep_batches(
-    sequences: Sequence[SequenceState], runner: PlainRunner, limits: BatchLimits, max_num_seqs: int
-) -> list[list[SequenceState]]:
+    sequences: Sequence[Generation], runner: PlainRunner, limits: BatchLimits, max_num_seqs: int
+) -> list[list[Generation]]:
     """Batch sequences that are read in lockstep, those with the longest prompts first.
 
     A prompt joins a batch if the steps that it adds, its distance to the longest prompt, are not more than
     those that a batch of its own would take.
     """
-    found: list[list[SequenceState]] = []
+    found: list[list[Generation]] = []
     per_token = max(1, runner.kv_bytes_per_token)
     alone = "single texts" in (runner.batching, runner.caching)
     for sequence in sorted(sequences, key=lambda each: -len(each.request.prompt)):
@@ -56,7 +55,7 @@ def make_lockstep_batches(
 
 
 def generate_in_lockstep(
-    runner: PlainRunner, sequences: Sequence[SequenceState]
+    runner: PlainRunner, sequences: Sequence[Generation]
 ) -> Iterator[tuple[int, GenerateResponse]]:
     """Yield (index, response) of the sequences of one batch as they finish."""
     requests = [sequence.request for sequence in sequences]

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from evalsuite.models.inference.batch_limits import BatchLimits
+from evalsuite.models.inference.batching import RequestBatch, make_length_batches
 from evalsuite.models.inference.logprobs import (
     Part,
     TargetIndex,
@@ -10,9 +12,6 @@ from evalsuite.models.inference.logprobs import (
 )
 from evalsuite.models.inference.proof import Text
 from evalsuite.models.inference.requests import ScoreRequest, ScoreResponse
-from evalsuite.models.inference.torch.batch_limits import BatchLimits
-from evalsuite.models.inference.torch.batching import make_length_batches
-from evalsuite.models.inference.torch.loglikelihood import RequestBatch
 from evalsuite.models.inference.transformers.runner import PlainRunner
 
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from evalsuite.models.cache_argument import CACHE
-from evalsuite.models.inference.positions import rotary_limit
+from evalsuite.models.checkpoints.positions import rotary_limit
+from evalsuite.models.decoder.cache import CACHE
+from evalsuite.models.inference.batching import make_length_batches, to_device
 from evalsuite.models.inference.proof import Text
-from evalsuite.models.inference.torch.batching import make_length_batches
-from evalsuite.models.inference.torch.kv_cache import to_device
 
 Batching = Literal["padded", "equal lengths", "single texts"]
 """Which texts a model reads together: any, padded on the right; those of one length; none."""

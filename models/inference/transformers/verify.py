@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.foundation import EvalsuiteError
-from evalsuite.models.inference.positions import stated_positions
+from evalsuite.models.checkpoints.positions import stated_positions
 from evalsuite.models.inference.proof import Text, UnsupportedModelError, largest_deviation, proof_texts
 from evalsuite.models.inference.transformers.runner import CachedReader, PlainRunner
 

@@ -15,8 +15,8 @@ from transformers import GenerationConfig
 from evalsuite.foundation import ConfigError, EvalsuiteError, canonical_json
 from evalsuite.models.checkpoints.fingerprint import STUDENT_SOURCE, fingerprint, plugin_versions, source_hash
 from evalsuite.models.checkpoints.load import CheckpointInfo, describe_checkpoint
+from evalsuite.models.checkpoints.positions import stated_positions
 from evalsuite.models.decoder import StudentConfig
-from evalsuite.models.inference.positions import stated_positions
 from evalsuite.models.inference.registry import ENGINES, EngineSettings, EngineType
 from evalsuite.models.inference.requests import (
     GenerateRequest,
@@ -31,7 +31,7 @@ from evalsuite.models.vllm_plugin.validation import validate_args, validate_stud
 if TYPE_CHECKING:
     from evalsuite.models.benchmark.subject import Benchmark
 
-SOURCE = ("inference/vllm", "inference/stopping.py", "tokenizers.py")
+SOURCE = ("inference/vllm", "inference/stopping.py", "checkpoints/tokenizers.py")
 """Our code that computes the responses of every model; the fingerprint covers it."""
 CHUNK_SIZE = 1024
 """Requests per message to the worker."""
@@ -146,7 +146,7 @@ class VllmEngine(EngineType):
         return self.info.label
 
     def benchmark(self) -> "Benchmark":
-        from evalsuite.models.vllm_plugin.benchmark import VllmBenchmark
+        from evalsuite.models.inference.vllm.benchmark import VllmBenchmark
 
         return VllmBenchmark(self.info, self)
 

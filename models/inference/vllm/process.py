@@ -11,15 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import evalsuite
 from evalsuite.foundation import ConfigError, EvalsuiteError, MissingDependencyError, nearest
 from evalsuite.models.inference.vllm.failure import describe_failure
-from evalsuite.models.vllm_plugin.vendor import vendor_plugin
-from evalsuite.models.vllm_plugin.versions import INSTALL, version_problem
+from evalsuite.models.vllm_plugin import INSTALL, version_problem
 
 INSTRUCTIONS = (
     f"create an environment (python -m venv vllm; vllm/bin/pip install '{INSTALL}') and set "
     "EVALSUITE_VLLM_PYTHON to its Python"
 )
+
+ENTRY_POINT = "evalsuite.models.vllm_plugin:register"
+"""The entry point of pyproject.toml, for environments in which evalsuite is not installed."""
 
 
 def find_python(python: str | None = None) -> str:
@@ -193,3 +196,19 @@ class VllmProcess:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._temporary.cleanup()
+
+
+def vendor_plugin(folder: Path) -> Path:
+    """Link this evalsuite and its entry point into `folder`, to be put on PYTHONPATH.
+
+    A served student then runs the code that made it, whatever version of evalsuite the environment has, and
+    the environment needs nothing but vLLM.
+    """
+    (folder / "evalsuite").symlink_to(Path(evalsuite.__file__).resolve().parent, target_is_directory=True)
+    dist_info = folder / f"evalsuite-{evalsuite.__version__}.dist-info"
+    dist_info.mkdir()
+    (dist_info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: evalsuite\nVersion: {evalsuite.__version__}\n"
+    )
+    (dist_info / "entry_points.txt").write_text(f"[vllm.general_plugins]\nevalsuite = {ENTRY_POINT}\n")
+    return folder

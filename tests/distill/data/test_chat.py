@@ -13,7 +13,7 @@ from evalsuite.distill.data.examples import Example, parse_row
 from evalsuite.distill.data.packing import tokenize
 from evalsuite.distill.recipe.data_sources import DataSourceConfig, HubSourceConfig
 from evalsuite.foundation import ConfigError, DataError
-from evalsuite.models.tokenizers import TextEncoder
+from evalsuite.models.checkpoints.tokenizers import TextEncoder
 
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},

@@ -16,7 +16,7 @@ from evalsuite.distill.data.packing import (
 )
 from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.models import build_student
-from evalsuite.models.tokenizers import TextEncoder
+from evalsuite.models.checkpoints.tokenizers import TextEncoder
 
 END = 0
 

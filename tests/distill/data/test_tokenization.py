@@ -23,7 +23,7 @@ from evalsuite.distill.data.readers import Chunk
 from evalsuite.distill.data.responses import _Generation
 from evalsuite.distill.recipe.data_sources import DataSourceConfig
 from evalsuite.foundation import ConfigError, DataError
-from evalsuite.models.tokenizers import TextEncoder
+from evalsuite.models.checkpoints.tokenizers import TextEncoder
 from evalsuite.protocols.tokenization import Encoder
 
 BOS, EOS, PAD = "<s>", "</s>", "<|pad|>"

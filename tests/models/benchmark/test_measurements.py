@@ -8,17 +8,16 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models.benchmark.estimate import Rates, estimate
-from evalsuite.models.benchmark.generate import GenerateBenchmark
 from evalsuite.models.benchmark.gpu import Gpu
-from evalsuite.models.benchmark.in_process import TorchBenchmark
 from evalsuite.models.benchmark.points import Measurement, Point
 from evalsuite.models.benchmark.random_models import RandomModel, build, random_models
 from evalsuite.models.benchmark.records import FILE, read_measurements, save_measurement
 from evalsuite.models.benchmark.subject import teacher_of
-from evalsuite.models.benchmark.synthetic import SHORT_TOKENS, synthetic_batch
 from evalsuite.models.benchmark.timing import Spread, step_between, time_steps
 from evalsuite.models.checkpoints.load import Checkpoint
+from evalsuite.models.inference.torch.benchmark import SHORT_TOKENS, TorchBenchmark, synthetic_batch
 from evalsuite.models.inference.torch.model_runner import ModelRunner
+from evalsuite.models.inference.transformers.benchmark import GenerateBenchmark
 
 MIXERS = ["gated_deltanet", "kda+softmax/2", "sliding_window"]
 

@@ -22,7 +22,7 @@ from transformers import (
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models import StudentForCausalLM, build_student
-from evalsuite.models.cache_argument import CACHE
+from evalsuite.models.decoder.cache import CACHE
 
 Make = Callable[..., PreTrainedModel]
 KINDS = [

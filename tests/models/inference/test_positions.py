@@ -9,6 +9,7 @@ from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedMo
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models import build_student
+from evalsuite.models.checkpoints.positions import check_max_length, is_recurrent, stated_positions
 from evalsuite.models.inference import (
     ENGINES,
     EngineType,
@@ -17,7 +18,6 @@ from evalsuite.models.inference import (
     ScoreRequest,
     engine_type,
 )
-from evalsuite.models.inference.positions import check_max_length, is_recurrent, stated_positions
 from evalsuite.models.inference.torch.engine import TorchEngine
 
 STATED = 256

@@ -16,8 +16,7 @@ from evalsuite.foundation import ConfigError, EvalsuiteError
 from evalsuite.models import load_checkpoint
 from evalsuite.models.checkpoints.load import Checkpoint, describe_checkpoint
 from evalsuite.models.inference.vllm.engine import VllmEngine
-from evalsuite.models.inference.vllm.process import VllmProcess, find_python
-from evalsuite.models.vllm_plugin.vendor import vendor_plugin
+from evalsuite.models.inference.vllm.process import VllmProcess, find_python, vendor_plugin
 from tests.parity.vllm.agreement import SERVING_MODES, measure
 from tests.parity.vllm.agreement_cases import StudentCase, all_students, hybrid, pure, save_student
 from tests.parity.vllm.agreement_report import AgreementRow

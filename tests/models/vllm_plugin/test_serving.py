@@ -16,8 +16,7 @@ import pytest
 from evalsuite.models import load_checkpoint
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
 from evalsuite.models.inference.torch.engine import TorchEngine
-from evalsuite.models.inference.vllm.process import find_python
-from evalsuite.models.vllm_plugin.vendor import vendor_plugin
+from evalsuite.models.inference.vllm.process import find_python, vendor_plugin
 from tests.parity.vllm.agreement_cases import hybrid, save_student
 
 pytestmark = [

@@ -14,9 +14,9 @@ from transformers import AutoConfig, LlamaConfig, PreTrainedModel
 from evalsuite.foundation import CheckpointError, ConfigError, MissingDependencyError
 from evalsuite.models import MIXERS, StudentConfig, StudentForCausalLM, build_student
 from evalsuite.models.inference.vllm.engine import VllmEngine
+from evalsuite.models.inference.vllm.process import ENTRY_POINT, vendor_plugin
+from evalsuite.models.vllm_plugin import version_problem
 from evalsuite.models.vllm_plugin.validation import StudentConfigVerifier, refuse_students, validate_student
-from evalsuite.models.vllm_plugin.vendor import ENTRY_POINT, vendor_plugin
-from evalsuite.models.vllm_plugin.versions import version_problem
 
 
 def served(config: StudentConfig, **changes: Any) -> Any:

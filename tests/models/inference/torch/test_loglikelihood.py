@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from evalsuite.models.inference.batching import MAX_PARTIAL_BATCHES, make_remaining_batches
 from evalsuite.models.inference.requests import ScoreRequest
 from evalsuite.models.inference.torch.engine import TorchEngine
-from evalsuite.models.inference.torch.loglikelihood import (
-    MAX_PARTIAL_BATCHES,
-    make_batches,
-    make_remaining_batches,
-)
+from evalsuite.models.inference.torch.loglikelihood import make_batches
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 
 TOLERANCE = 2e-4

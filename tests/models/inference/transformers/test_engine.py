@@ -12,8 +12,8 @@ import torch
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, LlamaForCausalLM, MambaConfig
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.checkpoints.positions import UNLIMITED
 from evalsuite.models.inference import GenerateRequest, SamplingParams, ScoreRequest
-from evalsuite.models.inference.positions import UNLIMITED
 from evalsuite.models.inference.proof import UnsupportedModelError
 from evalsuite.models.inference.torch.engine import TorchEngine, open_in_process
 from evalsuite.models.inference.transformers import engine as engine_module

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.inference.torch.batch_limits import (
+from evalsuite.models.inference.batch_limits import (
     MEMORY_LIMIT_ENV,
     compute_batch_limits,
     free_gpu_memory,

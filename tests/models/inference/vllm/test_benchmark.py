@@ -8,7 +8,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models import describe_checkpoint, load_checkpoint
 from evalsuite.models.benchmark.points import Point
 from evalsuite.models.inference.torch.engine import TorchEngine
-from evalsuite.models.vllm_plugin.benchmark import VllmBenchmark
+from evalsuite.models.inference.vllm.benchmark import VllmBenchmark
 
 
 class Served(TorchEngine):

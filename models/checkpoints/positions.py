@@ -5,13 +5,10 @@ config: a recurrent student without rotary embedding reads any length, a rotary 
 every position, and a table of positions ends.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.checkpoints.config import STUDENT_TYPE
-
-if TYPE_CHECKING:
-    from evalsuite.models.decoder import StudentConfig
 
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles at a position depend on that position alone. Those of others (dynamic,
@@ -84,7 +81,7 @@ def _is_student(config: Any) -> bool:
     return getattr(config, "model_type", None) == STUDENT_TYPE
 
 
-def is_recurrent(config: "StudentConfig") -> bool:
+def is_recurrent(config: Any) -> bool:
     """Whether no layer of a student has positions: neither softmax attention nor a rotary embedding."""
     # What reads the positions of a config alone imports no mixers.
     from evalsuite.models.mixers import MIXERS, StateKind, parse_options

@@ -12,11 +12,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from evalsuite.evaluation.checkpoints import tokenizer_id
 from evalsuite.models import describe_checkpoint, load_checkpoint, weights_id
+from evalsuite.models.checkpoints.tokenizers import ContinuationDecoder, TextEncoder, backend_of
 from evalsuite.models.inference.requests import SamplingParams
 from evalsuite.models.inference.stopping import StopChecker
-from evalsuite.models.tokenizers import ContinuationDecoder, TextEncoder, backend_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def words(*, bos: bool = False) -> PreTrainedTokenizerFast:
@@ -132,7 +132,7 @@ def test_only_this_module_uses_the_backend_of_a_tokenizer() -> None:
         for file in (ROOT / room).rglob("*.py")
         if "backend_tokenizer" in file.read_text()
     }
-    assert using == {"models/tokenizers.py"}
+    assert using == {"models/checkpoints/tokenizers.py"}
 
 
 @pytest.mark.parametrize("bos", [False, True])

@@ -6,8 +6,7 @@ is extrapolated linearly in the number of layers.
 
 import copy
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +14,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.decoder import StudentConfig
+from evalsuite.models.inference.batch_limits import max_num_seqs
+from evalsuite.models.inference.in_process import InProcessEngine
+from evalsuite.models.inference.registry import EngineSettings, TokenTimes
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
-from evalsuite.models.inference.torch.batch_limits import max_num_seqs
-from evalsuite.models.inference.torch.engine import TorchEngine
 
 SHALLOW_LAYERS, ADDED_LAYERS = 2, 4
 """Number of layers of the shallow model, and how many more the deeper one has."""
@@ -33,47 +33,27 @@ MAX_SECONDS = 10.0
 """Time after which no further round starts."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenTimes:
-    """Seconds per token in large batches: prefill, and decode (of up to `num_seqs` sequences at a time)."""
-
-    prefill: float
-    decode: float
-    num_seqs: int
-
-    def seconds(self, prefill_tokens: int, decode_tokens: int) -> float:
-        """Time for this number of tokens."""
-        return prefill_tokens * self.prefill + decode_tokens * self.decode
-
-
 def measure_token_times(
+    kind: Callable[[Checkpoint], InProcessEngine],
     config: PreTrainedConfig,
     tokenizer: Any,
+    settings: EngineSettings,
     *,
-    device: str,
-    dtype: str,
     parameters: int,
     prompt_tokens: int,
     num_responses: int,
-    trust_remote_code: bool = False,
 ) -> TokenTimes:
-    """Measure shallow versions of a model and extrapolate.
+    """Measure shallow versions of a model in an engine of this `kind` and extrapolate.
 
-    Args:
-        config: config of the model; tokenizer: its tokenizer.
-        device, dtype: device and dtype of the run.
-        parameters: number of parameters.
-        prompt_tokens: typical prompt length.
-        num_responses: number of generations; 0 skips the decode measurement.
-        trust_remote_code: allow code from the checkpoint.
+    Arguments as in `EngineType.token_times`; 0 responses skip the decode measurement.
 
     Raises:
         ValueError: transformers has no causal language model for this config.
     """
-    where = torch.device(device)
+    where = torch.device(settings.device)
     depth = int(config.get_text_config().num_hidden_layers)
     engines = [
-        _random_engine(with_layers(config, layers), tokenizer, where, dtype, trust_remote_code)
+        _random_engine(kind, with_layers(config, layers), tokenizer, settings)
         for layers in _layer_choices(depth)
     ]
     positions = engines[0].max_length
@@ -99,10 +79,10 @@ def measure_token_times(
     )
 
 
-def _time_generation(engine: TorchEngine, num_seqs: int, length: int, count: int) -> float:
+def _time_generation(engine: InProcessEngine, num_seqs: int, length: int, count: int) -> float:
     """Seconds to generate `count` tokens after each of `num_seqs` random prompts of `length` tokens."""
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(engine.runner.vocab_size, (num_seqs, length), generator=generator).tolist()
+    tokens = torch.randint(engine.vocab_size, (num_seqs, length), generator=generator).tolist()
     requests = [GenerateRequest(tuple(row), SamplingParams(count)) for row in tokens]
     start = time.perf_counter()
     for _ in engine.generate(requests):
@@ -153,13 +133,16 @@ def _select_layers(fields: dict[str, Any], depth: int, layers: Sequence[int]) ->
 
 
 def _random_engine(
-    config: PreTrainedConfig, tokenizer: Any, where: torch.device, dtype: str, trust_remote_code: bool
-) -> TorchEngine:
-    with torch.device(where):
+    kind: Callable[[Checkpoint], InProcessEngine],
+    config: PreTrainedConfig,
+    tokenizer: Any,
+    settings: EngineSettings,
+) -> InProcessEngine:
+    with torch.device(settings.device):
         model = AutoModelForCausalLM.from_config(
-            config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+            config, dtype=getattr(torch, settings.dtype), trust_remote_code=settings.trust_remote_code
         )
-    engine = TorchEngine(Checkpoint("estimate", "", model.eval(), tokenizer, "0" * 16))
+    engine = kind(Checkpoint("estimate", "", model.eval(), tokenizer, "0" * 16))
     # No end-of-sequence tokens, so that every response has the full length.
     engine.eos_ids = frozenset()
     return engine

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalsuite.models.inference.torch.batching import make_length_batches
+from evalsuite.models.inference.batching import make_length_batches
 from evalsuite.models.inference.torch.prefix_groups import (
     MIN_GROUP_SIZE,
     MIN_PREFIX_TOKENS,

@@ -11,7 +11,6 @@ from evalsuite.models.benchmark.subject import Benchmark, Subject
 from evalsuite.models.benchmark.timing import step_between, time_each
 from evalsuite.models.checkpoints.load import CheckpointInfo
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
-from evalsuite.models.inference.vllm.engine import VllmEngine
 
 NEW_TOKENS = 33
 """Length of the longer of two responses; the difference to a single token is decoding."""
@@ -22,9 +21,13 @@ class VllmBenchmark(Benchmark):
 
     The cache size is that of the config; vLLM rounds it up to pages. Peak memory is not reported, because
     vLLM allocates beforehand what it is given.
+
+    Args:
+        info: the checkpoint.
+        engine: its `VllmEngine`.
     """
 
-    def __init__(self, info: CheckpointInfo, engine: VllmEngine) -> None:
+    def __init__(self, info: CheckpointInfo, engine: Any) -> None:
         self.engine = engine
         # Disables early stops; the measurement does not depend on the generated tokens.
         engine.eos_ids = frozenset()

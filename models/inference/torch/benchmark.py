@@ -1,26 +1,37 @@
-"""Measurements in the in-process engine: real requests, and decode batches with synthetic caches."""
+"""Measurements in the in-process engine: real requests, and decode batches with synthetic caches.
+
+The time of a decode step depends on the shapes of its caches, not on their values. Decode batches therefore
+repeat the states of a short text: a sweep over batch sizes would otherwise spend its time on prefills, and
+could not reach batches whose prefill does not fit.
+"""
 
 import gc
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evalsuite.models.benchmark.gpu import Gpu, free_memory
 from evalsuite.models.benchmark.points import Kind, Measurement, Point
 from evalsuite.models.benchmark.subject import MAX_NEW_TOKENS, Benchmark, Subject, check_positions
-from evalsuite.models.benchmark.synthetic import allocate_batch, synthetic_batch
 from evalsuite.models.benchmark.timing import Spread, time_each, time_steps
 from evalsuite.models.checkpoints.load import Checkpoint
+from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
+from evalsuite.models.inference.sampling import SamplingMetadata
 from evalsuite.models.inference.torch.cuda_graphs import cuda_graph_step, eager_step
-from evalsuite.models.inference.torch.kv_cache import KVCache
+from evalsuite.models.inference.torch.kv_cache import KVCache, LayerState
 from evalsuite.models.inference.torch.model_runner import ModelRunner
-from evalsuite.models.inference.torch.scheduler import DecodeBatch
+from evalsuite.models.inference.torch.scheduler import KEY_BLOCK, DecodeBatch
 
 WARM_UP_TOKENS = 8192
 """Longest prompt of a warm-up: longer ones are timed once, and their kernels are those of this length."""
 MIN_ENERGY_SECONDS = 0.2
 """Shortest time over which NVML's energy counter, which is updated every few milliseconds, is read."""
+
+
+SHORT_TOKENS = 64
+"""Tokens of the text whose states are repeated."""
 
 
 class TorchBenchmark(Benchmark):
@@ -141,3 +152,56 @@ class TorchBenchmark(Benchmark):
         """Rows of token ids as arrays, so that no time goes into converting lists."""
         draw = np.random.default_rng(0)
         return list(draw.integers(self.runner.vocab_size, size=(point.batch, point.context)))
+
+
+def allocate_batch(
+    runner: ModelRunner, sample: KVCache, *, num_seqs: int, context: int, new_tokens: int
+) -> DecodeBatch:
+    """A decode batch with empty caches of `context + new_tokens` tokens, as the scheduler allocates it."""
+    capacity = -(-(context + new_tokens) // KEY_BLOCK) * KEY_BLOCK
+    greedy = SamplingMetadata.allocate(
+        num_seqs, [GenerateRequest((0,), SamplingParams(new_tokens))], runner.device
+    )
+    batch = DecodeBatch(runner, sample, greedy, num_seqs, capacity)
+    batch.position.fill_(context)
+    return batch
+
+
+@torch.inference_mode()
+def synthetic_batch(runner: ModelRunner, *, num_seqs: int, context: int, new_tokens: int) -> DecodeBatch:
+    """A decode batch whose sequences have `context` tokens, each with states of a short random text.
+
+    Raises:
+        torch.OutOfMemoryError: the caches do not fit.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(runner.vocab_size, (min(SHORT_TOKENS, context),), generator=generator)
+    _, short = runner.prefill([tokens.tolist()], keep=True)
+    assert short is not None
+    batch = allocate_batch(runner, short, num_seqs=num_seqs, context=context, new_tokens=new_tokens)
+    for stored, source in zip(batch.cache.layers, short.layers, strict=True):
+        _fill(stored, source, context)
+    batch.token.copy_(tokens[-1].to(runner.device))
+    return batch
+
+
+def _fill(stored: LayerState, source: LayerState, context: int) -> None:
+    """Repeat the single row of `source` over all rows, its keys and values also over `context` tokens."""
+    for mine, short in ((stored.keys, source.keys), (stored.values, source.values)):
+        if mine is not None and short is not None:
+            _repeat_tokens(mine, short, context)
+    for name, state in source.recurrent.items():
+        stored.recurrent[name].copy_(state.expand_as(stored.recurrent[name]))
+        if name == "length":
+            stored.recurrent[name].fill_(context)
+
+
+def _repeat_tokens(target: Tensor, short: Tensor, context: int) -> None:
+    """Fill `target` [R, H, L, D] up to `context` with `short` [1, H, T, D], again and again."""
+    done = min(short.shape[2], context)
+    target[:, :, :done] = short[:, :, :done]
+    # Doubling copies need few kernels, however long the context is.
+    while done < context:
+        count = min(done, context - done)
+        target[:, :, done : done + count] = target[:, :, :count]
+        done += count
