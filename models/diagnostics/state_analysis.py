@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from evalsuite.models.mixers import RecurrenceInputs
+from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.models.ops.recurrence.chunked import chunked
 
 
@@ -67,14 +67,7 @@ def states_at(inputs: RecurrenceInputs, bounds: Tensor) -> Tensor:
             active = torch.tensor([row for row, _, _ in spans], device=device)
             part = _tokens(inputs, places.to(device))
             _, last = chunked(
-                part.q,
-                part.k,
-                part.v,
-                log_decay=part.log_decay,
-                beta=part.beta,
-                scale=1.0,
-                initial_state=state[active],
-                cu_seqlens=lengths.cumsum(0).to(device),
+                replace(part, initial_state=state[active], cu_seqlens=lengths.cumsum(0).to(device))
             )
             state = state.index_copy(0, active, last.float())
         found.append(state)
@@ -132,14 +125,13 @@ def readout_weights(inputs: RecurrenceInputs, positions: Tensor) -> Tensor:
         # Channel i of the values belongs to query i alone, so that one backward pass yields all rows.
         values = torch.zeros(rows, length, heads, queries, device=inputs.k.device, requires_grad=True)
         out, _ = chunked(
-            inputs.q.detach().float(),
-            inputs.k.detach().float(),
-            values,
-            log_decay=None if log_decay is None else log_decay.detach().float(),
-            beta=None if beta is None else beta.detach().float(),
-            scale=1.0,
-            initial_state=None,
-            cu_seqlens=None,
+            RecurrenceInputs(
+                inputs.q.detach().float(),
+                inputs.k.detach().float(),
+                values,
+                log_decay=None if log_decay is None else log_decay.detach().float(),
+                beta=None if beta is None else beta.detach().float(),
+            )
         )
         picked = out.gather(1, positions[:, None, None, :].expand(rows, 1, heads, queries))
         (weights,) = torch.autograd.grad(picked.sum(), values)

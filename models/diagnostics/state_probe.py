@@ -285,7 +285,7 @@ def _recording(
 def _recurrent(
     mixer: RecurrentMixer, x: Tensor, position_embeddings: tuple[Tensor, Tensor], batch: _Batch
 ) -> dict[str, Tensor]:
-    inputs, _ = mixer.prepare_inputs(x, position_embeddings, None, None, None)
+    inputs = mixer.prepare(x, position_embeddings).inputs
     if mixer.uses_normalizer:
         inputs = replace(inputs, v=inputs.v[..., :-1])
     # The end of the value is a further bound, inside the needle: what the state then holds of it is the unit.

@@ -30,10 +30,10 @@ from evalsuite.models.mixers.interface import (
     StateKind,
 )
 from evalsuite.models.mixers.options import option_defaults, parse_options
-from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
 from evalsuite.models.mixers.softmax import SlidingWindowMixer, SoftmaxMixer
 from evalsuite.models.mixers.weight_decay import no_weight_decay
+from evalsuite.models.ops.recurrence import RecurrenceInputs
 
 
 def make_mixer(

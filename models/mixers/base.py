@@ -6,7 +6,8 @@ Each mixer's own file defines its options, feature map, gates and write rule; th
       → feature map and gates (the mixer) → the recurrence → normaliser → output norm → output gate → o
 """
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -39,15 +40,28 @@ from evalsuite.models.mixers.layers import (
     swiglu,
 )
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.recurrence_inputs import (
-    RecurrenceInputs,
-    apply_recurrence,
-    attention_matrix,
-    validate_state,
-)
 from evalsuite.models.mixers.teacher_weights import copy_projections
 from evalsuite.models.mixers.window_branch import WindowBranch
-from evalsuite.models.ops.recurrence import OWN, StateAccess
+from evalsuite.models.ops.recurrence import (
+    OWN,
+    RecurrenceInputs,
+    StateAccess,
+    compute_recurrence,
+    recurrence_matrix,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a layer computes before the recurrence."""
+
+    inputs: RecurrenceInputs
+    x: Tensor
+    """Input of projections and output gate [B, T, hidden]: the layer's, convolved with `short_conv_input`."""
+    projected: tuple[Tensor, Tensor] | None
+    """q and k [B, T, heads · K] before convolution and activation, if the layer has a window."""
+    state: MixerState
+    """New state of the convolutions."""
 
 
 class RecurrentMixer(Mixer, nn.Module):
@@ -64,7 +78,7 @@ class RecurrentMixer(Mixer, nn.Module):
     uses_delta_rule: bool = False
     """True if `compute_gates` sets β, so that each write first removes what the state holds for its key."""
     leaks_state: bool = False
-    """Set in stages with `recurrent_state: leaks`, which reproduce a defect; see `apply_recurrence`."""
+    """Set in stages with `recurrent_state: leaks`, which reproduce a defect; see `_compute`."""
 
     def __init__(self, attention_shape: AttentionShape, options: MixerOptions, layer_idx: int) -> None:
         super().__init__()
@@ -154,6 +168,10 @@ class RecurrentMixer(Mixer, nn.Module):
         """
         return inputs
 
+    def skip(self, inputs: RecurrenceInputs) -> Tensor | None:
+        """Weight with which each token adds its own value to its output, [B, T, H] or [H]; None for 0."""
+        return None
+
     def normalizer(self, total: Tensor) -> Tensor | None:
         """Divisor of the output, given Σ_j A_tj [B, T, H, 1]; None for a mixer without normaliser.
 
@@ -217,24 +235,17 @@ class RecurrentMixer(Mixer, nn.Module):
         attention = self.num_heads * (self.head_k_dim + self.head_v_dim) * seen
         return 2 * (passes * heads * keys * values + channels * self.options.short_conv + attention)
 
-    def prepare_inputs(
+    def prepare(
         self,
         x: Tensor,
-        position_embeddings: tuple[Tensor, Tensor] | None,
-        state: MixerState | None,
-        token_mask: Tensor | None,
-        cu_seqlens: Tensor | None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
         *,
+        state: MixerState | None = None,
+        token_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
         access: StateAccess = OWN,
-    ) -> tuple[RecurrenceInputs, MixerState]:
-        """Compute everything before the recurrence.
-
-        Args:
-            access: how `state` may be used.
-
-        Returns:
-            The recurrence's inputs and the new state of the convolutions.
-        """
+    ) -> Prepared:
+        """Compute everything before the recurrence; arguments as in `forward`, and `access` to `state`."""
         new_state: MixerState = {}
         past = None if state is None else state.get("convolution")
         if self.options.short_conv_input:
@@ -267,12 +278,21 @@ class RecurrentMixer(Mixer, nn.Module):
         if self.options.qk_norm == "l2":
             q, k = l2norm_together(q, k) if self.has_keys else (l2norm(q), k)
         q, k, v = (repeat_heads(part, self.num_heads) for part in (q, k, v))
-        inputs = self.compute_gates(x, RecurrenceInputs(q, k, v, projected=projected))
-        if self.options.short_conv_input:
-            inputs = replace(inputs, x=x)
+        initial = None if state is None else state["recurrent"]
+        inputs = RecurrenceInputs(
+            q,
+            k,
+            v,
+            scale=self.scale,
+            initial_state=initial,
+            cu_seqlens=cu_seqlens,
+            token_mask=token_mask,
+            access=access,
+        )
+        inputs = self.compute_gates(x, inputs)
         if self.uses_normalizer:
             inputs = replace(inputs, v=functional.pad(inputs.v, [0, 1], value=1.0))
-        return replace(inputs, token_mask=token_mask), new_state
+        return Prepared(inputs, x, projected, new_state)
 
     def split_heads(self, x: Tensor) -> Tensor:
         """[B, T, H · K] → [B, T, H, K]."""
@@ -285,9 +305,23 @@ class RecurrentMixer(Mixer, nn.Module):
             divisor = self.normalizer(total)
             assert divisor is not None
             o = divide_by_normalizer(values, divisor)
-        if inputs.skip is not None:
-            o = o + inputs.skip.to(o.dtype).unsqueeze(-1) * inputs.v
+        if (skip := self.skip(inputs)) is not None:
+            o = o + skip.to(o.dtype).unsqueeze(-1) * inputs.v
         return o
+
+    def _compute(self, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
+        """Run the recurrence.
+
+        `leaks_state` reproduces a defect of published code (Gated DeltaNet of arXiv 2504.14366, whose
+        recurrence reads the bounds of sequences anew from the caller, where they are missing): the state runs
+        on through all sequences of the batch, while convolutions respect their bounds. Training only, so that
+        there is neither a cached state nor padding.
+        """
+        if not self.leaks_state:
+            return compute_recurrence(inputs)
+        assert inputs.initial_state is None
+        o, last = compute_recurrence(inputs.as_one_row(cu_seqlens=None))
+        return o.view(inputs.v.shape), last
 
     def forward(
         self,
@@ -324,20 +358,22 @@ class RecurrentMixer(Mixer, nn.Module):
         if state is not None:
             rows = len(hidden_states) if cu_seqlens is None else len(cu_seqlens) - 1
             rows = len(state["recurrent"]) if access.slots is not None else rows
-            validate_state(state, self.state_shapes(), rows, f"layer {self.layer_idx}: {self.name}")
-        inputs, new_state = self.prepare_inputs(
-            hidden_states, position_embeddings, state, token_mask, cu_seqlens, access=access
+            self._validate_state(state, rows)
+        layer = self.prepare(
+            hidden_states,
+            position_embeddings,
+            state=state,
+            token_mask=token_mask,
+            cu_seqlens=cu_seqlens,
+            access=access,
         )
-        initial = None if state is None else state["recurrent"]
-        o, last = apply_recurrence(
-            inputs, self.scale, initial, cu_seqlens, access=access, leaks=self.leaks_state
-        )
-        mixed = self.apply_normalizer(o, inputs)
+        o, last = self._compute(layer.inputs)
+        mixed, new_state = self.apply_normalizer(o, layer.inputs), {"recurrent": last, **layer.state}
         if self.options.window:
             mixed, window_state = self.window_branch.mix(
                 mixed,
-                inputs.projected,
-                self._values(inputs),
+                layer.projected,
+                self._values(layer.inputs),
                 position_embeddings,
                 state=state,
                 token_mask=token_mask,
@@ -346,9 +382,18 @@ class RecurrentMixer(Mixer, nn.Module):
             )
             new_state |= window_state
         if own is not None:
-            own.write({"recurrent": last, **new_state})
-        gate_input = hidden_states if inputs.x is None else inputs.x
-        return self.project_output(mixed, gate_input), None
+            own.write(new_state)
+        return self.project_output(mixed, layer.x), None
+
+    def _validate_state(self, state: Mapping[str, Tensor], rows: int) -> None:
+        """Raise ConfigError unless `state` has this layer's shapes for `rows` sequences."""
+        for name, shape in self.state_shapes().items():
+            found = tuple(state[name].shape) if name in state else None
+            if found != (rows, *shape):
+                raise ConfigError(
+                    f"layer {self.layer_idx}: {self.name} received a {name} state of shape {found}; "
+                    f"expected {(rows, *shape)}"
+                )
 
     def _values(self, inputs: RecurrenceInputs) -> Tensor:
         """The values [B, T, H, V], without the normaliser's column."""
@@ -385,14 +430,15 @@ class RecurrentMixer(Mixer, nn.Module):
             A [B, H, T, T], lower triangular, and the values V [B, T, H, V], with A V the mixed values.
             Differentiable; memory grows with T².
         """
-        inputs, _ = self.prepare_inputs(hidden_states, position_embeddings, None, token_mask, None)
-        weights = attention_matrix(inputs, self.scale)
+        layer = self.prepare(hidden_states, position_embeddings, token_mask=token_mask)
+        weights = recurrence_matrix(layer.inputs)
+        if (skip := self.skip(layer.inputs)) is not None:
+            skip = skip.expand(layer.inputs.v.shape[:3]).transpose(1, 2)
+            weights = weights + torch.diag_embed(skip.to(weights.dtype))
         if self.uses_normalizer:
             divisor = self.normalizer(weights.sum(-1).transpose(1, 2).unsqueeze(-1))
             assert divisor is not None
             weights = weights / divisor.transpose(1, 2)
         if self.options.window:
-            weights = self.window_branch.mix_matrix(
-                weights, inputs.projected, position_embeddings, token_mask
-            )
-        return weights, self._values(inputs)
+            weights = self.window_branch.mix_matrix(weights, layer.projected, position_embeddings, token_mask)
+        return weights, self._values(layer.inputs)

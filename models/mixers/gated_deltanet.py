@@ -12,9 +12,9 @@ from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
 from evalsuite.models.mixers.layers import PerHeadLinear, project_together
 from evalsuite.models.mixers.options import DELTA_NATIVE, DecayOptions, MixerOptions
-from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
 from evalsuite.models.ops.dispatch import inference_kernels
+from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.models.ops.reference import upcast_fp32
 
 

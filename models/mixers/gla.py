@@ -12,10 +12,10 @@ from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay
 from evalsuite.models.mixers.layers import expand_decay_groups, make_projection, num_decay_groups
 from evalsuite.models.mixers.options import ADDITIVE_NATIVE, DecayOptions, MixerOptions
-from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
 from evalsuite.models.ops import reference
 from evalsuite.models.ops.dispatch import use_triton
+from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.models.ops.reference import upcast_fp32
 
 

@@ -13,8 +13,8 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import initial_decay
 from evalsuite.models.mixers.options import DecayOptions, MixerOptions
-from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.models.ops.reference import upcast_fp32
 
 

@@ -20,8 +20,8 @@ from evalsuite.models.mixers.layers import (
     num_decay_groups,
 )
 from evalsuite.models.mixers.options import DELTA_NATIVE, DecayOptions, MixerOptions
-from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.models.ops.reference import upcast_fp32
 
 

@@ -13,8 +13,8 @@ from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
 from evalsuite.models.mixers.layers import PerHeadLinear
 from evalsuite.models.mixers.options import DecayOptions, MixerOptions
-from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.models.ops.reference import upcast_fp32
 
 
@@ -77,5 +77,7 @@ class Mamba2(RecurrentMixer):
             inputs,
             k=inputs.k * step_size.to(inputs.k.dtype).unsqueeze(-1),
             log_decay=-step_size * upcast_fp32(self.A_log).exp(),
-            skip=self.D if self.options.skip == "learned" else None,
         )
+
+    def skip(self, inputs: RecurrenceInputs) -> Tensor | None:
+        return self.D if self.options.skip == "learned" else None

@@ -2,7 +2,7 @@
 match of its query and key, o_t = S_tᵀ q_t + σ(q_t · (w ⊙ k_t)) v_t (arXiv 2411.10741, section 4), and decay
 σ(W x)^{1/16} as in the authors' code."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,8 +11,8 @@ from transformers import initialization as init
 
 from evalsuite.models.mixers.hgrn2 import HGRN2, HGRN2Options
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.ops.recurrence import RecurrenceInputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,5 @@ class MetaLA(HGRN2):
         super().reset_parameters()
         init.zeros_(self.augment)
 
-    def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
-        inputs = super().compute_gates(x, inputs)
-        match = (inputs.q * self.augment.to(inputs.q.dtype) * inputs.k).sum(-1)
-        return replace(inputs, skip=torch.sigmoid(match))
+    def skip(self, inputs: RecurrenceInputs) -> Tensor | None:
+        return torch.sigmoid((inputs.q * self.augment.to(inputs.q.dtype) * inputs.k).sum(-1))

@@ -20,8 +20,8 @@ from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import init_constant_, initial_decay
 from evalsuite.models.mixers.layers import PerHeadLinear
 from evalsuite.models.mixers.options import DecayOptions, MixerOptions
-from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.models.ops.reference import upcast_fp32
 
 

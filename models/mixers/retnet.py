@@ -10,8 +10,8 @@ from transformers import initialization as init
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.init import initial_decay
 from evalsuite.models.mixers.options import ADDITIVE_NATIVE, DecayOptions, MixerOptions
-from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.models.ops.reference import input_scale, upcast_fp32
 
 

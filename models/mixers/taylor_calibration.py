@@ -30,7 +30,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.gated_deltanet import GatedDeltaNet
 from evalsuite.models.mixers.init import inverse_softplus
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.ops.recurrence import recurrence
+from evalsuite.models.ops.recurrence import compute_recurrence
 
 MIN_RATE, MAX_RATE = 0.001, 5.0
 """Bounds of −log α."""
@@ -121,11 +121,9 @@ def calibrate(mixer: nn.Module, teacher: TeacherAttention) -> None:
 def recurrence_output(mixer: GatedDeltaNet, teacher: TeacherAttention) -> tuple[Tensor, Tensor]:
     """Input [B, T, hidden] of the gates, and output [B, T, H, V] of the recurrence, before norm and gate."""
     x = teacher.input.float()
-    inputs, _ = mixer.prepare_inputs(x, teacher.position_embeddings, None, None, None)
-    out, _ = recurrence(
-        inputs.q, inputs.k, inputs.v, log_decay=inputs.log_decay, beta=inputs.beta, scale=mixer.scale
-    )
-    return x if inputs.x is None else inputs.x, out.float()
+    layer = mixer.prepare(x, teacher.position_embeddings)
+    out, _ = compute_recurrence(layer.inputs)
+    return layer.x, out.float()
 
 
 def check(mixer: nn.Module, teacher: TeacherAttention) -> GatedDeltaNet:

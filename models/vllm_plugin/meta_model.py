@@ -14,7 +14,7 @@ from evalsuite.models.vllm_plugin.state import state_bytes
 _SERVED: dict[str, tuple[type, tuple[str, ...]]] = {
     "recurrence": (
         RecurrentMixer,
-        ("forward", "prepare_inputs", "project_output", "apply_normalizer", "state_shapes", "cache_spec"),
+        ("forward", "prepare", "project_output", "apply_normalizer", "state_shapes", "cache_spec"),
     ),
     "attention": (SoftmaxMixer, ("forward", "cache_spec")),
 }

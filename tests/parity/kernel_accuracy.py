@@ -22,12 +22,12 @@ from torch.nn import functional
 
 from evalsuite.foundation import MissingDependencyError, append_jsonl
 from evalsuite.models.ops import tuning
-from evalsuite.models.ops.recurrence import fla_backend
+from evalsuite.models.ops.recurrence import RecurrenceInputs, fla_backend
 from evalsuite.models.ops.recurrence.chunked import chunked
-from evalsuite.models.ops.recurrence.shapes import DecayShape
+from evalsuite.models.ops.recurrence.inputs import DecayShape
 from tests.parity.exit_codes import exit_with
 
-Op = Callable[..., tuple[Tensor, Tensor]]
+Op = Callable[[RecurrenceInputs], tuple[Tensor, Tensor]]
 
 HEADS = 9
 LENGTHS = (2048, 512, 64, 63)
@@ -79,7 +79,7 @@ def relative_errors(
     results = []
     for op in (candidate, chunked):
         inputs: dict[str, Any] = {n: x.detach().clone().requires_grad_() for n, x in leaves.items()}
-        o, state = op(**inputs, **others)
+        o, state = op(RecurrenceInputs(**inputs, **others))
         ((o.float() * weights[0]).sum() + (state * weights[1]).sum()).backward()
         found: dict[str, Tensor] = {"o": o.detach(), "state": state.detach()}
         for name, x in inputs.items():

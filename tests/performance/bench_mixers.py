@@ -28,8 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from evalsuite.foundation import write_text
 from evalsuite.models.mixers import MIXERS, AttentionSpan, RecurrentMixer, make_mixer
 from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy
-from evalsuite.models.ops.recurrence import fla_backend, naive_recurrent, recurrence
-from evalsuite.models.ops.recurrence.shapes import decay_shape_of
+from evalsuite.models.ops.recurrence import (
+    RecurrenceInputs,
+    compute_recurrence,
+    fla_backend,
+    naive_recurrent,
+)
 from tests.parity.exit_codes import exit_with
 from tests.parity.kernel_accuracy import relative_error, relative_errors
 
@@ -135,7 +139,7 @@ def on_cuda(name: str) -> Row:
 def kernel_errors(layer: RecurrentMixer, x: Tensor) -> Row:
     """Errors of a mixer's kernel against the torch backend, on the mixer's own recurrence inputs."""
     with torch.no_grad():
-        inputs, _ = layer.prepare_inputs(x, rotary(x.shape[1], str(x.device), x.dtype), None, None, None)
+        inputs = layer.prepare(x, rotary(x.shape[1], str(x.device), x.dtype)).inputs
     tensors = {
         "q": inputs.q,
         "k": inputs.k,
@@ -143,11 +147,9 @@ def kernel_errors(layer: RecurrentMixer, x: Tensor) -> Row:
         "log_decay": inputs.log_decay,
         "beta": inputs.beta,
     }
-    decay_shape = decay_shape_of(inputs.k, inputs.log_decay)
-    kernel = fla_backend.kernel_for(decay_shape, delta=inputs.beta is not None, dtype=inputs.v.dtype)
+    kernel = fla_backend.kernel_for(inputs.decay_shape, delta=inputs.beta is not None, dtype=inputs.v.dtype)
     constants = [name for name, value in tensors.items() if value is None or value.dim() == 1]
-    others = {"scale": layer.scale, "initial_state": None, "cu_seqlens": None}
-    others |= {name: tensors.pop(name) for name in constants}
+    others = {"scale": layer.scale, **{name: tensors.pop(name) for name in constants}}
     state = torch.zeros(x.shape[0], *layer.state_shapes()["recurrent"], device=x.device)
     weights = torch.randn_like(inputs.v, dtype=torch.float32), state
     found = relative_errors(
@@ -199,7 +201,7 @@ def on_cpu(name: str, lengths: Sequence[int], repeats: int) -> Row:
 def chunked_against_naive(decay: str, delta: bool, length: int, repeats: int) -> Row:
     """Forward and backward of the recurrence alone, [1, T, 9, 64] float32."""
     case = recurrence_inputs(decay, delta, 1, length)
-    chunked = seconds(partial(_recur, recurrence, case), repeats, cuda=False)
+    chunked = seconds(partial(_recur, compute_recurrence, case), repeats, cuda=False)
     naive = seconds(partial(_recur, naive_recurrent, case), 1, cuda=False)
     return {
         "decay": decay,
@@ -222,8 +224,8 @@ def recurrence_inputs(decay: str, delta: bool, rows: int, length: int) -> dict[s
     return case
 
 
-def _recur(op: Callable[..., tuple[Tensor, Tensor]], case: dict[str, Tensor | None]) -> None:
-    o, _ = op(**case, scale=1.0, initial_state=None, cu_seqlens=None)
+def _recur(op: Callable[[RecurrenceInputs], tuple[Tensor, Tensor]], case: dict[str, Tensor | None]) -> None:
+    o, _ = op(RecurrenceInputs(**case))  # type: ignore[arg-type]
     o.sum().backward()
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.models.ops import reference
-from evalsuite.models.ops.recurrence import fla_backend, naive_recurrent
+from evalsuite.models.ops.recurrence import RecurrenceInputs, fla_backend, naive_recurrent
 from tests.performance import bench_inference_kernels as benchmark
 from tests.performance.inference_kernels import layers, states
 from tests.performance.inference_kernels.case import TINY, Case, Setting, Way
@@ -120,15 +120,15 @@ def test_what_replaces_fla_is_called_as_the_engine_calls_it(monkeypatch: pytest.
     def causal_conv1d(x: Tensor, weight: Tensor, activation: str, cu_seqlens: None) -> tuple[Tensor]:
         return (reference.short_conv(x, weight, silu=activation == "silu"),)
 
-    def run(kernel: fla_backend.Kernel, *args: Tensor, **rest: Any) -> tuple[Tensor, Tensor]:
-        return naive_recurrent(*args, **rest)
+    def run_rows(kernel: fla_backend.Kernel, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
+        return naive_recurrent(inputs)
 
     monkeypatch.setitem(sys.modules, "fla", ModuleType("fla"))
     monkeypatch.setitem(sys.modules, "fla.modules", ModuleType("fla.modules"))
     conv: Any = ModuleType("fla.modules.causal_conv1d")
     conv.causal_conv1d = causal_conv1d
     monkeypatch.setitem(sys.modules, conv.__name__, conv)
-    monkeypatch.setattr(states.inference, "run", run)
+    monkeypatch.setattr(fla_backend, "run_rows", run_rows)
     names = set()
     with torch.inference_mode():
         for case in states.cases(replace(CPU, fla=True), small=True):
@@ -139,8 +139,8 @@ def test_what_replaces_fla_is_called_as_the_engine_calls_it(monkeypatch: pytest.
                     names.add(way.name)
     assert names == {
         "fla causal_conv1d, one by one",
-        *(f"fla {kernel.name}" for kernel in states.inference.RECURRENT_KERNELS.values()),
-        *(f"fla {kernel.name}, copies of states" for kernel in states.inference.RECURRENT_KERNELS.values()),
+        *(f"fla {kernel.name}" for kernel in fla_backend.RECURRENT_KERNELS.values()),
+        *(f"fla {kernel.name}, copies of states" for kernel in fla_backend.RECURRENT_KERNELS.values()),
         "fla fused_recurrent_simple_gla, mask",
         "fla fused_recurrent_gated_delta_rule, mask",
     }

@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from evalsuite.foundation import MissingDependencyError
 from evalsuite.models.mixers import AttentionSpan, RecurrentMixer
-from evalsuite.models.ops.recurrence import fla_backend
+from evalsuite.models.ops.recurrence import RecurrenceInputs, fla_backend
 from evalsuite.models.ops.recurrence.chunked import chunked
 from tests.performance import bench_mixers
 from tests.performance.bench_fla_naive import FUNCTIONS, against_naive
@@ -43,8 +44,8 @@ def test_errors_of_a_kernel_and_of_a_layer(monkeypatch: pytest.MonkeyPatch, name
     """A fake kernel whose keys are scaled by 1.1 has large errors; an exact one has none."""
     key_scale = 1.0
 
-    def kernel(_: fla_backend.Kernel, q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> tuple[Tensor, Tensor]:
-        return chunked(q, k * key_scale, v, **rest)
+    def kernel(_: fla_backend.Kernel, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
+        return chunked(replace(inputs, k=inputs.k * key_scale))
 
     monkeypatch.setattr(fla_backend, "scalar_decay_backward_broken", lambda: False)
     monkeypatch.setattr(fla_backend, "run", kernel)

@@ -4,21 +4,22 @@ S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ        o_t = S_tᵀ 
 """
 
 from evalsuite.models.ops.dispatch import backend_messages, use_triton
+from evalsuite.models.ops.recurrence.inputs import OWN, RecurrenceInputs, StateAccess
 from evalsuite.models.ops.recurrence.naive import naive_recurrent, recurrent_step
 from evalsuite.models.ops.recurrence.op import (
+    compute_recurrence,
     last_kernels,
     recurrence,
     recurrence_matrix,
 )
-from evalsuite.models.ops.recurrence.padding import mask_padding
-from evalsuite.models.ops.recurrence.states import OWN, StateAccess
 
 __all__ = [
     "OWN",
+    "RecurrenceInputs",
     "StateAccess",
     "backend_messages",
+    "compute_recurrence",
     "last_kernels",
-    "mask_padding",
     "naive_recurrent",
     "recurrence",
     "recurrence_matrix",

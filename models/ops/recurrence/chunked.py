@@ -9,60 +9,53 @@ With the delta rule, the writes of a chunk solve one unit lower triangular syste
 2406.06484 and 2412.06464, here with decay before the correction):
 
     u_t = β_t (v_t − (e^{G_t} ⊙ k_t)ᵀ S − Σ_{j<t} ⟨k_t, k_j⟩_{G_t−G_j} u_j)
+
+Chunks are laid out by step: all first chunks of the sequences, then all second chunks, and so on. With
+sequences sorted by length, the chunks of one step are one slice, and the sequences that have a chunk at that
+step are the first rows of the state. Packed sequences and rows of equal length therefore share one code path,
+whose only loop runs over the chunks of the longest sequence.
 """
+
+import itertools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from evalsuite.models.ops.recurrence.layout import ChunkLayout, fixed_layout, packed_layout
-from evalsuite.models.ops.recurrence.shapes import state_dtype
+from evalsuite.models.ops.recurrence.inputs import RecurrenceInputs
 
 MAX_CHUNK_SIZE = 64
 """Work inside chunks grows with the chunk size and work between chunks shrinks; they balance near the head
 dimension."""
 
 
-def chunked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    log_decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    chunk_size: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Run the recurrence chunk by chunk; arguments and results as in `recurrence`.
+def chunked(inputs: RecurrenceInputs, chunk_size: int | None = None) -> tuple[Tensor, Tensor]:
+    """Run the recurrence chunk by chunk.
 
     `chunk_size` is a power of two, by default the key width, at most 64. Memory per head grows with
     T · (chunk_size + K·V / chunk_size).
     """
-    batch, length, heads, width = k.shape
-    dtype = state_dtype(q, k, v, log_decay, beta, initial_state)
+    q, k, v, dtype = inputs.q, inputs.k, inputs.v, inputs.state_dtype
+    batch, length, _, width = k.shape
     chunk_size = chunk_size or min(MAX_CHUNK_SIZE, next_power_of_2(width))
     chunk_size = min(chunk_size, next_power_of_2(length))
-    if cu_seqlens is None:
-        layout, sequences = fixed_layout(batch, length, chunk_size), batch
+    if inputs.cu_seqlens is None:
+        layout = fixed_layout(batch, length, chunk_size)
     else:
-        layout, sequences = packed_layout(cu_seqlens, length, chunk_size), cu_seqlens.numel() - 1
-    if initial_state is None:
-        state = torch.zeros(sequences, heads, width, v.shape[-1], dtype=dtype, device=k.device)
-    else:
-        state = initial_state.to(dtype)
+        layout = packed_layout(inputs.cu_seqlens, length, chunk_size)
+    state = inputs.state()
     if layout.num_steps == 0:
         return torch.zeros_like(v), state
 
     # Autocast would compute the products below in bfloat16, but the state must stay in float32.
     with torch.autocast(k.device.type, enabled=False):
-        queries = layout.chunk(q.to(dtype)) * scale
+        queries = layout.chunk(q.to(dtype)) * inputs.scale
         keys, values = layout.chunk(k.to(dtype)), layout.chunk(v.to(dtype))
         cumulative_decay = None
-        if log_decay is not None:
-            per_token = log_decay.expand(batch, length, heads) if log_decay.dim() == 1 else log_decay
-            cumulative_decay = layout.chunk(per_token.to(dtype)).cumsum(2)
-        betas = None if beta is None else layout.chunk(beta.to(dtype))
+        if (log_decay := inputs.decay_per_token) is not None:
+            cumulative_decay = layout.chunk(log_decay.to(dtype)).cumsum(2)
+        betas = None if inputs.beta is None else layout.chunk(inputs.beta.to(dtype))
         out, state = _run_chunks(layout, queries, keys, values, cumulative_decay, betas, state)
         return layout.unchunk(out).to(v.dtype), state
 
@@ -70,6 +63,81 @@ def chunked(
 def next_power_of_2(size: int) -> int:
     """Smallest power of two that is at least `size`; on the host faster than Triton's function."""
     return 1 << max(size - 1, 0).bit_length()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkLayout:
+    """Position of each token of [B, T, …] among M chunks of C tokens."""
+
+    batch: int
+    length: int
+    chunk_size: int
+    num_active: tuple[int, ...]
+    """Number of sequences with a chunk at each step."""
+    slot_to_token: Tensor | None = None
+    """Packed only: token index of each of the M·C slots, or T for an empty slot."""
+    token_to_slot: Tensor | None = None
+    """Packed only: slot of each token."""
+    order: Tensor | None = None
+    """Packed only: sequence indices by descending length."""
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.num_active)
+
+    def chunk(self, x: Tensor) -> Tensor:
+        """[B, T, H, …] → [M, H, C, …], empty slots filled with zeros."""
+        tail = x.shape[2:]
+        if self.slot_to_token is None:
+            padding = self.num_steps * self.chunk_size - self.length
+            padded = functional.pad(x, [0, 0] * (x.dim() - 2) + [0, padding])
+            chunks = padded.view(self.batch, self.num_steps, self.chunk_size, *tail).transpose(0, 1)
+            return chunks.reshape(-1, self.chunk_size, *tail).transpose(1, 2).contiguous()
+        padded = functional.pad(x[0], [0, 0] * (x.dim() - 2) + [0, 1])
+        return padded[self.slot_to_token].view(-1, self.chunk_size, *tail).transpose(1, 2).contiguous()
+
+    def unchunk(self, x: Tensor) -> Tensor:
+        """[M, H, C, V] → [B, T, H, V], the inverse of `chunk`."""
+        x = x.transpose(1, 2)
+        if self.token_to_slot is None:
+            x = x.reshape(self.num_steps, self.batch, self.chunk_size, *x.shape[2:]).transpose(0, 1)
+            return x.reshape(self.batch, self.num_steps * self.chunk_size, *x.shape[3:])[:, : self.length]
+        return x.reshape(-1, *x.shape[2:])[self.token_to_slot].unsqueeze(0)
+
+
+def fixed_layout(batch: int, length: int, chunk_size: int) -> ChunkLayout:
+    """Layout of `batch` sequences of equal length."""
+    num_steps = -(-length // chunk_size)
+    return ChunkLayout(batch=batch, length=length, chunk_size=chunk_size, num_active=(batch,) * num_steps)
+
+
+def packed_layout(cu_seqlens: Tensor, length: int, chunk_size: int) -> ChunkLayout:
+    """Layout of sequences packed into one row; each sequence starts a new chunk."""
+    bounds = cu_seqlens.tolist()
+    lengths = [end - start for start, end in itertools.pairwise(bounds)]
+    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+    slots: list[Tensor] = []
+    num_active = []
+    for step in range(-(-max(lengths, default=0) // chunk_size)):
+        sequences = [n for n in order if lengths[n] > step * chunk_size]
+        num_active.append(len(sequences))
+        for n in sequences:
+            first = bounds[n] + step * chunk_size
+            tokens = torch.arange(first, first + chunk_size)
+            slots.append(torch.where(tokens < bounds[n + 1], tokens, length))
+    index = torch.cat(slots) if slots else torch.zeros(0, dtype=torch.long)
+    token_to_slot = torch.zeros(length + 1, dtype=torch.long)
+    token_to_slot[index] = torch.arange(index.numel())
+    device = cu_seqlens.device
+    return ChunkLayout(
+        batch=1,
+        length=length,
+        chunk_size=chunk_size,
+        num_active=tuple(num_active),
+        slot_to_token=index.to(device),
+        token_to_slot=token_to_slot[:length].to(device),
+        order=torch.tensor(order, dtype=torch.long, device=device),
+    )
 
 
 def _run_chunks(

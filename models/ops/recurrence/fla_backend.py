@@ -2,6 +2,11 @@
 
 Importing fla on a machine without CUDA makes transformers' own linear-attention models call kernels that
 cannot run there, so fla is imported only for CUDA tensors.
+
+Training uses the chunked kernels. Inference sees a new shape in every batch, and fla autotunes some kernels
+per number of rows, which takes seconds; rows are therefore passed as sequences of one packed row
+(`run_rows`). Up to `MAX_RECURRENT_LENGTH` tokens the token-by-token kernels are as fast as the chunked ones,
+need no autotuning and compute in full float32. Our `decode` takes their place where it proves right.
 """
 
 import functools
@@ -19,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.ops.recurrence.shapes import DecayShape
+from evalsuite.models.ops.recurrence.inputs import DecayShape, RecurrenceInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,25 @@ KERNELS: dict[tuple[DecayShape, bool], Kernel] = {
 
 PER_CHANNEL_FALLBACK: dict[Kernel, Kernel] = {SIMPLE_GLA: GLA, GATED_DELTA: KDA, DELTA: KDA}
 """Kernels with a decay per channel that replace those for which `needs_fallback` is true."""
+
+MAX_RECURRENT_LENGTH = 128
+"""Largest length that the token-by-token kernels process."""
+
+_SIMPLE, _DELTA = "fused_recurrent_simple_gla", "fused_recurrent_gated_delta_rule"
+_FROM, _FROM_DELTA = "fla.ops.simple_gla", "fla.ops.gated_delta_rule"
+
+RECURRENT_KERNELS: dict[tuple[DecayShape, bool], Kernel] = {
+    ("none", False): Kernel(name=_SIMPLE, module=_FROM),
+    ("head", False): Kernel(name=_SIMPLE, module=_FROM, keyword="g_gamma", decay_shape="head"),
+    ("scalar", False): Kernel(name=_SIMPLE, module=_FROM, keyword="g", decay_shape="scalar"),
+    ("channel", False): Kernel(
+        name="fused_recurrent_gla", module="fla.ops.gla", keyword="gk", decay_shape="channel"
+    ),
+    ("none", True): Kernel(name=_DELTA, module=_FROM_DELTA),
+    ("head", True): Kernel(name=_DELTA, module=_FROM_DELTA, keyword="g", decay_shape="scalar"),
+    ("scalar", True): Kernel(name=_DELTA, module=_FROM_DELTA, keyword="g", decay_shape="scalar"),
+    ("channel", True): Kernel(name=_DELTA, module=_FROM_DELTA, keyword="gk", decay_shape="channel"),
+}
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -132,6 +156,16 @@ def kernel_for(decay_shape: DecayShape, *, delta: bool, dtype: torch.dtype) -> K
     return kernel
 
 
+def inference_kernel_for(decay_shape: DecayShape, *, delta: bool, dtype: torch.dtype, length: int) -> Kernel:
+    """Return the kernel without gradients, for rows of `length` tokens with q, k and v in `dtype`."""
+    if length <= MAX_RECURRENT_LENGTH:
+        return RECURRENT_KERNELS[decay_shape, delta]
+    # The fallbacks of training concern gradients, except that DELTA rejects float32 altogether; GATED_DELTA
+    # with a log decay of zero is the same algebra.
+    kernel = KERNELS[decay_shape, delta]
+    return GATED_DELTA if dtype == torch.float32 and kernel == DELTA else kernel
+
+
 @functools.cache
 def _function(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor]]:
     module = importlib.import_module(kernel.module)
@@ -139,24 +173,14 @@ def _function(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor]]:
     return function
 
 
-def run(
-    kernel: Kernel,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    log_decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Call `kernel`; arguments and results as in `evalsuite.models.ops.recurrence.recurrence`.
+def run(kernel: Kernel, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
+    """Call `kernel`.
 
     Raises:
         ConfigError: q, k and v differ in dtype or have an unsupported one, the keys are too wide, or a fixed
             decay per head requires a gradient.
     """
+    q, k, v, log_decay = inputs.q, inputs.k, inputs.v, inputs.log_decay
     if not q.dtype == k.dtype == v.dtype:
         raise ConfigError(f"fla kernels need one dtype; q is {q.dtype}, k is {k.dtype}, v is {v.dtype}")
     if q.dtype not in DTYPES:
@@ -176,11 +200,11 @@ def run(
                 f"fla's {kernel.name} computes no gradient for a fixed decay per head; detach log_decay"
             )
         arguments[kernel.keyword] = broadcast_decay(log_decay, kernel.decay_shape, k)
-    if beta is not None:
-        arguments["beta"] = beta.float()
+    if inputs.beta is not None:
+        arguments["beta"] = inputs.beta.float()
     # The normaliser's column of ones makes the width odd, which the kernels reject; multiples of 16 are best.
     padding = -v.shape[-1] % 16
-    start = None if initial_state is None else initial_state.float()
+    start = None if inputs.initial_state is None else inputs.initial_state.float()
     if padding:  # Padding by zero columns would still copy.
         v = functional.pad(v, [0, padding])
         start = None if start is None else functional.pad(start, [0, padding])
@@ -188,15 +212,30 @@ def run(
         q,
         k,
         v,
-        scale=scale,
+        scale=inputs.scale,
         initial_state=start,
         output_final_state=True,
-        cu_seqlens=cu_seqlens,
+        cu_seqlens=inputs.cu_seqlens,
         **arguments,
     )
     if padding:  # A full slice would still be copied in the backward pass.
         o, state = o[..., :-padding], state[..., :-padding]
     return o.to(v.dtype), state.float()
+
+
+def run_rows(kernel: Kernel, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
+    """Call `kernel` without gradients: any number of rows, of any length."""
+    rows, length = inputs.q.shape[:2]
+    if rows == 1 or inputs.cu_seqlens is not None or length <= MAX_RECURRENT_LENGTH:
+        return run(kernel, inputs)
+    o, state = run(kernel, inputs.as_one_row(_row_cu_seqlens(rows, length, inputs.q.device)))
+    return o.unflatten(1, (rows, length)).squeeze(0), state
+
+
+@functools.lru_cache(maxsize=4)
+def _row_cu_seqlens(rows: int, length: int, device: torch.device) -> Tensor:
+    """Bounds of `rows` sequences of `length` tokens; cached, as fla caches derived tensors by identity."""
+    return torch.arange(0, rows * length + 1, length, device=device)
 
 
 def broadcast_decay(log_decay: Tensor | None, decay_shape: DecayShape, k: Tensor) -> Tensor:

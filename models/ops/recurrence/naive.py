@@ -1,11 +1,12 @@
 """The recurrence as written in the papers, one token at a time: the reference, and the decoding step."""
 
 import itertools
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from evalsuite.models.ops.recurrence.shapes import state_dtype
+from evalsuite.models.ops.recurrence.inputs import RecurrenceInputs
 
 
 def recurrent_step(
@@ -31,34 +32,19 @@ def recurrent_step(
     return torch.einsum("bhkv,bhk->bhv", state, q), state
 
 
-def naive_recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    log_decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Run the recurrence token by token; arguments and results as in `recurrence`."""
-    if cu_seqlens is not None:
-        return _packed(q, k, v, log_decay, beta, scale, initial_state, cu_seqlens)
-    batch, length, heads, width = k.shape
-    dtype = state_dtype(q, k, v, log_decay, beta, initial_state)
-    state = (
-        torch.zeros(batch, heads, width, v.shape[-1], dtype=dtype, device=k.device)
-        if initial_state is None
-        else initial_state.to(dtype)
-    )
-    queries, keys, values = q.to(dtype) * scale, k.to(dtype), v.to(dtype)
-    decay = None if log_decay is None else log_decay.to(dtype).exp()
+def naive_recurrent(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
+    """Run the recurrence token by token."""
+    if inputs.cu_seqlens is not None:
+        return _packed(inputs, inputs.cu_seqlens)
+    batch, length, heads, _ = inputs.k.shape
+    state, dtype = inputs.state(), inputs.state_dtype
+    queries, keys, values = inputs.q.to(dtype) * inputs.scale, inputs.k.to(dtype), inputs.v.to(dtype)
+    decay = None if inputs.log_decay is None else inputs.log_decay.to(dtype).exp()
     if decay is not None and decay.dim() == 1:
         decay = decay.expand(batch, length, heads)
     if decay is not None and decay.dim() == 3:
         decay = decay.unsqueeze(-1)
-    writes = None if beta is None else beta.to(dtype)
+    writes = None if inputs.beta is None else inputs.beta.to(dtype)
     outputs = []
     for t in range(length):
         o, state = recurrent_step(
@@ -71,34 +57,25 @@ def naive_recurrent(
         )
         outputs.append(o)
     out = torch.stack(outputs, 1) if outputs else torch.zeros_like(values)
-    return out.to(v.dtype), state
+    return out.to(inputs.v.dtype), state
 
 
-def _packed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor,
-) -> tuple[Tensor, Tensor]:
+def _packed(inputs: RecurrenceInputs, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
     """Run each packed sequence separately."""
-    bounds = cu_seqlens.tolist()
+    decay, beta, initial = inputs.log_decay, inputs.beta, inputs.initial_state
     outputs, states = [], []
-    for n, (start, end) in enumerate(itertools.pairwise(bounds)):
-        per_token = log_decay is not None and log_decay.dim() > 1
-        o, state = naive_recurrent(
-            q[:, start:end],
-            k[:, start:end],
-            v[:, start:end],
-            log_decay=log_decay[:, start:end] if log_decay is not None and per_token else log_decay,
+    for n, (start, end) in enumerate(itertools.pairwise(cu_seqlens.tolist())):
+        alone = replace(
+            inputs,
+            q=inputs.q[:, start:end],
+            k=inputs.k[:, start:end],
+            v=inputs.v[:, start:end],
+            log_decay=decay if decay is None or decay.dim() == 1 else decay[:, start:end],
             beta=None if beta is None else beta[:, start:end],
-            scale=scale,
-            initial_state=None if initial_state is None else initial_state[n : n + 1],
+            initial_state=None if initial is None else initial[n : n + 1],
             cu_seqlens=None,
         )
+        o, state = naive_recurrent(alone)
         outputs.append(o)
         states.append(state)
     return torch.cat(outputs, 1), torch.cat(states)

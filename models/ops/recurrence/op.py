@@ -1,4 +1,4 @@
-"""The op that all mixers call; the kernel policy chooses its backend."""
+"""The op that all mixers call, and the choice of its backend."""
 
 import os
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from evalsuite.models.ops.dispatch import inference_kernels, use_triton, warn_once
-from evalsuite.models.ops.recurrence import fla_backend, inference
+from evalsuite.models.ops.dispatch import use_triton, warn_once
+from evalsuite.models.ops.recurrence import fla_backend
 from evalsuite.models.ops.recurrence.chunked import chunked, next_power_of_2, scores_in_chunk
+from evalsuite.models.ops.recurrence.inputs import RecurrenceInputs
 from evalsuite.models.ops.recurrence.naive import naive_recurrent
-from evalsuite.models.ops.recurrence.padding import mask_padding
-from evalsuite.models.ops.recurrence.shapes import decay_shape_of, state_dtype, validate_shapes
-from evalsuite.models.ops.recurrence.states import OWN, StateAccess
+
+Backend = Callable[[RecurrenceInputs], tuple[Tensor, Tensor]]
 
 _last_kernels: dict[str, str] = {}
 
@@ -21,11 +21,6 @@ _last_kernels: dict[str, str] = {}
 def last_kernels() -> dict[str, str]:
     """Transition → name of the kernel that computed it last in this process, the most recent at the end."""
     return dict(_last_kernels)
-
-
-def _record_kernel(transition: str, kernel: str) -> None:
-    _last_kernels.pop(transition, None)
-    _last_kernels[transition] = kernel
 
 
 def recurrence(
@@ -38,26 +33,13 @@ def recurrence(
     scale: float,
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    token_mask: Tensor | None = None,
-    access: StateAccess = OWN,
 ) -> tuple[Tensor, Tensor]:
+    """`compute_recurrence` of these inputs; see `RecurrenceInputs` for their shapes."""
+    return compute_recurrence(RecurrenceInputs(q, k, v, log_decay, beta, scale, initial_state, cu_seqlens))
+
+
+def compute_recurrence(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     """Compute S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t.
-
-    The decay is applied before the correction (arXiv 2603.26556, Eq. 4). A single token that may need a
-    gradient is computed by one torch step, as there is nothing to chunk.
-
-    Args:
-        q: queries [B, T, H, K]; k: keys [B, T, H, K]; v: values [B, T, H, V]; one dtype.
-        log_decay: log D, at most 0: None (no decay), [H] (fixed per head), [B, T, H] (per head and
-            token), or [B, T, H, K] (per channel and token).
-        beta: write strength of the delta rule [B, T, H]; None for the additive rule.
-        scale: factor on the queries.
-        initial_state: [N, H, K, V], N sequences; None for zeros.
-        cu_seqlens: integer bounds [N + 1] of sequences packed into one row (B = 1); None: N = B rows.
-        token_mask: bool [B, T], the real tokens; the others leave the state as it is, and their outputs are
-            arbitrary but finite. None: all are real.
-        access: where the rows' states lie in `initial_state`, then [S, H, K, V], and whether final ones may
-            be written over them. Slots are for rows without `cu_seqlens`; `initial_state` is then returned.
 
     Returns:
         The outputs [B, T, H, V] in the dtype of `v`, and the final states [N, H, K, V] in float32.
@@ -65,99 +47,84 @@ def recurrence(
     Raises:
         ConfigError: a shape is wrong; the message names the tensor and the expected shape.
     """
-    slots = access.slots
-    own_states = initial_state if slots is None else None
-    decay_shape = validate_shapes(q, k, v, log_decay, beta, own_states, cu_seqlens)
-    transition = decay_shape + (" decay, delta rule" if beta is not None else " decay, additive")
-    delta, wide = beta is not None, k.shape[-1] > fla_backend.MAX_KEY_DIM
-    single = q.shape[1] == 1 and cu_seqlens is None
-    stepwise = single and (torch.is_grad_enabled() or wide or not use_triton(v))
-    short = q.shape[1] <= inference.MAX_RECURRENT_LENGTH and cu_seqlens is None and not wide
-    if short and not stepwise and (kernels := inference_kernels(v, "recurrent", decay_shape, delta)):
-        _record_kernel(transition, "recurrent")
-        found: tuple[Tensor, Tensor] = kernels.recurrent(
-            q,
-            k,
-            v,
-            log_decay=log_decay,
-            beta=beta,
-            scale=scale,
-            initial_state=initial_state,
-            token_mask=token_mask,
-            access=access,
-        )
-        return found
-    if token_mask is not None:
-        k, log_decay, beta = mask_padding(k, log_decay, beta, token_mask)
-        # A fixed decay becomes one per token, as pads do not decay, which other kernels compute.
-        decay_shape = decay_shape_of(k, log_decay)
-    compute: Callable[..., tuple[Tensor, Tensor]]
-    if stepwise:
-        compute = naive_recurrent
-    elif use_triton(v):
-        if torch.is_grad_enabled():
-            kernel = fla_backend.kernel_for(decay_shape, delta=delta, dtype=v.dtype)
-            compute = partial(fla_backend.run, kernel)
-        else:
-            kernel = inference.kernel_for(decay_shape, delta=delta, dtype=v.dtype, length=q.shape[1])
-            compute = partial(inference.run, kernel)
-        in_chunks = kernel.name.startswith("chunk_")
-        if in_chunks and v.dtype == torch.float32 and os.environ.get("TRITON_F32_DEFAULT") != "ieee":
-            warn_once(
-                "recurrence: fla's kernels multiply float32 in TF32; for full precision set "
-                "TRITON_F32_DEFAULT=ieee before the process starts"
-            )
-        _record_kernel(transition, kernel.name)
-    else:
-        _record_kernel(transition, "torch chunked")
-        compute = chunked
-    if slots is not None:
-        assert initial_state is not None
-        own_states = initial_state[slots]
-    o, last = compute(
-        q,
-        k,
-        v,
-        log_decay=log_decay,
-        beta=beta,
-        scale=scale,
-        initial_state=own_states,
-        cu_seqlens=cu_seqlens,
-    )
-    if slots is None or initial_state is None:
+    inputs.validate()
+    kernel, compute = _backend(inputs)
+    if kernel:
+        transition = f"{inputs.decay_shape} decay, {'additive' if inputs.beta is None else 'delta rule'}"
+        _last_kernels.pop(transition, None)
+        _last_kernels[transition] = kernel
+    if kernel == DECODE:
+        return compute(inputs)
+    o, last = compute(inputs.plain())
+    states, access = inputs.initial_state, inputs.access
+    if states is None or access.slots is None:
         return o, last
     if not access.discards:
-        initial_state[slots] = last.to(initial_state.dtype)
-    return o, initial_state
+        states[access.slots] = last.to(states.dtype)
+    return o, states
 
 
-def recurrence_matrix(
-    q: Tensor, k: Tensor, *, log_decay: Tensor | None, beta: Tensor | None, scale: float
-) -> Tensor:
+DECODE = "recurrent"
+"""Name of our own kernel, which reads masks and slots itself."""
+
+
+def _backend(inputs: RecurrenceInputs) -> tuple[str, Backend]:
+    """Name of the kernel, and the function that runs it. Single steps in torch have no name."""
+    v, delta, length = inputs.v, inputs.beta is not None, inputs.q.shape[1]
+    on_triton, trains = use_triton(v), torch.is_grad_enabled()
+    fits = inputs.k.shape[-1] <= fla_backend.MAX_KEY_DIM
+    # A single token that may need a gradient is one torch step, as there is nothing to chunk.
+    if length == 1 and inputs.cu_seqlens is None and (trains or not fits or not on_triton):
+        return "", naive_recurrent
+    if not on_triton:
+        return "torch chunked", chunked
+    if not trains and fits and length <= fla_backend.MAX_RECURRENT_LENGTH and inputs.cu_seqlens is None:
+        from evalsuite.models.ops.recurrence import decode
+
+        if decode.applies(v, inputs.decay_shape, delta):
+            return DECODE, decode.recurrent
+    # Pads do not decay, so that a fixed decay becomes one per token, which other kernels compute.
+    decay = inputs.decay_shape
+    if decay == "head" and inputs.token_mask is not None:
+        decay = "scalar"
+    if trains:
+        kernel = fla_backend.kernel_for(decay, delta=delta, dtype=v.dtype)
+    else:
+        kernel = fla_backend.inference_kernel_for(decay, delta=delta, dtype=v.dtype, length=length)
+    in_chunks = kernel.name.startswith("chunk_")
+    if in_chunks and v.dtype == torch.float32 and os.environ.get("TRITON_F32_DEFAULT") != "ieee":
+        warn_once(
+            "recurrence: fla's kernels multiply float32 in TF32; for full precision set "
+            "TRITON_F32_DEFAULT=ieee before the process starts"
+        )
+    return kernel.name, partial(fla_backend.run if trains else fla_backend.run_rows, kernel)
+
+
+def recurrence_matrix(inputs: RecurrenceInputs) -> Tensor:
     """Materialise the recurrence as a lower triangular matrix A [B, H, T, T] with o = A v.
 
-    Arguments as in `recurrence`. Memory grows with T². Differentiable, so that it can be matched to a
+    For rows that start from zeros. Memory grows with T². Differentiable, so that it can be matched to a
     teacher's attention matrix (arXiv 2408.10189; arXiv 2504.14366v1, Eq. 7).
     """
-    decay_shape = validate_shapes(q, k, k, log_decay, beta, None, None)
-    batch, length, heads, _ = k.shape
-    dtype = state_dtype(q, k, log_decay, beta)
-    size = next_power_of_2(length) if decay_shape == "channel" else length
+    inputs.validate()
+    inputs = inputs.plain()
+    length, dtype = inputs.k.shape[1], inputs.state_dtype
+    size = next_power_of_2(length) if inputs.decay_shape == "channel" else length
 
     def as_chunk(x: Tensor) -> Tensor:
         """[B, T, H, …] as one chunk [B, H, size, …]."""
         x = x.to(dtype).transpose(1, 2)
         return torch.nn.functional.pad(x, [0, 0] * (x.dim() - 3) + [0, size - length])
 
-    with torch.autocast(k.device.type, enabled=False):
-        cumulative_decay = None
-        if log_decay is not None:
-            per_token = log_decay.expand(batch, length, heads) if log_decay.dim() == 1 else log_decay
-            cumulative_decay = as_chunk(per_token).cumsum(2)
+    with torch.autocast(inputs.k.device.type, enabled=False):
+        log_decay, beta = inputs.decay_per_token, inputs.beta
+        cumulative_decay = None if log_decay is None else as_chunk(log_decay).cumsum(2)
         betas = None if beta is None else as_chunk(beta)
-        scores, strict = scores_in_chunk(as_chunk(q) * scale, as_chunk(k), cumulative_decay, betas)
+        scores, strict = scores_in_chunk(
+            as_chunk(inputs.q) * inputs.scale, as_chunk(inputs.k), cumulative_decay, betas
+        )
         if strict is not None and betas is not None:
-            identity = torch.eye(size, dtype=dtype, device=k.device)
+            identity = torch.eye(size, dtype=dtype, device=inputs.k.device)
             # A = P (I + L)^-1 diag(β): a triangular solve with P on the left.
             scores = torch.linalg.solve_triangular(
                 strict + identity, scores, upper=False, left=False, unitriangular=True

@@ -109,7 +109,7 @@ def test_queries_and_keys_are_normalised_as_the_teachers(make_teacher: Make, fam
         seen: dict[str, Tensor] = {}
         mixer._features = lambda x, which, seen=seen: seen.setdefault("qk"[which], x)
         angles = student.model._rotary(x, torch.arange(5)[None])[layer]
-        mixer.prepare_inputs(x, angles, None, None, None)
+        mixer.prepare(x, angles)
         q, k, _ = attention.project(x, angles)
         close(seen["q"], q)
         close(seen["k"], k.repeat_interleave(2, 2))

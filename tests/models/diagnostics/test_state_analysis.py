@@ -16,8 +16,7 @@ from evalsuite.models.diagnostics.state_analysis import (
     weight_share,
     write_norm,
 )
-from evalsuite.models.mixers import RecurrenceInputs
-from evalsuite.models.ops.recurrence import naive_recurrent, recurrence_matrix
+from evalsuite.models.ops.recurrence import RecurrenceInputs, naive_recurrent, recurrence_matrix
 
 
 def toy(keys: list[list[float]], values: list[list[float]], **others: Tensor) -> RecurrenceInputs:
@@ -120,7 +119,7 @@ def test_states_and_readout_are_those_of_the_recurrence(decay: str, delta: bool)
                 torch.testing.assert_close(found[number, row], state, rtol=1e-5, atol=1e-5)
     positions = torch.tensor([[66, 68], [2, 69]])
     rows = readout_weights(inputs, positions)
-    matrix = recurrence_matrix(inputs.q, inputs.k, log_decay=inputs.log_decay, beta=inputs.beta, scale=1.0)
+    matrix = recurrence_matrix(inputs)
     wanted = torch.stack([matrix[row, :, positions[row]] for row in range(2)])
     torch.testing.assert_close(rows, wanted, rtol=1e-4, atol=1e-5)
 
@@ -131,13 +130,6 @@ def _naive_state(inputs: RecurrenceInputs, row: int, length: int) -> Tensor:
 
     q, k, v = (x[row : row + 1, :length] for x in (inputs.q, inputs.k, inputs.v))
     _, state = naive_recurrent(
-        q,
-        k,
-        v,
-        log_decay=cut(inputs.log_decay),
-        beta=cut(inputs.beta),
-        scale=1.0,
-        initial_state=None,
-        cu_seqlens=None,
+        RecurrenceInputs(q, k, v, log_decay=cut(inputs.log_decay), beta=cut(inputs.beta))
     )
     return state[0]

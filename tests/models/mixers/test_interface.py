@@ -20,7 +20,7 @@ from evalsuite.models.checkpoints.fingerprint import plugin_versions
 from evalsuite.models.decoder.cache import StudentCache
 from evalsuite.models.mixers import AttentionSpan, CacheSpec, Mixer, RecurrentMixer, StateKind
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
+from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.reports.analysis.lineage import MIXER_TITLES
 
 Make = Callable[..., PreTrainedModel]
@@ -108,7 +108,7 @@ def test_flops_follow_from_shapes(make_teacher: Make, name: str) -> None:
 def test_the_delta_rule_is_declared(make_teacher: Make, name: str) -> None:
     mixer = build_student(make_teacher(), name).model.layers[0].self_attn
     angles = torch.zeros(1, 3, 8)
-    inputs, _ = mixer.prepare_inputs(torch.randn(1, 3, 32), (angles.cos(), angles.sin()), None, None, None)
+    inputs = mixer.prepare(torch.randn(1, 3, 32), (angles.cos(), angles.sin())).inputs
     assert (inputs.beta is not None) == mixer.uses_delta_rule
 
 

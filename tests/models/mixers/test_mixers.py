@@ -13,7 +13,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.decoder.cache import RecurrentLayerCache
 from evalsuite.models.mixers import MIXERS, RecurrentMixer, make_mixer
 from evalsuite.models.mixers.convolution import apply_short_convolutions
-from evalsuite.models.mixers.recurrence_inputs import apply_recurrence
+from evalsuite.models.ops.recurrence import compute_recurrence
 
 RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, RecurrentMixer))
 PRESETS = [
@@ -178,8 +178,8 @@ def test_attention_matrix_times_values_equals_output(name: str, head_dim: int) -
     places = rotary(torch.arange(20).expand(2, -1), head_dim)
     real = torch.ones(2, 20, dtype=torch.bool)
     real[1, 15:] = False
-    inputs, _ = mixer.prepare_inputs(x, places, None, real, None)
-    o, _ = apply_recurrence(inputs, mixer.scale, None, None)
+    inputs = mixer.prepare(x, places, token_mask=real).inputs
+    o, _ = compute_recurrence(inputs)
     weights, values = mixer.attention_matrix(x, places, real)
     assert torch.equal(weights, weights.tril())
     assert not weights[1, :, :15, 15:].any()
@@ -283,7 +283,7 @@ def test_initial_decay_is_between_088_and_0999() -> None:
         assert isinstance(mixer, RecurrentMixer)
         mixer.reset_parameters()
         x = torch.randn(1, 3, 24)
-        inputs, _ = mixer.prepare_inputs(x, None, None, None, None)
+        inputs = mixer.prepare(x).inputs
         assert inputs.log_decay is not None
         decay = inputs.log_decay.exp()
         decay = decay.amin(-1) if decay.dim() == 4 else decay

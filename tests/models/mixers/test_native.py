@@ -65,7 +65,7 @@ def test_hgrn2_lower_bounds_accumulate_over_layers() -> None:
     rows = torch.stack([mixer.lower_bounds for mixer in mixers]).softmax(0).cumsum(0)
     x = torch.randn(1, 7, HIDDEN)
     for layer, mixer in enumerate(mixers):
-        inputs, _ = mixer.prepare_inputs(x, None, None, None, None)
+        inputs = mixer.prepare(x).inputs
         bound = rows[layer] - rows[0]
         alpha = bound + (1 - bound) * torch.sigmoid(-mixer.split_heads(mixer.k_proj(x)))
         torch.testing.assert_close(inputs.log_decay.exp(), alpha, rtol=1e-5, atol=1e-5)

@@ -1,5 +1,6 @@
 """Options of mixers: widths, feature maps, decay granularity, gates switched off, and refusals."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch.nn.functional import logsigmoid
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers import RecurrentMixer, make_mixer
 from evalsuite.models.mixers.feature_maps import FEATURE_MAPS
-from evalsuite.models.ops.recurrence import recurrence
+from evalsuite.models.ops.recurrence import compute_recurrence
 from tests.models.mixers.test_mixers import Attention, close, make, new_cache, run, tokens
 
 GEOMETRIES: list[tuple[str, dict[str, Any]]] = [
@@ -67,16 +68,14 @@ def test_split_state_packing_padding_and_matrix(name: str, options: dict[str, An
     padded = run(mixer, x, positions=(torch.arange(30) - 4).clamp_min(0).unsqueeze(0), token_mask=real)
     close(padded[:, 4:], run(mixer, x[:, 4:]))
     rotary = (torch.ones(1, 30, mixer.head_dim).double(), torch.zeros(1, 30, mixer.head_dim).double())
-    inputs, _ = mixer.prepare_inputs(x, rotary, None, None, None)
-    o, _ = recurrence(
-        inputs.q, inputs.k, inputs.v, log_decay=inputs.log_decay, beta=inputs.beta, scale=mixer.scale
-    )
+    inputs = mixer.prepare(x, rotary).inputs
+    o, _ = compute_recurrence(inputs)
     weights, values = mixer.attention_matrix(x, rotary)
     close(torch.einsum("bhts,bshv->bthv", weights, values), mixer.apply_normalizer(o, inputs))
 
 
 def gates(mixer: RecurrentMixer, x: Tensor) -> Any:
-    return mixer.prepare_inputs(x, None, None, None, None)[0]
+    return mixer.prepare(x).inputs
 
 
 def test_kda_with_one_decay_per_head_is_gated_deltanet() -> None:
@@ -110,10 +109,8 @@ def test_gla_between_one_decay_per_head_and_one_per_channel() -> None:
     x = tokens(1, 20)
     mixer = make("gla", 8, decay_group_size=8)
     inputs = gates(mixer, x)
-    scalar, _ = recurrence(
-        inputs.q, inputs.k, inputs.v, log_decay=inputs.log_decay[..., 0], scale=mixer.scale
-    )
-    channel, _ = recurrence(inputs.q, inputs.k, inputs.v, log_decay=inputs.log_decay, scale=mixer.scale)
+    scalar, _ = compute_recurrence(replace(inputs, log_decay=inputs.log_decay[..., 0]))
+    channel, _ = compute_recurrence(inputs)
     close(scalar, channel)
     fine, coarse = make("gla", 8), make("gla", 8, decay_group_size=4)
     weights = fine.state_dict()
@@ -163,11 +160,10 @@ def test_mlstm_without_input_gate_or_normalizer() -> None:
     bare.load_state_dict(layer.state_dict())
     inputs = gates(bare, x)
     values, total = (
-        recurrence(full.q, full.k, v, log_decay=full.log_decay, scale=layer.scale)[0]
-        for v in (inputs.v, torch.ones_like(inputs.v[..., :1]))
+        compute_recurrence(replace(full, v=v))[0] for v in (inputs.v, torch.ones_like(inputs.v[..., :1]))
     )
     close(bare.apply_normalizer(values, inputs), values)
-    with_ones, _ = recurrence(full.q, full.k, full.v, log_decay=full.log_decay, scale=layer.scale)
+    with_ones, _ = compute_recurrence(full)
     close(layer.apply_normalizer(with_ones, full), values / total.abs().clamp_min(1))
 
 

@@ -42,7 +42,7 @@ def test_mamba2_does_not_normalize_b_and_c() -> None:
     """arXiv 2405.21060 and 2603.26556, Table 8: no QK normalization."""
     mixer = make("mamba2")
     x = torch.randn(1, 5, 8, dtype=torch.float64)
-    inputs, _ = mixer.prepare_inputs(x, None, None, None, None)
+    inputs = mixer.prepare(x).inputs
     lengths = inputs.q.norm(dim=-1)
     assert lengths.max() > 1.05 * lengths.min()
 
@@ -52,7 +52,7 @@ def test_metala_divides_the_log_decay_by_its_temperature() -> None:
     mixer = make("metala", short_conv=0)
     mixer.f_bias.zero_()
     x = torch.randn(1, 5, 8, dtype=torch.float64)
-    inputs, _ = mixer.prepare_inputs(x, None, None, None, None)
+    inputs = mixer.prepare(x).inputs
     logits = -mixer.split_heads(mixer.k_proj(x))
     assert inputs.log_decay is not None
     torch.testing.assert_close(inputs.log_decay, functional.logsigmoid(logits) / 16)
@@ -62,7 +62,7 @@ def test_metala_divides_the_log_decay_by_its_temperature() -> None:
 def test_metala_starts_with_the_memories_of_the_other_mixers() -> None:
     mixer = make("metala", short_conv=0)
     mixer.k_proj.weight.zero_()
-    inputs, _ = mixer.prepare_inputs(torch.zeros(1, 1, 8, dtype=torch.float64), None, None, None, None)
+    inputs = mixer.prepare(torch.zeros(1, 1, 8, dtype=torch.float64)).inputs
     assert inputs.log_decay is not None
     decay = inputs.log_decay.exp()[0, 0, :, 0]
     torch.testing.assert_close(decay, torch.tensor([0.88, 0.999], dtype=torch.float64), rtol=0, atol=1e-6)

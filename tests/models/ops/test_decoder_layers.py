@@ -88,8 +88,8 @@ def test_models_compute_what_they_do_without(
     for fused, outputs in found.items():
         monkeypatch.setattr(decoder_layers, "applies", lambda x, fused=fused: fused)
         if INTERPRETED:
-            for module in ("recurrent", "recurrent_layers", "logprobs"):
-                name = f"evalsuite.models.ops.inference.{module}.applies"
+            for module in ("recurrence.decode", "inference.recurrent_layers", "inference.logprobs"):
+                name = f"evalsuite.models.ops.{module}.applies"
                 monkeypatch.setattr(name, lambda *form, fused=fused: fused)
             monkeypatch.setattr("evalsuite.models.ops.dispatch.use_triton", lambda x: True)
             # fla needs a GPU.

@@ -21,9 +21,9 @@ def test_kernels_under_the_interpreter() -> None:
         "test_decoder_layers.py",
         "test_logprobs.py",
         "test_branch_attention.py",
-        "test_recurrent.py",
+        "recurrence/test_decode.py",
     )
-    kernels = [str(Path(__file__).with_name(name)) for name in names]
+    kernels = [str(Path(__file__).parent / name) for name in names]
     shown = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "gpu", *kernels],
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalsuite.models.ops.recurrence import StateAccess
+from evalsuite.models.ops.recurrence import RecurrenceInputs
 from tests.models.ops.device import DEVICE, INTERPRETED
 
 pytestmark = [
@@ -76,9 +76,7 @@ def recurrent(module: Any, place: Place, size: int) -> list[Tensor]:
     state = place(drawn(size, 2, 16, 16, dtype=torch.float32))
     found: list[Tensor] = []
     for initial in (None, state):
-        found += module.recurrent(
-            q, k / 4, v, **gates, scale=0.25, initial_state=initial, token_mask=None, access=StateAccess()
-        )
+        found += module.recurrent(RecurrenceInputs(q, k / 4, v, **gates, scale=0.25, initial_state=initial))
     return found
 
 
@@ -120,7 +118,7 @@ CASES: list[tuple[str, Callable[[Any, Place, int], list[Tensor]]]] = [
     ("recurrent_layers", rotary),
     ("recurrent_layers", short_conv),
     ("recurrent_layers", delta_gates),
-    ("recurrent", recurrent),
+    ("decode", recurrent),
     ("logprobs", logprobs),
     ("branch_attention", branch_attention),
     ("decode_attention", decode_attention),
@@ -129,7 +127,8 @@ CASES: list[tuple[str, Callable[[Any, Place, int], list[Tensor]]]] = [
 
 
 def kernels_of(name: str) -> Any:
-    return import_module(f"evalsuite.models.ops.inference.{name}")
+    folder = "recurrence" if name == "decode" else "inference"
+    return import_module(f"evalsuite.models.ops.{folder}.{name}")
 
 
 @contextmanager

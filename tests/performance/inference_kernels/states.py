@@ -1,7 +1,7 @@
 """Recurrences and short convolutions, which read states and write them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -10,10 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.models.mixers.convolution import ShortConvolution, _convolve_parts, convolve
-from evalsuite.models.ops.recurrence import inference, naive_recurrent
-from evalsuite.models.ops.recurrence.padding import mask_padding
-from evalsuite.models.ops.recurrence.shapes import DecayShape
-from evalsuite.models.ops.recurrence.states import StateAccess
+from evalsuite.models.ops.recurrence import RecurrenceInputs, StateAccess, fla_backend, naive_recurrent
+from evalsuite.models.ops.recurrence.inputs import DecayShape
 from tests.performance.inference_kernels.case import Case, Setting, Way
 
 Use = Literal["", "in place", "in slots", "continuations", "prompts"]
@@ -135,45 +133,37 @@ def recurrence(setting: Setting, rows: int, tokens: int, decay: DecayShape, delt
     decays = {"none": None, "head": gates[0, 0, :, 0], "scalar": gates[..., 0], "channel": gates}
     log_decay = None if (gate := decays[decay]) is None else gate.contiguous()
     beta = torch.rand(size[:3], device=setting.device) if delta else None
-    inputs: dict[str, Any] = {"q": q, "k": k, "v": setting.draw(*size), "log_decay": log_decay, "beta": beta}
+    inputs = RecurrenceInputs(q, k, setting.draw(*size), log_decay, beta, scale=width**-0.5)
 
     def separate(
-        compute: Callable[..., tuple[Tensor, Tensor]], inputs: dict[str, Any], states: States
+        compute: Callable[[RecurrenceInputs], tuple[Tensor, Tensor]], inputs: RecurrenceInputs, states: States
     ) -> tuple[Tensor, Tensor]:
-        if states.real is not None:
-            masked = mask_padding(inputs["k"], inputs["log_decay"], inputs["beta"], states.real)
-            inputs = inputs | dict(zip(("k", "log_decay", "beta"), masked, strict=True))
-        start = states.read()
-        o, last = compute(**inputs, scale=width**-0.5, initial_state=start, cu_seqlens=None)
+        masked = replace(inputs, token_mask=states.real, initial_state=states.read())
+        o, last = compute(masked.plain())
         states.write(last)
         return o, last
 
     def exact() -> list[Tensor]:
         # In float64 its states would take longer than all that is measured.
         own = states.to(torch.float32)
-        exact_inputs = {name: None if x is None else x.float() for name, x in inputs.items()}
+        exact_inputs = replace(inputs, q=inputs.q.float(), k=inputs.k.float(), v=inputs.v.float())
         return own.results(separate(naive_recurrent, exact_inputs, own))
 
     ways = []
     if setting.ours:
-        from evalsuite.models.ops.inference.recurrent import recurrent
+        from evalsuite.models.ops.recurrence.decode import recurrent
 
         access = states.access()
 
         def ours(states: States) -> tuple[Tensor, Tensor]:
-            return recurrent(
-                **inputs,
-                scale=width**-0.5,
-                initial_state=states.stored,
-                token_mask=states.real,
-                access=access,
-            )
+            stored, real = states.stored, states.real
+            return recurrent(replace(inputs, initial_state=stored, token_mask=real, access=access))
 
         ways.append(states.way("ours", ours))
     if setting.fla:
-        kernel = inference.RECURRENT_KERNELS[decay, delta]
+        kernel = fla_backend.RECURRENT_KERNELS[decay, delta]
         copies = "" if use == "" else ", mask" if use == "prompts" else ", copies of states"
-        compute = partial(separate, partial(inference.run, kernel), inputs)
+        compute = partial(separate, partial(fla_backend.run_rows, kernel), inputs)
         ways.append(states.way(f"fla {kernel.name}{copies}", compute))
     if tokens == 1 and not use:
         ways.append(states.way("torch: one step", partial(separate, naive_recurrent, inputs)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.ops.recurrence import fla_backend, recurrence
+from evalsuite.models.ops.recurrence import RecurrenceInputs, fla_backend, recurrence
 from evalsuite.models.ops.recurrence.chunked import chunked
 
 CASES = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for delta in (False, True)]
@@ -36,16 +36,8 @@ def stand_in(kernel: fla_backend.Kernel) -> Any:
             assert given["g"].shape == (q.shape if kernel.name in PER_CHANNEL else q.shape[:3])
         if kernel.name == "chunk_delta_rule":
             assert q.dtype != torch.float32
-        return chunked(
-            q,
-            k,
-            v,
-            log_decay=given.get("g", given.get("g_gamma")),
-            beta=given.get("beta"),
-            scale=scale,
-            initial_state=start,
-            cu_seqlens=bounds,
-        )
+        decay, beta = given.get("g", given.get("g_gamma")), given.get("beta")
+        return chunked(RecurrenceInputs(q, k, v, decay, beta, scale, start, bounds))
 
     return call
 
@@ -74,7 +66,7 @@ def test_every_transition_has_a_supported_kernel(
     assert not (broken and kernel in scalar)
     if not broken and dtype == torch.bfloat16:
         assert kernel == fla_backend.KERNELS[decay, delta]
-    found, state = fla_backend.run(kernel, q, k, v, **inputs)
+    found, state = fla_backend.run(kernel, RecurrenceInputs(q, k, v, **inputs))
     wanted, last = recurrence(q, k, v, **inputs)
     assert (found.dtype, state.dtype) == (dtype, torch.float32)
     torch.testing.assert_close(found, wanted)
@@ -83,15 +75,14 @@ def test_every_transition_has_a_supported_kernel(
 
 def test_unsupported_inputs_are_rejected() -> None:
     x = torch.zeros(1, 2, 1, 8)
-    plain = {"log_decay": None, "beta": None, "scale": 1.0, "initial_state": None, "cu_seqlens": None}
     kernel = fla_backend.kernel_for("none", delta=False, dtype=torch.float32)
     with pytest.raises(ConfigError, match="one dtype"):
-        fla_backend.run(kernel, x, x, x.bfloat16(), **plain)
+        fla_backend.run(kernel, RecurrenceInputs(x, x, x.bfloat16()))
     with pytest.raises(ConfigError, match=r"not torch.float64; use kernel_policy\('torch'\)"):
-        fla_backend.run(kernel, x.double(), x.double(), x.double(), **plain)
+        fla_backend.run(kernel, RecurrenceInputs(x.double(), x.double(), x.double()))
     wide = torch.zeros(1, 2, 1, 300)
     with pytest.raises(ConfigError, match="keys up to 256 wide, not 300"):
-        fla_backend.run(kernel, wide, wide, x, **plain)
+        fla_backend.run(kernel, RecurrenceInputs(wide, wide, x))
     fixed = fla_backend.kernel_for("head", delta=False, dtype=torch.float32)
     with pytest.raises(ConfigError, match="no gradient"):
-        fla_backend.run(fixed, x, x, x, **{**plain, "log_decay": torch.zeros(1, requires_grad=True)})
+        fla_backend.run(fixed, RecurrenceInputs(x, x, x, torch.zeros(1, requires_grad=True)))

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from evalsuite.foundation import ConfigError, MissingDependencyError
 from evalsuite.models.ops import dispatch, tuning
 from evalsuite.models.ops.dispatch import kernel_policy
 from evalsuite.models.ops.recurrence import (
+    RecurrenceInputs,
     fla_backend,
     naive_recurrent,
     recurrence,
@@ -66,7 +68,7 @@ def test_chunked_equals_naive(decay: str, delta: bool, length: int) -> None:
     case = inputs(decay, delta, length=length)
     start = torch.randn(2, 2, 8, 5, dtype=torch.float64)
     found, state = recurrence(**case, initial_state=start)
-    wanted, last = naive_recurrent(**case, initial_state=start, cu_seqlens=None)
+    wanted, last = naive_recurrent(RecurrenceInputs(**case, initial_state=start))
     close(found, wanted, 1e-12)
     close(state, last, 1e-12)
 
@@ -93,8 +95,7 @@ def test_packed_equals_each_sequence_alone(decay: str, delta: bool) -> None:
 def test_matrix_times_values_equals_output(decay: str, delta: bool) -> None:
     case = inputs(decay, delta)
     wanted, _ = recurrence(**case)
-    values = case.pop("v")
-    weights = recurrence_matrix(**case)
+    weights, values = recurrence_matrix(RecurrenceInputs(**case)), case["v"]
     assert torch.equal(weights, weights.tril())
     close((weights @ values.transpose(1, 2)).transpose(1, 2), wanted, 1e-12)
 
@@ -121,7 +122,7 @@ def test_strong_decay_stays_finite(decay: str, delta: bool) -> None:
     case = inputs(decay, delta, strength=60.0, dtype=torch.float32)
     tensors = [case[name].requires_grad_() for name in ("q", "k", "v", "log_decay")]
     found, state = recurrence(**case)
-    wanted, _ = naive_recurrent(**case, initial_state=None, cu_seqlens=None)
+    wanted, _ = naive_recurrent(RecurrenceInputs(**case))
     close(found.detach(), wanted.detach(), 1e-4)
     gradients = torch.autograd.grad(found.sum() + state.sum(), tensors)
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
@@ -188,12 +189,12 @@ def test_kernel_accuracy_detects_errors(decay: str, delta: bool) -> None:
     assert ("dbeta" in correct) == delta
     assert max(correct.values()) < 1e-5
 
-    def wrong(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> tuple[Tensor, Tensor]:
-        return naive_recurrent(q, k.detach(), v, **rest)
+    def wrong(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
+        return naive_recurrent(replace(inputs, k=inputs.k.detach()))
 
     with pytest.raises(AssertionError):
         relative_errors(wrong, *case)
-    scaled = relative_errors(lambda q, k, v, **rest: naive_recurrent(q, 1.1 * k, v, **rest), *case)
+    scaled = relative_errors(lambda inputs: naive_recurrent(replace(inputs, k=1.1 * inputs.k)), *case)
     assert min(scaled[name] for name in ("o", "state", "dk")) > 0.01
 
 

@@ -6,9 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from evalsuite.models.mixers.base import RecurrentMixer
+from evalsuite.models.mixers import RecurrenceInputs, RecurrentMixer
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.recurrence_inputs import RecurrenceInputs
 
 EVALSUITE_API = 1
 

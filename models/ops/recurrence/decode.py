@@ -5,6 +5,7 @@ the final state can take the place of the initial one, which saves a cache from 
 """
 
 import functools
+from dataclasses import replace
 
 import torch
 import triton
@@ -16,10 +17,8 @@ from evalsuite.models.ops.inference.launch import keep_compiled
 from evalsuite.models.ops.inference.proof import proves_right, relative_difference
 from evalsuite.models.ops.inference.rows import as_states
 from evalsuite.models.ops.recurrence.chunked import next_power_of_2
+from evalsuite.models.ops.recurrence.inputs import DecayShape, RecurrenceInputs, StateAccess
 from evalsuite.models.ops.recurrence.naive import naive_recurrent
-from evalsuite.models.ops.recurrence.padding import mask_padding
-from evalsuite.models.ops.recurrence.shapes import DecayShape, decay_shape_of
-from evalsuite.models.ops.recurrence.states import StateAccess
 
 VALUES = 32
 """Channels of the values of one program."""
@@ -95,38 +94,18 @@ def _recurrent_kernel(  # type: ignore[no-untyped-def]
         tl.store(final + place, state, mask=inside)
 
 
-def recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    log_decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float,
-    initial_state: Tensor | None,
-    token_mask: Tensor | None,
-    access: StateAccess,
-) -> tuple[Tensor, Tensor]:
-    """S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t, in float32.
+def recurrent(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
+    """Compute the recurrence of rows without `cu_seqlens` in float32.
 
-    Args:
-        q, k: [B, T, H, K], in any 16- or 32-bit dtype; copied if they are not contiguous, as all inputs.
-        v: [B, T, H, V].
-        log_decay: None, [H], [B, T, H] or [B, T, H, K]; None for D = I.
-        beta: [B, T, H]; None for the additive rule.
-        scale: factor on the queries.
-        initial_state: float32 [B, H, K, V]; None for zeros. With slots [S, H, K, V], of which only the first
-            axis may have any stride.
-        token_mask: bool [B, T], false at padding, which leaves the state as it is and gets zeros; None: all.
-        access: where the initial states lie; final ones are written over those in slots (rows that share a
-            slot race), and over contiguous ones if they may be.
-
-    Returns:
-        The outputs [B, T, H, V] in the dtype of `v`, and the final states [B, H, K, V] in float32.
+    Inputs have any 16- or 32-bit dtype and are copied if they are not contiguous; `initial_state` is float32,
+    and in slots only its first axis may have any stride. Outputs at pads are zeros. Final states are written
+    over those in slots (rows that share a slot race), and over contiguous ones if they may be.
     """
+    q, k, v, log_decay, beta = inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta
+    initial, token_mask, access = inputs.initial_state, inputs.token_mask, inputs.access
     rows, length, heads, key_width = k.shape
     value_width = v.shape[-1]
-    initial, final, slots = initial_state, None, None if initial_state is None else access.slots
+    final, slots = None, None if initial is None else access.slots
     if initial is not None:
         own = access.in_place and initial.is_contiguous() and initial.dtype == torch.float32
         writes = (own or slots is not None) and not access.discards
@@ -145,9 +124,9 @@ def recurrent(
         q if token_mask is None else token_mask.contiguous().view(torch.uint8),
         q if slots is None else slots.contiguous(),
         q if initial is None else initial,
-        final, out, length, heads, (final if initial is None else initial).stride(0), scale,
+        final, out, length, heads, (final if initial is None else initial).stride(0), inputs.scale,
         KEY_WIDTH=key_width, KEY_BLOCK=key_block, VALUE_WIDTH=value_width, VALUE_BLOCK=VALUES,
-        DECAY=decay_shape_of(k, log_decay), DELTA=beta is not None, HAS_STATE=initial is not None,
+        DECAY=inputs.decay_shape, DELTA=beta is not None, HAS_STATE=initial is not None,
         HAS_MASK=token_mask is not None, HAS_SLOTS=slots is not None, STORES=not access.discards,
         num_warps=max(1, key_block * VALUES // ELEMENTS_PER_WARP),
     )  # fmt: skip
@@ -176,34 +155,26 @@ def _deviations(device: torch.device, dtype: torch.dtype, decay: DecayShape, del
         k = functional.normalize(k, dim=-1)
         gates = torch.rand(shape, generator=draw).to(device)
         decays = {"none": None, "head": gates[0, 0, :, 0], "scalar": gates[..., 0], "channel": gates}[decay]
-        log_decay = None if decays is None else decays.log()
-        beta = gates[..., 1] if delta else None
         states = torch.randn(4, 2, 64, 64, generator=draw).to(device)
         slots = torch.tensor([3, 1] if case == "in slots" else [0, 1], device=device)
         initial = None if case == "with padding" else states[slots]
         real = torch.tensor([[True] * 3, [True, True, False]], device=device)[:, :length]
-        masked = mask_padding(k, log_decay, beta, real)
-        exact = naive_recurrent(
-            q.float() * real[..., None, None],
-            masked[0].float(),
-            v.float(),
-            log_decay=masked[1],
-            beta=masked[2],
-            scale=0.5,
-            initial_state=initial,
-            cu_seqlens=None,
-        )
-        out, final = recurrent(
+        inputs = RecurrenceInputs(
             q,
             k,
             v,
-            log_decay=log_decay,
-            beta=beta,
+            log_decay=None if decays is None else decays.log(),
+            beta=gates[..., 1] if delta else None,
             scale=0.5,
-            initial_state=states if case == "in slots" else initial,
+            initial_state={"in place": initial, "in slots": states, "with padding": None}[case],
             token_mask=real if case == "with padding" else None,
             access=StateAccess(slots if case == "in slots" else None, in_place=case == "in place"),
         )
+        plain = inputs.plain()
+        exact = naive_recurrent(
+            replace(plain, q=q.float() * real[..., None, None], k=plain.k.float(), v=v.float())
+        )
+        out, final = recurrent(inputs)
         mine = out, final[slots] if case == "in slots" else final
         found += [relative_difference(*pair) for pair in zip(mine, exact, strict=True)]
     return found

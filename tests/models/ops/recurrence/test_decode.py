@@ -3,6 +3,7 @@
 Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpreter.py).
 """
 
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.ops.recurrence import OWN, StateAccess, mask_padding, naive_recurrent
+from evalsuite.models.ops.recurrence import RecurrenceInputs, StateAccess, naive_recurrent
 from tests.models.ops.device import DEVICE, INTERPRETED, NEEDS_DEVICE
 
 FORMS = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for delta in (False, True)]
@@ -27,40 +28,36 @@ def draw(
     keys: int = 16,
     values: int = 40,
     dtype: torch.dtype = torch.float32,
-) -> dict[str, Any]:
+) -> RecurrenceInputs:
     """Random inputs; keys of length one, so that the delta rule is stable."""
     torch.manual_seed(length)
     q, k = torch.randn(2, rows, length, heads, keys, device=DEVICE)
     gates = torch.rand(rows, length, heads, keys, device=DEVICE)
     log_decay = {"none": None, "head": gates[0, 0, :, 0], "scalar": gates[..., 0], "channel": gates}[decay]
-    return {
-        "q": q.to(dtype),
-        "k": functional.normalize(k, dim=-1).to(dtype),
-        "v": torch.randn(rows, length, heads, values, device=DEVICE).to(dtype),
-        "log_decay": None if log_decay is None else log_decay.log(),
-        "beta": 2 * gates[..., 1] if delta else None,
-        "scale": 0.3,
-        "initial_state": torch.randn(rows, heads, keys, values, device=DEVICE),
-        "token_mask": None,
-    }
+    return RecurrenceInputs(
+        q=q.to(dtype),
+        k=functional.normalize(k, dim=-1).to(dtype),
+        v=torch.randn(rows, length, heads, values, device=DEVICE).to(dtype),
+        log_decay=None if log_decay is None else log_decay.log(),
+        beta=2 * gates[..., 1] if delta else None,
+        scale=0.3,
+        initial_state=torch.randn(rows, heads, keys, values, device=DEVICE),
+    )
 
 
-def compare(inputs: dict[str, Any], tolerance: float = 1e-5, in_place: bool = False) -> None:
-    from evalsuite.models.ops.inference.recurrent import recurrent
+def compare(inputs: RecurrenceInputs, tolerance: float = 1e-5, in_place: bool = False) -> None:
+    from evalsuite.models.ops.recurrence.decode import recurrent
 
-    exact = {name: value.double() if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    real = exact.pop("token_mask")
-    if real is not None:
-        exact["k"], exact["log_decay"], exact["beta"] = mask_padding(
-            exact["k"], exact["log_decay"], exact["beta"], inputs["token_mask"]
-        )
-    expected = naive_recurrent(**exact, cu_seqlens=None)
-    if real is not None:
-        expected[0].mul_(inputs["token_mask"][..., None, None])
-    o, state = recurrent(**inputs, access=StateAccess(in_place=in_place))
-    assert o.dtype == inputs["v"].dtype
+    tensors = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    doubled = {name: x.double() for name, x in tensors.items() if isinstance(x, Tensor)}
+    exact = replace(inputs, **doubled | {"token_mask": inputs.token_mask})
+    expected = naive_recurrent(exact.plain())
+    if inputs.token_mask is not None:
+        expected[0].mul_(inputs.token_mask[..., None, None])
+    o, state = recurrent(replace(inputs, access=StateAccess(in_place=in_place)))
+    assert o.dtype == inputs.v.dtype
     assert state.dtype == torch.float32
-    assert (state is inputs["initial_state"]) == in_place
+    assert (state is inputs.initial_state) == in_place
     for mine, theirs, bound in zip((o, state), expected, (tolerance, 1e-5), strict=True):
         assert mine.shape == theirs.shape
         error = (mine.double() - theirs).norm() / theirs.norm()
@@ -82,19 +79,19 @@ def test_every_form(decay: str, delta: bool, length: int, in_place: bool) -> Non
 @pytest.mark.parametrize(("decay", "delta"), FORMS)
 @pytest.mark.parametrize("length", [1, 3])
 def test_states_in_slots_that_lie_apart(decay: str, delta: bool, length: int) -> None:
-    from evalsuite.models.ops.inference.recurrent import recurrent
+    from evalsuite.models.ops.recurrence.decode import recurrent
 
     inputs = draw(decay, delta, length=length, keys=16, values=20)
     # Pages that hold something else as well, as those of a server.
     pages = torch.randn(6, 7 + 3 * 16 * 20, device=DEVICE)
     states = pages[:, 4:-3].view(6, 3, 16, 20)
     slots = torch.tensor([4, 1], device=DEVICE)
-    alone = recurrent(**inputs | {"initial_state": states[slots]}, access=OWN)
-    before, inputs["initial_state"] = pages.clone(), states
-    o, _ = recurrent(**inputs, access=StateAccess(slots, discards=True))
+    alone = recurrent(replace(inputs, initial_state=states[slots]))
+    before, inputs = pages.clone(), replace(inputs, initial_state=states)
+    o, _ = recurrent(replace(inputs, access=StateAccess(slots, discards=True)))
     assert_equal_but_for_rounding(o, alone[0])
     assert torch.equal(pages, before)
-    o, returned = recurrent(**inputs, access=StateAccess(slots))
+    o, returned = recurrent(replace(inputs, access=StateAccess(slots)))
     assert returned is states
     assert_equal_but_for_rounding(o, alone[0])
     assert_equal_but_for_rounding(states[slots], alone[1])
@@ -108,13 +105,15 @@ def test_padding_leaves_the_state_alone(decay: str, delta: bool, starts: bool) -
     inputs = draw(decay, delta, rows=4, length=5)
     # On the right, on the left, none, and all.
     masks = [[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1] * 5, [0] * 5]
-    inputs["token_mask"] = torch.tensor(masks, device=DEVICE).bool()
+    real = torch.tensor(masks, device=DEVICE).bool()
+    inputs = replace(inputs, token_mask=real)
     if starts:
-        inputs["initial_state"] = torch.zeros_like(inputs["initial_state"])
-        inputs["initial_state"][3] = 1
+        assert inputs.initial_state is not None
+        inputs.initial_state[:3] = 0
+        inputs.initial_state[3] = 1
     # Whatever padding holds is not read.
-    for name in ("q", "v"):
-        inputs[name][~inputs["token_mask"]] = 1e30
+    for x in (inputs.q, inputs.v):
+        x[~real] = 1e30
     compare(inputs)
 
 
@@ -130,39 +129,40 @@ def test_widths_and_dtypes(keys: int, values: int, dtype: torch.dtype) -> None:
 
 
 def test_rows_start_from_zeros() -> None:
-    inputs = draw("scalar", True, length=4)
-    zeros = torch.zeros_like(inputs["initial_state"])
-    plain = {name: value for name, value in inputs.items() if name != "token_mask"}
-    expected = naive_recurrent(**plain | {"initial_state": zeros}, cu_seqlens=None)
-    from evalsuite.models.ops.inference.recurrent import recurrent
+    inputs = replace(draw("scalar", True, length=4), initial_state=None)
+    expected = naive_recurrent(inputs)
+    from evalsuite.models.ops.recurrence.decode import recurrent
 
     for in_place in (False, True):
-        found = recurrent(**inputs | {"initial_state": None}, access=StateAccess(in_place=in_place))
+        found = recurrent(replace(inputs, access=StateAccess(in_place=in_place)))
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_inputs_that_lie_apart() -> None:
     inputs = draw("channel", True, length=3)
+    apart: dict[str, Any] = {}
     for name in ("q", "k", "v", "log_decay"):
-        wide = torch.randn(2, 3, 6, 2 * inputs[name].shape[-1], device=DEVICE)
-        wide[:, :, ::2, : inputs[name].shape[-1]] = inputs[name]
-        inputs[name] = wide[:, :, ::2, : inputs[name].shape[-1]]
-    inputs["v"] = inputs["v"].mT.contiguous().mT
-    inputs["beta"] = inputs["beta"].mT.contiguous().mT
-    inputs["initial_state"] = inputs["initial_state"][:1].expand(2, -1, -1, -1)
-    compare(inputs)
-    inputs["initial_state"] = torch.randn(2, 3, 40, 16, device=DEVICE).mT
-    compare(inputs)
+        x = getattr(inputs, name)
+        wide = torch.randn(2, 3, 6, 2 * x.shape[-1], device=DEVICE)
+        wide[:, :, ::2, : x.shape[-1]] = x
+        apart[name] = wide[:, :, ::2, : x.shape[-1]]
+    apart["v"] = apart["v"].mT.contiguous().mT
+    assert inputs.beta is not None
+    assert inputs.initial_state is not None
+    inputs = replace(inputs, **apart, beta=inputs.beta.mT.contiguous().mT)
+    compare(replace(inputs, initial_state=inputs.initial_state[:1].expand(2, -1, -1, -1)))
+    compare(replace(inputs, initial_state=torch.randn(2, 3, 40, 16, device=DEVICE).mT))
 
 
 def test_a_state_that_is_not_contiguous_is_not_written() -> None:
-    from evalsuite.models.ops.inference.recurrent import recurrent
+    from evalsuite.models.ops.recurrence.decode import recurrent
 
     inputs = draw("scalar", True)
-    stored = inputs["initial_state"][:1].expand(2, -1, -1, -1)
+    assert inputs.initial_state is not None
+    stored = inputs.initial_state[:1].expand(2, -1, -1, -1)
     before = stored.clone()
-    _, state = recurrent(**inputs | {"initial_state": stored}, access=StateAccess(in_place=True))
+    _, state = recurrent(replace(inputs, initial_state=stored, access=StateAccess(in_place=True)))
     assert state.data_ptr() != stored.data_ptr()
     assert torch.equal(stored, before)
 
@@ -172,15 +172,15 @@ def test_a_state_that_is_not_contiguous_is_not_written() -> None:
 def test_every_form_proves_itself(
     decay: Any, delta: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evalsuite.models.ops.inference import recurrent as module
+    from evalsuite.models.ops.recurrence import decode as module
 
     device = torch.device(DEVICE)
     assert max(module._deviations(device, dtype, decay, delta)) < (1e-5 if dtype == torch.float32 else 1e-2)
     right = module.recurrent
     for changed in (0, 1):
 
-        def wrong(*given: Any, changed: int = changed, **options: Any) -> Any:
-            found = list(right(*given, **options))
+        def wrong(inputs: RecurrenceInputs, changed: int = changed) -> Any:
+            found = list(right(inputs))
             found[changed] = found[changed] * 1.05
             return found
 
@@ -198,8 +198,8 @@ def test_steps_write_into_their_slots(mixer: str, make_teacher: Any, monkeypatch
     from evalsuite.models.inference.torch.model_runner import ModelRunner
     from evalsuite.models.inference.torch.scheduler import DecodeBatch
     from evalsuite.models.inference.torch.static_cache import _StaticLayer
-    from evalsuite.models.ops.inference import recurrent as module
     from evalsuite.models.ops.inference import recurrent_layers
+    from evalsuite.models.ops.recurrence import decode as module
 
     student = build_student(make_teacher("llama"), [mixer] * 2).eval().to(DEVICE)
     runner = ModelRunner(student)
@@ -207,7 +207,7 @@ def test_steps_write_into_their_slots(mixer: str, make_teacher: Any, monkeypatch
     monkeypatch.setattr(
         module,
         "recurrent",
-        lambda *given, **rest: calls.append(rest["access"].in_place) or right(*given, **rest),
+        lambda inputs: calls.append(inputs.access.in_place) or right(inputs),
     )
     copied, write = [], _StaticLayer.write
 
@@ -221,7 +221,7 @@ def test_steps_write_into_their_slots(mixer: str, make_teacher: Any, monkeypatch
         monkeypatch.setattr(module, "applies", lambda *_, fused=fused: fused)
         monkeypatch.setattr(recurrent_layers, "applies", lambda x, fused=fused: fused)
         if INTERPRETED:
-            for name in ("kernels.policy", "recurrence.op"):
+            for name in ("ops.dispatch", "ops.recurrence.op"):
                 monkeypatch.setattr(f"evalsuite.models.{name}.use_triton", lambda x, fused=fused: fused)
         with torch.inference_mode():
             _, cache = runner.prefill([[5, 6, 7, 8, 9], [11], [20, 21, 22]], keep=True)

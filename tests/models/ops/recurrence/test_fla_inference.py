@@ -1,6 +1,7 @@
 """Inference kernels: their arguments (with stand-ins, on a CPU) and their results (on a GPU)."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,19 @@ from torch.nn import functional
 
 from evalsuite.models.mixers import convolution
 from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
-from evalsuite.models.ops.recurrence import StateAccess, fla_backend, inference, last_kernels, recurrence
+from evalsuite.models.ops.recurrence import (
+    RecurrenceInputs,
+    StateAccess,
+    compute_recurrence,
+    fla_backend,
+    last_kernels,
+)
 from evalsuite.models.ops.recurrence.chunked import chunked
 
 CASES = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for delta in (False, True)]
 
 
-def draw(decay: str, delta: bool, length: int, *, device: str = "cpu") -> dict[str, Any]:
+def draw(decay: str, delta: bool, length: int, *, device: str = "cpu") -> RecurrenceInputs:
     make = torch.Generator(device).manual_seed(length)
     shape = (3, length, 2, 16)
 
@@ -25,19 +32,34 @@ def draw(decay: str, delta: bool, length: int, *, device: str = "cpu") -> dict[s
         return torch.randn(*size, generator=make, device=device)
 
     shapes = {"head": (2,), "scalar": shape[:3], "channel": shape}
-    return {
-        "q": functional.normalize(normal(*shape), dim=-1),
-        "k": functional.normalize(normal(*shape), dim=-1),
-        "v": normal(*shape),
-        "log_decay": None if decay == "none" else functional.logsigmoid(normal(*shapes[decay]) + 2),
-        "beta": torch.sigmoid(normal(*shape[:3])) if delta else None,
-        "scale": 0.25,
-        "initial_state": normal(3, 2, 16, 16),
+    return RecurrenceInputs(
+        q=functional.normalize(normal(*shape), dim=-1),
+        k=functional.normalize(normal(*shape), dim=-1),
+        v=normal(*shape),
+        log_decay=None if decay == "none" else functional.logsigmoid(normal(*shapes[decay]) + 2),
+        beta=torch.sigmoid(normal(*shape[:3])) if delta else None,
+        scale=0.25,
+        initial_state=normal(3, 2, 16, 16),
+    )
+
+
+def one_row(inputs: RecurrenceInputs, row: int, padding: int = 0) -> RecurrenceInputs:
+    """A row without its first tokens."""
+
+    def cut(x: Tensor | None) -> Tensor | None:
+        return x if x is None or x.dim() == 1 else x[row : row + 1, padding:]
+
+    parts: dict[str, Any] = {
+        name: cut(getattr(inputs, name)) for name in ("q", "k", "v", "log_decay", "beta")
     }
+    assert inputs.initial_state is not None
+    return replace(inputs, **parts, initial_state=inputs.initial_state[row : row + 1], token_mask=None)
 
 
 @pytest.mark.parametrize(("decay", "delta"), CASES)
-@pytest.mark.parametrize("length", [1, inference.MAX_RECURRENT_LENGTH, inference.MAX_RECURRENT_LENGTH + 1])
+@pytest.mark.parametrize(
+    "length", [1, fla_backend.MAX_RECURRENT_LENGTH, fla_backend.MAX_RECURRENT_LENGTH + 1]
+)
 def test_rows_are_packed_into_one_row(
     monkeypatch: pytest.MonkeyPatch, decay: Any, delta: bool, length: int
 ) -> None:
@@ -48,20 +70,20 @@ def test_rows_are_packed_into_one_row(
             seen.append((kernel.name, q.shape[0]))
             assert given.pop("output_final_state")
             found = given.pop(kernel.keyword, None) if kernel.keyword else None
-            return chunked(q, k, v, log_decay=found, beta=given.pop("beta", None), **given)
+            return chunked(RecurrenceInputs(q, k, v, log_decay=found, **given))
 
         return call
 
     monkeypatch.setattr(fla_backend, "_function", stand_in)
     inputs = draw(decay, delta, length)
-    kernel = inference.kernel_for(decay, delta=delta, dtype=torch.float32, length=length)
-    o, state = inference.run(kernel, **inputs, cu_seqlens=None)
-    wanted, last = chunked(**inputs, cu_seqlens=None)
+    kernel = fla_backend.inference_kernel_for(decay, delta=delta, dtype=torch.float32, length=length)
+    o, state = fla_backend.run_rows(kernel, inputs)
+    wanted, last = chunked(inputs)
     torch.testing.assert_close(o, wanted)
     torch.testing.assert_close(state, last)
     ((name, rows),) = seen
-    assert name.startswith("fused_recurrent") == (length <= inference.MAX_RECURRENT_LENGTH)
-    assert rows == (3 if length <= inference.MAX_RECURRENT_LENGTH else 1)
+    assert name.startswith("fused_recurrent") == (length <= fla_backend.MAX_RECURRENT_LENGTH)
+    assert rows == (3 if length <= fla_backend.MAX_RECURRENT_LENGTH else 1)
 
 
 @pytest.mark.parametrize(("decay", "delta"), CASES)
@@ -74,38 +96,33 @@ def test_short_rows_without_gradients_run_on_the_kernel_for_them(
         forms.append(form)
         return True
 
-    def stand_in(
-        q: Tensor, k: Tensor, v: Tensor, *, token_mask: None, access: StateAccess, **given: Any
-    ) -> tuple[Tensor, Tensor]:
-        places.append(access.in_place)
-        return chunked(q, k, v, cu_seqlens=None, **given)
+    def stand_in(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
+        places.append(inputs.access.in_place)
+        return chunked(inputs)
 
     kernels = SimpleNamespace(applies=applies, recurrent=stand_in)
-    monkeypatch.setitem(sys.modules, "evalsuite.models.ops.inference.recurrent", kernels)
-    monkeypatch.setattr("evalsuite.models.ops.dispatch.use_triton", lambda x: True)
+    monkeypatch.setitem(sys.modules, "evalsuite.models.ops.recurrence.decode", kernels)
+    monkeypatch.setattr("evalsuite.models.ops.recurrence.decode", kernels, raising=False)
     monkeypatch.setattr("evalsuite.models.ops.recurrence.op.use_triton", lambda x: True)
     monkeypatch.setattr(fla_backend, "scalar_decay_backward_broken", lambda: False)
-    monkeypatch.setattr(fla_backend, "run", lambda kernel, *given, **named: chunked(*given, **named))
-    longest = inference.MAX_RECURRENT_LENGTH
+    monkeypatch.setattr(fla_backend, "run", lambda kernel, inputs: chunked(inputs))
+    longest = fla_backend.MAX_RECURRENT_LENGTH
     for length, in_place in ((1, True), (longest, False), (longest + 1, True)):
         inputs = draw(decay, delta, length)
         with torch.no_grad():
-            found = recurrence(**inputs, access=StateAccess(in_place=in_place))
+            found = compute_recurrence(replace(inputs, access=StateAccess(in_place=in_place)))
         assert (list(last_kernels().values())[-1] == "recurrent") == (length <= longest)
-        wanted = recurrence(**inputs)
+        wanted = compute_recurrence(inputs)
         for actual, expected in zip(found, wanted, strict=True):
             torch.testing.assert_close(actual, expected)
     assert places == [True, False]
     assert forms == [(decay, delta)] * 2
     # Nor do packed rows, or keys that do not fit.
-    first = {
-        name: value[:1] if isinstance(value, Tensor) and value.dim() > 1 else value
-        for name, value in draw(decay, delta, 1).items()
-    }
+    first = one_row(draw(decay, delta, 1), 0)
     with torch.no_grad():
-        recurrence(**first, cu_seqlens=torch.tensor([0, 1]))
+        compute_recurrence(replace(first, cu_seqlens=torch.tensor([0, 1])))
         monkeypatch.setattr(fla_backend, "MAX_KEY_DIM", 8)
-        recurrence(**first)
+        compute_recurrence(first)
     assert len(places) == 2
 
 
@@ -116,28 +133,23 @@ def test_kernels_of_padded_rows_take_the_decay_that_padding_gives(
 ) -> None:
     seen = []
 
-    def stand_in(kernel: fla_backend.Kernel, *given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    def stand_in(kernel: fla_backend.Kernel, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
         if kernel.keyword:
-            fla_backend.broadcast_decay(named["log_decay"], kernel.decay_shape, given[1])
+            fla_backend.broadcast_decay(inputs.log_decay, kernel.decay_shape, inputs.k)
         seen.append(kernel.name)
-        return chunked(*given, **named)
+        return chunked(inputs)
 
     monkeypatch.setattr("evalsuite.models.ops.recurrence.op.use_triton", lambda x: True)
     monkeypatch.setattr(fla_backend, "scalar_decay_backward_broken", lambda: False)
     monkeypatch.setattr(fla_backend, "run", stand_in)
-    length = inference.MAX_RECURRENT_LENGTH + 2
+    length = fla_backend.MAX_RECURRENT_LENGTH + 2
     inputs = draw(decay, delta, length)
     real = torch.arange(length) >= torch.tensor([0, 1, length - 2])[:, None]
     with torch.set_grad_enabled(needs_gradients):
-        o, state = recurrence(**inputs, token_mask=real)
+        o, state = compute_recurrence(replace(inputs, token_mask=real))
     assert len(seen) == 1
     for row, padding in enumerate((0, 1, length - 2)):
-        alone = {
-            name: value[row : row + 1, padding:] if isinstance(value, Tensor) and value.dim() > 1 else value
-            for name, value in inputs.items()
-            if name != "initial_state"
-        }
-        wanted, last = chunked(**alone, initial_state=inputs["initial_state"][row : row + 1], cu_seqlens=None)
+        wanted, last = chunked(one_row(inputs, row, padding))
         torch.testing.assert_close(o[row : row + 1, padding:], wanted, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(state[row : row + 1], last, rtol=1e-4, atol=1e-5)
 
@@ -149,12 +161,12 @@ def test_kernels_of_padded_rows_take_the_decay_that_padding_gives(
 def test_kernels_match_torch(decay: Any, delta: bool, dtype: torch.dtype) -> None:
     # Chunked kernels take minutes to compile in float32; two kernels represent all of them.
     chunked_too = dtype == torch.bfloat16 and decay == "scalar"
-    for length in (1, 7, 64, *([inference.MAX_RECURRENT_LENGTH + 2] if chunked_too else [])):
+    for length in (1, 7, 64, *([fla_backend.MAX_RECURRENT_LENGTH + 2] if chunked_too else [])):
         inputs = draw(decay, delta, length, device="cuda")
-        inputs |= {name: inputs[name].to(dtype) for name in ("q", "k", "v")}
+        inputs = replace(inputs, q=inputs.q.to(dtype), k=inputs.k.to(dtype), v=inputs.v.to(dtype))
         with torch.inference_mode():
-            found = recurrence(**inputs)
-            wanted = chunked(**inputs, cu_seqlens=None)
+            found = compute_recurrence(inputs)
+            wanted = chunked(inputs)
         for actual, expected in zip(found, wanted, strict=True):
             bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
             error = (actual.float() - expected.float()).norm() / expected.float().norm()
