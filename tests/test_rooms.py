@@ -90,7 +90,12 @@ KNOWN: list[set[str]] = [
         "evalsuite.models.mixers",
         "evalsuite.models.ops",
     },
-    {"evalsuite.models.ops.dispatch", "evalsuite.models.ops.recurrence", "evalsuite.models.ops.tuning"},
+    {
+        "evalsuite.models.ops.dispatch",
+        "evalsuite.models.ops.inference",
+        "evalsuite.models.ops.recurrence",
+        "evalsuite.models.ops.tuning",
+    },
     {
         "evalsuite.reports.admission",
         "evalsuite.reports.exports",
