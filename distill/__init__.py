@@ -6,6 +6,7 @@ folders = distill(load_recipe("pocket"), Path("students"))
 
 from typing import TYPE_CHECKING, Any
 
+import evalsuite.distill.objectives  # noqa: F401  (registers the objectives)
 from evalsuite.distill.recipe import Recipe, known_recipes, load_recipe, write_recipe
 
 if TYPE_CHECKING:

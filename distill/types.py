@@ -1,11 +1,13 @@
-"""What data, objectives and training exchange: models and batches."""
+"""What data, objectives and training exchange: models, batches and losses."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+Result = TypeVar("Result")
 
 
 class CausalLM(Protocol):
@@ -113,3 +115,53 @@ class GlobalBatch:
     tokens: int
     state: dict[str, Any]
     """State of the data loader after this step."""
+
+
+class StepLosses(Protocol):
+    """Losses of all students over one optimizer step, independent of its division into micro-batches.
+
+    Tensors keep their memory over steps, as CUDA graphs need.
+    """
+
+    def zero(self) -> None:
+        """Begin a step."""
+
+    def backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
+        """Add losses of one micro-batch, and its gradients to those of every student.
+
+        Args:
+            num_loss_tokens: loss tokens of the whole step, over all processes.
+        """
+
+    def reduce(self, all_reduce: Callable[[Tensor], None]) -> tuple[Tensor, Tensor | None]:
+        """End a step.
+
+        Args:
+            all_reduce: sums a tensor over all processes, in place.
+
+        Returns:
+            This process' share of the losses [students, columns]; their sum over processes is the loss. And
+            factors on this process' gradients [layers]; None if they are 1.
+        """
+
+
+class StudentWithLoss(nn.Module):
+    """A student together with its loss: one forward pass, for which a sharded student is gathered."""
+
+    def __init__(self, student: CausalLM) -> None:
+        super().__init__()
+        self.student: Any = student
+
+    def forward(self, function: Callable[[CausalLM], Result]) -> Result:
+        """Apply a function to the student, such as a loss that returns its columns (see `Stage.columns`)."""
+        result: Result = call_within(self.student, function, self.student)
+        return result
+
+
+def call_within(module: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call `function(*arguments)`, which uses parameters of `module` without calling the module.
+
+    A sharded module (see `training.fsdp`) has the method `within`, which gathers the parameters first.
+    """
+    within = getattr(module, "within", None)
+    return function(*arguments) if within is None else within(function, *arguments)

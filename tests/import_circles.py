@@ -2,7 +2,7 @@
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 
 Graph = Mapping[str, set[str]]
@@ -24,14 +24,15 @@ def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
     A string that is the name of a module counts, since it is how `import_module` would hide an import.
     """
     modules = {name.removesuffix(".__init__"): name for name in sources}
+    named = modules.keys() - {"evalsuite"}
     graph: dict[str, set[str]] = {}
     for name, text in sources.items():
-        found = {modules[imported] for imported in _imported(ast.parse(text), modules)}
+        found = {modules[imported] for imported in _imported(ast.parse(text), modules, named)}
         graph[name] = found - {name}
     return graph
 
 
-def _imported(tree: ast.Module, modules: Mapping[str, str]) -> Iterator[str]:
+def _imported(tree: ast.Module, modules: Mapping[str, str], named: Set[str]) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
@@ -40,7 +41,7 @@ def _imported(tree: ast.Module, modules: Mapping[str, str]) -> Iterator[str]:
                 name = f"{node.module}.{alias.name}"
                 if name in modules or node.module in modules:
                     yield name if name in modules else str(node.module)
-        elif isinstance(node, ast.Constant) and node.value in modules.keys() - {"evalsuite"}:
+        elif isinstance(node, ast.Constant) and node.value in named:
             yield str(node.value)
 
 

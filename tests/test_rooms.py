@@ -73,11 +73,8 @@ KNOWN: list[set[str]] = [
         "evalsuite.distill.model_cost",
         "evalsuite.distill.objectives",
         "evalsuite.distill.recipe",
-        "evalsuite.distill.token_weights",
         "evalsuite.distill.training",
     },
-    {"evalsuite.distill.objectives.end_to_end", "evalsuite.distill.objectives.output_losses"},
-    {"evalsuite.distill.objectives.layer_losses", "evalsuite.distill.objectives.layerwise"},
     {
         "evalsuite.evaluation.build",
         "evalsuite.evaluation.documents",

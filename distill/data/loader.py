@@ -16,8 +16,9 @@ from evalsuite.distill.data.mixture import interleave, pack_source, start_of_sta
 from evalsuite.distill.data.packing import PackedSequence
 from evalsuite.distill.data.preparation import Preparation, eos_token_id
 from evalsuite.distill.data.readers import open_reader
+from evalsuite.distill.data.token_weights import step_weights
 from evalsuite.distill.data.workers import WorkerPool
-from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.recipe.data_sources import DataSourceConfig
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import ConfigError, DataError
@@ -51,33 +52,35 @@ def collate(
 
 
 class DataSources:
-    """The sources of a recipe, opened once and shared by its stages.
+    """The sources of a recipe by name, opened when they are first read, and shared by its stages.
 
     Args:
         tokenizer: a fast tokenizer of transformers.
+        seed: of the order of the documents, together with each source's own.
         num_workers: processes that parse and tokenize; 0: the calling thread does.
         share: of the documents that this process tokenizes; default: all.
     """
 
     def __init__(
         self,
-        recipe: Recipe,
+        sources: Mapping[str, DataSourceConfig],
         tokenizer: Any,
         *,
+        seed: int,
         num_workers: int = 0,
         share: Share | None = None,
     ) -> None:
-        self._recipe, self.share = recipe, share or Share()
+        self._sources, self._seed, self.share = sources, seed, share or Share()
         self.pad_id = eos_token_id(tokenizer)
-        self._pool = WorkerPool(Preparation(recipe.data, tokenizer), num_workers)
+        self._pool = WorkerPool(Preparation(sources, tokenizer), num_workers)
         self._documents: dict[str, SourceDocuments] = {}
 
     def __getitem__(self, name: str) -> SourceDocuments:
         """The documents of a source. Raises DataError if it cannot be opened."""
         if name not in self._documents:
-            source = self._recipe.data[name]
+            source = self._sources[name]
             self._documents[name] = SourceDocuments(
-                name, source, open_reader(source, name), self._pool, self._recipe.seed
+                name, source, open_reader(source, name), self._pool, self._seed
             )
         return self._documents[name]
 
@@ -95,26 +98,22 @@ class StageDataLoader:
     """Iterator over the global batches of one stage, from a saved state or from the start.
 
     Args:
-        tokenizer: a fast tokenizer of transformers.
         state: `GlobalBatch.state` of the last completed step.
         previous: source → its state after the last stage that read it, where this stage continues.
         rank, world_size: each process takes its share of every global batch, so that the global batches
             do not depend on the number of GPUs.
-        sources: the recipe's open sources; by default, they are opened for this loader alone.
     """
 
     def __init__(
         self,
-        recipe: Recipe,
+        sources: DataSources,
         stage: Stage,
-        tokenizer: Any,
         *,
         state: dict[str, Any] | None = None,
         previous: Mapping[str, dict[str, Any]] = MappingProxyType({}),
         rank: int = 0,
         world_size: int = 1,
         pin_memory: bool = False,
-        sources: DataSources | None = None,
     ) -> None:
         self._stage, self._rank, self._world_size = stage, rank, world_size
         self._pin_memory = pin_memory
@@ -130,15 +129,14 @@ class StageDataLoader:
                 f"stage '{stage.name}': {local_batch_size} sequences per GPU are not a multiple of "
                 f"'micro_batch_size' ({self.micro_batch_size})"
             )
-        opened = sources or DataSources(recipe, tokenizer)
         packed = {
             name: pack_source(
-                opened[name],
-                share=opened.share,
+                sources[name],
+                share=sources.share,
                 mask_prompt=stage.loss_mask == "completion",
                 length=stage.seq_len,
                 packing=stage.packing,
-                pad_id=opened.pad_id,
+                pad_id=sources.pad_id,
                 state=(state or {}).get("sources", {}).get(name)
                 or start_of_stage(previous.get(name), restart=stage.restart_data),
             )
@@ -160,7 +158,7 @@ class StageDataLoader:
         sequences = [sequence for sequence, _ in drawn]
         num_loss_tokens = int(sum(sequence.loss_mask.sum() for sequence in sequences))
         # Of the whole step, whose mean they are divided by.
-        weights = None if stage.token_weights is None else stage.token_weights.of_step(sequences)
+        weights = None if stage.token_weights is None else step_weights(sequences, stage.token_weights)
         local_sequences = sequences[self._rank :: self._world_size]
         local_weights = None if weights is None else weights[self._rank :: self._world_size]
         packed = stage.packing == "documents"
@@ -179,14 +177,14 @@ class StageDataLoader:
         return GlobalBatch(batches, num_loss_tokens, stage.tokens_per_step, drawn[-1][1])
 
 
-def validate_data(recipe: Recipe, tokenizer: Any, sources: DataSources) -> None:
+def validate_data(sources: DataSources, stages: Sequence[Stage]) -> None:
     """Read the first batch of every stage, so that invalid data is refused before training starts.
 
     Raises:
         DataError: a missing file or column, no document after filtering, or no loss token in the first batch.
     """
-    for stage in recipe.stages:
-        if next(StageDataLoader(recipe, stage, tokenizer, sources=sources)).num_loss_tokens == 0:
+    for stage in stages:
+        if next(StageDataLoader(sources, stage)).num_loss_tokens == 0:
             raise DataError(
                 f"stage '{stage.name}': the first batch has no loss tokens with loss_mask "
                 f"'{stage.loss_mask}'; the data contain no completions, or the chat template does not match"

@@ -4,6 +4,7 @@ Responses go through the inference engine and its cache, so that an interrupted 
 ones. Each process of a run generates its share into the same cache.
 """
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,8 +12,7 @@ import torch
 
 from evalsuite.distill.data.examples import Example
 from evalsuite.distill.data.preparation import read_shuffled
-from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.recipe.data_sources import ResponsesSourceConfig
+from evalsuite.distill.recipe.data_sources import DataSourceConfig, ResponsesSourceConfig
 from evalsuite.foundation import ConfigError, DataError, content_hash, write_jsonl
 from evalsuite.models.checkpoints.tokenizers import TextEncoder
 
@@ -29,19 +29,23 @@ class Processes(Protocol):
 
 
 def generate_responses(
-    recipe: Recipe,
+    sources: Mapping[str, DataSourceConfig],
+    teacher: str | None,
     out: Path,
     processes: Processes,
     *,
+    read: Collection[str],
     quiet: bool = False,
-) -> Recipe:
-    """Generate the teacher's responses for all `responses` sources that are read; return a recipe of local
-    files in their place.
+) -> dict[str, DataSourceConfig]:
+    """Generate the teacher's responses for all `responses` sources that are read; return the sources with
+    local files in their place.
 
     Responses are written to `out/responses/<source>.<key>.jsonl`; the key stands for the settings they
     depend on. Existing files are reused. A collective call.
 
     Args:
+        teacher: a checkpoint, as the recipe names it.
+        read: names of the sources that are read.
         processes: each of them generates the responses to its share of the prompts.
 
     Raises:
@@ -50,46 +54,46 @@ def generate_responses(
     """
     wanted = {
         name: source
-        for name, source in recipe.data.items()
-        if name in recipe.sources_read and isinstance(source, ResponsesSourceConfig)
+        for name, source in sources.items()
+        if name in read and isinstance(source, ResponsesSourceConfig)
     }
-    if not wanted:
-        return recipe
-    data = dict(recipe.data)
+    found = dict(sources)
     checkpoint: Any = None
     for name, source in wanted.items():
-        path = out / "responses" / f"{name}.{_key(source, recipe)}.jsonl"
+        path = out / "responses" / f"{name}.{_key(source, sources, teacher)}.jsonl"
         if not path.exists():
-            if recipe.teacher is None:
+            if teacher is None:
                 raise ConfigError(f"data source '{name}': generating responses needs a 'teacher'")
             if checkpoint is None:
                 from evalsuite.models import load_checkpoint
 
                 dtype = "bfloat16" if processes.device.type == "cuda" else "float32"
-                checkpoint = load_checkpoint(recipe.teacher, dtype=dtype, device=str(processes.device))
-            generation = _Generation(path.parent / "cache", name, source, recipe, checkpoint)
+                checkpoint = load_checkpoint(teacher, dtype=dtype, device=str(processes.device))
+            generation = _Generation(path.parent / "cache", name, sources, checkpoint)
             generation.run(processes.rank, processes.world_size, quiet=quiet or processes.rank > 0)
             processes.barrier()
             rows = generation.rows()
             if processes.rank == 0:
                 write_jsonl(path, rows)
             processes.barrier()
-        data[name] = source.as_local(str(path))
-    return recipe.model_copy(update={"data": data})
+        found[name] = source.as_local(str(path))
+    return found
 
 
 class _Generation:
     """The responses of one source, in a cache that all processes share."""
 
     def __init__(
-        self, cache: Path, name: str, source: ResponsesSourceConfig, recipe: Recipe, checkpoint: Any
+        self, cache: Path, name: str, sources: Mapping[str, DataSourceConfig], checkpoint: Any
     ) -> None:
         from evalsuite.models.inference import GenerateRequest, SamplingParams
         from evalsuite.models.inference.torch.engine import TorchEngine
 
+        source = sources[name]
+        assert isinstance(source, ResponsesSourceConfig)
         self._cache, self._name, self._source = cache, name, source
         self._engine = TorchEngine(checkpoint)
-        self._prompts = _prompts(name, source, recipe, checkpoint.tokenizer)
+        self._prompts = _prompts(name, source, sources, checkpoint.tokenizer)
         sampling = SamplingParams(
             max_new_tokens=source.max_new_tokens, temperature=source.temperature, top_p=source.top_p
         )
@@ -121,19 +125,21 @@ class _Generation:
         return rows
 
 
-def _key(source: ResponsesSourceConfig, recipe: Recipe) -> str:
+def _key(source: ResponsesSourceConfig, sources: Mapping[str, DataSourceConfig], teacher: str | None) -> str:
     """Stands for a source's settings, those of its prompts, and the teacher."""
-    settings = (source, recipe.data.get(source.prompt_source))
+    settings = (source, sources.get(source.prompt_source))
     described = [each and each.model_dump(mode="json") for each in settings]
-    return content_hash([str(recipe.teacher), *described], length=8)
+    return content_hash([str(teacher), *described], length=8)
 
 
-def _prompts(name: str, source: ResponsesSourceConfig, recipe: Recipe, tokenizer: Any) -> list[str]:
+def _prompts(
+    name: str, source: ResponsesSourceConfig, sources: Mapping[str, DataSourceConfig], tokenizer: Any
+) -> list[str]:
     """The first `num_prompts` distinct prompts (texts before a completion) of the prompt source, shuffled.
 
     They are shuffled as for training: in the order of the files, all could come from the first one.
     """
-    origin = recipe.data.get(source.prompt_source)
+    origin = sources.get(source.prompt_source)
     if origin is None or isinstance(origin, ResponsesSourceConfig):
         raise ConfigError(
             f"data source '{name}': 'prompt_source' = '{source.prompt_source}' is not a source of prompts"

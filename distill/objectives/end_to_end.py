@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig
     from evalsuite.distill.objectives.output_losses import LossTokens
-    from evalsuite.distill.objectives.step_losses import StepLosses, StudentWithLoss
-    from evalsuite.distill.types import CausalLM
+    from evalsuite.distill.types import CausalLM, StepLosses, StudentWithLoss
 
 LOGITS_BYTES = 4 * 2**29
 """The fused loss holds about four fp32 tensors of at most one chunk of logits each."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from evalsuite.distill.types import CausalLM, MicroBatch
+from evalsuite.distill.types import CausalLM, MicroBatch, call_within
 from evalsuite.models.decoder.config import ARCHITECTURES
 from evalsuite.models.decoder.model import attention_of
 from evalsuite.models.mixers.base import RecurrentMixer
@@ -32,15 +32,6 @@ def set_attention(teacher: CausalLM, implementation: str) -> None:
             supported,
         )
     teacher.set_attn_implementation(supported)
-
-
-def call_within(module: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call `function(*arguments)`, which uses parameters of `module` without calling the module.
-
-    A sharded module (see `training.fsdp`) has the method `within`, which gathers the parameters first.
-    """
-    within = getattr(module, "within", None)
-    return function(*arguments) if within is None else within(function, *arguments)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

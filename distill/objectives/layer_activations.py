@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evalsuite.distill.objectives.forward import call_within
-from evalsuite.distill.types import CausalLM, MicroBatch
+from evalsuite.distill.types import CausalLM, MicroBatch, call_within
 from evalsuite.models.decoder.model import packed_mask
 from evalsuite.models.mixers import AttentionSpan
 

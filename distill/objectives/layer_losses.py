@@ -7,16 +7,28 @@ teacher's next layer run on parallel streams.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evalsuite.distill.objectives.cuda_streams import SideStreams
 from evalsuite.distill.objectives.forward import teacher_hidden_states
 from evalsuite.distill.objectives.layer_activations import LayerActivations, each_layer
-from evalsuite.distill.objectives.layerwise import LayerwiseStage
 from evalsuite.distill.types import CausalLM, MicroBatch, softmax_layer_indices
+
+
+class LayerObjective(Protocol):
+    """What a layerwise stage says of its distances (see `LayerwiseStage`)."""
+
+    @property
+    def target_norm(self) -> Callable[[Tensor], Tensor] | None: ...
+
+    def target(self, activations: LayerActivations, batch: MicroBatch) -> Tensor: ...
+
+    def distance(
+        self, layer: nn.Module, activations: LayerActivations, target: Tensor, batch: MicroBatch
+    ) -> Tensor: ...
 
 
 class LayerLosses:
@@ -31,7 +43,7 @@ class LayerLosses:
     """
 
     def __init__(
-        self, stage: LayerwiseStage, teacher: CausalLM, students: Sequence[CausalLM], device: torch.device
+        self, stage: LayerObjective, teacher: CausalLM, students: Sequence[CausalLM], device: torch.device
     ) -> None:
         self._stage, self._teacher, self._students = stage, teacher, students
         num_layers = len(students[0].model.layers)

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from evalsuite.distill.objectives.layer_activations import LayerActivations
-    from evalsuite.distill.objectives.step_losses import StepLosses, StudentWithLoss
-    from evalsuite.distill.types import CausalLM, MicroBatch
+    from evalsuite.distill.types import CausalLM, MicroBatch, StepLosses, StudentWithLoss
 
 MATRIX_COPIES = 8
 """fp32 matrices [B, H, T, T] of one layer in matrix mixing: the teacher's scores and probabilities, and the

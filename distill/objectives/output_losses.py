@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from evalsuite.distill.objectives.cuda_streams import SideStreams
-from evalsuite.distill.objectives.end_to_end import EndToEndStage
 from evalsuite.distill.objectives.forward import (
     LanguageModelHead,
     hidden_states,
@@ -15,8 +15,7 @@ from evalsuite.distill.objectives.forward import (
     teacher_hidden_states,
 )
 from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig, fused_linear_distillation
-from evalsuite.distill.objectives.step_losses import StudentWithLoss
-from evalsuite.distill.types import CausalLM, MicroBatch
+from evalsuite.distill.types import CausalLM, MicroBatch, StudentWithLoss
 
 TEACHER_STREAM = 0
 
@@ -51,6 +50,19 @@ class LossTokens:
         )
 
 
+class OutputObjective(Protocol):
+    """What an end-to-end stage says of its loss (see `EndToEndStage`)."""
+
+    columns: ClassVar[tuple[str, ...]]
+
+    @property
+    def runs_teacher(self) -> bool: ...
+
+    def num_concurrent(self, students: int) -> int: ...
+
+    def loss_columns(self, tokens: LossTokens) -> Sequence[Tensor]: ...
+
+
 class OutputLosses:
     """`StepLosses` of an end-to-end stage: every student runs once, the teacher at most once for all.
 
@@ -59,7 +71,7 @@ class OutputLosses:
 
     def __init__(
         self,
-        stage: EndToEndStage,
+        stage: OutputObjective,
         teacher: CausalLM | None,
         students: Sequence[StudentWithLoss],
         device: torch.device,

@@ -1,6 +1,7 @@
 """Recipes: what a YAML file says of teacher, students, stages, data and token budget."""
 
 from evalsuite.distill.recipe.recipe import (
+    CALIBRATED,
     NON_HASHED_FIELDS,
     RECIPES,
     NamedStudent,
@@ -12,6 +13,7 @@ from evalsuite.distill.recipe.recipe import (
 )
 
 __all__ = [
+    "CALIBRATED",
     "NON_HASHED_FIELDS",
     "RECIPES",
     "NamedStudent",

@@ -164,3 +164,35 @@ class CheckpointConfig(Strict):
         if isinstance(self.save_tokens, list):
             return any(before < tokens <= after for tokens in self.save_tokens)
         return after // self.save_tokens > before // self.save_tokens
+
+
+class CalibrationConfig(Strict):
+    """Taylor-Calibrate (arXiv 2606.16429); see `evalsuite.models.mixers.taylor_calibration`.
+
+    The method sets new students of Gated DeltaNet, after the teacher's projections have been copied. The
+    alignment that follows in the paper is a stage with objective `attention_output`.
+    """
+
+    method: Literal["taylor"]
+    """`taylor`."""
+    data: str
+    """Source of the sequences, read from its start; the stages read it, too."""
+    num_sequences: int = Field(default=4, ge=1)
+    """Number of sequences; 4 of 256 tokens in the authors' code."""
+    seq_len: int = Field(default=256, ge=2)
+    """Tokens per sequence; the matrix of one layer at a time grows with its square."""
+
+
+class TokenWeights(Strict):
+    """Weights of loss tokens by class, relative to tokens that are new to the text."""
+
+    copied: float = Field(default=1.0, gt=0, le=100)
+    """Weight of tokens that complete four tokens which stand earlier in the same order."""
+    repeated: float = Field(default=1.0, gt=0, le=100)
+    """Weight of other tokens that stand earlier."""
+
+    @model_validator(mode="after")
+    def _differ(self) -> "TokenWeights":
+        if self.copied == self.repeated == 1:
+            raise ValueError("'copied' and 'repeated' are both 1, the weight of all other tokens")
+        return self

@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
-import evalsuite.distill.objectives  # noqa: F401  (registers the objectives)
-from evalsuite.distill.calibration import CalibrationConfig, calibration_problem
 from evalsuite.distill.recipe.config import (
     ArchitectureConfig,
+    CalibrationConfig,
     CheckpointConfig,
     DivergenceConfig,
     SelectionProvenance,
@@ -33,6 +32,10 @@ from evalsuite.foundation.strict_yaml import parse_yaml, read_yaml
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 STUDENT_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+CALIBRATED = "gated_deltanet"
+"""The mixer that the method of a calibration fits."""
+TEACHER_MIXERS = ("softmax", "sliding_window")
+"""Mixers that are the teacher's own attention."""
 RUN_FOLDERS = ("checkpoints", "executor", "failed", "state", "variants")
 """What lies next to the students of a run."""
 
@@ -202,6 +205,37 @@ class Recipe(Strict):
         found = {source for stage in self.stages for source in stage.mixture}
         return found if self.student.calibration is None else found | {self.student.calibration.data}
 
+    @property
+    def calibration_problem(self) -> str | None:
+        """Why the students cannot be calibrated, with the way out; None if they can."""
+        student = self.student
+        calibration = student.calibration
+        if calibration is None:
+            return None
+        where = "student.calibration"
+        if self.teacher is None:
+            return f"{where} needs a 'teacher'"
+        if calibration.data not in self.data:
+            known = nearest(calibration.data, self.data)
+            return f"{where}.data: source '{calibration.data}' is not defined{known}"
+        students = [student.of(label) for label in student.mixers]
+        names = [name for each in students for name in (*each.mixers, *each.layers)]
+        if other := [name for name in names if name not in (CALIBRATED, *TEACHER_MIXERS)]:
+            return (
+                f"{where}: method taylor fits {CALIBRATED}, not {other[0]}; remove the calibration, or this "
+                "mixer"
+            )
+        if CALIBRATED not in names:
+            return f"{where}: method taylor fits {CALIBRATED}, which no student has; remove the calibration"
+        if student.initial_checkpoints:
+            return f"{where} sets new students only; remove it, or 'student.initial_checkpoints'"
+        if student.init not in ("qkvo", "qkv"):
+            return (
+                f"{where} starts from the teacher's queries, keys and values: set student.init: qkvo or qkv, "
+                f"not {student.init}"
+            )
+        return None
+
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
         names = [stage.name for stage in self.stages]
@@ -216,7 +250,7 @@ class Recipe(Strict):
                     )
         if self.validation is not None:
             self._check_held_out()
-        if problem := calibration_problem(self):
+        if problem := self.calibration_problem:
             raise ValueError(problem)
         for name, given in self.variants.items():
             if isinstance(given, str) and not isinstance(self.variants.get(given), dict):

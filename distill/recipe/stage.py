@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from evalsuite.distill.model_cost import ModelCost
-from evalsuite.distill.recipe.config import OptimizerConfig, ScheduleConfig, Tokens
-from evalsuite.distill.token_weights import TokenWeights
+from evalsuite.distill.recipe.config import OptimizerConfig, ScheduleConfig, Tokens, TokenWeights
 from evalsuite.foundation.registry import Registry
 from evalsuite.foundation.strict import StrictUnion
 
 if TYPE_CHECKING:
     import torch
 
-    from evalsuite.distill.objectives.step_losses import StepLosses, StudentWithLoss
-    from evalsuite.distill.types import CausalLM
+    from evalsuite.distill.model_cost import ModelCost
+    from evalsuite.distill.types import CausalLM, StepLosses, StudentWithLoss
 
 
 class Stage(StrictUnion):
@@ -92,11 +90,11 @@ class Stage(StrictUnion):
     """Weights of loss tokens that repeat earlier text, in the losses of every objective; default: all 1."""
 
     @abstractmethod
-    def flops_per_token(self, teacher: ModelCost | None, students: Sequence[ModelCost]) -> float:
+    def flops_per_token(self, teacher: "ModelCost | None", students: "Sequence[ModelCost]") -> float:
         """FLOPs per token: the teacher's forward pass, and forward and backward passes of every student."""
 
     @abstractmethod
-    def activation_bytes(self, student: ModelCost, width: int) -> float:
+    def activation_bytes(self, student: "ModelCost", width: int) -> float:
         """Bytes of a student's activations and logits of one micro-batch; `width`: bytes of an activation."""
 
     def num_concurrent(self, students: int) -> int:

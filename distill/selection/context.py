@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from evalsuite.distill.data.loader import DataSources
 from evalsuite.distill.data.responses import generate_responses
 from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
 from evalsuite.distill.objectives.forward import set_attention
@@ -145,9 +146,21 @@ class SelectionContext:
     @cached_property
     def training_recipe(self) -> Recipe:
         """The recipe with all sources readable and the held-out documents excluded."""
-        return without_held_out(
-            generate_responses(self.recipe, self.work, self.process_group, quiet=self.quiet)
+        recipe = self.recipe
+        data = generate_responses(
+            recipe.data,
+            recipe.teacher,
+            self.work,
+            self.process_group,
+            read=recipe.sources_read,
+            quiet=self.quiet,
         )
+        return without_held_out(recipe.model_copy(update={"data": data}))
+
+    def open_sources(self) -> DataSources:
+        """The sources of `training_recipe`, from their start."""
+        recipe = self.training_recipe
+        return DataSources(recipe.data, self.tokenizer, seed=recipe.seed)
 
     @cached_property
     def models(self) -> TrainingModels:

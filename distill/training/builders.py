@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from evalsuite.distill.calibration import calibration_problem
 from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.config import ArchitectureConfig, SelectionProvenance
@@ -63,7 +62,7 @@ def override_mixers(recipe: Recipe, mixers: Sequence[str] | None) -> Recipe:
         update={"student": recipe.student.model_copy(update={"mixers": list(mixers)})}
     )
     _check_labels(changed)
-    if problem := calibration_problem(changed):
+    if problem := changed.calibration_problem:
         raise ConfigError(problem)
     return changed
 

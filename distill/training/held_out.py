@@ -59,14 +59,16 @@ def held_out_batches(
         DataError: the subset has no loss tokens.
     """
     held_out = _with_subset(recipe, "held_out")
-    with closing(DataSources(held_out, tokenizer, num_workers=num_workers)) as sources:
-        batches = _read(held_out, stage, tokenizer, count, sources)
+    with closing(_open(held_out, tokenizer, num_workers)) as sources:
+        batches = _read(sources, stage, count)
     return [batch.to(device) for batch in batches]
 
 
-def _read(
-    held_out: Recipe, stage: Stage, tokenizer: Any, count: int, sources: DataSources
-) -> list[MicroBatch]:
+def _open(held_out: Recipe, tokenizer: Any, num_workers: int) -> DataSources:
+    return DataSources(held_out.data, tokenizer, seed=held_out.seed, num_workers=num_workers)
+
+
+def _read(sources: DataSources, stage: Stage, count: int) -> list[MicroBatch]:
     # No more sequences per forward pass than in training, whose memory they have to fit in.
     largest = min(count, stage.micro_batch_size or stage.batch_size)
     micro = next(size for size in range(largest, 0, -1) if count % size == 0)
@@ -78,7 +80,7 @@ def _read(
             "token_weights": None,
         }
     )
-    step = next(StageDataLoader(held_out, reading, tokenizer, sources=sources))
+    step = next(StageDataLoader(sources, reading))
     if step.num_loss_tokens == 0:
         raise DataError(f"stage '{stage.name}': the held-out slice has no loss tokens")
     return step.micro_batches
@@ -109,13 +111,13 @@ class HeldOutBatches:
         self, held_out: Recipe, stages: Sequence[Stage], tokenizer: Any, tokens: int, num_workers: int
     ) -> None:
         read: dict[str, list[MicroBatch]] = {}
-        with closing(DataSources(held_out, tokenizer, num_workers=num_workers)) as sources:
+        with closing(_open(held_out, tokenizer, num_workers)) as sources:
             for stage in stages:
                 future, key = self._futures[stage.name], stage.model_dump_json(include=SEQUENCE_FIELDS)
                 try:
                     if key not in read:
                         count = -(-tokens // stage.seq_len)
-                        read[key] = _read(held_out, stage, tokenizer, count, sources)
+                        read[key] = _read(sources, stage, count)
                     future.set_result(read[key])
                 except BaseException as error:  # raised again by `get`
                     future.set_exception(error)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from evalsuite.distill.objectives.forward import set_activation_checkpointing, set_state_leak
-from evalsuite.distill.objectives.step_losses import StudentWithLoss
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.optimizers import (
@@ -33,7 +32,7 @@ from evalsuite.distill.training.parameter_groups import (
     set_trainable,
     trainable_names,
 )
-from evalsuite.distill.types import CausalLM, GlobalBatch, MicroBatch, softmax_layer_indices
+from evalsuite.distill.types import CausalLM, GlobalBatch, MicroBatch, StudentWithLoss, softmax_layer_indices
 from evalsuite.models.mixers import no_weight_decay
 
 _log = logging.getLogger("evalsuite")

@@ -129,7 +129,10 @@ def distill(
         if waiting := _waiting_students(recipe, out):
             # What can be refused is refused before responses are generated and weights are read.
             tokenizer = check_recipe(resolve_checkpoints(recipe, out))
-            data_recipe = generate_responses(recipe, out, process_group, quiet=quiet)
+            data = generate_responses(
+                recipe.data, recipe.teacher, out, process_group, read=recipe.sources_read, quiet=quiet
+            )
+            data_recipe = recipe.model_copy(update={"data": data})
             with closing(compilation), kernel_policy(recipe.kernels):
                 while waiting:
                     compilation.start(fresh_only=True)
@@ -197,14 +200,14 @@ def _train(
     """
     trained = override_mixers(recipe, labels) if recipe.architecture is None else recipe
     with closing(open_sources(data_recipe, tokenizer, process_group)) as sources:
-        validate_data(data_recipe, tokenizer, sources)
+        validate_data(sources, data_recipe.stages)
         models = build_models(
             resolve_checkpoints(trained, out),
             process_group.device,
             world_size=process_group.world_size,
             share_frozen=True,
         )
-        calibrate_students(data_recipe, models, process_group.device, process_group.broadcast)
+        calibrate_students(data_recipe, models.teacher, models.students, tokenizer, process_group.broadcast)
         with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
             trainer = Trainer(
                 recipe, data_recipe, out, models, process_group, quiet, sources, compilation, tracker
@@ -224,7 +227,7 @@ def open_sources(recipe: Recipe, tokenizer: Any, process_group: ProcessGroup) ->
     if num_workers is None:
         num_workers = default_num_workers(process_group.device.type, process_group.local_world_size)
     share = join_exchange(process_group.rank, process_group.world_size)
-    return DataSources(recipe, tokenizer, num_workers=num_workers, share=share)
+    return DataSources(recipe.data, tokenizer, seed=recipe.seed, num_workers=num_workers, share=share)
 
 
 def _tracker(recipe: Recipe, out: Path) -> AbstractContextManager[Tracker | None]:
@@ -328,15 +331,13 @@ class Trainer:
         if self.models.teacher is not None:
             set_attention(self.models.teacher, stage.teacher_attention)
         loader = StageDataLoader(
-            self.data_recipe,
+            self.sources,
             stage,
-            self.models.tokenizer,
             state=progress.data,
             previous=progress.sources,
             rank=process_group.rank,
             world_size=process_group.world_size,
             pin_memory=process_group.device.type == "cuda",
-            sources=self.sources,
         )
         remaining = islice(loader, stage.steps - progress.step)
         batches = prefetch(remaining, collective=process_group.world_size > 1)

@@ -24,7 +24,7 @@ def layer_errors(recipe: Recipe, *, calibrated: bool) -> torch.Tensor:
     models = build_models(recipe, torch.device("cpu"))
     assert models.teacher is not None
     if calibrated:
-        calibrate_students(recipe, models, torch.device("cpu"), lambda tensor: None)
+        calibrate_students(recipe, models.teacher, models.students, models.tokenizer, lambda tensor: None)
     assert recipe.student.calibration is not None
     more = recipe.student.calibration.model_copy(update={"num_sequences": 8})
     student = recipe.student.model_copy(update={"calibration": more})

@@ -11,9 +11,8 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from evalsuite.distill import distill
 from evalsuite.distill.objectives.forward import hidden_states, set_attention, teacher_hidden_states
-from evalsuite.distill.objectives.step_losses import StudentWithLoss
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.types import MicroBatch
+from evalsuite.distill.types import MicroBatch, StudentWithLoss
 from evalsuite.foundation import read_jsonl
 from evalsuite.models import build_student, load_checkpoint
 

@@ -54,7 +54,7 @@ def _train(context: SelectionContext, student: StudentForCausalLM, stage: Stage)
     train_state.begin_stage(stage)
     process_group: Any = SingleProcessGroup(context.device)
     train_step = TrainStep(context.teacher, [train_state], stage, process_group)
-    data = StageDataLoader(context.training_recipe, stage, context.tokenizer)
+    data = StageDataLoader(context.open_sources(), stage)
     for number, step in enumerate(prefetch(islice(data, stage.steps))):
         train_step(step, number)
     train_state.end_stage()

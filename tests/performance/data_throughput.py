@@ -103,12 +103,10 @@ def make_recipe(path: Path) -> Recipe:
 
 def measure(recipe: Recipe, tokenizer: Any, num_workers: int, *, steps: int, rate: float) -> Loading:
     """Measure the loader; `ratio` is 1."""
-    sources = DataSources(recipe, tokenizer, num_workers=num_workers)
+    sources = DataSources(recipe.data, tokenizer, seed=recipe.seed, num_workers=num_workers)
     try:
         began = time.perf_counter()
-        batches = prefetch(
-            islice(StageDataLoader(recipe, recipe.stages[0], tokenizer, sources=sources), 2 * steps)
-        )
+        batches = prefetch(islice(StageDataLoader(sources, recipe.stages[0]), 2 * steps))
         next(batches)
         first = time.perf_counter() - began
         began, processor, tokens = time.perf_counter(), np.array([time.process_time(), worker_seconds()]), 0

@@ -123,7 +123,7 @@ class OneSwapTraining:
         process_group = context.process_group
         candidates = self.load_candidates()
         at = self._train_state.progress
-        data = StageDataLoader(context.training_recipe, stage, context.tokenizer, state=at.data)
+        data = StageDataLoader(context.open_sources(), stage, state=at.data)
         # Aligned states are small, and later trainings start from them.
         saves = context.options.save_state or stage.is_layerwise
         clock = TrainingClock(at.seconds)

@@ -14,10 +14,11 @@ import pytest
 from pydantic import ValidationError
 
 from evalsuite.distill.data.examples import document_hash
-from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch, validate_data
+from evalsuite.distill.data.loader import DataSources, prefetch, validate_data
 from evalsuite.distill.data.preparation import read_examples
 from evalsuite.distill.recipe.data_sources import LocalSourceConfig
 from evalsuite.foundation import DataError
+from tests.distill.stage_data import stage_data
 
 SENTENCE = "The house of Igor is in Dunmore and Nils likes to eat soup with a fox"
 WORDS = SENTENCE.split()
@@ -42,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def loader(recipe, tokenizer, state=None, **options):
-    return StageDataLoader(recipe, recipe.stages[0], tokenizer, state=state, **options)
+    return stage_data(recipe, tokenizer, state=state, **options)
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_ranks_split_the_same_global_batch(tokenizer, small_recipe, stage):
 
 
 def validate(recipe, tokenizer) -> None:
-    validate_data(recipe, tokenizer, DataSources(recipe, tokenizer))
+    validate_data(DataSources(recipe.data, tokenizer, seed=recipe.seed), recipe.stages)
 
 
 def test_filters_drop_rows(tokenizer, local_recipe):
@@ -279,9 +280,14 @@ def test_stages_continue_their_sources(tokenizer, small_recipe, stage, tmp_path,
         },
         stages=[stage("first", "kd", **sizes), stage("second", "kd", **{**sizes, **change})],
     )
-    first = list(islice(StageDataLoader(recipe, recipe.stages[0], tokenizer), 6))
+    first = list(islice(stage_data(recipe, tokenizer), 6))
     previous = first[-1].state["sources"]
-    second = list(islice(StageDataLoader(recipe, recipe.stages[1], tokenizer, previous=previous), 6))
+    second = list(
+        islice(
+            stage_data(recipe, tokenizer, recipe.stages[1], previous=previous),
+            6,
+        )
+    )
     read = [documents_of(steps, tokenizer) for steps in (first, second)]
     assert min(map(len, read)) > 10
     assert not read[0] & read[1]
@@ -289,11 +295,22 @@ def test_stages_continue_their_sources(tokenizer, small_recipe, stage, tmp_path,
     assert distinct == [768, 768 + 6 * recipe.stages[1].tokens_per_step]
     for number in (1, 4):
         state = json.loads(json.dumps(second[number].state))
-        rest = StageDataLoader(recipe, recipe.stages[1], tokenizer, state=state, previous=previous)
+        rest = stage_data(
+            recipe,
+            tokenizer,
+            recipe.stages[1],
+            state=state,
+            previous=previous,
+        )
         assert flatten(islice(rest, 5 - number)) == flatten(second[number + 1 :])
     restarted = recipe.stages[1].model_copy(update={"restart_data": True})
-    again = list(islice(StageDataLoader(recipe, restarted, tokenizer, previous=previous), 6))
-    assert flatten(again) == flatten(islice(StageDataLoader(recipe, restarted, tokenizer), 6))
+    again = list(
+        islice(
+            stage_data(recipe, tokenizer, restarted, previous=previous),
+            6,
+        )
+    )
+    assert flatten(again) == flatten(islice(stage_data(recipe, tokenizer, restarted), 6))
     tokens = 6 * restarted.tokens_per_step
     assert again[-1].state["sources"]["local"]["distinct"] == max(768, tokens)
 

@@ -48,10 +48,10 @@ def test_prompts_come_from_all_files_of_their_source(teacher_folder, tmp_path, s
         stages=[stage("kd", "kd", data="replies")],
     )
     tokenizer = load_tokenizer()
-    prompts = _prompts("replies", recipe.data["replies"], recipe, tokenizer)
+    prompts = _prompts("replies", recipe.data["replies"], recipe.data, tokenizer)
     assert len(set(prompts)) == 20
     assert 5 <= sum("fox" in prompt for prompt in prompts) <= 15
-    assert prompts == _prompts("replies", recipe.data["replies"], recipe, tokenizer)
+    assert prompts == _prompts("replies", recipe.data["replies"], recipe.data, tokenizer)
 
 
 def test_changed_settings_do_not_reuse_earlier_responses(tmp_path, small_recipe, stage):
@@ -63,7 +63,9 @@ def test_changed_settings_do_not_reuse_earlier_responses(tmp_path, small_recipe,
             data={"questions": PROMPTS, "replies": {**replies, "num_prompts": num_prompts}},
             stages=[stage("kd", "kd", data="replies", tokens=256)],
         )
-        source = generate_responses(recipe, tmp_path / "out", group, quiet=True).data["replies"]
+        source = generate_responses(
+            recipe.data, "pocket", tmp_path / "out", group, read=recipe.sources_read, quiet=True
+        )["replies"]
         found.append(list(read_jsonl(Path(source.files[0]))))
     assert len(found[0]) <= 6 < len(found[1])
 

@@ -15,7 +15,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from evalsuite.distill.data.examples import Example
-from evalsuite.distill.data.loader import StageDataLoader
 from evalsuite.distill.data.mixture import documents_without_loss
 from evalsuite.distill.data.packing import Document, tokenize
 from evalsuite.distill.data.preparation import Preparation, read_examples
@@ -25,6 +24,7 @@ from evalsuite.distill.recipe.data_sources import DataSourceConfig
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models.checkpoints.tokenizers import TextEncoder
 from evalsuite.protocols.tokenization import Encoder
+from tests.distill.stage_data import stage_data
 
 BOS, EOS, PAD = "<s>", "</s>", "<|pad|>"
 SPECIAL = (BOS, EOS, PAD, "<|im_start|>", "<|im_end|>")
@@ -229,11 +229,14 @@ def test_documents_without_a_token_in_the_loss_are_counted_and_said(
     recipe = small_recipe(
         "teacher", data={"x": {"kind": "local", "infinite": False, **chats}}, stages=[train]
     )
-    loader = StageDataLoader(recipe, recipe.stages[0], make())
+    loader = stage_data(recipe, make())
     states = [json.loads(json.dumps(next(loader).state)) for _ in range(4)]
     assert "data source 'x': 1" in caplog.text
     assert caplog.text.count("have no token in the loss") == 1
-    first, resumed = states[1], StageDataLoader(recipe, recipe.stages[0], make(), state=states[1])
+    first, resumed = (
+        states[1],
+        stage_data(recipe, make(), state=states[1]),
+    )
     assert documents_without_loss(first["sources"])["x"]["documents"] == 512
     assert next(resumed).state == states[2]
     found = []
@@ -256,9 +259,7 @@ def test_prompts_of_responses_have_one_bos(
     }
     recipe = small_recipe("teacher", data=data, stages=[stage("s", "kd", data="replies")])
     monkeypatch.setattr("evalsuite.models.inference.torch.engine.TorchEngine", lambda checkpoint: None)
-    replies = _Generation(
-        tmp_path, "replies", recipe.data["replies"], recipe, SimpleNamespace(tokenizer=tokenizer)
-    )
+    replies = _Generation(tmp_path, "replies", recipe.data, SimpleNamespace(tokenizer=tokenizer))
     (request,) = replies._requests
     rendered = tokenizer.apply_chat_template(
         CHAT[:1], chat_template=WRITES_BOS, add_generation_prompt=True, tokenize=True

@@ -17,6 +17,7 @@ from evalsuite.distill.data.preparation import Preparation
 from evalsuite.distill.data.workers import WorkerPool, default_num_workers
 from evalsuite.foundation import DataError
 from tests.distill.data.worker_tasks import Tasks
+from tests.distill.stage_data import stage_data
 
 WORDS = ["house", "of", "Igor", "in", "Dunmore", "likes", "soup", "with", "a", "fox"]
 
@@ -100,7 +101,8 @@ def recipe(tmp_path, small_recipe, stage, monkeypatch):
 
 
 def batches(recipe, tokenizer, count: int, *, sources: DataSources | None = None, **options: Any) -> list:
-    data = StageDataLoader(recipe, recipe.stages[0], tokenizer, sources=sources, **options)
+    sources = sources or DataSources(recipe.data, tokenizer, seed=recipe.seed)
+    data = StageDataLoader(sources, recipe.stages[0], **options)
     return list(islice(data, count))
 
 
@@ -112,7 +114,7 @@ def test_any_number_of_workers_gives_and_resumes_the_same_sequences(recipe, toke
     alone = batches(recipe, tokenizer, 40)
     epochs = {name: state["epoch"] for name, state in alone[-1].state["sources"].items()}
     assert min(epochs["text"], epochs["chat"]) >= 1
-    sources = DataSources(recipe, tokenizer, num_workers=2)
+    sources = DataSources(recipe.data, tokenizer, seed=recipe.seed, num_workers=2)
     try:
         helped = batches(recipe, tokenizer, 40, sources=sources)
         assert content(helped) == content(alone)
@@ -166,7 +168,9 @@ def test_processes_share_tokenization_and_batches(recipe, tokenizer, world_size,
             barrier.wait(60)
             return received
 
-        sources = DataSources(recipe, tokenizer, share=Share(rank, world_size, exchange))
+        sources = DataSources(
+            recipe.data, tokenizer, seed=recipe.seed, share=Share(rank, world_size, exchange)
+        )
         found[rank] = batches(recipe, tokenizer, steps, sources=sources, rank=rank, world_size=world_size)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
@@ -193,7 +197,7 @@ def test_a_shuffle_buffer_is_read_while_the_one_before_is_consumed(recipe, token
     stage = recipe.stages[0].model_copy(update={"data": "text", "packing": "concat", "batch_size": 1})
     recipe = recipe.model_copy(update={"data": data, "stages": [stage]})
     read = []
-    for step in StageDataLoader(recipe, stage, tokenizer):
+    for step in stage_data(recipe, tokenizer, stage):
         read.append(counting[0].num_parsed)
         if step.state["sources"]["text"]["epoch"] == 2:
             break

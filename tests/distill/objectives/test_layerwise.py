@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from evalsuite.distill.data.loader import StageDataLoader
 from evalsuite.distill.objectives.layer_losses import LayerLosses
 from evalsuite.distill.objectives.layerwise import MatrixMixing
 from evalsuite.distill.recipe.stage import Stage
@@ -12,11 +11,12 @@ from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
 from evalsuite.models import build_student
 from evalsuite.models.mixers import Mixer
+from tests.distill.stage_data import stage_data
 
 
 def batch_of(small_recipe, stage, tokenizer, objective="attention_output", **changes):
     recipe = small_recipe("unused", stages=[stage("s", objective, **changes)])
-    return recipe.stages[0], next(StageDataLoader(recipe, recipe.stages[0], tokenizer)).micro_batches[0]
+    return recipe.stages[0], next(stage_data(recipe, tokenizer)).micro_batches[0]
 
 
 def losses_of(teacher, students, batch, stage):

@@ -27,7 +27,7 @@ def new_context(context: SelectionContext, folder, **changes) -> SelectionContex
 
 
 def steps(context: SelectionContext, stage, count: int):
-    data = iter(training.StageDataLoader(context.training_recipe, stage, context.tokenizer))
+    data = iter(training.StageDataLoader(context.open_sources(), stage))
     return [next(data) for _ in range(count)]
 
 

@@ -50,7 +50,7 @@ def generate(recipe: Any, out: Path, rank: int) -> None:
         return found
 
     responses._Generation.run = counting  # type: ignore[method-assign]
-    generate_responses(recipe, out, group, quiet=True)
+    generate_responses(recipe.data, recipe.teacher, out, group, read=recipe.data, quiet=True)
     torch.save(computed, out / f"{rank}.pt")
 
 
@@ -64,7 +64,7 @@ def test_processes_share_the_generation_of_responses(small_recipe: Any, stage: A
         stages=[stage("kd", "kd", data="replies", tokens=256)],
     )
     one, two = tmp_path / "one", tmp_path / "two"
-    generate_responses(recipe, one, ProcessGroup("cpu"), quiet=True)
+    generate_responses(recipe.data, "pocket", one, ProcessGroup("cpu"), read=recipe.data, quiet=True)
     assert run_both(partial(generate, recipe, two)) == [0, 0]
     paths = [path for folder in (one, two) for path in (folder / "responses").glob("replies.*.jsonl")]
     assert len(list(read_jsonl(paths[0]))) > 3

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from evalsuite.distill import Recipe, TrainingError, distill
-from evalsuite.distill.data.loader import StageDataLoader
 from evalsuite.distill.recipe.config import CheckpointConfig
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -22,6 +21,7 @@ from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import CheckpointError, ConfigError, RunFolderError, read_jsonl
 from evalsuite.models import build_student, load_checkpoint, weights_id
+from tests.distill.stage_data import stage_data
 from tests.distill.training.saved_states import full_disk, num_states, read_state
 
 MIXERS = ["linear_attention", "gated_deltanet"]
@@ -367,5 +367,5 @@ def test_a_variant_continues_from_the_student_of_another(teacher_folder, tmp_pat
 
 def test_every_run_of_a_recipe_reads_the_same_batches(small_recipe, tokenizer):
     recipe = small_recipe("unused")
-    first, second = (next(StageDataLoader(recipe, recipe.stages[0], tokenizer)) for _ in range(2))
+    first, second = (next(stage_data(recipe, tokenizer)) for _ in range(2))
     assert torch.equal(first.micro_batches[0].input_ids, second.micro_batches[0].input_ids)

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from evalsuite.distill import Recipe, distill
-from evalsuite.distill.data.loader import StageDataLoader
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training import held_out
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -24,6 +23,7 @@ from evalsuite.foundation.strict import parse
 from evalsuite.models import build_student, load_checkpoint
 from evalsuite.models.ops.apply import apply_fused_kernels
 from evalsuite.reports.records.loss_curves import parse_loss_curves
+from tests.distill.stage_data import stage_data
 
 FIELDS = {"validation_kl", "validation_ppl"}
 
@@ -214,7 +214,7 @@ def test_validation_takes_no_more_memory_than_training(
             state.begin_stage(recipe.stages[0])
             step = TrainStep(teacher, [state], recipe.stages[0], ProcessGroup("cpu"))
             with LargestTensor() as training:
-                step.trial(next(StageDataLoader(recipe, recipe.stages[0], tokenizer)))
+                step.trial(next(stage_data(recipe, tokenizer)))
             assert validation.elements == training.elements
         largest[micro] = validation.elements
     assert largest[1] < largest[2]

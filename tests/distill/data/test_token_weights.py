@@ -4,17 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from evalsuite.distill.data.loader import StageDataLoader, collate
+from evalsuite.distill.data.loader import collate
 from evalsuite.distill.data.packing import Document, PackedSequence, pack_documents
+from evalsuite.distill.data.token_weights import sequence_weights, step_weights
 from evalsuite.distill.objectives.forward import hidden_states, lm_head
+from evalsuite.distill.recipe.config import TokenWeights
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.token_weights import TokenWeights
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
 from evalsuite.models import build_student
+from tests.distill.stage_data import stage_data
 
 WEIGHTS = TokenWeights(copied=4, repeated=2)
 
@@ -27,7 +29,7 @@ def sequence(text: list[int], doc_lengths: tuple[int, ...] = (), loss: list[bool
 
 def test_weights_are_those_of_the_class_of_the_label():
     #           1 2 3 4 comes back; its last token completes four that stand earlier
-    found = WEIGHTS.of(sequence([1, 2, 3, 4, 9, 1, 2, 3, 4, 8]))
+    found = sequence_weights(sequence([1, 2, 3, 4, 9, 1, 2, 3, 4, 8]), WEIGHTS)
     assert found.tolist() == [1, 1, 1, 1, 2, 2, 2, 4, 1]
 
 
@@ -35,10 +37,10 @@ def test_documents_of_one_row_do_not_see_each_other():
     documents = [Document(np.array([1, 2, 3, 4, 5]), np.ones(5, bool), np.zeros(5, bool)) for _ in range(2)]
     (packed,), _ = pack_documents(documents, 8, 0, last=True)
     assert packed.doc_lengths == (4, 4)
-    assert WEIGHTS.of(packed).tolist() == [1] * 8
+    assert sequence_weights(packed, WEIGHTS).tolist() == [1] * 8
     (padded,), _ = pack_documents(documents[:1], 8, 0, last=True)
     assert padded.loss_mask.tolist() == [True] * 4 + [False] * 4
-    assert WEIGHTS.of_step([padded])[0][:4].tolist() == [1] * 4
+    assert step_weights([padded], WEIGHTS)[0][:4].tolist() == [1] * 4
 
 
 def test_weights_of_a_step_average_one_over_its_loss_tokens():
@@ -46,7 +48,7 @@ def test_weights_of_a_step_average_one_over_its_loss_tokens():
         sequence([1, 2, 3, 4, 9, 1, 2, 3, 4], loss=[False, True] * 4),
         sequence([5, 5, 5, 5, 5, 6, 7, 8, 9]),
     ]
-    raw, found = [WEIGHTS.of(row) for row in rows], WEIGHTS.of_step(rows)
+    raw, found = [sequence_weights(row, WEIGHTS) for row in rows], step_weights(rows, WEIGHTS)
     masks = [row.loss_mask for row in rows]
     assert np.concatenate(found)[np.concatenate(masks)].mean() == pytest.approx(1, rel=1e-6)
     ratio = np.concatenate(found) / np.concatenate(raw)
@@ -54,7 +56,7 @@ def test_weights_of_a_step_average_one_over_its_loss_tokens():
 
 
 def test_a_step_without_loss_tokens_keeps_finite_weights():
-    (found,) = WEIGHTS.of_step([sequence([1, 1, 1], loss=[False, False])])
+    (found,) = step_weights([sequence([1, 1, 1], loss=[False, False])], WEIGHTS)
     assert found.tolist() == [2, 2]
 
 
@@ -76,7 +78,7 @@ def weighted_batches(small_recipe, stage, tokenizer, objective, **changes):
     recipe = small_recipe(
         "unused", stages=[stage("s", objective, batch_size=4, token_weights=WEIGHTS.model_dump(), **changes)]
     )
-    return recipe.stages[0], next(StageDataLoader(recipe, recipe.stages[0], tokenizer))
+    return recipe.stages[0], next(stage_data(recipe, tokenizer))
 
 
 def test_processes_and_micro_batches_share_the_weights_of_the_step(small_recipe, stage, tokenizer):
@@ -86,7 +88,14 @@ def test_processes_and_micro_batches_share_the_weights_of_the_step(small_recipe,
     assert rows.mean().item() == pytest.approx(1, rel=1e-6)
     assert rows.unique().numel() == 3
     for rank in range(2):
-        step = next(StageDataLoader(recipe, recipe.stages[0], tokenizer, rank=rank, world_size=2))
+        step = next(
+            stage_data(
+                recipe,
+                tokenizer,
+                rank=rank,
+                world_size=2,
+            )
+        )
         found = torch.cat([batch.loss_weights for batch in step.micro_batches])
         torch.testing.assert_close(found, rows[rank::2], rtol=0, atol=0)
 
@@ -159,7 +168,7 @@ def test_layer_losses_follow_the_weights(teacher, tokenizer, small_recipe, stage
 
 def test_collated_weights_travel_with_the_batch():
     rows = [sequence([1, 2, 3, 4, 1])]
-    batch = collate(rows, packed=True, weights=WEIGHTS.of_step(rows))
+    batch = collate(rows, packed=True, weights=step_weights(rows, WEIGHTS))
     copy = batch.clone()
     assert copy.loss_weights.data_ptr() != batch.loss_weights.data_ptr()
     copy.loss_weights.zero_()
