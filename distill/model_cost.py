@@ -86,22 +86,18 @@ class ModelCost:
         return max(_numel(layer.parameters()) for layer in self._layers)
 
     def trained_params(self, trainable_set: str) -> int:
-        """Parameters in a set (see `parameter_groups.TRAINABLE_SETS`). Raises ConfigError if it is empty."""
+        """Parameters in a set (see `trainable.TRAINABLE_SETS`). Raises ConfigError if it is empty."""
         return _numel(self._named(trainable_set).values())
 
     def shared_params(self, trainable_set: str) -> int:
         """Parameters outside a set that a new student has in common with its teacher."""
-        from evalsuite.distill.training.parameter_groups import is_mixer_parameter
+        from evalsuite.distill.trainable import mixer_names
 
-        trained, softmax = self._named(trainable_set), set(range(self.num_hidden_layers)) - set(self.replaced)
-        return _numel(
-            parameter
-            for name, parameter in self._model.named_parameters()
-            if name not in trained and not is_mixer_parameter(name, softmax)
-        )
+        own = {*self._named(trainable_set), *mixer_names(self._model)}
+        return _numel(parameter for name, parameter in self._model.named_parameters() if name not in own)
 
     def _named(self, trainable_set: str) -> dict[str, Any]:
-        from evalsuite.distill.training.parameter_groups import trainable_names
+        from evalsuite.distill.trainable import trainable_names
 
         parameters = dict(self._model.named_parameters())
         return {name: parameters[name] for name in trainable_names(self._model, trainable_set)}

@@ -30,7 +30,7 @@ FOLDERS = {
         "diagnostics",
         "pocket",
     },
-    "distill": {"recipe", "recipes", "data", "objectives", "training", "selection"},
+    "distill": {"recipe", "recipes", "data", "objectives", "optim", "training", "selection"},
     "reports": {
         "records",
         "statistics",

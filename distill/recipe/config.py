@@ -1,4 +1,4 @@
-"""Groups of recipe settings: optimizer, schedule, architecture, checkpoints."""
+"""Groups of recipe settings: architecture, validation, divergence, checkpoints."""
 
 from typing import Annotated, Any, Literal
 
@@ -31,74 +31,6 @@ def _token_counts(value: Any) -> Any:
 
 
 TokenCounts = Annotated[int | list[int], PlainValidator(_token_counts)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-class OptimizerConfig(Strict):
-    """AdamW on fp32 master weights, or Muon for matrices with AdamW for all other parameters."""
-
-    kind: Literal["adamw", "muon"] = "adamw"
-    """Optimizer."""
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.95
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.1, ge=0)
-    """Applied to the weights of linear layers and feature maps, except the head."""
-    state_bits: Literal[8, 32] = 32
-    """Bits of each of AdamW's two states; 8 (torchao, extra `lowbit`) takes 2 instead of 8 bytes a trained
-    parameter. Vectors and matrices whose rows are no multiple of 256 keep 32."""
-    master_weights: Literal["fp32", "bf16"] = "fp32"
-    """bf16 reproduces a defect of published code (arXiv 2504.14366), which trains a bf16 model without fp32
-    master weights: weights and AdamW's states are rounded after every step, so that updates below 2⁻⁹ of a
-    weight are lost."""
-    momentum: Fraction = 0.95
-    """muon: momentum of the matrix update."""
-
-    @model_validator(mode="after")
-    def _low_bits(self) -> "OptimizerConfig":
-        if self.state_bits == 8 and self.kind != "adamw":
-            raise ValueError(f"'state_bits: 8' needs 'kind: adamw', not {self.kind}")
-        if self.master_weights == "bf16" and (self.kind != "adamw" or self.state_bits != 32):
-            raise ValueError("'master_weights: bf16' needs 'kind: adamw' and 'state_bits: 32'")
-        return self
-
-
-class ScheduleConfig(Strict):
-    """Learning-rate schedule: linear warmup from zero, then a decay to `min_lr_ratio` of the peak rate."""
-
-    kind: Literal["wsd", "linear", "cosine", "constant"] = "wsd"
-    """wsd holds the peak between warmup and decay; linear and cosine decay directly after the warmup."""
-    warmup_ratio: float = Field(default=0.05, ge=0, le=1)
-    """Fraction of the steps spent in warmup."""
-    decay_ratio: float = Field(default=0.2, ge=0, le=1)
-    """wsd: fraction of the steps spent in decay; the remaining steps are the stable phase."""
-    stable: Literal["remaining", "80_percent"] = "remaining"
-    """wsd: length of the stable phase. 80_percent reproduces a defect of published code (arXiv 2504.14366),
-    where warmup, stable phase and decay take 20 + 80 + 10 % of the steps: the decay never begins."""
-    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Rate of the last step over the peak rate (unused by `constant`, which does not decay)."""
-
-    @model_validator(mode="after")
-    def _adds_up(self) -> "ScheduleConfig":
-        if self.stable == "80_percent" and (self.kind != "wsd" or self.warmup_ratio < 0.2):
-            raise ValueError(
-                "'stable: 80_percent' reproduces a schedule whose decay never begins: it needs 'kind: wsd' "
-                f"and a warmup_ratio of 0.2 or more, not {self.kind} and {self.warmup_ratio}"
-            )
-        if self.kind == "wsd" and self.warmup_ratio + self.decay_ratio > 1:
-            raise ValueError(
-                f"warmup_ratio ({self.warmup_ratio}) and decay_ratio ({self.decay_ratio}) add up to more "
-                "than 1: "
-                "the decay would not finish"
-            )
-        return self
-
-    @property
-    def effective_decay_ratio(self) -> float:
-        """Fraction of the steps in which the rate decreases."""
-        if self.stable == "80_percent":
-            return 0.0
-        return {"wsd": self.decay_ratio, "constant": 0.0}.get(self.kind, 1 - self.warmup_ratio)
 
 
 class SelectionProvenance(Strict):

@@ -14,10 +14,13 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
-from evalsuite.distill.recipe.config import OptimizerConfig, ScheduleConfig, Tokens, TokenWeights
-from evalsuite.foundation.registry import Registry
+from evalsuite.distill.optim.optimizers import AdamW, Optimizer
+from evalsuite.distill.optim.schedules import Schedule, WarmupStableDecay
+from evalsuite.distill.recipe.config import Tokens, TokenWeights
+from evalsuite.distill.trainable import TrainableName
+from evalsuite.foundation.registry import Registry, subclass_of
 from evalsuite.foundation.strict import StrictUnion
 
 if TYPE_CHECKING:
@@ -50,20 +53,8 @@ class Stage(StrictUnion):
     """Name of the stage, unique in the recipe; `--set stage.NAME.key=value` addresses it."""
     objective: str
     """What the stage minimizes; a name from `evalsuite show objectives`."""
-    trainable: (
-        Literal[
-            "mixer_qk",
-            "mixer",
-            "block",
-            "no_softmax",
-            "no_mlp",
-            "no_softmax_no_mlp",
-            "no_embeddings",
-            "all",
-        ]
-        | None
-    ) = None
-    """Default: `mixer` for layerwise objectives, `all` otherwise. See `parameter_groups.TRAINABLE_SETS`."""
+    trainable: TrainableName | None = None
+    """Default: `mixer` for layerwise objectives, `all` otherwise. See `trainable.TRAINABLE_SETS`."""
     data: str | dict[str, float]
     """Name of a source, or a mixture: source → weight."""
     restart_data: bool = False
@@ -78,8 +69,8 @@ class Stage(StrictUnion):
     """Sequences per forward pass on one GPU; default: the whole batch."""
     lr: float = Field(gt=0)
     """Peak learning rate."""
-    schedule: ScheduleConfig = ScheduleConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: SerializeAsAny[Schedule] = WarmupStableDecay()
+    optimizer: SerializeAsAny[Optimizer] = AdamW()
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Gradient clipping (per layer for layerwise objectives); null: no clipping."""
     packing: Literal["concat", "documents"] = "concat"
@@ -176,14 +167,8 @@ class Stage(StrictUnion):
         return self
 
 
-def _is_objective(kind: Any) -> type[Stage]:
-    if not (isinstance(kind, type) and issubclass(kind, Stage)):
-        raise TypeError(f"{kind!r} is not a subclass of evalsuite.distill.recipe.stage.Stage")
-    return kind
-
-
 OBJECTIVES: Registry[type[Stage]] = Registry(
-    "objective", group="evalsuite.objectives", validate=_is_objective
+    "objective", group="evalsuite.objectives", validate=subclass_of(Stage)
 )
 """Name → the class of its stages."""
 

@@ -1,6 +1,5 @@
 """Builds teacher, students and tokenizer from a recipe."""
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -135,8 +134,8 @@ def build_models(
         ModuleNotFoundError: a package that the optimizer's states need.
     """
     precision = resolve_precision(recipe, device)
-    if any(stage.optimizer.state_bits == 8 for stage in recipe.stages):
-        importlib.import_module("torchao")
+    for stage in recipe.stages:
+        stage.optimizer.check_installed()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
 
     def place(num_params: int) -> Placement:

@@ -15,6 +15,7 @@ import torch
 
 from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.objectives.end_to_end import EndToEndStage
+from evalsuite.distill.optim.optimizers import AdamW
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import (
@@ -143,7 +144,7 @@ def stage_memory(
     Args:
         shards: GPUs over which teacher and students are sharded.
     """
-    width, states = 2 if bf16 else 4, 2 if stage.optimizer.state_bits == 8 else 8
+    width, states = 2 if bf16 else 4, stage.optimizer.state_bytes
     present = teacher if stage.needs_teacher else None
     total = 0.0 if present is None else width * present.num_params
     for student in students:
@@ -283,7 +284,7 @@ def memory_options(
         options.append(
             (f"{key}.activation_checkpointing=block, which takes a third more time", saved(changed))
         )
-    if stage.optimizer.kind == "adamw" and stage.optimizer.state_bits == 32:
+    if isinstance(stage.optimizer, AdamW) and stage.optimizer.state_bits == 32:
         optimizer = stage.optimizer.model_copy(update={"state_bits": 8})
         changed = stage.model_copy(update={"optimizer": optimizer})
         options.append((f"{key}.optimizer.state_bits=8 (extra lowbit)", saved(changed)))

@@ -22,15 +22,15 @@ from torch.distributed.tensor import DTensor, Shard
 
 from evalsuite.distill.objectives.forward import set_activation_checkpointing, set_state_leak
 from evalsuite.distill.recipe.stage import Stage
+from evalsuite.distill.trainable import set_trainable
 from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.optimizers import build_optimizers, set_lr, zero_unless_finite
-from evalsuite.distill.training.parameter_groups import is_mixer_parameter, set_trainable
-from evalsuite.distill.training.train_step import StudentTrainState, layer_groups
-from evalsuite.distill.types import CausalLM, softmax_layer_indices
+from evalsuite.distill.training.optim import layer_groups, set_lr, skip_unless_finite
+from evalsuite.distill.training.train_step import StudentTrainState
+from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import ConfigError
 from evalsuite.models.decoder.deferred_init import replace_parameters
 from evalsuite.models.decoder.streaming import Weights
-from evalsuite.models.mixers import Mixer, no_weight_decay
+from evalsuite.models.mixers import Mixer
 
 
 def shard(weights: Weights, device: torch.device, dtype: torch.dtype, trained: Collection[str]) -> Any:
@@ -151,13 +151,7 @@ class FSDPTrainState(StudentTrainState):
         self.parameters = self.optimizer_params = set_trainable(self.model, stage.trainable_set)
         set_activation_checkpointing(self.model, enabled=stage.recomputes_blocks)
         set_state_leak(self.model, enabled=stage.leaks_state)
-        softmax = softmax_layer_indices(self.model)
-        self.optimizers = build_optimizers(
-            self.parameters,
-            stage,
-            lambda name: is_mixer_parameter(name, softmax),
-            no_weight_decay(cast(nn.Module, self.model)),
-        )
+        self._build_optimizers(stage)
         groups = layer_groups(self.parameters, layerwise=stage.is_layerwise)
         self._groups = [[self.parameters[name] for name in names] for names in groups.values()]
         if stage.is_layerwise:
@@ -199,8 +193,9 @@ class FSDPTrainState(StudentTrainState):
                 if grads:
                     torch._foreach_mul_(grads, scale)
         total = torch.linalg.vector_norm(norms)
-        zero_unless_finite((grad for grads in local for grad in grads), total)
-        factor = set_lr(self.optimizers, stage, step)
+        skip_unless_finite(self.optimizers, (grad for grads in local for grad in grads), total)
+        factor = stage.schedule.factor(step, stage.steps)
+        set_lr(self.optimizers, factor)
         for optimizer in self.optimizers:
             optimizer.step()
         return total, factor

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.training.parameter_groups import trainable_names
+from evalsuite.distill.trainable import trainable_names
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import CheckpointError, ConfigError
 from evalsuite.models.ops.apply import apply_fused_kernels
@@ -27,8 +27,12 @@ def is_sharded(recipe: Recipe, num_params: int, world_size: int) -> bool:
     sharded = recipe.sharding == "full" or (recipe.sharding == "auto" and num_params >= FSDP_MIN_PARAMETERS)
     if world_size == 1 or not sharded:
         return False
-    if any(stage.optimizer.kind == "muon" for stage in recipe.stages):
-        raise ConfigError("sharding: Muon needs unsharded matrices; use adamw, or --set sharding=none")
+    for stage in recipe.stages:
+        if not stage.optimizer.supports_sharding:
+            raise ConfigError(
+                f"sharding: optimizer {stage.optimizer.kind} needs unsharded parameters; use adamw, or --set "
+                "sharding=none"
+            )
     if recipe.student.calibration is not None:
         raise ConfigError(
             "sharding: student.calibration needs unsharded models; remove it, or --set sharding=none"

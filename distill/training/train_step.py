@@ -16,23 +16,19 @@ from torch.distributed.tensor import DTensor
 
 from evalsuite.distill.objectives.forward import set_activation_checkpointing, set_state_leak
 from evalsuite.distill.recipe.stage import Stage
+from evalsuite.distill.trainable import mixer_names, set_trainable, trainable_names
 from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.optimizers import (
+from evalsuite.distill.training.optim import (
     FlatGrads,
     MasterWeights,
-    build_optimizers,
+    components,
+    layer_groups,
     load_state_tensors,
     set_lr,
+    skip_unless_finite,
     state_tensors,
 )
-from evalsuite.distill.training.parameter_groups import (
-    components,
-    is_mixer_parameter,
-    layer_groups,
-    set_trainable,
-    trainable_names,
-)
-from evalsuite.distill.types import CausalLM, GlobalBatch, MicroBatch, StudentWithLoss, softmax_layer_indices
+from evalsuite.distill.types import CausalLM, GlobalBatch, MicroBatch, StudentWithLoss
 from evalsuite.models.mixers import no_weight_decay
 
 _log = logging.getLogger("evalsuite")
@@ -46,7 +42,7 @@ class StudentTrainState:
 
     Args:
         dtype: dtype of forward and backward passes; master weights are fp32.
-        trainable_sets: sets of the stages to come (see `parameter_groups`), whose parameters have masters.
+        trainable_sets: sets of the stages to come (see `TRAINABLE_SETS`), whose parameters have masters.
     """
 
     def __init__(
@@ -59,8 +55,7 @@ class StudentTrainState:
         self.label, self.model = label, model
         trained = {name for which in trainable_sets for name in trainable_names(model, which)}
         self.master_weights = MasterWeights(model, dtype, trained)
-        softmax = softmax_layer_indices(model)
-        self._changed = {name for name in trained if is_mixer_parameter(name, softmax)}
+        self._changed = trained & mixer_names(model)
         self.parameters: dict[str, nn.Parameter] = {}
         self.optimizer_params: dict[str, nn.Parameter] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -79,14 +74,8 @@ class StudentTrainState:
         self.parameters = set_trainable(self.model, stage.trainable_set)
         set_activation_checkpointing(self.model, enabled=stage.recomputes_blocks)
         set_state_leak(self.model, enabled=stage.leaks_state)
-        softmax = softmax_layer_indices(self.model)
         masters = self.optimizer_params = {name: self.master_weights.params[name] for name in self.parameters}
-        self.optimizers = build_optimizers(
-            masters,
-            stage,
-            lambda name: is_mixer_parameter(name, softmax),
-            no_weight_decay(cast(nn.Module, self.model)),
-        )
+        self._build_optimizers(stage)
         # Layerwise objectives train, and clip, every layer separately.
         groups = layer_groups(masters, layerwise=stage.is_layerwise)
         self.flat_grads = FlatGrads([[masters[name] for name in group] for group in groups.values()])
@@ -94,6 +83,14 @@ class StudentTrainState:
             self._trained_layers = torch.tensor(list(groups), device=self.flat_grads.buffer.device)
         if self.master_weights.has_model_copy:
             self.flat_grads.receive({self.parameters[name]: master for name, master in masters.items()})
+
+    def _build_optimizers(self, stage: Stage) -> None:
+        mixers = mixer_names(self.model)
+        self.optimizers = stage.optimizer.build(
+            self.optimizer_params,
+            lambda name: stage.lr_of(in_mixer=name in mixers),
+            no_weight_decay(cast(nn.Module, self.model)),
+        )
 
     def zero_grad(self) -> None:
         """Set all gradients to zero."""
@@ -134,7 +131,9 @@ class StudentTrainState:
         """Clip and update; return the gradient norm before clipping and the schedule's factor."""
         assert self.flat_grads is not None
         norm = self.flat_grads.clip(stage.max_grad_norm)
-        factor = set_lr(self.optimizers, stage, step)
+        skip_unless_finite(self.optimizers, [self.flat_grads.buffer], norm)
+        factor = stage.schedule.factor(step, stage.steps)
+        set_lr(self.optimizers, factor)
         for optimizer in self.optimizers:
             optimizer.step()
         self.master_weights.copy_to_model(self.parameters)

@@ -192,6 +192,17 @@ class ClassRegistry(Registry[type[T]]):
         return item
 
 
+def subclass_of(base: type[T]) -> Callable[[type[T]], type[T]]:
+    """A `validate` that accepts classes derived from `base`."""
+
+    def validate(item: type[T]) -> type[T]:
+        if not (isinstance(item, type) and issubclass(item, base)):
+            raise TypeError(f"it must be a class derived from {base.__module__}.{base.__name__}")
+        return item
+
+    return validate
+
+
 def _packages(points: list[EntryPoint]) -> str:
     known = [f"{point.dist.name} {point.dist.version}" if point.dist else point.value for point in points]
     return " and ".join(sorted(known))

@@ -61,7 +61,8 @@ class StrictUnion(Strict):
     """Base of a union of configuration classes, of which one key selects a member.
 
     The base declares the ClassVar `tag`, the selecting key, and `registry`, its members by name. A mapping
-    that is validated as the base becomes an instance of the member that the tag names.
+    that is validated as the base becomes an instance of the member that the tag names, or that the default of
+    the tag's field does.
     """
 
     tag: ClassVar[str]
@@ -85,8 +86,10 @@ class StrictUnion(Strict):
     @classmethod
     def class_for(cls, value: Any) -> type[Strict]:
         """The member that an unvalidated mapping names; this class if there is none."""
-        name = value.get(cls.tag) if isinstance(value, Mapping) else None
-        return cls.usable_members([str(name)]).get(str(name), cls) if cls._is_base() else cls
+        if not (cls._is_base() and isinstance(value, Mapping)):
+            return cls
+        name = str(cls._tag_in(value))
+        return cls.usable_members([name]).get(name, cls)
 
     @classmethod
     def hint(cls, key: str) -> str:
@@ -101,12 +104,17 @@ class StrictUnion(Strict):
     def _is_base(cls) -> bool:
         return "tag" in cls.__dict__
 
+    @classmethod
+    def _tag_in(cls, value: Mapping[str, Any]) -> Any:
+        field = cls.model_fields[cls.tag]
+        return value.get(cls.tag, None if field.is_required() else field.default)
+
     @model_validator(mode="wrap")
     @classmethod
     def _by_tag(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not cls._is_base() or not isinstance(value, Mapping):
             return handler(value)
-        name = value.get(cls.tag)
+        name = cls._tag_in(value)
         try:
             member: type[Self] = cls.registry().get_or_raise(str(name))
         except ConfigError as error:

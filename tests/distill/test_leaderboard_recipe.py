@@ -6,7 +6,6 @@ import pytest
 
 from evalsuite.distill import Recipe, load_recipe
 from evalsuite.distill.recipe import RECIPES
-from evalsuite.distill.training.optimizers import lr_factor
 from evalsuite.models.mixers import MIXERS
 from evalsuite.tasks.suite import load_suite, resolve
 
@@ -39,8 +38,8 @@ def test_the_token_curve_has_complete_schedules_of_distinct_text(variant: str, m
     assert shares == pytest.approx([0.333, 0.446, 0.221], abs=0.004)
     align, kd, late = recipe.stages
     for stage, end in ((align, 0), (kd, 1), (late, 0)):
-        assert lr_factor(stage.schedule, stage.steps - 1, stage.steps) == end
-        assert lr_factor(stage.schedule, stage.steps // 4, stage.steps) > 0.7
+        assert stage.schedule.factor(stage.steps - 1, stage.steps) == end
+        assert stage.schedule.factor(stage.steps // 4, stage.steps) > 0.7
 
 
 def test_stages_are_those_that_were_tuned():

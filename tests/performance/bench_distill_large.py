@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.recipe.stage import Stage
+from evalsuite.distill.trainable import TRAINABLE_SETS, trainable_names
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.estimate import stage_memory
 from evalsuite.distill.training.fsdp import select_strategy
 from evalsuite.distill.training.metrics import PEAK_FLOPS
-from evalsuite.distill.training.parameter_groups import TRAINABLE_SETS, trainable_names
 from evalsuite.distill.training.placement import prepare_teacher
 from evalsuite.distill.training.provenance import package_versions
 from evalsuite.distill.training.train_step import TrainStep

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.distill.model_cost import ModelCost
-from evalsuite.distill.recipe.config import ScheduleConfig
+from evalsuite.distill.optim.schedules import Constant
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.fsdp import select_strategy
@@ -183,7 +183,7 @@ class Bench:
 
     def losses(self, mixer: str, batch_size: int, steps: int) -> Iterator[float]:
         """Losses of the first steps, on new batches of `batch_size` sequences over all GPUs."""
-        changes = {"lr": 1e-3, "schedule": ScheduleConfig(kind="constant", warmup_ratio=0.0)}
+        changes = {"lr": 1e-3, "schedule": Constant(kind="constant", warmup_ratio=0.0)}
         train_step = self.train_step(self.stage("kd").model_copy(update=changes), [mixer])
         micro_batch_size = max(1, batch_size // self.process_group.world_size // 2)
         for step in range(steps):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from evalsuite.distill.optim.optimizers import OPTIMIZERS
+from evalsuite.distill.optim.schedules import SCHEDULES
 from evalsuite.distill.recipe.stage import OBJECTIVES
 from evalsuite.distill.selection import SELECTORS
 from evalsuite.foundation.registry import Registry
@@ -17,7 +19,7 @@ from evalsuite.models.mixers import MIXERS
 from evalsuite.protocols.scorers import SCORERS
 
 PACKAGE = Path(__file__).parent / "package"
-REGISTRIES: tuple[Registry, ...] = (MIXERS, OBJECTIVES, SELECTORS, ENGINES, SCORERS)
+REGISTRIES: tuple[Registry, ...] = (MIXERS, OBJECTIVES, SCHEDULES, OPTIMIZERS, SELECTORS, ENGINES, SCORERS)
 """Registries that other packages extend."""
 
 EntryPoints = Mapping[str, Mapping[str, str]]

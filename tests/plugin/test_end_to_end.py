@@ -28,7 +28,13 @@ MIXER = "example_retention"
 def recipe(folder: Path, **changes: Any) -> Path:
     """Write a recipe for one student with the example's mixer and objective, trained on a few documents."""
     pocket = yaml.safe_load((RECIPES / "pocket.yaml").read_text())
-    stage = pocket["stages"][-1] | {"tokens": 2048, "objective": "example_distillation", "ce_share": 0.25}
+    stage = pocket["stages"][-1] | {
+        "tokens": 2048,
+        "objective": "example_distillation",
+        "ce_share": 0.25,
+        "schedule": {"kind": "example_power", "warmup_ratio": 0, "exponent": 3},
+        "optimizer": {"kind": "example_momentum", "momentum": 0.8},
+    }
     student = {"mixers": [MIXER], "options": {MIXER: {"decay": 0.9}}}
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(pocket | {"student": student, "stages": [stage]} | changes))
@@ -52,6 +58,8 @@ def suite(folder: Path) -> Path:
     [
         ("mixers", MIXER),
         ("objectives", "example_distillation"),
+        ("schedules", "example_power"),
+        ("optimizers", "example_momentum"),
         ("selectors", "example_last_layers"),
         ("engines", "example_rereading"),
         ("scorers", "example_last_word"),
@@ -91,6 +99,8 @@ def test_a_student_is_distilled_and_evaluated(example: Path, tmp_path: Path) -> 
     rows = [json.loads(line) for line in (Path(student) / "training.jsonl").read_text().splitlines()]
     for row in rows:
         assert row["loss"] == pytest.approx(0.25 * row["ce"] + 0.75 * row["kl"], rel=1e-4)
+    rates = [row["lr"] / rows[0]["lr"] for row in rows]
+    assert rates == pytest.approx([(1 - step / (len(rows) - 1)) ** 3 for step in range(len(rows))], abs=1e-3)
     model = load_checkpoint(student, dtype="float32", device="cpu").model
     mixers = [layer.self_attn for layer in model.model.layers]
     assert {type(mixer).__name__ for mixer in mixers} == {"Retention"}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.selection.context import SelectionContext
-from evalsuite.distill.training.parameter_groups import set_trainable
+from evalsuite.distill.trainable import set_trainable
 from evalsuite.distill.training.train_step import StepOutput, StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch
 from evalsuite.models import StudentForCausalLM
@@ -78,7 +78,7 @@ def copy_trainable(student: StudentForCausalLM, train: str) -> StudentForCausalL
     """Copy a student with its own trainable parameters, sharing all others.
 
     Args:
-        train: a set of `parameter_groups.set_trainable`, which also sets `requires_grad`.
+        train: a set of `set_trainable`, which also sets `requires_grad`.
     """
     trainable = set_trainable(student, train)
     own = {id(parameter) for parameter in trainable.values()}

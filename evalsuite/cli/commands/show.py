@@ -22,6 +22,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         ("mixers", show_mixers, "the mixers and their options with defaults"),
         ("recipes", show_recipes, "the recipes that ship with evalsuite, and their variants"),
         ("objectives", show_objectives, "the training objectives and the settings that only they have"),
+        ("schedules", show_schedules, "the learning-rate schedules and the settings that only they have"),
+        ("optimizers", show_optimizers, "the optimizers and the settings that only they have"),
         ("selectors", show_selectors, "the methods that choose the layers that stay softmax"),
         ("scorers", show_scorers, "the scorers of generated responses"),
         ("engines", show_engines, "the inference engines and whether they take arguments"),
@@ -114,8 +116,26 @@ def show_objectives(arguments: argparse.Namespace) -> int:
     """Print name, description and settings of every training objective."""
     from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
 
-    for name in print_registry(OBJECTIVES):
-        own = [key for key in OBJECTIVES[name].model_fields if key not in Stage.model_fields]
+    return _print_with_settings(OBJECTIVES, Stage)
+
+
+def show_schedules(arguments: argparse.Namespace) -> int:
+    """Print name, description and settings of every learning-rate schedule."""
+    from evalsuite.distill.optim.schedules import SCHEDULES, Schedule
+
+    return _print_with_settings(SCHEDULES, Schedule)
+
+
+def show_optimizers(arguments: argparse.Namespace) -> int:
+    """Print name, description and settings of every optimizer."""
+    from evalsuite.distill.optim.optimizers import OPTIMIZERS, Optimizer
+
+    return _print_with_settings(OPTIMIZERS, Optimizer)
+
+
+def _print_with_settings(registry: Registry[Any], base: Any) -> int:
+    for name in print_registry(registry):
+        own = [key for key in registry[name].model_fields if key not in base.model_fields]
         if own:
             print("    settings: " + ", ".join(own))
     return 0

@@ -83,7 +83,7 @@ def test_an_objective_is_one_definition_and_one_registration(
 
 
 def test_a_plugin_that_is_no_objective_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"is not a subclass of evalsuite\.distill\.recipe\.stage\.Stage"):
+    with pytest.raises(TypeError, match=r"a class derived from evalsuite\.distill\.recipe\.stage\.Stage"):
         OBJECTIVES._validate(dict)  # type: ignore[misc, arg-type]
 
 

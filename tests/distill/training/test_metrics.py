@@ -9,7 +9,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from evalsuite.distill import distill
 from evalsuite.distill.training.metrics import loss_curve
-from evalsuite.distill.training.parameter_groups import components
+from evalsuite.distill.training.optim import components
 from evalsuite.foundation import read_jsonl
 from evalsuite.models import weights_id
 

@@ -9,9 +9,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from evalsuite.distill.objectives.forward import hidden_states, set_state_leak
-from evalsuite.distill.recipe.config import OptimizerConfig
+from evalsuite.distill.optim.optimizers import Optimizer
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.training.optimizers import build_optimizers
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.distill.types import MicroBatch
 from evalsuite.models import build_student
@@ -86,7 +85,7 @@ def updated(stage: Any, dtype: torch.dtype, lr: float, **optimizer: Any) -> Tens
     chosen = Stage.model_validate(stage("s", "kd", lr=lr, optimizer={"weight_decay": 0.0, **optimizer}))
     generator = torch.Generator().manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(64, 8, generator=generator).bfloat16().to(dtype))
-    (made,) = build_optimizers({"weight": weight}, chosen, lambda name: True, set())
+    (made,) = chosen.optimizer.build({"weight": weight}, lambda name: lr, set())
     for _ in range(5):
         weight.grad = torch.randn(64, 8, generator=generator).bfloat16().to(dtype)
         made.step()
@@ -110,5 +109,5 @@ def test_bf16_weights_lose_small_updates(stage):
 
 @pytest.mark.parametrize("values", [{"kind": "muon"}, {"state_bits": 8}])
 def test_bf16_weights_need_adamw(values):
-    with pytest.raises(ValidationError, match="master_weights: bf16"):
-        OptimizerConfig(master_weights="bf16", **values)
+    with pytest.raises(ValidationError, match="master_weights"):
+        Optimizer.model_validate({"master_weights": "bf16", **values})

@@ -11,19 +11,14 @@ from torch import Tensor, nn
 
 from evalsuite.distill import distill
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.training.optimizers import (
-    build_optimizers,
-    load_state_tensors,
-    set_lr,
-    state_tensors,
-)
+from evalsuite.distill.training.optim import load_state_tensors, set_lr, state_tensors
 from evalsuite.distill.training.train_step import TrainStep
 from evalsuite.foundation import ConfigError, read_jsonl
 from evalsuite.foundation.strict import parse
 from tests.distill.training.two_processes import finish, needs_loopback, start
 
 pytest.importorskip("torchao", reason="extra lowbit")
-from evalsuite.distill.training import low_bit
+from evalsuite.distill.optim import low_bit
 
 SHAPES = {"matrix": (32, 256), "narrow": (512, 24), "gains": (4096,)}
 
@@ -44,7 +39,7 @@ def new(stage: Stage) -> tuple[dict[str, nn.Parameter], torch.optim.Optimizer]:
     parameters = {
         name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()
     }
-    (optimizer,) = build_optimizers(parameters, stage, lambda name: False, ["gains"])
+    (optimizer,) = stage.optimizer.build(parameters, lambda name: stage.lr, ["gains"])
     return parameters, optimizer
 
 
@@ -53,7 +48,7 @@ def run(parameters: dict[str, nn.Parameter], optimizer: Any, stage: Stage, steps
         generator = torch.Generator().manual_seed(step)
         for parameter in parameters.values():
             parameter.grad = torch.randn(parameter.shape, generator=generator)
-        set_lr([optimizer], stage, step % stage.steps)
+        set_lr([optimizer], stage.schedule.factor(step % stage.steps, stage.steps))
         optimizer.step()
 
 
@@ -104,7 +99,7 @@ def test_a_saved_state_continues_bit_for_bit(stage: Any) -> None:
 
 def test_muon_has_no_states_of_8_bits(stage: Any) -> None:
     wrong = stage("kd", "kd", optimizer={"kind": "muon", "state_bits": 8})
-    with pytest.raises(ConfigError, match=r"'state_bits: 8' needs 'kind: adamw', not muon"):
+    with pytest.raises(ConfigError, match=r"'optimizer.state_bits': it applies to kind adamw only"):
         parse(wrong, Stage, "recipe")
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
-from evalsuite.distill.training.parameter_groups import TRAINABLE_SETS, set_trainable
+from evalsuite.distill.trainable import TRAINABLE_SETS, set_trainable
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.foundation import ConfigError
 from evalsuite.models import build_student

@@ -1,77 +1,14 @@
-"""Optimizers and their schedules, fp32 master weights, and gradients in one flat buffer."""
+"""fp32 master weights, gradients in one flat buffer, and what all optimizers share."""
 
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from evalsuite.distill.recipe.config import OptimizerConfig, ScheduleConfig
-from evalsuite.distill.recipe.stage import Stage
+from evalsuite.distill.trainable import layer_of
 from evalsuite.distill.types import CausalLM
-
-
-def build_optimizers(
-    parameters: Mapping[str, nn.Parameter],
-    stage: Stage,
-    is_mixer: Callable[[str], bool],
-    undecayed: Collection[str],
-) -> list[torch.optim.Optimizer]:
-    """The optimizer of a stage; two with Muon, which leaves all but single matrices to AdamW.
-
-    Each parameter group holds `initial_lr`, its rate before the schedule.
-
-    Args:
-        undecayed: names of parameters without weight decay, which Muon leaves to AdamW as well; see
-            `evalsuite.models.mixers.no_weight_decay`.
-    """
-    config = stage.optimizer
-    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
-    for name, parameter in parameters.items():
-        lr = stage.lr_of(in_mixer=is_mixer(name))
-        decay = 0.0 if name in undecayed else config.weight_decay
-        muon_fits = config.kind == "muon" and name not in undecayed and parameter.ndim == 2
-        groups.setdefault((lr, decay, muon_fits), []).append(parameter)
-    device = next(iter(parameters.values())).device
-    optimizers: list[torch.optim.Optimizer] = []
-    adamw = [_group(key, members) for key, members in groups.items() if not key[2]]
-    if adamw:
-        optimizers.append(_adamw(adamw, config, fused=device.type in ("cuda", "cpu")))
-    muon = [_group(key, members) for key, members in groups.items() if key[2]]
-    if muon:
-        # Updates are scaled to AdamW's RMS, so that one learning rate fits both.
-        optimizers.append(torch.optim.Muon(muon, momentum=config.momentum, adjust_lr_fn="match_rms_adamw"))
-    return optimizers
-
-
-class RoundingAdamW(torch.optim.AdamW):
-    """AdamW on weights and states that are rounded to bf16 after every step, as if stored so.
-
-    It reproduces a defect of published code; see `OptimizerConfig.master_weights`.
-    """
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Update, then round. PyTorch computes a step on bf16 parameters in fp32, too."""
-        loss = super().step(closure)
-        for parameter, state in self.state.items():
-            for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"]):
-                tensor.copy_(tensor.bfloat16())
-        return loss
-
-
-def _adamw(groups: Any, config: OptimizerConfig, *, fused: bool) -> torch.optim.Optimizer:
-    betas = (config.beta1, config.beta2)
-    if config.master_weights == "bf16":
-        return RoundingAdamW(groups, betas=betas, eps=config.eps, fused=fused)
-    if config.state_bits == 32:
-        return torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=fused)
-    from evalsuite.distill.training.low_bit import RowwiseAdamW8bit
-
-    return RowwiseAdamW8bit(groups, betas=betas, eps=config.eps)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
@@ -92,37 +29,8 @@ def load_state_tensors(
         optimizer.state[parameter] = dict(tensors)
 
 
-def _group(key: tuple[float, float, bool], members: list[nn.Parameter]) -> dict[str, object]:
-    lr, decay, _ = key
-    return {"params": members, "lr": lr, "initial_lr": lr, "weight_decay": decay}
-
-
-def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
-    """Learning rate of `step` (from 0) out of `steps`, in units of the peak rate.
-
-    Some step has the peak rate: the last one of the warmup, or the first one without it. The last one has
-    exactly `min_lr_ratio`, unless there is no decay or a single step.
-    """
-    warmup = round(schedule.warmup_ratio * steps)
-    decay = round(schedule.effective_decay_ratio * steps) if schedule.kind == "wsd" else steps - warmup
-    if schedule.kind == "constant":
-        decay = 0
-    # The step of the peak is none of the decay, in short stages either.
-    decay = min(decay, steps - max(warmup, 1))
-    if step < warmup:
-        return (step + 1) / warmup
-    remaining = steps - 1 - step
-    if decay == 0 or remaining >= decay:
-        return 1.0
-    # 1 at the last step, so that the schedule ends at its minimum exactly.
-    progress = 1 - remaining / decay
-    shape = (1 + math.cos(math.pi * progress)) / 2 if schedule.kind == "cosine" else 1 - progress
-    return schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * shape
-
-
-def set_lr(optimizers: Iterable[torch.optim.Optimizer], stage: Stage, step: int) -> float:
-    """Set the learning rate of every parameter group for `step`; return the schedule's factor."""
-    factor = lr_factor(stage.schedule, step, stage.steps)
+def set_lr(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
+    """Set the learning rate of every parameter group to `factor` times its peak."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             lr = group["initial_lr"] * factor
@@ -130,7 +38,29 @@ def set_lr(optimizers: Iterable[torch.optim.Optimizer], stage: Stage, step: int)
                 group["lr"].fill_(lr)  # torchao compiles its step for a tensor
             else:
                 group["lr"] = lr
-    return factor
+
+
+def layer_groups(names: Iterable[str], *, layerwise: bool) -> dict[int, list[str]]:
+    """Parameters that are optimized and clipped together: those of each layer, by its number, or all (−1)."""
+    groups: dict[int, list[str]] = {}
+    for name in names:
+        layer = layer_of(name) if layerwise else None
+        groups.setdefault(-1 if layer is None else layer, []).append(name)
+    return groups
+
+
+def components(names: Iterable[str]) -> dict[str, list[str]]:
+    """Parameters by the part of the model that they belong to.
+
+    Norms within mixers belong to these, and a head that is tied to the embedding belongs to that.
+    """
+    found: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        known = {"embed_tokens": "embedding", "lm_head": "head", "self_attn": "mixers", "mlp": "mlps"}
+        component = next((known[part] for part in parts if part in known), "norms")
+        found.setdefault(component, []).append(name)
+    return found
 
 
 class MasterWeights:
@@ -219,10 +149,7 @@ class FlatGrads:
         torch._foreach_mul_(self._groups, list(factors.unbind()))
 
     def clip(self, max_norm: float | None) -> Tensor:
-        """Clip the gradient norm of each group to `max_norm`; return the total norm before clipping.
-
-        Gradients of a total norm that is not finite become 0.
-        """
+        """Clip the gradient norm of each group to `max_norm`; return the total norm before clipping."""
         norms = torch.stack([torch.linalg.vector_norm(group) for group in self._groups])
         if max_norm is not None:
             scales = (max_norm / (norms + 1e-6)).clamp(max=1.0)
@@ -230,19 +157,23 @@ class FlatGrads:
                 self.buffer.mul_(scales[0])
             else:
                 torch._foreach_mul_(self._groups, list(scales.unbind()))
-        total = torch.linalg.vector_norm(norms)
-        zero_unless_finite([self.buffer], total)
-        return total
+        return torch.linalg.vector_norm(norms)
 
 
-def zero_unless_finite(grads: Iterable[Tensor], norm: Tensor) -> None:
-    """Set gradients to 0, in place, if their norm is not finite, so that weights and states stay finite.
+def skip_unless_finite(
+    optimizers: Iterable[torch.optim.Optimizer], grads: Iterable[Tensor], norm: Tensor
+) -> None:
+    """Let the next step change no weights if the norm of the gradients is not finite.
 
-    The host does not wait for the norm: it learns of it, and stops the run, while later steps run.
+    The host does not wait for the norm: it learns of it, and stops the run, while later steps run. Optimizers
+    that cannot skip a step on the device get gradients of 0, so that their weights and states stay finite.
     """
     invalid = ~norm.isfinite()
     for grad in grads:
         grad.masked_fill_(invalid, 0)
+    for optimizer in optimizers:
+        if optimizer.defaults.get("fused"):
+            optimizer.found_inf = invalid.float()  # type: ignore[attr-defined]
 
 
 @torch.no_grad()

@@ -1,0 +1,1 @@
+"""Learning-rate schedules and optimizers: settings, behaviour and memory of each in one class."""
