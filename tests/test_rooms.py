@@ -70,7 +70,6 @@ KNOWN: list[set[str]] = [
         "evalsuite.distill.calibration",
         "evalsuite.distill.data",
         "evalsuite.distill.model_card",
-        "evalsuite.distill.model_cost",
         "evalsuite.distill.objectives",
         "evalsuite.distill.recipe",
         "evalsuite.distill.training",

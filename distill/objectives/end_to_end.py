@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
 from evalsuite.foundation.strict import Strict
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig
     from evalsuite.distill.objectives.output_losses import LossTokens
     from evalsuite.distill.types import CausalLM, StepLosses, StudentWithLoss
+    from evalsuite.models.decoder.cost import ModelCost
 
 LOGITS_BYTES = 4 * 2**29
 """The fused loss holds about four fp32 tensors of at most one chunk of logits each."""
@@ -59,12 +59,12 @@ class EndToEndStage(Stage):
         """Peak learning rate of a parameter inside or outside the mixers."""
         return self.lr if in_mixer or self.backbone_lr is None else self.backbone_lr
 
-    def flops_per_token(self, teacher: ModelCost | None, students: Sequence[ModelCost]) -> float:
+    def flops_per_token(self, teacher: "ModelCost | None", students: "Sequence[ModelCost]") -> float:
         forward = sum(student.forward_flops(self.seq_len) for student in students)
         targets = teacher.forward_flops(self.seq_len) if teacher is not None and self.runs_teacher else 0
         return 3 * forward + targets
 
-    def activation_bytes(self, student: ModelCost, width: int) -> float:
+    def activation_bytes(self, student: "ModelCost", width: int) -> float:
         tokens = self.micro_batch_tokens
         logits = min(LOGITS_BYTES, 16 * tokens * student.vocab_size)
         layer = tokens * student.layer_activation_bytes(width)

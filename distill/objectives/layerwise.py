@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import Strict
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from evalsuite.distill.objectives.layer_activations import LayerActivations
     from evalsuite.distill.types import CausalLM, MicroBatch, StepLosses, StudentWithLoss
+    from evalsuite.models.decoder.cost import ModelCost
 
 MATRIX_COPIES = 8
 """fp32 matrices [B, H, T, T] of one layer in matrix mixing: the teacher's scores and probabilities, and the
@@ -50,15 +50,15 @@ class LayerwiseStage(Stage):
         """Distance of a student's layer from the target, summed over the loss tokens; differentiable."""
 
     @abstractmethod
-    def layer_flops(self, student: ModelCost, layer: int) -> float:
+    def layer_flops(self, student: "ModelCost", layer: int) -> float:
         """FLOPs per token of forward and backward pass of one replaced layer."""
 
-    def flops_per_token(self, teacher: ModelCost | None, students: Sequence[ModelCost]) -> float:
+    def flops_per_token(self, teacher: "ModelCost | None", students: "Sequence[ModelCost]") -> float:
         assert teacher is not None
         layers = sum(self.layer_flops(student, layer) for student in students for layer in student.replaced)
         return teacher.forward_flops(self.seq_len, head=False) + layers
 
-    def activation_bytes(self, student: ModelCost, width: int) -> float:
+    def activation_bytes(self, student: "ModelCost", width: int) -> float:
         """One layer at a time, without logits."""
         return self.micro_batch_tokens * student.layer_activation_bytes(width)
 
@@ -147,7 +147,7 @@ class HiddenDistanceStage(LayerwiseStage):
             output = run_mixer(layer, activations.input, activations, batch)
         return l2_distance(batch.weigh(output, squared=self.squared), target, squared=self.squared)
 
-    def layer_flops(self, student: ModelCost, layer: int) -> float:
+    def layer_flops(self, student: "ModelCost", layer: int) -> float:
         mixer = 3 * student.mixer_flops(layer, self.seq_len)
         if not self.compares_blocks:
             return mixer
@@ -226,10 +226,10 @@ class MatrixMixing(LayerwiseStage):
         mean = matrix_mixing(matrix, target, norm=self.alignment_loss.matrix_norm)
         return mean * batch.input_ids.numel()
 
-    def layer_flops(self, student: ModelCost, layer: int) -> float:
+    def layer_flops(self, student: "ModelCost", layer: int) -> float:
         return 3 * (student.mixer_matrix_flops(layer) + 2 * self.seq_len * student.inner_size)
 
-    def activation_bytes(self, student: ModelCost, width: int) -> float:
+    def activation_bytes(self, student: "ModelCost", width: int) -> float:
         """Includes matrices of the squared sequence length."""
         matrices = 4 * MATRIX_COPIES * student.num_attention_heads * self.micro_batch_tokens * self.seq_len
         return super().activation_bytes(student, width) + matrices

@@ -26,8 +26,8 @@ from evalsuite.foundation.strict import StrictUnion
 if TYPE_CHECKING:
     import torch
 
-    from evalsuite.distill.model_cost import ModelCost
     from evalsuite.distill.types import CausalLM, StepLosses, StudentWithLoss
+    from evalsuite.models.decoder.cost import ModelCost
 
 
 class Stage(StrictUnion):

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.config import ArchitectureConfig, SelectionProvenance
 from evalsuite.distill.training.placement import Placement, Replicated, Sharded, is_sharded
@@ -17,6 +16,7 @@ from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, parse_json
 from evalsuite.foundation.strict import parse
 from evalsuite.models.checkpoints.tokenizers import whole_texts
+from evalsuite.models.decoder.cost import ModelCost
 from evalsuite.models.mixers import MIXERS
 
 
@@ -197,7 +197,7 @@ def check_recipe(recipe: Recipe) -> Any:
     if recipe.architecture is not None:
         return load_architecture_tokenizer(recipe.architecture)
     from evalsuite.models.checkpoints.load import load_outline
-    from evalsuite.models.decoder.stats import build_on_meta
+    from evalsuite.models.decoder.cost import build_on_meta
 
     tokenizer, teacher, students = None, None, dict[str, Any]()
     if recipe.teacher is not None:

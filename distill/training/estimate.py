@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.objectives.end_to_end import EndToEndStage
 from evalsuite.distill.optim.optimizers import AdamW
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.stage import Stage
+from evalsuite.distill.trainable import mixer_names, trainable_names
 from evalsuite.distill.training.builders import (
     architecture_config,
     load_architecture_tokenizer,
@@ -29,13 +29,14 @@ from evalsuite.distill.training.interface import TrainingError
 from evalsuite.distill.training.placement import is_sharded
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict_yaml import read_yaml
+from evalsuite.models.decoder.cost import PEAK_FLOPS, ModelCost, count
 
 TrainingCosts = tuple[ModelCost | None, Sequence[ModelCost]]
 """Those of the teacher and of every student."""
 MODEL_SHAPES = Path(__file__).with_name("model_shapes.yaml")
 CPU_FLOPS_PER_CORE = 3e10
-GPU_FLOPS = {"small": 790e12 * 0.25, "large": 790e12 * 0.40}
-"""Dense bf16 rate of an H200 times the MFU reached by models below and above 1B parameters."""
+MFU = {"small": 0.20, "large": 0.32}
+"""Share of the peak of an H200 that models below and above 1B parameters reach."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,8 @@ class Estimate:
             f"{self.flops:>9.1e} {_bytes(self.memory):>9} {_time(self.seconds):>9}"
         )
         lines.append(
-            "FLOPs are counted; memory and time are estimates (25 % MFU on an H200 below 1B parameters, "
-            "40 % above; 30 GFLOP/s per CPU core)."
+            "FLOPs are counted; memory and time are estimates (20 % MFU on an H200 below 1B parameters, "
+            "32 % above; 30 GFLOP/s per CPU core)."
         )
         return "\n".join(lines)
 
@@ -116,7 +117,7 @@ def dry_run(recipe: Recipe, *, mixers: Sequence[str] | None = None, device: str 
     on_gpu = _on_gpu(device)
     bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and on_gpu)
     num_params = costs.base.num_params
-    rate = GPU_FLOPS["small" if num_params < 1e9 else "large"]
+    rate = PEAK_FLOPS["H200"] * MFU["small" if num_params < 1e9 else "large"]
     if not on_gpu:
         rate = CPU_FLOPS_PER_CORE * (os.cpu_count() or 1)
     stages = []
@@ -148,10 +149,11 @@ def stage_memory(
     present = teacher if stage.needs_teacher else None
     total = 0.0 if present is None else width * present.num_params
     for student in students:
-        trained, held = student.trained_params(stage.trainable_set), student.num_params
+        trained, shared = _trained_and_shared(student, stage.trainable_set)
+        held = student.num_params
         if present is not None and shards == 1:
             # With shards, each model has its own frozen weights.
-            held -= student.shared_params(stage.trainable_set)
+            held -= shared
         if shards == 1 and bf16:
             total += width * held + 4 * trained
         else:
@@ -167,6 +169,16 @@ def stage_memory(
         total += width * (sum(each.embedding_params for each in models) + 2 * block) + 4 * max(outside, block)
     activations = max(stage.activation_bytes(student, width) for student in students)
     return total + stage.num_concurrent(len(students)) * activations
+
+
+def _trained_and_shared(student: ModelCost, trainable_set: str) -> tuple[int, int]:
+    """Parameters in a set, and those outside that a new student has in common with its teacher."""
+    parameters, trained = (
+        dict(student.model.named_parameters()),
+        trainable_names(student.model, trainable_set),
+    )
+    shared = parameters.keys() - {*trained, *mixer_names(student.model)}
+    return count(parameters[name] for name in trained), count(parameters[name] for name in shared)
 
 
 @dataclass(frozen=True)

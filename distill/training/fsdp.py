@@ -28,8 +28,8 @@ from evalsuite.distill.training.optim import layer_groups, set_lr, skip_unless_f
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import ConfigError
+from evalsuite.models.checkpoints.streaming import Weights
 from evalsuite.models.decoder.deferred_init import replace_parameters
-from evalsuite.models.decoder.streaming import Weights
 from evalsuite.models.mixers import Mixer
 
 

@@ -12,6 +12,7 @@ from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.interface import Callback, Step, StepValues, TrainingClock
 from evalsuite.foundation import append_jsonl, progress, read_jsonl, write_jsonl
 from evalsuite.foundation.tracking import Tracker
+from evalsuite.models.decoder.cost import peak_flops
 
 METRICS = "metrics.jsonl"
 CURVES = ("loss", "ce", "kl", "validation_kl", "validation_ppl")
@@ -20,9 +21,6 @@ MAX_LOGGED_STEPS = 5000
 """Logged steps per stage; longer stages log every n-th step."""
 FLUSH_SECONDS = 5
 
-
-PEAK_FLOPS = {"NVIDIA H200": 790e12, "NVIDIA H100 80GB HBM3": 790e12}
-"""Dense bf16 FLOP/s of a matrix product, measured on random data, by the name of the device."""
 
 MIN_SECONDS = 0.1
 """Shortest time over which a throughput is measured; values of two steps may be read together."""
@@ -35,17 +33,18 @@ class GpuUsage:
     Args:
         flops_per_token: of teacher and all students, without recomputation (see `Stage.flops_per_token`).
         world_size: GPUs that share the tokens.
-        peak_flops: None for a device of which it is not known; MFU is then left out.
+        device: name of the GPU; without a stated peak (`PEAK_FLOPS`) MFU is left out.
     """
 
     flops_per_token: float
     world_size: int = 1
-    peak_flops: float | None = None
+    device: str = ""
     _last: tuple[int, float] | None = field(default=None, init=False)
 
     def measure(self, tokens: int, now: float | None = None) -> dict[str, float]:
-        """Columns of `metrics.jsonl`: `tokens_per_second` and `mfu` since the last ones, and `memory_gb`, the
-        peak of the process. Within `MIN_SECONDS` of the last ones, the peak alone.
+        """Columns of `metrics.jsonl`: `tokens_per_second`, `tflops` of one GPU and `mfu`, their share of the
+        peak, since the last ones; and `memory_gb`, the peak of the process. Within `MIN_SECONDS` of the last
+        ones, the memory alone.
 
         Args:
             tokens: tokens trained on in the whole run.
@@ -59,9 +58,10 @@ class GpuUsage:
             rate = (tokens - self._last[0]) / (now - self._last[1])
             self._last = tokens, now
             found["tokens_per_second"] = float(f"{rate:.5g}")
-            if self.peak_flops is not None:
-                mfu = rate * self.flops_per_token / self.world_size / self.peak_flops
-                found["mfu"] = float(f"{mfu:.4g}")
+            flops = rate * self.flops_per_token / self.world_size
+            found["tflops"] = float(f"{flops / 1e12:.4g}")
+            if (peak := peak_flops(self.device)) is not None:
+                found["mfu"] = float(f"{flops / peak:.4g}")
         found["memory_gb"] = float(f"{torch.cuda.max_memory_allocated() / 1e9:.4g}")
         return found
 
@@ -93,6 +93,8 @@ class MetricsLogger(Callback):
     ) -> None:
         self._folder, self._stage, self._labels = folder, stage, labels
         self._rows: list[dict[str, Any]] = []
+        self._rate: dict[str, str] = {}
+        """TFLOP/s of one GPU and their share of its peak, for the progress bar."""
         self._log_every = max(1, stage.steps // MAX_LOGGED_STEPS)
         self._clock, self._flushed_at = clock, time.monotonic()
         self._is_main, self._tracker, self._usage = is_main, tracker, usage
@@ -113,11 +115,12 @@ class MetricsLogger(Callback):
     def on_values(self, values: StepValues) -> None:
         """Log a step."""
         step = values.step
-        losses = {label: f"{row['loss']:.4g}" for row, label in zip(values.rows, self._labels, strict=True)}
-        self._bar.set_postfix(losses, refresh=False)
         due = step.number % self._log_every == 0 or step.number == self._stage.steps - 1
         if due or any(step.measured):
             used = {} if self._usage is None else self._usage.measure(step.tokens)
+            if "tflops" in used:
+                share = f" ({used['mfu']:.1%})" if "mfu" in used else ""
+                self._rate = {"TFLOP/s": f"{used['tflops']:.3g}{share}"}
             rates = {"lr": self._stage.lr * values.lr_factor, "seconds": round(self._clock.seconds, 3)}
             for row, label in zip(values.rows, self._labels, strict=True):
                 about = {
@@ -130,6 +133,8 @@ class MetricsLogger(Callback):
                 if self._tracker is not None:
                     logged = {**row, "lr": rates["lr"], **used}
                     self._tracker.log({f"{label}/{name}": v for name, v in logged.items()}, step.tokens)
+        losses = {label: f"{row['loss']:.4g}" for row, label in zip(values.rows, self._labels, strict=True)}
+        self._bar.set_postfix({**losses, **self._rate}, refresh=False)
         if time.monotonic() - self._flushed_at > FLUSH_SECONDS:
             self.flush()
 

@@ -144,17 +144,17 @@ class Sharded:
         return describe_checkpoint(path)
 
     def stored(self, checkpoint: Any) -> Any:
-        from evalsuite.models.decoder.streaming import StoredWeights
+        from evalsuite.models.checkpoints.streaming import StoredWeights
 
         return StoredWeights(checkpoint)
 
     def random(self, make: Callable[[], Any], seed: int) -> Any:
-        from evalsuite.models.decoder.streaming import RandomWeights
+        from evalsuite.models.checkpoints.streaming import RandomWeights
 
         return RandomWeights(make, seed)
 
     def new_student(self, teacher: Any, mixers: list[str], **settings: Any) -> Any:
-        from evalsuite.models.decoder.streaming import NewStudentWeights
+        from evalsuite.models.checkpoints.streaming import NewStudentWeights
 
         return NewStudentWeights(teacher, mixers, **settings)
 

@@ -22,7 +22,6 @@ from evalsuite.distill.data.exchange import join_exchange
 from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch, validate_data
 from evalsuite.distill.data.responses import generate_responses
 from evalsuite.distill.data.workers import default_num_workers
-from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.objectives.forward import set_attention
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.stage import Stage
@@ -52,7 +51,7 @@ from evalsuite.distill.training.interface import (
 )
 from evalsuite.distill.training.kernel_compilation import KernelCompilation
 from evalsuite.distill.training.loop import TrainingLoop
-from evalsuite.distill.training.metrics import PEAK_FLOPS, GpuUsage, MetricsLogger, truncate_metrics
+from evalsuite.distill.training.metrics import GpuUsage, MetricsLogger, truncate_metrics
 from evalsuite.distill.training.run_folder import (
     STATE,
     branch_run,
@@ -66,6 +65,7 @@ from evalsuite.distill.training.train_state import Progress, TrainState
 from evalsuite.distill.training.train_step import TrainStep
 from evalsuite.foundation import locked
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
+from evalsuite.models.decoder.cost import ModelCost
 from evalsuite.models.ops.dispatch import kernel_policy
 
 _log = logging.getLogger("evalsuite")
@@ -409,5 +409,4 @@ class Trainer:
         if self.process_group.device.type != "cuda":
             return None
         flops = stage.flops_per_token(*self._costs())
-        peak = PEAK_FLOPS.get(self.process_group.device_name)
-        return GpuUsage(flops, self.process_group.world_size, peak)
+        return GpuUsage(flops, self.process_group.world_size, self.process_group.device_name)

@@ -50,8 +50,8 @@ def probe(device: torch.device, dtype: torch.dtype) -> Rates:
 
 def estimate(subject: Subject, point: Point, rates: Rates) -> Estimate:
     """Estimate a point from FLOPs and bytes; an unknown architecture counts two FLOPs per parameter."""
-    flops = subject.prefill_flops(point.context) or 2.0 * subject.parameters
-    cache = subject.cache.at(point.context + MAX_NEW_TOKENS) * point.batch
+    flops = subject.prefill_flops(point.context) or 2.0 * subject.cost.num_params
+    cache = (subject.cache_bytes(point.context + MAX_NEW_TOKENS) or 0) * point.batch
     step = (subject.weight_bytes() + 2 * cache) / (EFFICIENCY * rates.bytes)
     seconds, memory = STEPS * step + POINT_SECONDS, subject.weight_bytes() + cache
     if point.kind == "request":

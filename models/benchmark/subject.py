@@ -16,7 +16,7 @@ from evalsuite.models.benchmark.points import Kind, Measurement, Point, Status
 from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.checkpoints.positions import check_max_length, stated_positions
 from evalsuite.models.decoder import StudentForCausalLM
-from evalsuite.models.decoder.stats import CacheSize, FlopCounter, cache_size, count_parameters
+from evalsuite.models.decoder.cost import ModelCost
 from evalsuite.models.ops.recurrence import fla_backend, use_triton
 
 MAX_NEW_TOKENS = 64
@@ -55,18 +55,9 @@ class Subject:
         )
 
     @cached_property
-    def parameters(self) -> int:
-        """Number of parameters."""
-        return count_parameters(self.config).total
-
-    @cached_property
-    def cache(self) -> CacheSize:
-        """Cache size per sequence."""
-        return cache_size(self.config, self.dtype)
-
-    @cached_property
-    def _flops(self) -> FlopCounter:
-        return FlopCounter(self.config)
+    def cost(self) -> ModelCost:
+        """Its cost, from the config."""
+        return ModelCost.of(self.config)
 
     @cached_property
     def positions(self) -> int | None:
@@ -80,15 +71,20 @@ class Subject:
 
     def weight_bytes(self) -> int:
         """Bytes of the parameters."""
-        return self.parameters * self.dtype.itemsize
+        return self.cost.num_params * self.dtype.itemsize
 
     def prefill_flops(self, context: int) -> float | None:
-        """FLOPs per prompt token, averaged over `context` tokens; None for an unsupported architecture."""
-        return self._flops.per_token(context)
+        """FLOPs per prompt token, averaged over `context` tokens; None for a foreign architecture."""
+        return None if self.cost.is_foreign else self.cost.forward_flops(context)
+
+    def cache_bytes(self, context: int) -> int | None:
+        """Cache of a sequence after `context` tokens; None if it is not known."""
+        cache = self.cost.cache(self.dtype)
+        return None if cache is None else cache.at(context)
 
     def row(self, point: Point, status: Status = "ok", detail: str = "", **measured: Any) -> Measurement:
         """The record of a point of this model."""
-        cache = self.cache.at(point.context)
+        cache = self.cache_bytes(point.context)
         return Measurement(
             label=self.label,
             weights_id=self.weights_id,
@@ -98,7 +94,7 @@ class Subject:
             versions=self.versions,
             device=self.device,
             dtype=self.dtype_name,
-            parameters=self.parameters,
+            parameters=self.cost.num_params,
             kind=point.kind,
             context=point.context,
             batch=point.batch,
@@ -107,7 +103,7 @@ class Subject:
             out_of_distribution=self.positions is not None and point.context > self.positions,
             expected_cache_bytes=cache,
             prefill_flops=self.prefill_flops(point.context),
-            decode_bytes=self.weight_bytes() / point.batch + cache,
+            decode_bytes=None if cache is None else self.weight_bytes() / point.batch + cache,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             **measured,
         )

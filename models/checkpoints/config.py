@@ -11,7 +11,7 @@ from typing import Any
 from evalsuite.foundation import CheckpointError, nearest, parse_json
 
 STUDENT_TYPE = "evalsuite_student"
-"""`model_type` of students."""
+"""`model_type` of students, as `StudentConfig` has it."""
 MAX_SIZE = 2**31
 """No size of a model reaches it; larger ones overflow."""
 

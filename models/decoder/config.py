@@ -9,7 +9,6 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from evalsuite.foundation import CheckpointError, ConfigError, nearest
-from evalsuite.models.checkpoints.config import STUDENT_TYPE
 from evalsuite.models.decoder.remote_code import AUTO_MAP, write_module
 from evalsuite.models.mixers import MIXERS, StateKind, parse_options
 
@@ -39,7 +38,7 @@ class StudentConfig(PreTrainedConfig):
     `layer_types` and `sliding_window` follow from the mixers.
     """
 
-    model_type = STUDENT_TYPE
+    model_type = "evalsuite_student"
 
     def __init__(
         self,

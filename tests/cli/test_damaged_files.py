@@ -20,7 +20,7 @@ from evalsuite.evaluation.run_responses import open_responses
 from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import EvalsuiteError
 from evalsuite.models import build_student
-from evalsuite.models.decoder.stats import describe
+from evalsuite.models.checkpoints.describe import describe
 from evalsuite.reports.analysis.measures.admission import load_rule
 from evalsuite.reports.gate.policy import load_policy
 from evalsuite.reports.records.reading import read_run_scores

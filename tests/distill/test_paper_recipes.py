@@ -11,9 +11,9 @@ from evalsuite.distill import Recipe, distill, load_recipe
 from evalsuite.distill.training.builders import layer_mixers
 from evalsuite.foundation import ConfigError, read_json, read_jsonl
 from evalsuite.models import StudentConfig, load_checkpoint
-from evalsuite.models.decoder.stats import count_parameters
+from evalsuite.models.decoder.cost import ModelCost
 from evalsuite.models.mixers import AttentionSpan
-from tests.models.test_model_stats import TEACHERS
+from tests.models.decoder.test_cost import TEACHERS
 
 
 def student(recipe: Recipe, mixer: str, teacher: str) -> StudentConfig:
@@ -30,7 +30,7 @@ def test_gendistill_has_the_parameters_of_table_8(variant: str, mixer: str, tota
     recipe = load_recipe(f"gendistill-2026{variant}")
     assert recipe.teacher == "Qwen/Qwen3-0.6B"
     assert recipe.student.mixers == [mixer]
-    assert round(count_parameters(student(recipe, mixer, "Qwen3-0.6B")).total / 1e6) == total
+    assert round(ModelCost.of(student(recipe, mixer, "Qwen3-0.6B")).num_params / 1e6) == total
 
 
 TABLE_4 = {
@@ -47,7 +47,7 @@ def test_kd_nine_has_the_parameters_of_table_4(mixer: str) -> None:
     assert recipe.teacher == "HuggingFaceTB/SmolLM2-360M"
     assert {*recipe.student.mixers} == {*TABLE_4, "hedgehog"}
     head = base.vocab_size * base.hidden_size
-    total = count_parameters(student(recipe, mixer, "SmolLM2-360M")).total + head
+    total = ModelCost.of(student(recipe, mixer, "SmolLM2-360M")).num_params + head
     assert abs(total / 1e6 - TABLE_4[mixer]) < 0.61
 
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from evalsuite.foundation import CheckpointError
 from evalsuite.models import build_student, describe_checkpoint, load_checkpoint, weights_id
+from evalsuite.models.checkpoints.describe import describe
 from evalsuite.models.checkpoints.fingerprint import fingerprint
-from evalsuite.models.decoder.stats import describe
 
 Make = Callable[..., PreTrainedModel]
 

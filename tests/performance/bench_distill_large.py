@@ -23,7 +23,6 @@ from torch import Tensor, distributed, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.trainable import TRAINABLE_SETS, trainable_names
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -37,6 +36,7 @@ from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import write_json
 from evalsuite.models.benchmark.random_models import parse_mixers, read_shape, shape_names
 from evalsuite.models.decoder import StudentConfig, StudentForCausalLM
+from evalsuite.models.decoder.cost import ModelCost
 from evalsuite.models.decoder.deferred_init import DrawnWeights, replace_parameters
 from evalsuite.models.ops.apply import apply_fused_kernels
 from tests.parity.exit_codes import exit_with

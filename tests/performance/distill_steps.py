@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.optim.schedules import Constant
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -19,6 +18,7 @@ from evalsuite.distill.training.fsdp import select_strategy
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models.decoder.build import student_config
+from evalsuite.models.decoder.cost import ModelCost
 from evalsuite.models.decoder.deferred_init import DrawnWeights
 from evalsuite.models.ops.apply import apply_fused_kernels
 

@@ -279,9 +279,20 @@ def progress_line(measured: "Measurement") -> str:
     where = f"{measured.label}, {measured.engine}: {measured.kind} of {measured.context:,} × {measured.batch}"
     if measured.status != "ok":
         return f"{where}: {measured.status.replace('_', ' ')} ({measured.detail})"
-    ttft = "" if measured.ttft_ms is None else f"first token {measured.ttft_ms.median:,.1f} ms, "
     speed = measured.decode_tokens_per_second
-    return f"{where}: {ttft}decode {'–' if speed is None else f'{speed:,.0f}'} tokens/s"
+    return f"{where}: {_first_token(measured)}decode {'–' if speed is None else f'{speed:,.0f}'} tokens/s"
+
+
+def _first_token(measured: "Measurement") -> str:
+    """Time to the first token, and the FLOP/s of the prefill where they are counted."""
+    from evalsuite.models.decoder.cost import format_flops
+
+    tokens = measured.prefill_tokens_per_second
+    if measured.ttft_ms is None or tokens is None:
+        return ""
+    flops = measured.prefill_flops
+    rate = "" if flops is None else f" at {format_flops(tokens * flops, measured.device)}"
+    return f"first token {measured.ttft_ms.median:,.1f} ms{rate}, "
 
 
 def _dry_run(arguments: argparse.Namespace, sweep: "Sweep", device: str, dtype: str) -> int:
@@ -289,11 +300,14 @@ def _dry_run(arguments: argparse.Namespace, sweep: "Sweep", device: str, dtype: 
     import torch
 
     from evalsuite.models.benchmark.estimate import estimate, probe
+    from evalsuite.models.benchmark.gpu import device_name
     from evalsuite.models.benchmark.random_models import random_models
     from evalsuite.models.benchmark.subject import Subject
     from evalsuite.models.checkpoints.load import describe_checkpoint
+    from evalsuite.models.decoder.cost import format_flops
 
     where, wanted = torch.device(device), getattr(torch, dtype)
+    name = device_name(where)
     rates = probe(where, wanted)
     if arguments.random:
         named = [(each.label, each.config) for each in random_models(arguments.like, arguments.mixer)]
@@ -319,7 +333,7 @@ def _dry_run(arguments: argparse.Namespace, sweep: "Sweep", device: str, dtype: 
         most = max(each.memory_bytes for each in found) / 2**30
         print(f"{label:<44}{len(found):>7}{seconds:>9,.0f}{most:>10,.1f}")
     print(
-        f"about {total:,.0f} s in all at {rates.flops / 1e12:,.3g} TFLOP/s and {rates.bytes / 1e9:,.4g} GB/s "
+        f"about {total:,.0f} s in all at {format_flops(rates.flops, name)} and {rates.bytes / 1e9:,.4g} GB/s "
         "(probed); decode batches up to memory are left out of the peak"
     )
     return 0

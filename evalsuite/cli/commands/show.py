@@ -240,7 +240,7 @@ def show_benchmark(arguments: argparse.Namespace) -> int:
 
 def show_checkpoint(arguments: argparse.Namespace) -> int:
     """Describe a checkpoint from its config and file headers."""
-    from evalsuite.models.decoder.stats import describe
+    from evalsuite.models.checkpoints.describe import describe
 
     print(describe(arguments.path))
     return 0

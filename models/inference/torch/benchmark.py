@@ -61,7 +61,7 @@ class TorchBenchmark(Benchmark):
 
     def most_sequences(self, context: int) -> int:
         """From the config and the free memory; on a CPU 8 at most."""
-        per_sequence = max(1, self.subject.cache.at(context + MAX_NEW_TOKENS))
+        per_sequence = self.subject.cache_bytes(context + MAX_NEW_TOKENS) or 1
         if self.device.type != "cuda":
             return 8
         return max(1, int(torch.cuda.mem_get_info(self.device)[0] // per_sequence))

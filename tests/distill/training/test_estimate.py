@@ -7,7 +7,7 @@ from evalsuite.distill import dry_run, known_recipes, load_recipe
 from evalsuite.distill.training.estimate import recipe_costs
 from evalsuite.foundation import ConfigError
 from evalsuite.models.decoder import StudentConfig
-from evalsuite.models.decoder.stats import FlopCounter, count_parameters
+from evalsuite.models.decoder.cost import ModelCost
 
 SMOLLM2 = {
     "hidden_size": 576,
@@ -75,10 +75,10 @@ def test_every_student_costs_what_its_own_layers_do(small_recipe, stage):
         for mixers in (["kda"] * 30, ["softmax" if i in (0, 9, 29) else "gla" for i in range(30)])
     )
     for cost, config in zip([*costs.students, costs.teacher], [kda, hybrid, base], strict=True):
-        assert cost.num_params == count_parameters(config).total
-        assert cost.forward_flops(64) == FlopCounter(config).per_token(64)
+        assert cost.num_params == ModelCost.of(config).num_params
+        assert cost.forward_flops(64) == ModelCost.of(config).forward_flops(64)
     assert [len(cost.replaced) for cost in costs.students] == [30, 27]
-    forward = [FlopCounter(config).per_token(64) for config in (kda, hybrid, base)]
+    forward = [ModelCost.of(config).forward_flops(64) for config in (kda, hybrid, base)]
     assert dry_run(recipe, device="cuda").stages[1].flops == 512 * (3 * sum(forward[:2]) + forward[2])
 
 

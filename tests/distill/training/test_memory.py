@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from evalsuite.distill.model_cost import ModelCost
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import build_models
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.estimate import stage_memory
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
+from evalsuite.models.decoder.cost import ModelCost
 
 CPU = torch.device("cpu")
 

@@ -156,13 +156,15 @@ def test_estimates_follow_flops_and_bytes(models: dict[str, RandomModel]) -> Non
     flops = [subject.prefill_flops(context) for context in (1000, 4000)]
     assert flops[0] is not None
     assert flops[1] is not None
+    cache = subject.cost.cache(subject.dtype)
+    assert cache is not None
     prefill = 2 * (4000 * flops[1] - 1000 * flops[0]) / 0.35e6
-    decode = 24 * 2 * (subject.cache.at(4064) - subject.cache.at(1064)) / 0.35e6
+    decode = 24 * 2 * (cache.at(4064) - cache.at(1064)) / 0.35e6
     assert long.seconds - short.seconds == pytest.approx(prefill + decode)
-    cached = 3000 * subject.cache.per_token
+    cached = 3000 * cache.per_token
     assert long.memory_bytes - short.memory_bytes == 2 * cached + 12 * 3000 * 32 * 4
     batch = estimate(subject, Point(kind="decode", context=1000, batch=9), rates)
-    assert batch.memory_bytes == subject.weight_bytes() + 9 * subject.cache.at(1064)
+    assert batch.memory_bytes == subject.weight_bytes() + 9 * cache.at(1064)
 
 
 def test_steps_are_the_difference_of_two_times() -> None:

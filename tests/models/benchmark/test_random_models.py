@@ -12,7 +12,7 @@ from evalsuite.models.benchmark.random_models import (
     read_shape,
     shape_names,
 )
-from evalsuite.models.decoder.stats import count_parameters
+from evalsuite.models.decoder.cost import ModelCost
 
 PARAMETERS = {
     "Llama-3.1-8B": 8030.3,
@@ -31,7 +31,7 @@ PARAMETERS = {
 def test_shapes_have_the_published_size(name: str) -> None:
     label, config = read_shape(name.lower())
     assert label == name
-    assert count_parameters(config).total / 1e6 == pytest.approx(PARAMETERS[name], abs=0.05)
+    assert ModelCost.of(config).num_params / 1e6 == pytest.approx(PARAMETERS[name], abs=0.05)
 
 
 def test_every_shape_is_checked() -> None:

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import GPT2Config, LlamaConfig, MambaConfig, PreTrainedConfig, Qwen3Config
 
+from evalsuite.foundation import ConfigError
 from evalsuite.models import MIXERS, StudentConfig, build_student
-from evalsuite.models.decoder.stats import cache_size, count_parameters, flops_per_token
+from evalsuite.models.decoder.cost import ModelCost, format_flops, peak_flops
 
 SMOL = {"vocab_size": 49152, "max_position_embeddings": 8192, "tie_word_embeddings": True}
 TEACHERS: dict[str, PreTrainedConfig] = {
@@ -78,7 +79,7 @@ def student(teacher: str, mixers: list[str] | str, **options: Any) -> StudentCon
 @pytest.mark.parametrize("name", sorted(STUDENTS))
 def test_students_of_four_teachers(name: str) -> None:
     assert set(STUDENTS) == set(MIXERS)
-    found = tuple(round(count_parameters(student(teacher, name)).total / 1e6, 1) for teacher in TEACHERS)
+    found = tuple(round(ModelCost.of(student(teacher, name)).num_params / 1e6, 1) for teacher in TEACHERS)
     assert found == STUDENTS[name]
 
 
@@ -89,9 +90,9 @@ def test_hybrids_of_arxiv_2603_26556_table_8(name: str, total: int, added: float
     2.1M per layer."""
     kept = {0, 2, 6, 11, 13, 18, 21}
     config = student("Qwen3-0.6B", ["softmax" if n in kept else name for n in range(28)], preset="gendistill")
-    found = count_parameters(config).total
+    found = ModelCost.of(config).num_params
     assert round(found / 1e6) == total
-    teacher = count_parameters(TEACHERS["Qwen3-0.6B"]).total
+    teacher = ModelCost.of(TEACHERS["Qwen3-0.6B"]).num_params
     assert round((found - teacher) / 21 / 1e6, 1) == added
 
 
@@ -120,7 +121,7 @@ def test_table_4_of_arxiv_2504_14366v1_follows_from_options(name: str) -> None:
     """
     printed, options = TABLE_4[name]
     untied_head = TEACHERS["SmolLM2-360M"].vocab_size * TEACHERS["SmolLM2-360M"].hidden_size
-    total = count_parameters(student("SmolLM2-360M", name, preset="native", **options)).total + untied_head
+    total = ModelCost.of(student("SmolLM2-360M", name, preset="native", **options)).num_params + untied_head
     assert abs(total / 1e6 - printed) < 0.61
 
 
@@ -130,26 +131,51 @@ def test_cache_size_of_a_hybrid_equals_the_actual_cache(make_teacher: Any) -> No
         ["gla", "sliding_window", "softmax"],
         options={"sliding_window": {"window": 4}},
     )
-    size = cache_size(model.config, torch.float32)
+    size = ModelCost.of(model.config).cache(torch.float32)
+    assert size is not None
     for length in (2, 3, 9):
         with torch.no_grad():
             cache = model(torch.zeros(1, length, dtype=torch.long), use_cache=True).past_key_values
         assert cache.bytes() == size.at(length)
-    assert cache_size(make_teacher(layers=3).config, torch.float32).per_token == 3 * 2 * 2 * 8 * 4
+    teacher = ModelCost.of(make_teacher(layers=3).config).cache(torch.float32)
+    assert teacher is not None
+    assert teacher.per_token == 3 * 2 * 2 * 8 * 4
 
 
 def test_cache_of_a_teacher_with_windows(make_teacher: Any) -> None:
     config = make_teacher("mistral", sliding_window=5).config
-    assert cache_size(config, torch.float32).at(100) == 2 * 4 * (2 * 2 * 8) * 4
+    cache = ModelCost.of(config).cache(torch.float32)
+    assert cache is not None
+    assert cache.at(100) == 2 * 4 * (2 * 2 * 8) * 4
 
 
 def test_flops_of_a_teacher_and_a_hybrid() -> None:
     """SmolLM2-135M: two per weight with the tied head, and 2 · 2 · 576 per layer and token attended to."""
     teacher = TEACHERS["SmolLM2-135M"]
-    weights = count_parameters(teacher).total - 61 * 576
+    weights = ModelCost.of(teacher).num_params - 61 * 576
     for length in (1, 2047):
         wanted = 2 * weights + 30 * 4 * 576 * (length + 1) / 2
-        assert flops_per_token(teacher, length) == wanted
-    mixed = [flops_per_token(student("SmolLM2-135M", ["gla", "softmax"] * 15), n) or 0 for n in (1, 32768)]
+        assert ModelCost.of(teacher).forward_flops(length) == wanted
+    hybrid = ModelCost.of(student("SmolLM2-135M", ["gla", "softmax"] * 15))
+    mixed = [hybrid.forward_flops(length) for length in (1, 32768)]
     assert mixed[1] - mixed[0] == 15 * 4 * 576 * 32767 / 2
-    assert flops_per_token(GPT2Config(), 8) is None
+
+
+def test_what_is_counted_of_foreign_architectures() -> None:
+    gpt2, mamba = (ModelCost.of(kind(num_hidden_layers=2)) for kind in (GPT2Config, MambaConfig))
+    assert gpt2.is_foreign
+    assert gpt2.num_params > gpt2.embedding_params == 50257 * 768
+    cache = gpt2.cache(torch.float32)
+    assert cache is not None
+    assert cache.per_token == 2 * 2 * 768 * 4
+    assert mamba.cache() is None
+    for cost in (gpt2, mamba):
+        with pytest.raises(ConfigError, match="layers of architecture"):
+            cost.forward_flops(8)
+
+
+def test_rates_are_shown_with_the_share_of_the_peak() -> None:
+    assert format_flops(494.5e12, "NVIDIA H100 80GB HBM3") == "494 TFLOP/s (50.0 % of 989)"
+    assert format_flops(98.9e12, "NVIDIA H200") == "98.9 TFLOP/s (10.0 % of 989)"
+    assert format_flops(2e12, "CPU, 2 threads") == "2 TFLOP/s"
+    assert peak_flops("NVIDIA H100 PCIe") == 756e12

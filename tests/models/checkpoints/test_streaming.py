@@ -12,9 +12,9 @@ from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3Fo
 from evalsuite.foundation import CheckpointError
 from evalsuite.models import build_student, describe_checkpoint, load_checkpoint
 from evalsuite.models.checkpoints.location import POCKET
+from evalsuite.models.checkpoints.streaming import NewStudentWeights, RandomWeights, StoredWeights
 from evalsuite.models.decoder import StudentForCausalLM
 from evalsuite.models.decoder.deferred_init import DeferredInit, DrawnWeights
-from evalsuite.models.decoder.streaming import NewStudentWeights, RandomWeights, StoredWeights
 from evalsuite.models.mixers import MIXERS
 
 LARGE = 64

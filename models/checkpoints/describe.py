@@ -1,0 +1,127 @@
+"""Text description of a checkpoint: architecture, parameters, mixers per layer, cache, FLOPs, lineage."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from evalsuite.foundation import CheckpointError, printable
+from evalsuite.models.checkpoints.load import CheckpointInfo, describe_checkpoint
+from evalsuite.models.checkpoints.safetensors_index import stored_tensors
+from evalsuite.models.decoder import StudentConfig
+from evalsuite.models.decoder.cost import ModelCost
+
+
+def describe(path: str | Path) -> str:
+    """Text description of a checkpoint: architecture, parameters, mixers per layer, cache, lineage.
+
+    Raises:
+        CheckpointError: as `load_checkpoint`; the weights are not read into memory.
+    """
+    info = describe_checkpoint(path)
+    try:
+        cost = ModelCost.of(info.config)
+    except Exception as error:
+        # Architectures check few of their settings, and fail in any way.
+        raise CheckpointError(
+            f"{info.path}: no model can be built from config.json: {error or type(error).__name__}"
+        ) from error
+    _check_weights(info, cost.model.state_dict() if isinstance(info.config, StudentConfig) else {})
+    lines = [
+        f"{info.label}",
+        f"  path        {info.path}",
+        f"  weights_id  {info.weights_id}",
+        f"  model       {_architecture(info.config)}",
+        f"  vocabulary  {cost.vocab_size:,} embeddings, {len(info.tokenizer):,} tokens",
+        f"  parameters  {_parameters(cost)}",
+        f"  layers      {_mixers_by_layer(cost)}",
+        f"  cache       {_cache(cost)}",
+        f"  compute     {_compute(cost)}",
+    ]
+    return "\n".join(printable(line) for line in (*lines, *_lineage_lines(info)))
+
+
+def _parameters(cost: ModelCost) -> str:
+    if cost.is_foreign:
+        return f"{cost.num_params:,} ({cost.embedding_params:,} embeddings)"
+    rest = cost.num_params - cost.embedding_params - cost.mixer_params
+    return (
+        f"{cost.num_params:,} ({cost.embedding_params:,} embeddings, {cost.mixer_params:,} mixers, "
+        f"{rest:,} MLPs and norms)"
+    )
+
+
+def _cache(cost: ModelCost) -> str:
+    cache = cost.cache()
+    if cache is None:
+        return "not counted: the config states no heads"
+    return (
+        f"{_format_bytes(cache.per_token)} per token, {_format_bytes(cache.fixed)} of states; "
+        f"{_format_bytes(cache.at(2048))} at 2,048 tokens, "
+        f"{_format_bytes(cache.at(32768))} at 32,768 (bfloat16)"
+    )
+
+
+def _compute(cost: ModelCost) -> str:
+    if cost.is_foreign:
+        return "not counted: students have no layers of this architecture"
+    short, long = (f"{cost.forward_flops(length) / 1e6:,.1f} MFLOP" for length in (2048, 32768))
+    return f"{short} per token in 2,048 tokens, {long} in 32,768"
+
+
+def _check_weights(info: CheckpointInfo, expected: Mapping[str, torch.Tensor]) -> None:
+    """Refuse files that lack weights of a student, as `load_checkpoint` does."""
+    if info.folder is None:
+        return
+    stored = {tensor.name: tensor.shape for tensor in stored_tensors(info.folder)}
+    tied = {"lm_head.weight"} if info.config.tie_word_embeddings else set()
+    missing = [
+        name
+        for name, weight in expected.items()
+        if stored.get(name) != tuple(weight.shape) and not (name in tied and name not in stored)
+    ]
+    if missing:
+        raise CheckpointError(
+            f"{info.path}: {len(missing)} weights are missing or of another shape, first '{missing[0]}'; the "
+            "files do not match the config"
+        )
+
+
+def _architecture(config: PreTrainedConfig) -> str:
+    if isinstance(config, StudentConfig):
+        return f"student of a {config.base.model_type} teacher, {config.num_hidden_layers} layers"
+    return f"{config.model_type} teacher, {config.num_hidden_layers} layers"
+
+
+def _mixers_by_layer(cost: ModelCost) -> str:
+    """Mixers with their layers: `gla 0-2, softmax 3`."""
+    if not isinstance(cost.config, StudentConfig):
+        return f"{cost.num_hidden_layers}, whose mixers are not known"
+    runs: list[tuple[str, int, int]] = []
+    for layer, name in enumerate(cost.config.mixers):
+        if runs and runs[-1][0] == name:
+            runs[-1] = (name, runs[-1][1], layer)
+        else:
+            runs.append((name, layer, layer))
+    return ", ".join(f"{name} {first}" + (f"-{last}" if last > first else "") for name, first, last in runs)
+
+
+def _format_bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _lineage_lines(info: CheckpointInfo) -> list[str]:
+    if not info.lineage:
+        return []
+    return ["  lineage", *(f"    {name}: {_shorten(value)}" for name, value in info.lineage.items())]
+
+
+def _shorten(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 90 else f"{text[:87]}…"

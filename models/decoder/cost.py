@@ -1,0 +1,233 @@
+"""What a model costs: parameters, FLOPs and cache, counted on its own layers without weights."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from evalsuite.foundation import ConfigError
+from evalsuite.models.decoder.config import ARCHITECTURES, StudentConfig
+from evalsuite.models.mixers import AttentionSpan, CacheSpec
+
+PEAK_FLOPS = {
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+}
+"""Dense bf16 FLOP/s by a part of a GPU's name, the more specific names first: NVIDIA's data sheets of A100,
+H100, H200 and B200, without sparsity, as in torchtitan's `get_peak_flops`."""
+
+
+def peak_flops(device: str) -> float | None:
+    """Dense bf16 FLOP/s that the vendor states for a device of this name; None for one not in the table."""
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in device), None)
+
+
+def format_flops(rate: float, device: str) -> str:
+    """FLOP/s of a device as text, with the share of its peak: `312 TFLOP/s (31.5 % of 989)`."""
+    peak = peak_flops(device)
+    share = "" if peak is None else f" ({rate / peak:.1%} of {peak / 1e12:,.0f})".replace("%", " %")
+    return f"{rate / 1e12:,.3g} TFLOP/s{share}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSize:
+    """Cache size of one sequence in bytes."""
+
+    layers: tuple[CacheSpec, ...]
+    dtype: torch.dtype
+    """Dtype of everything but recurrent states, which are in float32."""
+
+    @property
+    def per_token(self) -> int:
+        """Keys and values of full attention, per token."""
+        full = [each for each in self.layers if each.span is not None and each.span.window is None]
+        return sum(each.kv_width for each in full) * self.dtype.itemsize
+
+    @property
+    def fixed(self) -> int:
+        """Recurrent and convolution states, independent of the length."""
+        return sum(each.state_bytes(self.dtype) for each in self.layers)
+
+    def at(self, tokens: int) -> int:
+        """Cache size in bytes after `tokens` tokens."""
+        return sum(each.bytes(tokens, self.dtype) for each in self.layers)
+
+
+class ModelCost:
+    """Parameters, FLOPs and cache of one model, whose weights are neither read nor made.
+
+    FLOPs are per token of a forward pass, averaged over a sequence, and count matrix products, two per
+    multiply-add. Layers of a foreign architecture are not known: of such a model only parameters are counted,
+    and keys and values where its config states their heads.
+
+    Args:
+        config: of a teacher or student.
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        self.config = as_student(config)
+        self.model: Any = build_on_meta(self.config)
+        self._base: Any = getattr(self.config, "base", self.config)
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> "ModelCost":
+        """That of a config, built once."""
+        key = json.dumps(config.to_dict(), sort_keys=True, default=str)
+        if key not in _COSTS:
+            _COSTS[key] = cls(config)
+        return _COSTS[key]
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the architecture is not one that students have."""
+        return not isinstance(self.config, StudentConfig)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Number of layers."""
+        return int(self._base.num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return int(self._base.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the head scores."""
+        return int(self._base.vocab_size)
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads of the teacher."""
+        return int(self._base.num_attention_heads)
+
+    @property
+    def inner_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_attention_heads * _head_dim(self._base)
+
+    @property
+    def _layers(self) -> nn.ModuleList:
+        if self.is_foreign:
+            raise ConfigError(f"the layers of architecture '{self.config.model_type}' are not known")
+        layers: nn.ModuleList = self.model.model.layers
+        return layers
+
+    @cached_property
+    def replaced(self) -> list[int]:
+        """Layers whose mixers replace softmax attention."""
+        return [index for index, layer in enumerate(self._layers) if not _mixer(layer).is_teacher_layer]
+
+    @cached_property
+    def num_params(self) -> int:
+        """All parameters; a tied head is counted once."""
+        return count(self.model.parameters())
+
+    @cached_property
+    def embedding_params(self) -> int:
+        """Parameters of embeddings and head."""
+        embeddings = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        return count({id(each.weight): each.weight for each in embeddings if each is not None}.values())
+
+    @cached_property
+    def mixer_params(self) -> int:
+        """Parameters of the mixers of all layers."""
+        return sum(count(_mixer(layer).parameters()) for layer in self._layers)
+
+    @cached_property
+    def largest_block_params(self) -> int:
+        """Parameters of the largest layer."""
+        return max(count(layer.parameters()) for layer in self._layers)
+
+    def forward_flops(self, length: int, *, head: bool = True) -> float:
+        """FLOPs of the model, with or without its head, in sequences of `length` tokens.
+
+        Raises:
+            ConfigError: a foreign architecture.
+        """
+        layers = range(len(self._layers))
+        mixers = sum(self.mixer_flops(layer, length) for layer in layers)
+        mlps = sum(self.mlp_flops(layer) for layer in layers)
+        return mixers + mlps + (2 * self.hidden_size * self.vocab_size if head else 0)
+
+    def mixer_flops(self, layer: int, length: int) -> float:
+        """FLOPs of the mixer of a layer."""
+        flops: float = _mixer(self._layers[layer]).flops(length)
+        return flops
+
+    def mixer_matrix_flops(self, layer: int) -> int:
+        """FLOPs of the projections of a layer's mixer."""
+        return _matrix_flops(_mixer(self._layers[layer]))
+
+    def mlp_flops(self, layer: int) -> int:
+        """FLOPs of the MLP of a layer."""
+        mlp: Any = self._layers[layer].mlp
+        return _matrix_flops(mlp)
+
+    def layer_activation_bytes(self, width: int) -> int:
+        """Bytes of one layer's activations per token; `width`: bytes of an activation.
+
+        About 12 vectors of the heads, 4 of the residual stream and 2 of the MLP (measured for 32,768 tokens
+        in bf16: 28.6 GB in total for SmolLM2-135M; 79.9 GB for Qwen3-0.6B, whose heads are twice as wide as
+        the residual stream).
+        """
+        return width * (12 * self.inner_size + 4 * self.hidden_size + 2 * int(self._base.intermediate_size))
+
+    def cache(self, dtype: torch.dtype = torch.bfloat16) -> CacheSize | None:
+        """Cache per sequence; recurrent states are in float32, everything else in `dtype`.
+
+        Of a foreign architecture: keys and values of every layer, or None if its config states no heads.
+        """
+        if not self.is_foreign:
+            specs = tuple(_mixer(layer).cache_spec() for layer in self._layers)
+            return CacheSize(layers=specs, dtype=dtype)
+        config = self._base.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+        if not isinstance(heads, int):
+            return None
+        layer = CacheSpec(kv_width=2 * heads * _head_dim(config), span=AttentionSpan())
+        return CacheSize(layers=(layer,) * config.num_hidden_layers, dtype=dtype)
+
+
+_COSTS: dict[str, ModelCost] = {}
+
+
+def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model of a config on the meta device."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def as_student(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A teacher of a supported architecture as a student of softmax layers; other configs unchanged."""
+    if isinstance(config, StudentConfig) or config.model_type not in ARCHITECTURES:
+        return config
+    return StudentConfig(config.to_dict(), ["softmax"] * config.num_hidden_layers)
+
+
+def count(parameters: Iterable[torch.Tensor]) -> int:
+    """Number of elements."""
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _mixer(layer: nn.Module) -> Any:
+    return layer.self_attn
+
+
+def _matrix_flops(module: nn.Module) -> int:
+    return 2 * count(each.weight for each in module.modules() if isinstance(each, nn.Linear))
+
+
+def _head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
