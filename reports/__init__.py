@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from evalsuite.reports.comparison import Comparison, compare
     from evalsuite.reports.gate.policy import Policy, load_policy, policy_from_options
-    from evalsuite.reports.gate.verdict import Verdict, run_gate
+    from evalsuite.reports.gate.run import run_gate
+    from evalsuite.reports.gate.verdict import Verdict
     from evalsuite.reports.records.run_selection import RunSelection
 
 _HOME = {
@@ -19,7 +20,7 @@ _HOME = {
     "load_policy": "gate.policy",
     "policy_from_options": "gate.policy",
     "Verdict": "gate.verdict",
-    "run_gate": "gate.verdict",
+    "run_gate": "gate.run",
     "RunSelection": "records.run_selection",
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 from evalsuite.foundation import ConfigError, DataError, write_text
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
 from evalsuite.reports.analysis.measures.admission import AdmissionDecision, AdmissionRule, decide
-from evalsuite.reports.exports.markdown import table
+from evalsuite.reports.markdown import table
 from evalsuite.reports.records.names import Name, find
 from evalsuite.reports.records.run_folder import CheckpointPlan, Plan, read_plan
 from evalsuite.reports.records.score_files import read_rows, score_paths

@@ -22,7 +22,8 @@ from evalsuite.reports.exports.terminal import leaderboard_text
 from evalsuite.reports.gate.outputs import markdown as gate_markdown
 from evalsuite.reports.gate.outputs import verdict_json, write_verdict
 from evalsuite.reports.gate.policy import Policy
-from evalsuite.reports.gate.verdict import Verdict, apply_policy
+from evalsuite.reports.gate.run import apply_policy
+from evalsuite.reports.gate.verdict import Verdict
 from evalsuite.reports.page.render import render_page
 from evalsuite.reports.page.samples import Questions, remove_samples, write_samples
 from evalsuite.reports.records.run_selection import RunSelection

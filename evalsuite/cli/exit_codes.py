@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import Any, cast
 
-from evalsuite.cli import describe_interrupt
+from evalsuite.cli.interrupts import describe_interrupt
 from evalsuite.foundation import EvalsuiteError, RunFolderError
 from evalsuite.foundation.dependencies import missing_dependency
 from evalsuite.foundation.terminal import PrintableStream, printable

@@ -18,14 +18,14 @@ from evalsuite.evaluation.environment import (
 )
 from evalsuite.evaluation.inference.warm_up import prepare_workers, serves_any
 from evalsuite.evaluation.inputs import check_inputs
-from evalsuite.evaluation.processes.background import Calls
-from evalsuite.evaluation.processes.phases import (
+from evalsuite.evaluation.phases import (
     HarnessPhases,
     ScoreResult,
     open_phases,
     run_tracker,
     works_in_parallel,
 )
+from evalsuite.evaluation.processes.background import Calls
 from evalsuite.evaluation.run_paths import CheckpointRef, read_index, responses_folder
 from evalsuite.executors import Executor, open_executor
 from evalsuite.foundation import locked

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import evalsuite.study
-from evalsuite.cli import interruptible
 from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.interrupts import interruptible
 from evalsuite.cli.parser import Parser
 from evalsuite.executors.gpus import visible_gpus
 from evalsuite.foundation import append_jsonl, write_json

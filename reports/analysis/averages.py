@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from evalsuite.reports.analysis.bootstrap_sample import LEVEL_METHOD, Estimate
+from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.pairs import proven_pairs
 from evalsuite.reports.analysis.recovery import (
@@ -15,7 +16,6 @@ from evalsuite.reports.analysis.recovery import (
     recovery,
     win_or_tie_rate,
 )
-from evalsuite.reports.analysis.result_tensor import Cell
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE, Pool, Scope
 from evalsuite.reports.records.merging import CellKey

@@ -9,9 +9,10 @@ import numpy as np
 from evalsuite.foundation import content_hash
 from evalsuite.foundation.taxonomy import OUTCOMES
 from evalsuite.reports.analysis.bootstrap_sample import METHOD, Estimate
+from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.counting import holm_once
 from evalsuite.reports.analysis.recovery import chance_normalized_recovery, log_perplexity, recovery
-from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
+from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.rows import BenchmarkRow, DropRow
 from evalsuite.reports.analysis.scopes import Pool
 from evalsuite.reports.statistics.contrasts import Contrast

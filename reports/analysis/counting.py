@@ -8,13 +8,10 @@ covers the context and all choices; the metric is no part of it.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
+from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.statistics.hypothesis_tests import holm
-
-if TYPE_CHECKING:
-    from evalsuite.reports.analysis.result_tensor import Cell
 
 COINCIDES = 0.5
 """Share of the smaller benchmark's requests that the larger has, from which the two are one."""
@@ -46,7 +43,7 @@ class SharedRequests:
 class Counting:
     """Which cells count with which others, from the requests of all cells."""
 
-    def __init__(self, cells: Sequence["Cell"]) -> None:
+    def __init__(self, cells: Sequence[Cell]) -> None:
         """Compare the requests of every two benchmarks of a protocol."""
         # Of equally many requests the name decides: the order of runs and plans must change no number.
         larger_first = sorted(cells, key=lambda cell: (-len(cell.documents), cell.benchmark.name))
@@ -72,7 +69,7 @@ class Counting:
                 self._into.setdefault(_key(small), set()).add(_key(large))
         self.shared = tuple(shared)
 
-    def representatives(self, cells: Sequence["Cell"]) -> dict[int, int]:
+    def representatives(self, cells: Sequence[Cell]) -> dict[int, int]:
         """Index of each cell that counts with another one of `cells` → index of that one."""
         kept: dict[_Key, int] = {}
         found = {}
@@ -84,12 +81,12 @@ class Counting:
                 kept[_key(cells[i])] = i
         return found
 
-    def once(self, cells: Sequence["Cell"]) -> tuple[int, ...]:
+    def once(self, cells: Sequence[Cell]) -> tuple[int, ...]:
         """Indices of the cells that an average over `cells` counts, in their order."""
         merged = self.representatives(cells)
         return tuple(i for i in range(len(cells)) if i not in merged)
 
-    def benchmarks(self, cells: Sequence["Cell"]) -> dict[str, str]:
+    def benchmarks(self, cells: Sequence[Cell]) -> dict[str, str]:
         """Benchmark none of whose `cells` counts itself → the benchmark that it counts with."""
         found = self.representatives(cells)
         own = {cell.benchmark.name for i, cell in enumerate(cells) if i not in found}
@@ -120,11 +117,11 @@ class Counting:
 _Key = tuple[str, str, int | None, tuple[int, ...]]
 
 
-def _key(cell: "Cell") -> _Key:
+def _key(cell: Cell) -> _Key:
     return (*cell.key, cell.present)
 
 
-def _comparable(one: "Cell", other: "Cell") -> bool:
+def _comparable(one: Cell, other: Cell) -> bool:
     """Whether an average could count both: two benchmarks of one protocol and some checkpoint."""
     return (
         one.benchmark.name != other.benchmark.name

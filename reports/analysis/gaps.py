@@ -9,10 +9,11 @@ import numpy as np
 from evalsuite.foundation import content_hash
 from evalsuite.foundation.taxonomy import FAILURES, OUTCOMES, PROTOCOLS
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, ResampledStratum, Terms
+from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.counting import holm_once
 from evalsuite.reports.analysis.pairs import proven_pairs
 from evalsuite.reports.analysis.replicates import Recipes
-from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
+from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.rows import Agreement, AverageRow, GapRow, Inversion, PairRow
 from evalsuite.reports.analysis.scopes import ALL, weights_of
 from evalsuite.reports.statistics.agreement import rank_agreement

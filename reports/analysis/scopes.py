@@ -8,8 +8,9 @@ import numpy as np
 from evalsuite.foundation import content_hash
 from evalsuite.foundation.taxonomy import CATEGORIES
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, ResampledStratum
+from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.replicates import Recipes
-from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
+from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.statistics.bootstrap import Stratum
 
 ALL = "all"

@@ -14,7 +14,7 @@ from typing import Any
 
 import evalsuite
 from evalsuite.foundation import DataError, canonical_json, write_bytes, write_json
-from evalsuite.reports.analysis.result_tensor import Cell
+from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.exports.exporter import EXPORTERS, Export, Measured, created, folder_of, measured
 from evalsuite.reports.records.score_files import read_rows
 from evalsuite.reports.report import Report

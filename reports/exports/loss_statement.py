@@ -9,7 +9,7 @@ from evalsuite.foundation.taxonomy import CATEGORIES, PROTOCOLS
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.rows import AverageRow, DropRow
-from evalsuite.reports.exports.markdown import escape
+from evalsuite.reports.markdown import escape
 from evalsuite.reports.records.distances import ANSWERS
 from evalsuite.reports.report import Report
 

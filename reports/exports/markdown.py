@@ -1,20 +1,19 @@
 """report.md: the report as GitHub-flavored Markdown, narrow enough for a pull request."""
 
-import re
-
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.averages import order
-from evalsuite.reports.analysis.findings import (
+from evalsuite.reports.analysis.measures.recall import Kind
+from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.columns import Entry, columns_of
+from evalsuite.reports.findings import (
     ablation_sentence,
     answered_all,
     order_sentences,
     repeat_sentences,
     replicate_sentences,
 )
-from evalsuite.reports.analysis.measures.recall import Kind
-from evalsuite.reports.analysis.scopes import ALL
-from evalsuite.reports.columns import Entry, columns_of
+from evalsuite.reports.markdown import escape, table
 from evalsuite.reports.report import Report
 
 
@@ -36,19 +35,6 @@ def report_markdown(report: Report) -> str:
         "Parentheses: 95 % intervals.</sub>"
     )
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def escape(text: str) -> str:
-    """Escape text so that Markdown and its inline HTML show it verbatim."""
-    text = " ".join(text.split())
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", text)
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, right-aligned after the first column. Cells are not escaped."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _about(report: Report) -> str:

@@ -13,7 +13,7 @@ from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.exports.exporter import EXPORTERS, Export, folder_of
 from evalsuite.reports.exports.hub import model_index
 from evalsuite.reports.exports.loss_statement import loss_statement
-from evalsuite.reports.exports.markdown import escape
+from evalsuite.reports.markdown import escape
 from evalsuite.reports.report import Report
 
 FILE = "README.md"

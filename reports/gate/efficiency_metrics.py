@@ -4,7 +4,6 @@ The interval of such a rule is the range of the repeats, and of a ratio that of 
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,11 +17,9 @@ from evalsuite.reports.analysis.measures.efficiency import (
 )
 from evalsuite.reports.gate.evidence import NO_TEACHER, Evidence
 from evalsuite.reports.gate.measurement import Measurement, NotMeasured
+from evalsuite.reports.gate.policy import Rule
 from evalsuite.reports.records.efficiency import EfficiencyRow
 from evalsuite.reports.statistics.contrasts import Contrast
-
-if TYPE_CHECKING:
-    from evalsuite.reports.gate.policy import Rule
 
 DRAWS = 2001
 DEGREES = 100.0
@@ -33,7 +30,7 @@ def ratio_of(quantity: Quantity) -> Callable[..., Measurement | NotMeasured]:
     """Measure teacher ÷ student in a quantity at the rule's context."""
 
     def measured(
-        evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
+        evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int
     ) -> Measurement | NotMeasured:
         teacher = evidence.tensor.checkpoints[checkpoint].teacher
         if teacher is None:
@@ -53,7 +50,7 @@ def value_of(quantity: Quantity, scale: float) -> Callable[..., Measurement | No
     """Measure a quantity of the checkpoint itself at the rule's context, divided by `scale`."""
 
     def measured(
-        evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
+        evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int
     ) -> Measurement | NotMeasured:
         identifier = evidence.tensor.checkpoints[checkpoint].plan.weights_id
         for where in settings(evidence.efficiency):
@@ -77,7 +74,7 @@ def _measurement(point: float, low: float, high: float, repeats: int) -> Measure
     return Measurement(Contrast(point, draws, DEGREES, float(draws.var())), repeats, ())
 
 
-def _missing(evidence: Evidence, rule: "Rule", what: str, needed: list[int]) -> NotMeasured:
+def _missing(evidence: Evidence, rule: Rule, what: str, needed: list[int]) -> NotMeasured:
     labels = " and ".join(f"'{evidence.tensor.checkpoints[i].label}'" for i in needed)
     failed = [
         f"{row.label}: {row.status.replace('_', ' ')}"

@@ -4,25 +4,23 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from evalsuite.foundation import EvalsuiteError, nearest
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
+from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.gaps import GapPool
 from evalsuite.reports.analysis.measures.agreement import AgreementPool
 from evalsuite.reports.analysis.measures.informative import informative_rows
-from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor, load_result_tensor
+from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
 from evalsuite.reports.analysis.scopes import Pool
 from evalsuite.reports.gate.measurement import NotMeasured
+from evalsuite.reports.gate.policy import Policy, Rule
 from evalsuite.reports.records.distances import read_distances
 from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
 from evalsuite.reports.records.merging import CellKey
-
-if TYPE_CHECKING:
-    from evalsuite.reports.gate.policy import Policy, Rule
 
 SHOWN = 10
 """Maximum number of documents named for a rule that fails."""
@@ -32,7 +30,7 @@ NO_TEACHER = NotMeasured("the run has no teacher to compare with")
 class Evidence:
     """What rules are measured on; each protocol is resampled at most once, when first needed."""
 
-    def __init__(self, tensor: ResultTensor, policy: "Policy") -> None:
+    def __init__(self, tensor: ResultTensor, policy: Policy) -> None:
         """Measure on `tensor`."""
         self.tensor = tensor
         self.policy = policy
@@ -78,7 +76,7 @@ class Evidence:
             self._agreements[key] = AgreementPool(self.tensor, protocol, teacher)
         return self._agreements[key]
 
-    def left_out(self, rule: "Rule", protocol: str, checkpoint: int) -> Mapping[str, str]:
+    def left_out(self, rule: Rule, protocol: str, checkpoint: int) -> Mapping[str, str]:
         """Benchmarks that the scope of a rule leaves out, and why: those known not to be informative.
 
         A benchmark that the checkpoint's teacher lacks is not among them, and so is missing.
@@ -93,7 +91,7 @@ class Evidence:
         return self._uninformative[key]
 
     def sample(
-        self, rule: "Rule", protocol: str, needed: Sequence[int]
+        self, rule: Rule, protocol: str, needed: Sequence[int]
     ) -> tuple[BootstrapSample, list[Cell]] | NotMeasured:
         """The sample of the cells that a rule selects and that all of `needed` have, complete.
 
@@ -123,7 +121,7 @@ class Evidence:
         return self._baselines[path]
 
 
-def matches(rule: "Rule", cell: Cell, left_out: Collection[str] = ()) -> bool:
+def matches(rule: Rule, cell: Cell, left_out: Collection[str] = ()) -> bool:
     """Whether a rule selects a cell; see `Evidence.left_out`."""
     if cell.benchmark.name in left_out:
         return False
@@ -135,7 +133,7 @@ def matches(rule: "Rule", cell: Cell, left_out: Collection[str] = ()) -> bool:
 
 
 def missing(
-    rule: "Rule",
+    rule: Rule,
     tensor: ResultTensor,
     protocol: str,
     needed: Sequence[int],
@@ -183,7 +181,7 @@ def missing(
 
 
 def nothing(
-    rule: "Rule", tensor: ResultTensor, protocol: str, left_out: Mapping[str, str] = MappingProxyType({})
+    rule: Rule, tensor: ResultTensor, protocol: str, left_out: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     """Explain why no cell is selected; see `Evidence.left_out`."""
     if left_out:

@@ -7,18 +7,10 @@ makes `{metric: lost, max: 3}` a rule of every policy.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from evalsuite.foundation.registry import Registry
 
-if TYPE_CHECKING:
-    from evalsuite.reports.gate.evidence import Evidence
-    from evalsuite.reports.gate.measurement import Measurement, NotMeasured
-    from evalsuite.reports.gate.policy import Rule
-
-Measure = Callable[["Evidence", "Rule", str | None, int], "Measurement | NotMeasured"]
-"""(evidence, rule, protocol, checkpoint) → the quantity; between the protocols, `protocol` is None."""
 Unit = Literal["fraction", "points", "nats", "ratio", "ms", "GB"]
 RANGES: dict[Unit, tuple[float, float, str]] = {
     "fraction": (0.0, 1.5, "a fraction, 0 to 1.5: 0.95 means 95 %"),
@@ -35,12 +27,13 @@ RANGES: dict[Unit, tuple[float, float, str]] = {
 class RuleMetric:
     """What a rule can demand of a checkpoint."""
 
-    measure: Measure
     bound: Literal["min", "max"]
     """Whether a rule states the least or the largest admissible value."""
     unit: Unit
     hint: str
     """What it is, for the documentation and the command line."""
+    measure: Callable[..., Any] | None = None
+    """What measures it, as `measures.Measure`; None for evalsuite's own, which `measures` has by name."""
     has_option: bool = False
     """Whether `evalsuite gate` has an option for it: `--min-recovery`."""
     over_runs: bool = False
@@ -71,128 +64,133 @@ def option_names() -> dict[str, str]:
     return {f"{each.bound}_{name}": name for name, each in RULE_METRICS.items() if each.has_option}
 
 
-def _lazy(module: str, name: str) -> Measure:
-    """A measure of this package that is imported when it is used: the command line lists options quickly."""
-
-    def measure(
-        evidence: "Evidence", rule: "Rule", protocol: str | None, checkpoint: int
-    ) -> "Measurement | NotMeasured":
-        found: Measure = getattr(import_module(f"evalsuite.reports.gate.{module}"), name)
-        return found(evidence, rule, protocol, checkpoint)
-
-    return measure
-
-
-def _add(name: str, *, module: str = "standard_metrics", **fields: Any) -> None:
-    """Register a metric of this package, whose measure has its name."""
-    RULE_METRICS.add(name, RuleMetric(measure=_lazy(module, name), **fields))
-
-
-_add(
+RULE_METRICS.add(
     "recovery",
-    bound="min",
-    unit="fraction",
-    hint="recovery, as a fraction of the teacher, e.g. 0.9",
-    has_option=True,
-    over_runs=True,
-    has_scope=True,
-    scope="informative",
+    RuleMetric(
+        bound="min",
+        unit="fraction",
+        hint="recovery, as a fraction of the teacher, e.g. 0.9",
+        has_option=True,
+        over_runs=True,
+        has_scope=True,
+        scope="informative",
+    ),
 )
-_add(
+RULE_METRICS.add(
     "capped_recovery",
-    bound="min",
-    unit="fraction",
-    hint="recovery in which no benchmark counts above its teacher, as a fraction of the teacher",
-    has_scope=True,
-    scope="informative",
+    RuleMetric(
+        bound="min",
+        unit="fraction",
+        hint="recovery in which no benchmark counts above its teacher, as a fraction of the teacher",
+        has_scope=True,
+        scope="informative",
+    ),
 )
-_add(
+RULE_METRICS.add(
     "chance_normalized_recovery",
-    bound="min",
-    unit="fraction",
-    hint="recovery after subtracting the chance level, as a fraction of the teacher",
-    over_runs=True,
-    has_scope=True,
-    scope="informative",
+    RuleMetric(
+        bound="min",
+        unit="fraction",
+        hint="recovery after subtracting the chance level, as a fraction of the teacher",
+        over_runs=True,
+        has_scope=True,
+        scope="informative",
+    ),
 )
-_add("score", bound="min", unit="fraction", hint="the checkpoint's own macro average", has_scope=True)
-_add(
+RULE_METRICS.add(
+    "score",
+    RuleMetric(bound="min", unit="fraction", hint="the checkpoint's own macro average", has_scope=True),
+)
+RULE_METRICS.add(
     "agreement",
-    bound="min",
-    unit="fraction",
-    hint="share of documents with the teacher's choice or extracted answer, e.g. 0.8",
-    has_option=True,
-    has_scope=True,
+    RuleMetric(
+        bound="min",
+        unit="fraction",
+        hint="share of documents with the teacher's choice or extracted answer, e.g. 0.8",
+        has_option=True,
+        has_scope=True,
+    ),
 )
-_add(
+RULE_METRICS.add(
     "retained",
-    bound="min",
-    unit="fraction",
-    hint="share of the teacher's right answers that stay right, e.g. 0.85",
-    has_option=True,
-    has_scope=True,
+    RuleMetric(
+        bound="min",
+        unit="fraction",
+        hint="share of the teacher's right answers that stay right, e.g. 0.85",
+        has_option=True,
+        has_scope=True,
+    ),
 )
-_add(
+RULE_METRICS.add(
     "kl",
-    bound="max",
-    unit="nats",
-    hint="KL(teacher ‖ student) at the right answers, in nats per token, e.g. 0.3",
-    has_option=True,
-    protocols="none",
+    RuleMetric(
+        bound="max",
+        unit="nats",
+        hint="KL(teacher ‖ student) at the right answers, in nats per token, e.g. 0.3",
+        has_option=True,
+        protocols="none",
+    ),
 )
-_add(
+RULE_METRICS.add(
     "gap",
-    bound="max",
-    unit="points",
-    hint="gap between the protocols, in points, e.g. 5",
-    has_option=True,
-    protocols="both",
+    RuleMetric(
+        bound="max",
+        unit="points",
+        hint="gap between the protocols, in points, e.g. 5",
+        has_option=True,
+        protocols="both",
+    ),
 )
-_add(
+RULE_METRICS.add(
     "drop",
-    bound="max",
-    unit="points",
-    hint="teacher − student, in points",
-    over_runs=True,
-    has_scope=True,
-    scope="informative",
+    RuleMetric(
+        bound="max",
+        unit="points",
+        hint="teacher − student, in points",
+        over_runs=True,
+        has_scope=True,
+        scope="informative",
+    ),
 )
-_add(
+RULE_METRICS.add(
     "regression",
-    module="regression",
-    bound="max",
-    unit="points",
-    hint="points lost relative to the same checkpoint in `baseline`",
-    needs_baseline=True,
+    RuleMetric(
+        bound="max",
+        unit="points",
+        hint="points lost relative to the same checkpoint in `baseline`",
+        needs_baseline=True,
+    ),
 )
 
-_COST: dict[str, Any] = {"module": "efficiency_metrics", "protocols": "none", "needs_context": True}
-_add(
+_COST: dict[str, Any] = {"protocols": "none", "needs_context": True}
+RULE_METRICS.add(
     "decode_ratio",
-    bound="min",
-    unit="ratio",
-    hint="teacher's decode step ÷ the student's, of one sequence at a context",
-    **_COST,
+    RuleMetric(
+        bound="min",
+        unit="ratio",
+        hint="teacher's decode step ÷ the student's, of one sequence at a context",
+        **_COST,
+    ),
 )
-_add(
+RULE_METRICS.add(
     "prefill_ratio",
-    bound="min",
-    unit="ratio",
-    hint="teacher's time to first token ÷ the student's at a context",
-    **_COST,
+    RuleMetric(
+        bound="min", unit="ratio", hint="teacher's time to first token ÷ the student's at a context", **_COST
+    ),
 )
-_add(
+RULE_METRICS.add(
     "peak_throughput_ratio",
-    bound="min",
-    unit="ratio",
-    hint="peak decode throughput ÷ the teacher's at a context",
-    **_COST,
+    RuleMetric(
+        bound="min", unit="ratio", hint="peak decode throughput ÷ the teacher's at a context", **_COST
+    ),
 )
-_add("ttft_ms", bound="max", unit="ms", hint="time to first token of one prompt at a context", **_COST)
-_add(
+RULE_METRICS.add(
+    "ttft_ms",
+    RuleMetric(bound="max", unit="ms", hint="time to first token of one prompt at a context", **_COST),
+)
+RULE_METRICS.add(
     "peak_gb",
-    bound="max",
-    unit="GB",
-    hint="peak GPU memory of one sequence at a context, weights included",
-    **_COST,
+    RuleMetric(
+        bound="max", unit="GB", hint="peak GPU memory of one sequence at a context, weights included", **_COST
+    ),
 )

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import write_json, write_text
-from evalsuite.reports.exports.markdown import escape, table
-from evalsuite.reports.exports.report_json import to_json
 from evalsuite.reports.gate.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED
 from evalsuite.reports.gate.verdict import RuleResult, Verdict
+from evalsuite.reports.json_values import to_json
+from evalsuite.reports.markdown import escape, table
 
 SCHEMA = 3
 SIGNS = {PASS: "✅", REGRESSION: "❌", INCONCLUSIVE: "❔", UNMEASURED: "⚠️"}

@@ -1,26 +1,22 @@
 """The gate's metric `regression`: points lost relative to the same checkpoint of a stored run."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from evalsuite.foundation import ConfigError, content_hash
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, ResampledStratum
-from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
+from evalsuite.reports.analysis.cells import Cell
+from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.scopes import weights_of
-from evalsuite.reports.gate.evidence import SHOWN, matches, missing, name_of, nothing
+from evalsuite.reports.gate.evidence import SHOWN, Evidence, matches, missing, name_of, nothing
 from evalsuite.reports.gate.measurement import Measurement, NotMeasured
+from evalsuite.reports.gate.policy import Rule
 from evalsuite.reports.records.merging import CheckpointEntry
 from evalsuite.reports.records.names import find
 from evalsuite.reports.statistics.bootstrap import Stratum
 
-if TYPE_CHECKING:
-    from evalsuite.reports.gate.evidence import Evidence
-    from evalsuite.reports.gate.policy import Rule
-
 
 def regression(
-    evidence: "Evidence", rule: "Rule", protocol: str | None, checkpoint: int
+    evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int
 ) -> Measurement | NotMeasured:
     """Points lost relative to the same checkpoint of a stored run."""
     assert protocol is not None
@@ -61,7 +57,7 @@ def regression(
     return Measurement(data.difference(0, 1).scaled(100), data.documents, tuple(look_at[:SHOWN]))
 
 
-def _counterpart(baseline: ResultTensor, checkpoint: CheckpointEntry, rule: "Rule") -> int:
+def _counterpart(baseline: ResultTensor, checkpoint: CheckpointEntry, rule: Rule) -> int:
     """The named checkpoint of the baseline; by default that of the same answers, weights or label.
 
     Raises:

@@ -2,18 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.scopes import weights_of
-from evalsuite.reports.gate.evidence import matches
+from evalsuite.reports.gate.evidence import Evidence, matches
 from evalsuite.reports.gate.measurement import NotMeasured
-
-if TYPE_CHECKING:
-    from evalsuite.reports.gate.evidence import Evidence
-    from evalsuite.reports.gate.policy import Rule
+from evalsuite.reports.gate.policy import Rule
 
 
 def only_benchmarks(tensor: ResultTensor, names: Sequence[str]) -> ResultTensor:
@@ -51,7 +47,7 @@ def measured_benchmarks(tensor: ResultTensor) -> list[str]:
 
 
 def too_many_excluded(
-    evidence: "Evidence", rule: "Rule", protocol: str | None, checkpoint: int
+    evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int
 ) -> NotMeasured | None:
     """Why a rule is not measured if `errors: exclude` leaves out more documents than the policy admits."""
     tensor, limit = evidence.tensor, evidence.policy.max_excluded

@@ -2,18 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
+from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.measures.agreement import WHY
 from evalsuite.reports.analysis.measures.distances import answer_distance
 from evalsuite.reports.analysis.measures.flips import Measure
 from evalsuite.reports.analysis.recovery import Ratio, capped_ratio, mean_drop, ratio_of
 from evalsuite.reports.analysis.replicates import RunSpread
-from evalsuite.reports.analysis.result_tensor import Cell
 from evalsuite.reports.gate.evidence import (
     NO_TEACHER,
     SHOWN,
@@ -23,10 +22,8 @@ from evalsuite.reports.gate.evidence import (
     missing,
 )
 from evalsuite.reports.gate.measurement import ONE_RUN, Measurement, NotMeasured
+from evalsuite.reports.gate.policy import Rule
 from evalsuite.reports.statistics.contrasts import Contrast, is_positive
-
-if TYPE_CHECKING:
-    from evalsuite.reports.gate.policy import Rule
 
 PROOF = 1 - 2e-4
 """Level of the interval of a teacher's lead over chance that must lie above zero: one in 10,000 a side.
@@ -36,9 +33,7 @@ STATED = 6.0
 """Degrees of freedom of a spread between runs that a policy states: as of three recipes with three runs."""
 
 
-def score(
-    evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
-) -> Measurement | NotMeasured:
+def score(evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int) -> Measurement | NotMeasured:
     """The checkpoint's own macro average."""
     assert protocol is not None
     found = evidence.sample(rule, protocol, [checkpoint])
@@ -70,7 +65,7 @@ class _Compared:
         return Measurement(contrast, self.data.documents, self.look_at, denominator, lead, over, runs)
 
 
-def _compared(evidence: Evidence, rule: "Rule", protocol: str, checkpoint: int) -> _Compared | NotMeasured:
+def _compared(evidence: Evidence, rule: Rule, protocol: str, checkpoint: int) -> _Compared | NotMeasured:
     teacher = evidence.tensor.checkpoints[checkpoint].teacher
     found = evidence.sample(rule, protocol, [checkpoint] if teacher is None else [checkpoint, teacher])
     if isinstance(found, NotMeasured):
@@ -84,9 +79,7 @@ def _compared(evidence: Evidence, rule: "Rule", protocol: str, checkpoint: int) 
     return _Compared(data, cells, over[0], teacher, over[1], lost_documents(cells, checkpoint, teacher))
 
 
-def drop(
-    evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
-) -> Measurement | NotMeasured:
+def drop(evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int) -> Measurement | NotMeasured:
     """Teacher − student, in points."""
     assert protocol is not None
     found = _compared(evidence, rule, protocol, checkpoint)
@@ -123,7 +116,7 @@ def _ratio_metric(
     """Measure a recovery, a function of the compared checkpoints and the column of the chance level."""
 
     def measured(
-        evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
+        evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int
     ) -> Measurement | NotMeasured:
         assert protocol is not None
         found = _compared(evidence, rule, protocol, checkpoint)
@@ -159,7 +152,7 @@ capped_recovery = _ratio_metric(_capped)
 
 
 def _runs(
-    evidence: Evidence, rule: "Rule", protocol: str, checkpoint: int, data: BootstrapSample
+    evidence: Evidence, rule: Rule, protocol: str, checkpoint: int, data: BootstrapSample
 ) -> tuple[list[int], RunSpread | None] | NotMeasured:
     """The runs of a checkpoint's recipe and the spread between them, or the checkpoint alone and none."""
     over, stated = rule.over or evidence.policy.over, evidence.policy.run_spread
@@ -188,7 +181,7 @@ def flips(measure: Measure) -> Callable[..., Measurement | NotMeasured]:
     """Measure agreement with the teacher, or the share of its right answers that is retained."""
 
     def measured(
-        evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int
+        evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int
     ) -> Measurement | NotMeasured:
         assert protocol is not None
         teacher = evidence.tensor.checkpoints[checkpoint].teacher
@@ -210,9 +203,7 @@ def flips(measure: Measure) -> Callable[..., Measurement | NotMeasured]:
     return measured
 
 
-def gap(
-    evidence: "Evidence", rule: "Rule", protocol: str | None, checkpoint: int
-) -> Measurement | NotMeasured:
+def gap(evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int) -> Measurement | NotMeasured:
     """Drop under generation − drop under log-likelihood, in points."""
     pool, tensor = evidence.gaps, evidence.tensor
     teacher = tensor.checkpoints[checkpoint].teacher
@@ -244,7 +235,7 @@ agreement = flips("agreement")
 retained = flips("retained")
 
 
-def kl(evidence: Evidence, rule: "Rule", protocol: str | None, checkpoint: int) -> Measurement | NotMeasured:
+def kl(evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int) -> Measurement | NotMeasured:
     """KL(teacher ‖ student) at the right answers, in nats per token; no other text is gated."""
     if evidence.tensor.checkpoints[checkpoint].teacher is None:
         return NO_TEACHER

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
-from evalsuite.evaluation.processes import phases
+from evalsuite.evaluation import evaluate, phases
 from evalsuite.evaluation.processes.background import Background, Calls, Here
 from evalsuite.foundation import CheckpointError, DataError, RunFolderError
 

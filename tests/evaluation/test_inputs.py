@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate, inputs
+from evalsuite.evaluation import evaluate, inputs, phases
 from evalsuite.evaluation.inputs import check_inputs
-from evalsuite.evaluation.processes import phases
 from evalsuite.foundation import CheckpointError, DataError
 from evalsuite.models.checkpoints.location import locate_here
 from tests.evaluation.conftest import Crew

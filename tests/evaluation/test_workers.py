@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from evalsuite.config import RunConfig
+from evalsuite.evaluation import phases
 from evalsuite.evaluation.processes import workers
 from evalsuite.evaluation.processes.workers import MIN_ROWS, MIN_ROWS_TO_IMPORT, Shared, WorkerPool, pays_off
 from evalsuite.foundation import DataError, RunFolderError
@@ -109,7 +110,7 @@ def test_parallel_build_equals_serial(crew: Any, suite: Path, tmp_path: Path) ->
 def test_workers_import_no_models_and_no_formulas_while_they_score() -> None:
     code = (
         "import sys\n"
-        f"for name in {[*workers._PRELOADED, *workers._PRELOADED_TO_SCORE]}:\n"
+        f"for name in {[*phases.PRELOADED, *phases.PRELOADED_TO_SCORE]}:\n"
         "    __import__(name)\n"
         "print(*sys.modules)"
     )
@@ -119,7 +120,7 @@ def test_workers_import_no_models_and_no_formulas_while_they_score() -> None:
     found = done.stdout.split()
     assert {"evalsuite.evaluation.build", "evalsuite.evaluation.score", "sympy", "math_verify"} <= {*found}
     # Automatic classes, models and generation of transformers take seconds to import.
-    models = ("evalsuite.models.checkpoints", "evalsuite.models.mixers", "evalsuite.models.decoder")
+    models = ("evalsuite.models.checkpoints.load", "evalsuite.models.mixers", "evalsuite.models.decoder")
     auto = ("transformers.models.auto", "transformers.generation", "transformers.modeling_utils")
     assert not [name for name in found if name.startswith((*models, *auto, "torch._dynamo"))]
 
@@ -129,5 +130,5 @@ def test_modules_to_import_in_advance_exist() -> None:
 
     from evalsuite.protocols.preload import MODULES
 
-    names = (*MODULES, *workers._PRELOADED, *workers._PRELOADED_TO_SCORE)
+    names = (*MODULES, *phases.PRELOADED, *phases.PRELOADED_TO_SCORE)
     assert all(find_spec(name) for name in names)

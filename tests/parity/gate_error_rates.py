@@ -24,9 +24,11 @@ import numpy as np
 
 from evalsuite.foundation import progress, write_text
 from evalsuite.foundation.strict import parse
-from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor, load_result_tensor
+from evalsuite.reports.analysis.cells import Cell
+from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
 from evalsuite.reports.gate.policy import Policy
-from evalsuite.reports.gate.verdict import Verdict, apply_policy
+from evalsuite.reports.gate.run import apply_policy
+from evalsuite.reports.gate.verdict import Verdict
 from tests.parity.exit_codes import exit_with
 from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 

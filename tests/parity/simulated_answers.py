@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.counting import Counting
-from evalsuite.reports.analysis.result_tensor import Cell
 from evalsuite.reports.records.merging import CheckpointEntry
 from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, ProtocolPlan
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import kendalltau
 
 from evalsuite.reports import compare
-from evalsuite.reports.analysis.findings import order_sentences
+from evalsuite.reports.findings import order_sentences
 from evalsuite.reports.references.papers import MODELS, linearizing_scores
 from evalsuite.reports.report import Report
 

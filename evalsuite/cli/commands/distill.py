@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         for made in distill_variants(variants, open_executor(arguments.executor, given)):
             print(made)
     except KeyboardInterrupt as interrupt:
-        from evalsuite.cli import describe_interrupt
+        from evalsuite.cli.interrupts import describe_interrupt
         from evalsuite.distill.training.stop_signals import EXIT_SECONDS, end_process_after
 
         # A data worker that waits for the hub would be joined when the interpreter exits.

@@ -135,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate, and print scores and the run folder."""
     config = run_config(arguments)
     if "dry_run" not in arguments:
-        from evalsuite.evaluation.processes.phases import prepare
+        from evalsuite.evaluation.phases import prepare
 
         # Before the imports that take seconds, which the process that this starts does at the same time.
         prepare(config)

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.distill import load_recipe
     from evalsuite.distill.selection import load_options, select
     from evalsuite.foundation import write_text
-    from evalsuite.reports.exports.selection_figure import draw
+    from evalsuite.reports.page.selection_figure import draw
     from evalsuite.reports.records.sidecars import read_selection
 
     value = select(

@@ -30,8 +30,6 @@ MIN_ROWS_TO_PREPARE = 2_000
 """Rows of a run from which the harnesses are imported in advance, while this process imports torch."""
 ROWS_OF_UNKNOWN = 1_000
 """Documents to expect of a benchmark that does not state how many it has."""
-_PRELOADED = ["evalsuite.evaluation.score", "evalsuite.protocols.preload"]
-_PRELOADED_TO_SCORE = ["evalsuite.evaluation.processes.preload_scoring"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -58,17 +56,12 @@ def pays_off(config: RunConfig) -> bool:
         return False
 
 
-def start_importing(*, to_score: bool = True) -> None:
-    """Start the process that workers of this one are forked from; it imports the harnesses.
-
-    Args:
-        to_score: whether the workers score responses, too.
-    """
+def start_importing(modules: Sequence[str]) -> None:
+    """Start the process that workers of this one are forked from; it imports these modules."""
     global _prepared
     from multiprocessing.forkserver import ensure_running
 
-    modules = _PRELOADED + (_PRELOADED_TO_SCORE if to_score else [])
-    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
     ensure_running()
     _prepared = True
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from evalsuite.foundation import content_hash
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, Estimate, ResampledStratum
+from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.measures.flips import (
     BASES,
     MEASURES,
@@ -29,7 +30,7 @@ from evalsuite.reports.analysis.measures.flips import (
     Reference,
 )
 from evalsuite.reports.analysis.replicates import ONE_RUN, Recipes
-from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
+from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE, scopes_of, weights_of
 from evalsuite.reports.statistics.bootstrap import Stratum
 from evalsuite.reports.statistics.contrasts import Contrast

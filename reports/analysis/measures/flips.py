@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from evalsuite.foundation.taxonomy import OUTCOMES, names_answer
-from evalsuite.reports.analysis.result_tensor import Cell
+from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.statistics.agreement import agreement_by_chance, cohen_kappa
 
 Measure = Literal["agreement", "scored_agreement", "kappa", "by_chance", "lost", "gained", "retained"]

@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 
 from evalsuite.reports.analysis.bootstrap_sample import LEVEL_METHOD, Estimate
+from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.lineage import Lineage, lineage_of
 from evalsuite.reports.analysis.recovery import recovery
-from evalsuite.reports.analysis.result_tensor import Cell, ResultTensor
+from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.scopes import Pool
 
 Kind = Literal["needles", "ruler", "longbench"]

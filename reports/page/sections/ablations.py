@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports import formatting
-from evalsuite.reports.analysis.findings import ablation_sentence, answered_all, repeat_sentences
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.variants import Ablation, Variant
+from evalsuite.reports.findings import ablation_sentence, answered_all, repeat_sentences
 from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 

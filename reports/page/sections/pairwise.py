@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from evalsuite.reports import formatting
-from evalsuite.reports.analysis import findings
+from evalsuite.reports import findings, formatting
 from evalsuite.reports.page.figures import Figure, text
 from evalsuite.reports.page.plots import heatmap
 from evalsuite.reports.page.section import section

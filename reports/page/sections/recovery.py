@@ -6,8 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from evalsuite.reports import formatting
-from evalsuite.reports.analysis import findings
+from evalsuite.reports import findings, formatting
 from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.lineage import lineage_of

@@ -10,9 +10,8 @@ import pytest
 from scipy.stats import kendalltau, t
 
 from evalsuite.foundation import DataError
-from evalsuite.reports import compare
-from evalsuite.reports.analysis import findings
-from evalsuite.reports.analysis.findings import replicate_sentences
+from evalsuite.reports import compare, findings
+from evalsuite.reports.findings import replicate_sentences
 from evalsuite.reports.page.sections.layers import layer_charts
 from evalsuite.reports.page.sections.training_curves import training_views
 from evalsuite.reports.records.loss_curves import read_loss_curves

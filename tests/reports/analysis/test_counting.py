@@ -16,7 +16,8 @@ from evalsuite.reports.analysis.counting import holm_once
 from evalsuite.reports.analysis.measures.distances import answer_distance, distance_rows
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.comparison import compare
-from evalsuite.reports.exports.report_json import report_json, to_json
+from evalsuite.reports.exports.report_json import report_json
+from evalsuite.reports.json_values import to_json
 from evalsuite.reports.records.run_folder import read_plan, write_plan
 from evalsuite.reports.records.score_files import score_path
 from evalsuite.reports.report import Report, build_report

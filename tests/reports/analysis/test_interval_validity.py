@@ -9,7 +9,7 @@ import pytest
 
 from evalsuite.foundation.strict import parse
 from evalsuite.reports import Policy, run_gate
-from evalsuite.reports.exports.report_json import to_json
+from evalsuite.reports.json_values import to_json
 from evalsuite.reports.page.benchmark_cells import benchmark_columns
 from evalsuite.reports.report import build_report
 from evalsuite.reports.statistics import paired

@@ -11,11 +11,11 @@ import pytest
 
 from evalsuite.foundation.taxonomy import OUTCOMES
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, ResampledStratum
-from evalsuite.reports.analysis.findings import replicate_sentences
 from evalsuite.reports.analysis.recovery import chance_normalized_recovery, recovery, win_or_tie_rate
 from evalsuite.reports.analysis.replicates import replicates_of
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.analysis.scopes import weights_of
+from evalsuite.reports.findings import replicate_sentences
 from evalsuite.reports.references.papers import (
     CITATIONS,
     linearizing_scores,

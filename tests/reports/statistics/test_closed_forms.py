@@ -14,7 +14,7 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
 from evalsuite.reports import formatting
-from evalsuite.reports.exports.report_json import to_json
+from evalsuite.reports.json_values import to_json
 from evalsuite.reports.statistics.agreement import rank_agreement
 from evalsuite.reports.statistics.bootstrap import Stratum, resample
 from evalsuite.reports.statistics.contrasts import Contrast, is_positive, ratio_interval, satterthwaite

@@ -21,6 +21,11 @@ from evalsuite.foundation.tracking import Tracker, open_tracker
 if TYPE_CHECKING:
     from evalsuite.evaluation.checkpoints import RunCheckpoint
 
+PRELOADED = ("evalsuite.evaluation.score", "evalsuite.protocols.preload")
+"""What the workers of a run need, imported once by the process that they are forked from."""
+PRELOADED_TO_SCORE = ("evalsuite.evaluation.processes.preload_scoring",)
+"""The same of workers that score responses."""
+
 _prepared: Background | None = None
 """The process that the next run of this one uses."""
 
@@ -157,7 +162,7 @@ def _phases(workers: int | None) -> Iterator[HarnessPhases]:
 
 
 def _phases_with_workers(*, to_score: bool) -> AbstractContextManager[HarnessPhases]:
-    start_importing(to_score=to_score)
+    start_importing(PRELOADED + (PRELOADED_TO_SCORE if to_score else ()))
     return _phases(None)
 
 

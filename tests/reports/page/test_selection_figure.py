@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from evalsuite.reports.exports.selection_figure import draw
+from evalsuite.reports.page.selection_figure import draw
 from evalsuite.reports.records.sidecars import Selection
 
 BARS = ".//{http://www.w3.org/2000/svg}rect[@class]"

@@ -1,0 +1,225 @@
+"""The gate: run folders and a policy in, a verdict out."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
+from evalsuite.reports.gate.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED, Decision, decide
+from evalsuite.reports.gate.evidence import Evidence
+from evalsuite.reports.gate.measurement import Measurement, NotMeasured
+from evalsuite.reports.gate.measures import measure
+from evalsuite.reports.gate.outputs import markdown, write_verdict
+from evalsuite.reports.gate.policy import Policy, Rule
+from evalsuite.reports.gate.selection import measured_benchmarks, only_benchmarks, too_many_excluded
+from evalsuite.reports.gate.verdict import COSTS, EXIT, ONLY_LOGLIKELIHOOD, RuleResult, Verdict
+from evalsuite.reports.records.names import find
+from evalsuite.reports.records.run_selection import RunSelection
+
+
+def run_gate(
+    runs: Sequence[Path],
+    policy: Policy,
+    *,
+    out: Path | None = None,
+    selection: RunSelection | None = None,
+) -> Verdict:
+    """Apply a policy to run folders.
+
+    With `out`, writes junit.xml, gate.md and gate.json there. If GITHUB_STEP_SUMMARY names a file, the
+    content of gate.md is appended to it; a file that cannot be written is a warning of the verdict.
+
+    Args:
+        runs: run folders.
+        policy: the rules.
+        out: folder for the files.
+        selection: teacher, checkpoints, partial cells and errors; default: as the policy states.
+
+    Returns:
+        The verdict; `exit_code` is 0 pass, 1 proven regression, 2 inconclusive, 3 could not be measured.
+
+    Raises:
+        ConfigError: as `apply_policy`.
+        RunFolderError, DataError: as `load_result_tensor`.
+    """
+    verdict = apply_policy(load_result_tensor(list(runs), policy.select(selection)), policy)
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        try:
+            with open(summary, "a", encoding="utf-8") as file:
+                file.write(markdown(verdict))
+        except OSError as error:
+            warning = f"GITHUB_STEP_SUMMARY: {summary} cannot be written ({error.strerror})."
+            verdict = replace(verdict, warnings=(*verdict.warnings, warning))
+    if out is not None:
+        write_verdict(verdict, Path(out))
+    return verdict
+
+
+def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
+    """Apply a policy to loaded results, without writing files.
+
+    Raises:
+        ConfigError: the policy names a checkpoint or a benchmark that no run has, or several have.
+    """
+    tensor = only_benchmarks(tensor, policy.benchmarks)
+    evidence = Evidence(tensor, policy)
+    tasks = [
+        (rule, protocol, checkpoint)
+        for rule in policy.rules
+        for checkpoint in _selected(tensor, rule, policy)
+        if checkpoint < len(tensor.checkpoints)
+        for protocol in _protocols(tensor, rule)
+    ]
+    found = [too_many_excluded(evidence, *task) or measure(evidence, *task) for task in tasks]
+    # The runs of one recipe share a measurement, which is one test.
+    tests: dict[object, tuple[Rule, Measurement]] = {}
+    keys = [
+        (id(rule), protocol, getattr(each, "runs", ()) or checkpoint)
+        for (rule, protocol, checkpoint), each in zip(tasks, found, strict=True)
+    ]
+    for key, (rule, _, _), each in zip(keys, tasks, found, strict=True):
+        if isinstance(each, Measurement):
+            tests.setdefault(key, (rule, each))
+    decisions = decide(
+        [measurement for _, measurement in tests.values()],
+        [rule.threshold for rule, _ in tests.values()],
+        [rule.kind.bound == "min" for rule, _ in tests.values()],
+        policy.confidence,
+    )
+    decided = dict(zip(tests, decisions, strict=True))
+    results = [
+        _result(tensor, task, each, decided.get(key))
+        for key, task, each in zip(keys, tasks, found, strict=True)
+    ]
+    results += [
+        _unmeasured(rule, protocol, each.label, f"it {each.why}")
+        for rule in policy.rules
+        for number, each in enumerate(tensor.merged.diverged, len(tensor.checkpoints))
+        if number in _selected(tensor, rule, policy)
+        for protocol in _protocols(tensor, rule)
+    ]
+    if not results:
+        why = f"the run has no student, only {', '.join(entry.label for entry in tensor.checkpoints)}"
+        results = [
+            _unmeasured(rule, protocol, "(no student)", why)
+            for rule in policy.rules
+            for protocol in _protocols(tensor, rule)
+        ]
+    warnings = tensor.warnings
+    measured = measured_benchmarks(tensor)
+    if measured and any(result.outcome == UNMEASURED for result in results):
+        names = " ".join(measured)
+        warnings = (*warnings, f"The run is not finished. To gate what it has: --benchmark {names}")
+    if {result.protocol for result in results} == {"loglikelihood"}:
+        warnings = (*warnings, ONLY_LOGLIKELIHOOD)
+    return _verdict(results, policy, warnings)
+
+
+def _selected(tensor: ResultTensor, rule: Rule, policy: Policy) -> list[int]:
+    """Indices of what a rule applies to: its own checkpoints, those of the policy, or every student.
+
+    Diverged students follow the checkpoints of the tensor. Selected checkpoints (`--checkpoint`) replace
+    those of the policy, but not those of a rule.
+
+    Raises:
+        ConfigError: a name that no checkpoint has, or several have.
+    """
+    names = rule.checkpoints or (() if tensor.selection.checkpoints else policy.checkpoints)
+    known = tensor.merged.named
+    where = "policy, among the selected checkpoints" if tensor.selection.checkpoints else "policy"
+    if names:
+        return list(dict.fromkeys(find(name, known, where) for name in names))
+    teachers = {i for i, each in enumerate(tensor.checkpoints) if each.is_teacher}
+    return [i for i in range(len(known)) if i not in teachers]
+
+
+def _protocols(tensor: ResultTensor, rule: Rule) -> list[str | None]:
+    """Protocols under which a rule is evaluated; [None] for a metric of both or none."""
+    if rule.kind.protocols != "each":
+        return [None]
+    if rule.protocol is not None:
+        return [rule.protocol]
+    planned = [
+        name
+        for benchmark in tensor.merged.benchmarks
+        if rule.benchmark in (None, benchmark.name) and rule.category in (None, benchmark.category)
+        for name, plan in benchmark.protocols.items()
+        if plan.direction == "higher"
+    ]
+    return list(dict.fromkeys(planned)) or ["loglikelihood"]
+
+
+def _name(rule: Rule, protocol: str | None) -> str:
+    if rule.name:
+        return rule.name if protocol is None or rule.protocol else f"{rule.name}, {protocol}"
+    what = rule.benchmark or rule.category or "average"
+    if rule.is_informative:
+        what = "informative benchmarks"
+    parts = [rule.metric.replace("_", " ") + ("" if rule.kind.needs_context else f" of {what}")]
+    if rule.context:
+        parts.append(f"at {rule.context:,} tokens")
+    if protocol:
+        parts.append(f"under {protocol}")
+    return " ".join(parts)
+
+
+def _result(
+    tensor: ResultTensor,
+    task: tuple[Rule, str | None, int],
+    found: Measurement | NotMeasured,
+    decision: Decision | None,
+) -> RuleResult:
+    rule, protocol, checkpoint = task
+    label = tensor.checkpoints[checkpoint].label
+    if isinstance(found, NotMeasured) or decision is None:
+        return _unmeasured(rule, protocol, label, found.why if isinstance(found, NotMeasured) else "")
+    return RuleResult(
+        name=_name(rule, protocol),
+        checkpoint=label,
+        metric=rule.metric,
+        protocol=protocol,
+        outcome=decision.outcome,
+        threshold=rule.threshold,
+        at_least=rule.kind.bound == "min",
+        unit=rule.kind.unit,
+        point=found.point,
+        low=decision.low,
+        high=decision.high,
+        p_worse=decision.p_worse,
+        documents=found.documents,
+        documents_needed=decision.documents_needed,
+        mde=decision.mde,
+        over="" if rule.kind.unit in COSTS else found.over,
+        kept=None if decision.outcome == PASS else found.kept(rule.threshold),
+        look_at=found.look_at if decision.outcome != PASS else (),
+    )
+
+
+def _unmeasured(rule: Rule, protocol: str | None, checkpoint: str, why: str) -> RuleResult:
+    return RuleResult(
+        name=_name(rule, protocol),
+        checkpoint=checkpoint,
+        metric=rule.metric,
+        protocol=protocol,
+        outcome=UNMEASURED,
+        threshold=rule.threshold,
+        at_least=rule.kind.bound == "min",
+        unit=rule.kind.unit,
+        why=why,
+    )
+
+
+def _verdict(results: Sequence[RuleResult], policy: Policy, warnings: tuple[str, ...]) -> Verdict:
+    outcomes = {result.outcome for result in results}
+    undecided = sum(result.outcome == INCONCLUSIVE for result in results)
+    if REGRESSION in outcomes:
+        code = EXIT[REGRESSION]
+    elif UNMEASURED in outcomes:
+        code = EXIT[UNMEASURED]
+    elif undecided and policy.inconclusive == "stop":
+        code = EXIT[INCONCLUSIVE]
+    else:
+        code = EXIT[PASS]
+    return Verdict(tuple(results), code, undecided if code == 0 else 0, warnings)
