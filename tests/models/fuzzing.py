@@ -64,6 +64,7 @@ def seeds(few: int, many: int) -> pytest.MarkDecorator:
 class RandomStudent:
     """A student in float32 and how it was made."""
 
+    teacher: PreTrainedModel
     model: StudentForCausalLM
     family: str
     mixers: list[str]
@@ -100,7 +101,7 @@ def random_student(
         except ConfigError:
             continue
         shake(student, rng.randrange(2**31))
-        return RandomStudent(student.eval(), family, mixers, options, init)
+        return RandomStudent(teacher, student.eval(), family, mixers, options, init)
     raise AssertionError(f"no student of {family} {changes} in 200 draws")
 
 

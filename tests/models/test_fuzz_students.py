@@ -1,7 +1,8 @@
 """Random students respond alike in every way that must not matter.
 
 However a text is read (in one pass, in parts or token by token with a cache, packed, padded, after saving
-and loading), the logits are those of the text alone. A campaign over other seeds:
+and loading), the logits are those of the text alone. With softmax layers only they are the teacher's. A
+campaign over other seeds:
 
     EVALSUITE_FUZZ_SEEDS=1000:3000 pytest tests/models/test_fuzz_students.py
 """
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from evalsuite.models import StudentForCausalLM
+from evalsuite.models import StudentForCausalLM, build_student
 from tests.models.fuzzing import random_student, seeds
 
 VOCABULARY = 61
@@ -105,6 +106,8 @@ def test_a_random_student_reads_a_text_alike_in_every_way(
     longest = max(texts, key=lambda text: text.shape[1])
     length = longest.shape[1]
 
+    softmax = build_student(student.teacher, "softmax").eval()
+    assert torch.equal(softmax(longest).logits, student.teacher(longest).logits), f"softmax: {student.family}"
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     # In float64, but where a softmax is in float32, in which masked scores of a float64 model overflow.
