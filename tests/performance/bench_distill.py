@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.provenance import package_versions
 from evalsuite.foundation import write_json, write_text
+from evalsuite.models.checkpoints.load import load_outline
 from tests.parity.exit_codes import exit_with
 from tests.performance.distill_accuracy import check_accuracy, failures
 from tests.performance.distill_profile import profile, profile_table
@@ -64,6 +66,7 @@ TINY = {
 }
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 SHAPES = {"smollm2-135m": SMOLLM2_135M, "qwen3-0.6b": QWEN3_600M, "tiny": TINY}
+"""Arguments of a LlamaConfig, by name."""
 SHARED_TEACHER_MIXERS = ("linear_attention", "retnet", "gla", "gated_deltanet")
 ALL_MIXERS = (*SHARED_TEACHER_MIXERS, "deltanet", "kda", "mlstm")
 SECTIONS = (
@@ -112,9 +115,9 @@ def measurements(
 def table(timings: Sequence[Timing]) -> str:
     """The timings as Markdown."""
     lines = [
-        "| step | GPUs | batch × seq_len | micro-batch | tokens/s per student | peak GB | reserved GB | MFU "
-        "|",
-        "|---|---|---|---|---|---|---|---|",
+        "| step | GPUs | batch × seq_len | micro-batch | tokens/s per student | peak GB | reserved GB "
+        "| TFLOP/s per GPU | of the dense peak |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for timing in timings:
         peak = "–" if timing.peak_gigabytes is None else f"{timing.peak_gigabytes:.1f}"
@@ -122,7 +125,8 @@ def table(timings: Sequence[Timing]) -> str:
         mfu = "–" if timing.mfu is None else f"{timing.mfu:.1%}"
         lines.append(
             f"| {timing.name} | {timing.gpus} | {timing.batch_size} × {timing.seq_len} "
-            f"| {timing.micro_batch_size} | {timing.tokens_per_second:,.0f} | {peak} | {reserved} | {mfu} |"
+            f"| {timing.micro_batch_size} | {timing.tokens_per_second:,.0f} | {peak} | {reserved} "
+            f"| {timing.tflops:,.3g} | {mfu} |"
         )
     return "\n".join(lines)
 
@@ -156,6 +160,14 @@ def ratios(timings: Sequence[Timing]) -> list[str]:
     return lines
 
 
+def teacher_config(path: str) -> PreTrainedConfig:
+    """Config of a teacher: that of a checkpoint, or a config.json."""
+    if path.endswith(".json"):
+        return AutoConfig.from_pretrained(path)
+    config: PreTrainedConfig = load_outline(path)[0]
+    return config
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the measurements and print the tables; 1 if the optimized step is not accurate."""
     parser = argparse.ArgumentParser(
@@ -179,6 +191,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--shape", choices=SHAPES, default="smollm2-135m", help="tiny: small enough for a CPU"
     )
     parser.add_argument(
+        "--teacher",
+        help="instead of --shape: hub id, folder or GGUF file of a teacher, or a config.json; its shape is\n"
+        "used with random weights",
+    )
+    parser.add_argument(
         "--naive-batch-size",
         type=int,
         help="sequences of a naive step, if it fits fewer; default: --batch-size",
@@ -187,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     process_group = ProcessGroup(options.device)
     bench = Bench(
-        SHAPES[options.shape],
+        LlamaConfig(**SHAPES[options.shape]) if options.teacher is None else teacher_config(options.teacher),
         process_group,
         batch_size=options.batch_size,
         seq_len=options.seq_len,

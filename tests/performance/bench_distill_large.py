@@ -28,7 +28,6 @@ from evalsuite.distill.trainable import TRAINABLE_SETS, trainable_names
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.estimate import stage_memory
 from evalsuite.distill.training.fsdp import select_strategy
-from evalsuite.distill.training.metrics import PEAK_FLOPS
 from evalsuite.distill.training.placement import prepare_teacher
 from evalsuite.distill.training.provenance import package_versions
 from evalsuite.distill.training.train_step import TrainStep
@@ -36,7 +35,7 @@ from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import write_json
 from evalsuite.models.benchmark.random_models import parse_mixers, read_shape, shape_names
 from evalsuite.models.decoder import StudentConfig, StudentForCausalLM
-from evalsuite.models.decoder.cost import ModelCost
+from evalsuite.models.decoder.cost import ModelCost, peak_flops
 from evalsuite.models.decoder.deferred_init import DrawnWeights, replace_parameters
 from evalsuite.models.ops.apply import apply_fused_kernels
 from tests.parity.exit_codes import exit_with
@@ -206,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rate = batch.tokens / median
     students = [ModelCost.of(student.config)]
     flops = stage.flops_per_token(cost, students)
+    flops_per_second, peak = rate * flops / group.world_size, peak_flops(group.device_name)
     shards = group.world_size if options.sharded else 1
     result = {
         "shape": options.shape,
@@ -219,7 +219,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "median_step_seconds": round(median, 4),
         "step_seconds": [round(value, 4) for value in seconds],
         "flops_per_token": flops,
-        "mfu": round(rate * flops / group.world_size / PEAK_FLOPS["NVIDIA H200"], 4) if cuda else None,
+        "tflops": round(flops_per_second / 1e12, 4),
+        "mfu": None if peak is None else round(flops_per_second / peak, 4),
         "peak_gb": _peaks(group) if cuda else None,
         "estimated_gb": round(stage_memory(cost, students, stage, bf16=cuda, shards=shards) / 1e9, 1),
         "losses": losses,

@@ -76,7 +76,9 @@ def _layer(bench: Bench, mixer: str) -> dict[str, float]:
                     parameter.add_(added.to(dtype).to(parameter.dtype))
             x = x.to(dtype).requires_grad_()
             positions = torch.arange(bench.seq_len, device=bench.device)[None]
-            out = layer(x, position_embeddings=bench.reference.model.rotary_emb(x, positions))[0]
+            # Teachers can have another rotary embedding for each type of layer.
+            rotary = train_state.model.model._rotary(x, positions)[0]  # type: ignore[attr-defined]
+            out = layer(x, position_embeddings=rotary)[0]
             (out.float() * weight).sum().backward()
             # Those of bf16 parameters have moved to their master weights.
             masters = train_state.optimizer_params

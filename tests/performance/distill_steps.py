@@ -1,5 +1,6 @@
 """The training steps that `bench_distill` times: the trainer's own, and a naive one."""
 
+import copy
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from evalsuite.distill.optim.schedules import Constant
 from evalsuite.distill.recipe.stage import Stage
@@ -18,12 +20,10 @@ from evalsuite.distill.training.fsdp import select_strategy
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models.decoder.build import student_config
-from evalsuite.models.decoder.cost import ModelCost
+from evalsuite.models.decoder.cost import ModelCost, peak_flops
 from evalsuite.models.decoder.deferred_init import DrawnWeights
 from evalsuite.models.ops.apply import apply_fused_kernels
 
-PEAK_FLOPS = 790e12
-"""Dense bf16 FLOP/s of an H200, measured on random data."""
 WARMUP_STEPS = 5
 """Untimed steps, in which kernels are autotuned and the micro-batch is captured."""
 
@@ -43,8 +43,10 @@ class Timing:
     """Peak allocated memory, including warmup and capture."""
     reserved_gigabytes: float | None
     """Peak memory reserved by torch's allocator."""
+    tflops: float
+    """TFLOP/s of one GPU, over teacher and students, without recomputation."""
     mfu: float | None
-    """Model FLOPs utilization over teacher and students; None on a CPU."""
+    """Their share of the vendor's dense peak; None for a device without one in `PEAK_FLOPS`."""
     loss: float
 
 
@@ -63,7 +65,7 @@ class Bench:
     """Teacher and students of one shape; every GPU takes `batch_size` sequences per step.
 
     Args:
-        config: arguments of a LlamaConfig.
+        config: of the teacher.
         steps: timed steps.
         cuda_graphs: capture micro-batches as CUDA graphs, as the trainer does.
         sharded: FSDP2 instead of replicated students.
@@ -71,7 +73,7 @@ class Bench:
 
     def __init__(
         self,
-        config: dict[str, Any],
+        config: PreTrainedConfig,
         process_group: ProcessGroup,
         *,
         batch_size: int,
@@ -80,8 +82,6 @@ class Bench:
         cuda_graphs: bool = True,
         sharded: bool = False,
     ) -> None:
-        from transformers import LlamaConfig, LlamaForCausalLM
-
         self.process_group, self.device = process_group, process_group.device
         self.batch_size, self.seq_len = batch_size, seq_len
         self.steps, self.cuda_graphs = steps, cuda_graphs
@@ -90,17 +90,13 @@ class Bench:
         self.dtype = torch.bfloat16 if self.bf16 else torch.float32
         torch.manual_seed(0)
         with self.device:
-            reference: Any = LlamaForCausalLM(LlamaConfig(**config))
+            reference: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         self.reference = reference.eval().requires_grad_(False)
         self.shape = ModelCost.of(self.reference.config)
 
     def teacher(self, dtype: torch.dtype, *, fused: bool) -> Any:
         """A frozen copy of the teacher."""
-        from transformers import LlamaForCausalLM
-
-        with torch.device(self.device):
-            teacher: Any = LlamaForCausalLM(self.reference.config).eval().requires_grad_(False)
-        teacher.load_state_dict(self.reference.state_dict())
+        teacher: Any = copy.deepcopy(self.reference)
         for parameter in teacher.parameters():
             parameter.data = parameter.data.to(dtype)
         if fused:
@@ -267,6 +263,7 @@ class Bench:
         seconds = time.perf_counter() - started
         world_size = self.process_group.world_size
         rate = self.steps * batch_size * world_size * self.seq_len / seconds
+        peak = peak_flops(self.process_group.device_name)
         return Timing(
             name=name,
             students=students,
@@ -277,6 +274,7 @@ class Bench:
             tokens_per_second=rate,
             peak_gigabytes=torch.cuda.max_memory_allocated() / 1e9 if cuda else None,
             reserved_gigabytes=torch.cuda.max_memory_reserved() / 1e9 if cuda else None,
-            mfu=rate * flops / world_size / PEAK_FLOPS if cuda else None,
+            tflops=rate * flops / world_size / 1e12,
+            mfu=None if peak is None else rate * flops / world_size / peak,
             loss=last_loss,
         )

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import Gemma3TextConfig, LlamaConfig
 
 from evalsuite.distill.training.distributed import ProcessGroup
 from tests.performance import bench_distill
@@ -32,6 +33,14 @@ def test_all_steps_are_timed_and_compute_the_same_loss(tmp_path, capsys):
     assert printed.count("4 students sharing one teacher forward") == 2
 
 
+def test_any_teacher_is_timed(tmp_path, capsys):
+    GEMMA.save_pretrained(tmp_path)
+    options = ["--teacher", f"{tmp_path}/config.json", "--only", "accuracy", "naive", "kd", "losses"]
+    sizes = ["--batch-size", "2", "--seq-len", "16", "--steps", "1", "--device", "cpu"]
+    assert bench_distill.main([*options, *sizes]) == 0
+    assert "TFLOP/s per GPU" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("kernel", "kind"),
     [
@@ -49,11 +58,14 @@ def test_kernels_are_classified_by_name(kernel, kind):
     assert kind_of(kernel) == kind
 
 
+GEMMA = Gemma3TextConfig(**bench_distill.TINY, head_dim=16, sliding_window=8)
+
+
 @pytest.mark.parametrize("mixer", ["gated_deltanet", "gla"])
-def test_gradients_of_bf16_layers_are_compared(mixer):
+@pytest.mark.parametrize("teacher", [LlamaConfig(**bench_distill.TINY), GEMMA], ids=["llama", "gemma3"])
+def test_gradients_of_bf16_layers_are_compared(mixer, teacher):
     """They are on the fp32 master weights."""
-    tiny = bench_distill.TINY
-    bench = Bench(tiny, ProcessGroup("cpu"), batch_size=2, seq_len=32, steps=1)
+    bench = Bench(teacher, ProcessGroup("cpu"), batch_size=2, seq_len=32, steps=1)
     bench.bf16, bench.dtype = True, torch.bfloat16
     errors = _layer(bench, mixer)
     assert {"output", "d input", "q_proj.weight", "o_proj.weight"} < errors.keys()
