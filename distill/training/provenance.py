@@ -10,10 +10,12 @@ import evalsuite
 from evalsuite.distill.data.mixture import documents_without_loss
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.stage import Stage
+from evalsuite.models.mixers import MIXERS
 
-SCHEMA = 6
+SCHEMA = 7
 """2: recipe hashes leave out defaults. 3: stages have `trainable` and `seq_len`. 4: ancestors and distinct
-tokens. 5: distinct tokens leave out second copies of chunks. 6: windows."""
+tokens. 5: distinct tokens leave out second copies of chunks. 6: windows.
+7: titles of mixers."""
 SUMMARY = (
     "label", "mixers", "teacher", "recipe", "seed", "selection", "stages", "tokens", "distinct_tokens",
     "complete",
@@ -73,6 +75,7 @@ def build_lineage(
         "schema": SCHEMA,
         "label": label,
         "mixers": None if mixers is None else list(mixers),
+        "mixer_titles": {name: MIXERS[name].display_name for name in sorted(set(mixers or ()))},
         "windows": dict(windows),
         "teacher": None
         if recipe.teacher is None

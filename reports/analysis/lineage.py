@@ -11,7 +11,7 @@ from typing import Any
 
 from evalsuite.reports.records.run_folder import CheckpointPlan
 
-MIXER_TITLES = {
+TITLES_OF_OLD_LINEAGES = {
     "softmax": "softmax",
     "sliding_window": "sliding window",
     "linear_attention": "linear attention",
@@ -27,6 +27,7 @@ MIXER_TITLES = {
     "rebased": "ReBased",
     "hedgehog": "Hedgehog",
 }
+"""Titles of mixers for lineages that do not state them (before schema 7); nothing is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Lineage:
     seed: int | None
     mixers: tuple[str, ...]
     """One per layer; empty if unknown."""
+    titles: Mapping[str, str]
+    """Mixer → its name in text."""
     windows: Mapping[str, int]
     """Mixer → its window in tokens, that of a sliding window or next to a recurrence."""
     stages: tuple[Stage, ...]
@@ -94,7 +97,7 @@ class Lineage:
         return " + ".join(f"{count} × {self._describe(name)}" for name, count in softmax_first)
 
     def _describe(self, mixer: str) -> str:
-        title = MIXER_TITLES.get(mixer, mixer)
+        title = self.titles.get(mixer, mixer)
         if mixer not in self.windows:
             return title
         return f"{title} ({'' if mixer == 'sliding_window' else 'window '}{self.windows[mixer]})"
@@ -120,6 +123,7 @@ def lineage_of(checkpoint: CheckpointPlan) -> Lineage:
         recipe_hash=_text(recipe.get("hash")) if isinstance(recipe, dict) else None,
         seed=_whole(raw.get("seed")),
         mixers=_names(raw.get("mixers")),
+        titles=TITLES_OF_OLD_LINEAGES | _titles(raw.get("mixer_titles")),
         windows=_windows(raw.get("windows")),
         stages=stages,
         tokens=tokens if tokens is not None else sum(known) if known else None,
@@ -152,6 +156,11 @@ def _names(value: Any) -> tuple[str, ...]:
     if isinstance(value, Sequence) and all(isinstance(name, str) for name in value):
         return tuple(value)
     return ()
+
+
+def _titles(value: Any) -> dict[str, str]:
+    found = value.items() if isinstance(value, dict) else ()
+    return {str(name): title for name, title in found if isinstance(title, str)}
 
 
 def _windows(value: Any) -> dict[str, int]:

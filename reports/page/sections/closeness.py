@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evalsuite.reports import formatting
-from evalsuite.reports.analysis.lineage import MIXER_TITLES, lineage_of
+from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.measures.closeness import ClosenessOrder, closeness_order, difference
 from evalsuite.reports.page.figures import Table
 from evalsuite.reports.page.section import section
@@ -135,8 +135,9 @@ def _values(report: Report, students: Sequence[int], measure: Measure) -> dict[i
 
 
 def _mixer(report: Report, student: int) -> str:
-    mixer = lineage_of(report.checkpoints[student].plan).main_mixer or ""
-    return MIXER_TITLES.get(mixer, mixer)
+    lineage = lineage_of(report.checkpoints[student].plan)
+    mixer = lineage.main_mixer or ""
+    return lineage.titles.get(mixer, mixer)
 
 
 def _cell(

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 
 from evalsuite.reports import formatting
-from evalsuite.reports.analysis.lineage import MIXER_TITLES, Lineage, lineage_of
+from evalsuite.reports.analysis.lineage import Lineage, lineage_of
 from evalsuite.reports.page.axes import exact_axis
 from evalsuite.reports.page.charts import layer_strip
 from evalsuite.reports.page.figures import Figure, Table, figure, text
@@ -104,7 +104,8 @@ def _recovery_by_layers(report: Report, protocol: str) -> list[Figure]:
         """Legend entry, from the last student of a family, which has softmax layers."""
         lineage = lineage_of(report.checkpoints[student].plan)
         budget = f", {formatting.tokens(lineage.tokens)} tokens" if lineage.tokens else ""
-        return f"{_mixer(lineage.main_mixer or '')} · {_chosen_by(lineage)}{budget}"
+        mixer = lineage.main_mixer or ""
+        return f"{lineage.titles.get(mixer, mixer)} · {_chosen_by(lineage)}{budget}"
 
     return recovery_charts(
         report,
@@ -147,7 +148,7 @@ def _probes(report: Report) -> list[Figure]:
     for what in dict.fromkeys(each.what for s in report.selections for each in s.quality):
         series = [
             Curve(name, points)
-            for selection, name in zip(report.selections, _names(report.selections), strict=True)
+            for selection, name in zip(report.selections, _names(report), strict=True)
             if (points := _quality_points(selection, what, name))
         ]
         counts = exact_axis([point.x for curve in series for point in curve.points]).ticks
@@ -181,8 +182,7 @@ def _quality_points(selection: Selection, what: str, name: str) -> tuple[Point, 
 def selector_views(report: Report) -> list[SelectorView]:
     """Importance scores and stability, one view per selector."""
     return [
-        _selector(selection, name)
-        for selection, name in zip(report.selections, _names(report.selections), strict=True)
+        _selector(selection, name) for selection, name in zip(report.selections, _names(report), strict=True)
     ]
 
 
@@ -313,19 +313,18 @@ def _stability(selection: Selection, name: str) -> Figure | None:
     )
 
 
-def _names(selections: Sequence[Selection]) -> list[str]:
+def _names(report: Report) -> list[str]:
     """Selector names, with mixer and number of layers where the name alone is not unique."""
-    names = [selection.selector for selection in selections]
+    names = [selection.selector for selection in report.selections]
+    titles = {}
+    for checkpoint in report.checkpoints:
+        titles.update(lineage_of(checkpoint.plan).titles)
     return [
         name
         if names.count(name) == 1
-        else f"{name} ({', '.join([*([_mixer(s.mixer)] if s.mixer else []), f'{len(s.layers)} layers'])})"
-        for name, s in zip(names, selections, strict=True)
+        else f"{name} ({f'{titles.get(s.mixer, s.mixer)}, ' if s.mixer else ''}{len(s.layers)} layers)"
+        for name, s in zip(names, report.selections, strict=True)
     ]
-
-
-def _mixer(name: str) -> str:
-    return MIXER_TITLES.get(name, name)
 
 
 def _listed(layers: Sequence[int]) -> str:

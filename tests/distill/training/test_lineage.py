@@ -10,7 +10,7 @@ import torch
 
 from evalsuite.distill import distill
 from evalsuite.distill.training import trainer
-from evalsuite.models import weights_id
+from evalsuite.models import MIXERS, weights_id
 
 
 def read_lineage(folder):
@@ -39,6 +39,7 @@ def test_every_stage_reads_new_text(teacher_folder, tmp_path, small_recipe, batc
     assert len(set(rows)) == len(rows)
     lineage = read_lineage(folder)
     assert (lineage["tokens"], lineage.get("distinct_tokens")) == (1536, 1536)
+    assert lineage["mixer_titles"] == {name: MIXERS[name].display_name for name in lineage["mixers"]}
 
 
 def test_a_stage_can_restart_its_sources(teacher_folder, tmp_path, small_recipe, stage, batches):

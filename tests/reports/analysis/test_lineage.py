@@ -36,3 +36,10 @@ def test_a_recurrence_with_a_window_is_not_its_papers_mixer():
         "sliding window (64)",
     ]
     assert not lineage_of(plan(mixers=["kda"], windows={"kda": "wide"})).windows
+
+
+def test_a_lineage_states_the_titles_of_its_mixers():
+    """Those of other packages too; without, a mixer goes by a known title or by its registered name."""
+    stated = lineage_of(plan(mixers=["mine", "kda"], mixer_titles={"mine": "My mixer"}))
+    assert stated.describe_mixers() == "1 × My mixer + 1 × KDA"
+    assert lineage_of(plan(mixers=["mine"], mixer_titles="mine")).describe_mixers() == "mine"
