@@ -9,6 +9,24 @@ from torch.utils.hooks import RemovableHandle
 
 from evalsuite.distill.trainable import layer_of
 from evalsuite.distill.types import CausalLM
+from evalsuite.models.mixers import Mixer
+
+
+def no_weight_decay(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters that weight decay and Muon leave alone: all but matrices between activations.
+
+    Weights of linear layers decay, except the language-model head, and what a mixer names as its
+    `matrix_parameters`. Embeddings, norms, biases, decay rates and convolutions do not: zero means nothing to
+    them, or ruins an initial value such as a gate's memory length.
+    """
+    matrices = set()
+    for prefix, module in model.named_modules():
+        path = f"{prefix}." if prefix else ""
+        if isinstance(module, Mixer):
+            matrices |= {f"{path}{name}" for name in module.matrix_parameters}
+        elif isinstance(module, nn.Linear) and not path.endswith("lm_head."):
+            matrices.add(f"{path}weight")
+    return frozenset(name for name, _ in model.named_parameters() if name not in matrices)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:

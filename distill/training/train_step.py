@@ -24,12 +24,12 @@ from evalsuite.distill.training.optim import (
     components,
     layer_groups,
     load_state_tensors,
+    no_weight_decay,
     set_lr,
     skip_unless_finite,
     state_tensors,
 )
 from evalsuite.distill.types import CausalLM, GlobalBatch, MicroBatch, StudentWithLoss
-from evalsuite.models.mixers import no_weight_decay
 
 _log = logging.getLogger("evalsuite")
 

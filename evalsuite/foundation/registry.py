@@ -18,9 +18,10 @@ A plugin's module states the version of this interface that it was written for, 
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import iter_modules
 from typing import Generic, TypeVar
 
 from evalsuite.foundation.errors import ConfigError, nearest
@@ -206,3 +207,14 @@ def subclass_of(base: type[T]) -> Callable[[type[T]], type[T]]:
 def _packages(points: list[EntryPoint]) -> str:
     known = [f"{point.dist.name} {point.dist.version}" if point.dist else point.value for point in points]
     return " and ".join(sorted(known))
+
+
+def import_submodules(package: str, path: Iterable[str]) -> None:
+    """Import every module of a package, so that its definitions register themselves.
+
+    Args:
+        package: its `__name__`.
+        path: its `__path__`.
+    """
+    for module in iter_modules(path):
+        import_module(f"{package}.{module.name}")

@@ -1,27 +1,14 @@
-"""Token mixers by name: importing a mixer's module registers it in `MIXERS`."""
+"""Token mixers by name: every module of this folder is imported, and registers its mixers in `MIXERS`."""
 
 from typing import Any
 
 from torch import nn
 
-from evalsuite.models.mixers import (  # noqa: F401
-    deltanet,
-    gated_deltanet,
-    gla,
-    hedgehog,
-    hgrn2,
-    kda,
-    linear_attention,
-    mamba2,
-    metala,
-    mlstm,
-    rebased,
-    retnet,
-    softmax,
-)
+from evalsuite.foundation.registry import import_submodules
 from evalsuite.models.mixers.attention_shape import AttentionShape, repeat_kv_weights
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.interface import (
+    MIXERS,
     AttentionSpan,
     CacheSpec,
     LayerCache,
@@ -30,10 +17,10 @@ from evalsuite.models.mixers.interface import (
     StateKind,
 )
 from evalsuite.models.mixers.options import option_defaults, parse_options
-from evalsuite.models.mixers.registry import MIXERS
 from evalsuite.models.mixers.softmax import SlidingWindowMixer, SoftmaxMixer
-from evalsuite.models.mixers.weight_decay import no_weight_decay
 from evalsuite.models.ops.recurrence import RecurrenceInputs
+
+import_submodules(__name__, __path__)
 
 
 def make_mixer(
@@ -79,7 +66,6 @@ __all__ = [
     "SoftmaxMixer",
     "StateKind",
     "make_mixer",
-    "no_weight_decay",
     "option_defaults",
     "parse_options",
     "repeat_kv_weights",

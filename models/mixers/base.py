@@ -18,7 +18,6 @@ from transformers import initialization as init
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.attention_shape import AttentionShape, HeadLayout
 from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
-from evalsuite.models.mixers.init import SIGMOID_OPEN_LOGIT, SILU_INVERSE_OF_ONE, init_constant_
 from evalsuite.models.mixers.interface import (
     AttentionSpan,
     CacheSpec,
@@ -33,6 +32,7 @@ from evalsuite.models.mixers.layers import (
     RMSNorm,
     apply_rotary_pos_emb,
     divide_by_normalizer,
+    init_constant_,
     l2norm,
     l2norm_together,
     make_projection,
@@ -56,6 +56,8 @@ class Prepared:
     """What a layer computes before the recurrence."""
 
     inputs: RecurrenceInputs
+    skip: Tensor | None
+    """Weight with which each token adds its own value to its output, [B, T, H] or [H]."""
     x: Tensor
     """Input of projections and output gate [B, T, hidden]: the layer's, convolved with `short_conv_input`."""
     projected: tuple[Tensor, Tensor] | None
@@ -169,7 +171,11 @@ class RecurrentMixer(Mixer, nn.Module):
         return inputs
 
     def skip(self, inputs: RecurrenceInputs) -> Tensor | None:
-        """Weight with which each token adds its own value to its output, [B, T, H] or [H]; None for 0."""
+        """Weight with which each token adds its own value to its output, [B, T, H] or [H]; None for 0.
+
+        Args:
+            inputs: what `compute_gates` returned.
+        """
         return None
 
     def normalizer(self, total: Tensor) -> Tensor | None:
@@ -188,8 +194,8 @@ class RecurrentMixer(Mixer, nn.Module):
             if hasattr(getattr(self, name, None), "weight"):
                 init.ones_(getattr(self, name).weight)
         if self.options.output_gate != "none" and self.options.gate_bias:
-            start = {"silu": SILU_INVERSE_OF_ONE, "sigmoid": SIGMOID_OPEN_LOGIT}[self.options.output_gate]
-            init_constant_(self.g_proj, start)
+            # silu(1.2784645) = 1, and sigmoid(4) = 0.98, which cannot be the identity.
+            init_constant_(self.g_proj, {"silu": 1.2784645, "sigmoid": 4.0}[self.options.output_gate])
 
     @property
     def options_across_heads(self) -> dict[str, Any]:
@@ -290,23 +296,24 @@ class RecurrentMixer(Mixer, nn.Module):
             access=access,
         )
         inputs = self.compute_gates(x, inputs)
+        skip = self.skip(inputs)
         if self.uses_normalizer:
             inputs = replace(inputs, v=functional.pad(inputs.v, [0, 1], value=1.0))
-        return Prepared(inputs, x, projected, new_state)
+        return Prepared(inputs, skip, x, projected, new_state)
 
     def split_heads(self, x: Tensor) -> Tensor:
         """[B, T, H · K] → [B, T, H, K]."""
         return x.unflatten(-1, (-1, self.head_k_dim))
 
-    def apply_normalizer(self, o: Tensor, inputs: RecurrenceInputs) -> Tensor:
+    def apply_normalizer(self, o: Tensor, layer: Prepared) -> Tensor:
         """Apply normaliser and skip connection to the recurrence's output: [B, T, H, V]."""
         if self.uses_normalizer:
             values, total = o.split([o.shape[-1] - 1, 1], -1)
             divisor = self.normalizer(total)
             assert divisor is not None
             o = divide_by_normalizer(values, divisor)
-        if (skip := self.skip(inputs)) is not None:
-            o = o + skip.to(o.dtype).unsqueeze(-1) * inputs.v
+        if layer.skip is not None:
+            o = o + layer.skip.to(o.dtype).unsqueeze(-1) * layer.inputs.v
         return o
 
     def _compute(self, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
@@ -368,7 +375,7 @@ class RecurrentMixer(Mixer, nn.Module):
             access=access,
         )
         o, last = self._compute(layer.inputs)
-        mixed, new_state = self.apply_normalizer(o, layer.inputs), {"recurrent": last, **layer.state}
+        mixed, new_state = self.apply_normalizer(o, layer), {"recurrent": last, **layer.state}
         if self.options.window:
             mixed, window_state = self.window_branch.mix(
                 mixed,
@@ -432,8 +439,8 @@ class RecurrentMixer(Mixer, nn.Module):
         """
         layer = self.prepare(hidden_states, position_embeddings, token_mask=token_mask)
         weights = recurrence_matrix(layer.inputs)
-        if (skip := self.skip(layer.inputs)) is not None:
-            skip = skip.expand(layer.inputs.v.shape[:3]).transpose(1, 2)
+        if layer.skip is not None:
+            skip = layer.skip.expand(layer.inputs.v.shape[:3]).transpose(1, 2)
             weights = weights + torch.diag_embed(skip.to(weights.dtype))
         if self.uses_normalizer:
             divisor = self.normalizer(weights.sum(-1).transpose(1, 2).unsqueeze(-1))

@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import initialization as init
 
 from evalsuite.models.mixers.base import RecurrentMixer
-from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
+from evalsuite.models.mixers.decay import DecayOptions, init_decay_
+from evalsuite.models.mixers.interface import MIXERS
 from evalsuite.models.mixers.layers import PerHeadLinear, project_together
-from evalsuite.models.mixers.options import DELTA_NATIVE, DecayOptions, MixerOptions
-from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.mixers.options import DELTA_NATIVE, MixerOptions
 from evalsuite.models.ops.dispatch import inference_kernels
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.models.ops.reference import upcast_fp32
@@ -52,12 +51,7 @@ class GatedDeltaNet(RecurrentMixer):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        if self.options.decay_init == "native":
-            mamba_decay_(self.A_log, self.a_proj.bias, smallest=0)
-            return
-        # log α = −exp(A_log) · softplus(a); with A = 1 and zero weight, α depends on the bias alone.
-        init.zeros_(self.A_log)
-        init_constant_(self.a_proj, inverse_softplus(-initial_decay(self.num_heads, self.options).log()))
+        init_decay_(self.A_log, self.a_proj, self.options)
 
     def joint_projections(self) -> list[nn.Module]:
         # Without the delta rule the gates are computed in other ways.

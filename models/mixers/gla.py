@@ -9,10 +9,15 @@ from torch.nn import functional
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.base import RecurrentMixer
-from evalsuite.models.mixers.init import init_constant_, initial_decay
-from evalsuite.models.mixers.layers import expand_decay_groups, make_projection, num_decay_groups
-from evalsuite.models.mixers.options import ADDITIVE_NATIVE, DecayOptions, MixerOptions
-from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.mixers.decay import DecayOptions, initial_decay
+from evalsuite.models.mixers.interface import MIXERS
+from evalsuite.models.mixers.layers import (
+    expand_decay_groups,
+    init_constant_,
+    make_projection,
+    num_decay_groups,
+)
+from evalsuite.models.mixers.options import ADDITIVE_NATIVE, MixerOptions
 from evalsuite.models.ops import reference
 from evalsuite.models.ops.dispatch import use_triton
 from evalsuite.models.ops.recurrence import RecurrenceInputs

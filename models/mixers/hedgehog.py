@@ -10,8 +10,8 @@ from transformers import initialization as init
 
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.feature_maps import make_feature_map
+from evalsuite.models.mixers.interface import MIXERS
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.registry import MIXERS
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 
 

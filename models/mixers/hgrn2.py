@@ -11,9 +11,9 @@ from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.base import RecurrentMixer
-from evalsuite.models.mixers.init import initial_decay
-from evalsuite.models.mixers.options import DecayOptions, MixerOptions
-from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.mixers.decay import DecayOptions, initial_decay
+from evalsuite.models.mixers.interface import MIXERS
+from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.models.ops.reference import upcast_fp32
 

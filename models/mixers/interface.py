@@ -5,13 +5,14 @@ keeps the teacher's attention module. A mixer of another kind implements `Mixer`
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from enum import Flag, auto
 from typing import Any, ClassVar, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from evalsuite.foundation.registry import ClassRegistry
 from evalsuite.models.mixers.attention_shape import AttentionShape
 from evalsuite.models.ops.recurrence import StateAccess
 
@@ -192,11 +193,6 @@ class Mixer:
         weights += [getattr(self, name) for name in self.matrix_parameters if hasattr(self, name)]
         return 2 * sum(weight.numel() for weight in weights) + self.mixing_flops(length)
 
-    def no_weight_decay(self) -> frozenset[str]:
-        """Names of its parameters that are no matrices between activations (see `matrix_parameters`)."""
-        assert isinstance(self, nn.Module)
-        return not_matrices(self) - set(self.matrix_parameters)
-
     def reset_parameters(self) -> None:
         """Set the initial values that are not random. Runs after all linear layers are initialised."""
 
@@ -217,11 +213,19 @@ class Mixer:
         raise NotImplementedError
 
 
-def not_matrices(module: nn.Module) -> frozenset[str]:
-    """Names of the parameters of `module` that are no weights of linear layers."""
-    weights = {
-        f"{prefix}.weight" if prefix else "weight"
-        for prefix, each in module.named_modules()
-        if isinstance(each, nn.Linear)
-    }
-    return frozenset(name for name, _ in module.named_parameters() if name not in weights)
+def _validate(kind: type[Mixer]) -> type[Mixer]:
+    if not (isinstance(kind, type) and issubclass(kind, Mixer)):
+        raise TypeError("it must be a class derived from evalsuite.models.mixers.Mixer")
+    options = getattr(kind, "Options", None)
+    for attribute, what, fits in (
+        ("display_name", "a string", isinstance(getattr(kind, "display_name", None), str)),
+        ("Options", "a dataclass", isinstance(options, type) and is_dataclass(options)),
+        ("state_kind", "a StateKind", isinstance(getattr(kind, "state_kind", None), StateKind)),
+    ):
+        if not fits:
+            raise TypeError(f"{kind.__name__}.{attribute} must be {what}")
+    return kind
+
+
+MIXERS: ClassRegistry[Mixer] = ClassRegistry("mixer", group="evalsuite.mixers", validate=_validate)
+"""Mixers by name: each module of this folder registers its own, `@MIXERS.register("gla")`."""

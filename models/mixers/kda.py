@@ -7,20 +7,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import initialization as init
 
 from evalsuite.models.mixers.base import RecurrentMixer
+from evalsuite.models.mixers.decay import DecayOptions, init_decay_
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
-from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
+from evalsuite.models.mixers.interface import MIXERS
 from evalsuite.models.mixers.layers import (
-    LowRankLinear,
     PerHeadLinear,
     expand_decay_groups,
     make_projection,
     num_decay_groups,
 )
-from evalsuite.models.mixers.options import DELTA_NATIVE, DecayOptions, MixerOptions
-from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.mixers.options import DELTA_NATIVE, MixerOptions
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.models.ops.reference import upcast_fp32
 
@@ -70,14 +68,8 @@ class KDA(RecurrentMixer):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        if self.options.decay_init == "native":
-            last = self.f_proj[1] if isinstance(self.f_proj, LowRankLinear) else self.f_proj
-            assert isinstance(last.bias, torch.Tensor)
-            mamba_decay_(self.A_log, last.bias, smallest=1)
-            return
-        init.zeros_(self.A_log)
-        start = inverse_softplus(-initial_decay(self.num_heads, self.options).log())
-        init_constant_(self.f_proj, start.repeat_interleave(self.head_k_dim // self.options.decay_group_size))
+        groups = self.head_k_dim // self.options.decay_group_size
+        init_decay_(self.A_log, self.f_proj, self.options, smallest=1, channels=groups)
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
         rate = upcast_fp32(self.A_log).exp().unsqueeze(-1)

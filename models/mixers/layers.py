@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.ops import reference
@@ -129,6 +130,20 @@ def make_projection(in_features: int, out_features: int, rank: int, bias: bool =
     if rank:
         return LowRankLinear(in_features, out_features, rank, bias)
     return nn.Linear(in_features, out_features, bias=bias)
+
+
+def output_layer(projection: nn.Module) -> nn.Linear:
+    """The layer of a `make_projection` whose bias is that of the output."""
+    last = projection[1] if isinstance(projection, LowRankLinear) else projection
+    assert isinstance(last, nn.Linear)
+    return last
+
+
+def init_constant_(projection: nn.Module, value: float | Tensor) -> None:
+    """Make the output of a `make_projection` layer constant: zero weight, bias set to `value`."""
+    last = output_layer(projection)
+    init.zeros_(last.weight)
+    init.copy_(last.bias, torch.as_tensor(value, dtype=last.bias.dtype).expand(last.bias.shape))
 
 
 def swiglu(gate: Tensor, x: Tensor) -> Tensor:

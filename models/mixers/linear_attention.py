@@ -8,8 +8,8 @@ from torch import Tensor
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.feature_maps import FEATURE_MAPS, FeatureMapName, make_feature_map
+from evalsuite.models.mixers.interface import MIXERS
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.registry import MIXERS
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 
 

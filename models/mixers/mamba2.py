@@ -10,10 +10,10 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.models.mixers.base import RecurrentMixer
-from evalsuite.models.mixers.init import init_constant_, initial_decay, inverse_softplus, mamba_decay_
+from evalsuite.models.mixers.decay import DecayOptions, init_decay_
+from evalsuite.models.mixers.interface import MIXERS
 from evalsuite.models.mixers.layers import PerHeadLinear
-from evalsuite.models.mixers.options import DecayOptions, MixerOptions
-from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.models.ops.reference import upcast_fp32
 
@@ -61,15 +61,9 @@ class Mamba2(RecurrentMixer):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        native = self.options.decay_init == "native"
-        if native:
-            mamba_decay_(self.A_log, self.a_proj.bias, smallest=0)
-        else:
-            init.zeros_(self.A_log)
-            start = inverse_softplus(-initial_decay(self.num_heads, self.options).log())
-            init_constant_(self.a_proj, start)
+        init_decay_(self.A_log, self.a_proj, self.options)
         if self.options.skip == "learned":
-            init.constant_(self.D, 1.0 if native else 0.0)
+            init.constant_(self.D, 1.0 if self.options.decay_init == "native" else 0.0)
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
         step_size = functional.softplus(upcast_fp32(self.a_proj(x)))

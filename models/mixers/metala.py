@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from evalsuite.models.mixers.hgrn2 import HGRN2, HGRN2Options
+from evalsuite.models.mixers.interface import MIXERS
 from evalsuite.models.mixers.options import MixerOptions
-from evalsuite.models.mixers.registry import MIXERS
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 
 

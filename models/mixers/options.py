@@ -107,33 +107,6 @@ DELTA_NATIVE: dict[str, Any] = {
 """What fla's layers of the delta-rule family share: SiLU after the convolutions of q, k and v, RMS norm."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecayOptions(MixerOptions):
-    """Options of mixers whose state decays."""
-
-    min_decay: float = 0.88
-    """Initial decay per token of the first head."""
-    max_decay: float = 0.999
-    """Initial decay of the last head. Heads between are evenly spaced in log(1 − decay); memory lengths range
-    from 8 to 1,000 tokens by default."""
-    decay_init: Literal["range", "native"] = "range"
-    """Initial decay: a constant per head, from `min_decay` to `max_decay`, or as in the authors' code."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        ranged = (self.min_decay, self.max_decay) != (DecayOptions.min_decay, DecayOptions.max_decay)
-        if ranged and self.decay_init != "range":
-            raise ConfigError(
-                f"min_decay = {self.min_decay}, max_decay = {self.max_decay} have no effect with "
-                f"decay_init = '{self.decay_init}'; set decay_init: range"
-            )
-        if not 0 < self.min_decay <= self.max_decay < 1:
-            raise ConfigError(
-                f"min_decay = {self.min_decay}, max_decay = {self.max_decay}: "
-                "need 0 < min_decay <= max_decay < 1"
-            )
-
-
 OptionsType = TypeVar("OptionsType", bound="MixerOptions")
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from transformers import initialization as init
 
 from evalsuite.models.mixers.base import RecurrentMixer
-from evalsuite.models.mixers.init import initial_decay
-from evalsuite.models.mixers.options import ADDITIVE_NATIVE, DecayOptions, MixerOptions
-from evalsuite.models.mixers.registry import MIXERS
+from evalsuite.models.mixers.decay import DecayOptions, initial_decay
+from evalsuite.models.mixers.interface import MIXERS
+from evalsuite.models.mixers.options import ADDITIVE_NATIVE, MixerOptions
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.models.ops.reference import input_scale, upcast_fp32
 

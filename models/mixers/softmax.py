@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.attention_shape import AttentionShape, qk_norm_kind, rotates, soft_cap
 from evalsuite.models.mixers.interface import (
+    MIXERS,
     AttentionSpan,
     CacheSpec,
     Mixer,
@@ -21,7 +22,6 @@ from evalsuite.models.mixers.interface import (
     layer_cache,
 )
 from evalsuite.models.mixers.layers import apply_rotary_pos_emb
-from evalsuite.models.mixers.registry import MIXERS
 from evalsuite.models.mixers.teacher_weights import SOFTMAX_INITS, copy_softmax
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
 

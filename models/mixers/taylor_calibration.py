@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.mixers.decay import inverse_softplus
 from evalsuite.models.mixers.gated_deltanet import GatedDeltaNet
-from evalsuite.models.mixers.init import inverse_softplus
 from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.ops.recurrence import compute_recurrence
 

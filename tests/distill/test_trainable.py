@@ -5,10 +5,10 @@ import torch
 
 from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
 from evalsuite.distill.trainable import TRAINABLE_SETS, set_trainable
+from evalsuite.distill.training.optim import no_weight_decay
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.foundation import ConfigError
 from evalsuite.models import build_student
-from evalsuite.models.mixers import no_weight_decay
 
 MIXERS = ["gated_deltanet", "softmax", "gla"]
 LAYERS = {"mixer": {0, 2}, "softmax": {1}}

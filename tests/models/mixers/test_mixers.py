@@ -178,14 +178,14 @@ def test_attention_matrix_times_values_equals_output(name: str, head_dim: int) -
     places = rotary(torch.arange(20).expand(2, -1), head_dim)
     real = torch.ones(2, 20, dtype=torch.bool)
     real[1, 15:] = False
-    inputs = mixer.prepare(x, places, token_mask=real).inputs
-    o, _ = compute_recurrence(inputs)
+    layer = mixer.prepare(x, places, token_mask=real)
+    o, _ = compute_recurrence(layer.inputs)
     weights, values = mixer.attention_matrix(x, places, real)
     assert torch.equal(weights, weights.tril())
     assert not weights[1, :, :15, 15:].any()
     mixed = torch.einsum("bhts,bshv->bthv", weights, values)
-    close(mixed[0], mixer.apply_normalizer(o, inputs)[0])
-    close(mixed[1, :15], mixer.apply_normalizer(o, inputs)[1, :15])
+    close(mixed[0], mixer.apply_normalizer(o, layer)[0])
+    close(mixed[1, :15], mixer.apply_normalizer(o, layer)[1, :15])
 
 
 @pytest.mark.parametrize("name", WINDOWED)

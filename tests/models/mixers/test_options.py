@@ -68,10 +68,10 @@ def test_split_state_packing_padding_and_matrix(name: str, options: dict[str, An
     padded = run(mixer, x, positions=(torch.arange(30) - 4).clamp_min(0).unsqueeze(0), token_mask=real)
     close(padded[:, 4:], run(mixer, x[:, 4:]))
     rotary = (torch.ones(1, 30, mixer.head_dim).double(), torch.zeros(1, 30, mixer.head_dim).double())
-    inputs = mixer.prepare(x, rotary).inputs
-    o, _ = compute_recurrence(inputs)
+    layer = mixer.prepare(x, rotary)
+    o, _ = compute_recurrence(layer.inputs)
     weights, values = mixer.attention_matrix(x, rotary)
-    close(torch.einsum("bhts,bshv->bthv", weights, values), mixer.apply_normalizer(o, inputs))
+    close(torch.einsum("bhts,bshv->bthv", weights, values), mixer.apply_normalizer(o, layer))
 
 
 def gates(mixer: RecurrentMixer, x: Tensor) -> Any:
@@ -162,9 +162,9 @@ def test_mlstm_without_input_gate_or_normalizer() -> None:
     values, total = (
         compute_recurrence(replace(full, v=v))[0] for v in (inputs.v, torch.ones_like(inputs.v[..., :1]))
     )
-    close(bare.apply_normalizer(values, inputs), values)
+    close(bare.apply_normalizer(values, bare.prepare(x)), values)
     with_ones, _ = compute_recurrence(full)
-    close(layer.apply_normalizer(with_ones, full), values / total.abs().clamp_min(1))
+    close(layer.apply_normalizer(with_ones, layer.prepare(x)), values / total.abs().clamp_min(1))
 
 
 def test_mlstm_gates_start_coupled_or_as_in_the_published_code() -> None:
