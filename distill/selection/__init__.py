@@ -1,19 +1,19 @@
 """Layer selection: which layers stay softmax, by selectors with one interface.
 
-from evalsuite.distill.selection import Options, select
-select(load_recipe("pocket"), "ga_s2", Path("layers.json"), budget=2, mixer="gated_deltanet")
+from evalsuite.distill.selection import load_selector, select
+selector = load_selector("ga_s2", ["tokens=300k"])
+select(load_recipe("pocket"), selector, Path("layers.json"), budget=2, mixer="gated_deltanet")
 """
 
 from typing import TYPE_CHECKING, Any
 
-from evalsuite.distill.selection.fixed_sets import published_sets
-from evalsuite.distill.selection.options import Options, load_options
-from evalsuite.distill.selection.registry import SELECTORS, Selector
+from evalsuite.distill.selection import selectors  # noqa: F401
+from evalsuite.distill.selection.selector import SELECTORS, Selector, load_selector
 
 if TYPE_CHECKING:
     from evalsuite.distill.selection.run import select
 
-__all__ = ["SELECTORS", "Options", "Selector", "load_options", "published_sets", "select"]
+__all__ = ["SELECTORS", "Selector", "load_selector", "select"]
 
 
 def __getattr__(name: str) -> Any:

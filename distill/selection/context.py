@@ -6,7 +6,6 @@
 One work folder serves all selectors of a teacher, so that the all-linear student is trained once.
 """
 
-import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from evalsuite.distill.data.responses import generate_responses
 from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
 from evalsuite.distill.objectives.forward import set_attention
 from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.selection.options import Options, options_hash, shorten_kd_stage
+from evalsuite.distill.selection.options import ContextOptions
 from evalsuite.distill.training.builders import TrainingModels, build_models, check_recipe
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.held_out import HeldOut, held_out_batches, without_held_out
@@ -93,6 +92,7 @@ class SelectionContext:
 
     Args:
         recipe: has a teacher and one mixer, which replaces softmax during the search.
+        options: of the all-linear student and the held-out slice, such as a selector.
         work: folder for resumable state.
         device: as for `distill`.
 
@@ -102,7 +102,13 @@ class SelectionContext:
     """
 
     def __init__(
-        self, recipe: Recipe, options: Options, work: Path, *, device: str | None = None, quiet: bool = False
+        self,
+        recipe: Recipe,
+        options: ContextOptions,
+        work: Path,
+        *,
+        device: str | None = None,
+        quiet: bool = False,
     ) -> None:
         if recipe.teacher is None:
             raise ConfigError(f"recipe '{recipe.name}' has no teacher, so there are no layers to select")
@@ -127,11 +133,10 @@ class SelectionContext:
             )
         self.layers = int(self.info.config.num_hidden_layers)
 
-    def with_options(self, **changes: Any) -> "SelectionContext":
-        """Return a context that shares the loaded models, with other search settings."""
-        other = copy.copy(self)
-        other.options = self.options.model_copy(update=changes)
-        return other
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its options, which determine what is measured with it."""
+        return self.options.model_dump(mode="json", include=set(ContextOptions.model_fields))
 
     @property
     def mixer(self) -> str:
@@ -217,7 +222,7 @@ class SelectionContext:
             return Path(self.options.all_linear)
         from evalsuite.distill.training.trainer import distill
 
-        out = self.work / f"all-linear-{options_hash(self.all_linear_recipe, self.options)}"
+        out = self.folder("all-linear", self.all_linear_recipe.hash)
         (folder,) = distill(self.all_linear_recipe, out, device=str(self.device), quiet=self.quiet)
         return folder
 
@@ -250,8 +255,18 @@ class SelectionContext:
 
     @cached_property
     def kd_stage(self) -> KnowledgeDistillation:
-        """The shortened knowledge-distillation stage."""
-        return shorten_kd_stage(self.training_recipe, self.options)
+        """The recipe's first stage of knowledge distillation from the teacher.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        stages = self.training_recipe.stages
+        found = next((stage for stage in stages if isinstance(stage, KnowledgeDistillation)), None)
+        if found is None or not found.runs_teacher:
+            raise ConfigError(
+                f"recipe '{self.recipe.name}' has no stage with objective kd, which this selector needs"
+            )
+        return found
 
     @cached_property
     def held_out(self) -> HeldOut:
@@ -266,13 +281,13 @@ class SelectionContext:
         """Context length of the teacher, in tokens."""
         return int(self.info.config.max_position_embeddings)
 
-    def progress_log(self, name: str, about: dict[str, Any], recipe: Recipe | None = None) -> ProgressLog:
+    def progress_log(self, name: str, about: dict[str, Any]) -> ProgressLog:
         """Open the progress log `name` of values that `about` and the recipe determine.
 
         The folder name depends on the recipe, which has the teacher's path; the header has the teacher's
         weights_id, so that changed weights at the same path are detected.
         """
-        about = {"recipe": (recipe or self.recipe).hash, "precision": self.models.precision, **about}
+        about = {"recipe": self.recipe.hash, "precision": self.models.precision, **about}
         return ProgressLog(
             self.folder(name, about) / "progress.jsonl",
             teacher=self.teacher_id,
@@ -280,6 +295,6 @@ class SelectionContext:
             writes=self.process_group.is_main,
         )
 
-    def folder(self, name: str, about: dict[str, Any]) -> Path:
-        """Folder of the progress log and states of `name`."""
+    def folder(self, name: str, about: Any) -> Path:
+        """Folder below `work` of what `about` (JSON) determines."""
         return self.work / f"{name}-{content_hash(about, 8)}"

@@ -4,8 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import floor
+from typing import Literal
 
 from evalsuite.foundation import ConfigError
+
+Direction = Literal["add", "remove"]
+"""Layers are restored in the all-linear student, or become linear in the teacher."""
 
 
 def softmax_budget(layers: int, *, budget: int | None = None, ratio: float | str | None = None) -> int:
@@ -106,6 +110,10 @@ class Window:
         return len(set.union(*map(set, self.sets)))
 
 
+MIN_JACCARD = 0.90
+"""Minimum mean pairwise Jaccard similarity of a stable window (Appendix B)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StopRule:
     """The rolling-Jaccard early stop (KL-guided selection, Appendix B, "Practical recipe").
@@ -120,7 +128,6 @@ class StopRule:
     """
 
     window: int = 10
-    min_jaccard: float = 0.90
     stop_on_last_slot_tie: bool = False
 
     def holds(self, sets: Sequence[Sequence[int]], k: int) -> bool:
@@ -133,7 +140,7 @@ class StopRule:
         if self.stop_on_last_slot_tie and last.sets[-1] != last.sets[-2]:
             return True
         # Tolerance for rounding of the mean.
-        return last.jaccard >= self.min_jaccard - 1e-12
+        return last.jaccard >= MIN_JACCARD - 1e-12
 
     def first(self, sets: Sequence[Sequence[int]], k: int) -> int | None:
         """Index of the snapshot at which training stops; None if it never does."""

@@ -29,8 +29,7 @@ class Cost:
     tokens_without_early_stop: int = 0
     """Student tokens of the complete search."""
     tokens_without_sharing: int = 0
-    """Student tokens of one complete run per layer, each with its own alignment."""
-    teacher_tokens_without_sharing: int = 0
+    """Student tokens of one complete run per layer, each with its own alignment; also the teacher's."""
     all_linear_tokens: int = 0
     """Training tokens of the all-linear student, which all selectors share."""
     seconds: float = 0.0
@@ -46,8 +45,8 @@ class SelectionResult:
     measure: str = ""
     """Description of `scores`, with unit."""
     history: tuple[Snapshot, ...] = ()
-    stopped_early: bool = False
-    """Whether the early-stop rule ended the search."""
+    stopped_early: bool | None = None
+    """Whether the early-stop rule ended the search; None if its length is not planned in tokens."""
     cost: Cost = Cost()
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -9,9 +9,8 @@ from typing import Any
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.selection.context import SelectionContext
 from evalsuite.distill.selection.layer_sets import softmax_budget
-from evalsuite.distill.selection.options import Options
-from evalsuite.distill.selection.registry import SELECTORS, Selector
 from evalsuite.distill.selection.result import SelectionResult
+from evalsuite.distill.selection.selector import Selector, load_selector
 from evalsuite.distill.training.builders import override_mixers
 from evalsuite.distill.training.provenance import package_versions
 from evalsuite.foundation import RunFolderError, read_json, write_json
@@ -21,12 +20,11 @@ SCHEMA = 2
 
 def select(
     recipe: Recipe,
-    selector: str,
+    selector: Selector | str,
     out: Path,
     *,
     budget: int | None = None,
     ratio: float | str | None = None,
-    options: Options | None = None,
     mixer: str | None = None,
     work: Path | None = None,
     device: str | None = None,
@@ -37,6 +35,7 @@ def select(
     The same call resumes an interrupted selection, and returns a finished one unchanged.
 
     Args:
+        selector: with its options, or the name of one with the defaults.
         out: the JSON file.
         budget, ratio: number or share of softmax layers; exactly one of the two.
         mixer: mixer of the other layers during the search, instead of the recipe's.
@@ -48,29 +47,29 @@ def select(
         ConfigError: an unknown selector, an impossible budget, an unsupported teacher, or invalid options.
         RunFolderError: `out` or `work` belong to another teacher or other settings.
     """
-    SELECTORS.get_or_raise(selector)
+    selector = load_selector(selector) if isinstance(selector, str) else selector
     recipe = override_mixers(recipe, None if mixer is None else [mixer])
     work = Path(work) if work is not None else Path(out).parent / "work"
-    context = SelectionContext(recipe, options or Options(), work, device=device, quiet=quiet)
+    context = SelectionContext(recipe, selector, work, device=device, quiet=quiet)
     return select_on(context, selector, out, budget=budget, ratio=ratio)
 
 
 def select_on(
     context: SelectionContext,
-    selector: str,
+    selector: Selector,
     out: Path,
     *,
     budget: int | None = None,
     ratio: float | str | None = None,
 ) -> dict[str, Any]:
     """`select` with an existing context, so that several selectors load the models once."""
-    found, out = SELECTORS.get_or_raise(selector), Path(out)
+    out = Path(out)
     k = softmax_budget(context.layers, budget=budget, ratio=ratio)
     request = {
-        "selector": selector,
+        "selector": selector.name,
         "budget": k,
         "recipe": context.recipe.hash,
-        "options": context.options.model_dump(mode="json", exclude_defaults=True),
+        "options": selector.model_dump(mode="json", exclude_defaults=True),
     }
     done = _finished(out, context, request)
     # All processes check before one of them writes.
@@ -78,8 +77,8 @@ def select_on(
     if done is not None:
         return done
     began = time.monotonic()
-    result = found.select(context, k)
-    value = _encode(context, found, result, request, time.monotonic() - began)
+    result = selector.select(context, k)
+    value = _encode(context, selector, result, request, time.monotonic() - began)
     if context.process_group.is_main:
         write_json(out, value)
     context.process_group.barrier()
@@ -150,8 +149,7 @@ def _encode(
             **result.details,
         },
     }
-    # The history of an iterative search counts rounds, each with its own stop (see details).
-    if result.history and selector.requires == "training" and not context.options.iterative:
+    if result.history and result.stopped_early is not None:
         last = result.history[-1]
         value["stop"] = {
             "step": last.step,

@@ -53,6 +53,20 @@ def mixer_options() -> str:
     return fields.reference(*lines_of(object, [MIXERS[name].Options for name in registries.own(MIXERS)]))
 
 
+def selector_options() -> str:
+    """Return the options of selectors; those of one name and meaning share a row."""
+    names = registries.own(SELECTORS)
+    owners: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        for key in fields.keys(SELECTORS[name]):
+            owners.setdefault((*key.row, fields.meaning(SELECTORS[name], key.name)), []).append(name)
+    rows = []
+    for (option, *rest), found in owners.items():
+        selectors = "all" if found == names else ", ".join(f"`{name}`" for name in found)
+        rows.append(f"| {' | '.join((option, selectors, *rest))} |")
+    return "\n".join(("| option | selectors | type | default | meaning |", "|---|---|---|---|---|", *rows))
+
+
 def lines_of(root: type, kinds: list[type]) -> list[type]:
     """Return configuration classes, each after those that it derives from."""
     bases = [
@@ -96,7 +110,8 @@ DIRECTIVES: dict[str, Callable[[], Any]] = {
     "scorers": lambda: registries.table(SCORERS, describe_scorer),
     "engines": lambda: registries.table(ENGINES),
     "executors": lambda: registries.table(EXECUTORS),
-    "selectors": lambda: registries.table(SELECTORS, lambda each: f"{each.summary} ({each.source})"),
+    "selectors": lambda: registries.table(SELECTORS, lambda each: f"{each.title()} ({each.source})"),
+    "selector options": selector_options,
     "rule metrics": rule_metrics,
     "columns": lambda: registries.table(COLUMNS, lambda each: each.hint),
     "sections": lambda: registries.table(SECTIONS, lambda each: each.title),

@@ -136,7 +136,7 @@ def _distil(run: StudyRun, setting: Setting) -> None:
 
 
 def _select(setting: Setting) -> None:
-    from evalsuite.distill.selection import load_options, select
+    from evalsuite.distill.selection import load_selector, select
 
     study = load_study(setting)
     selection = study.selection
@@ -145,10 +145,9 @@ def _select(setting: Setting) -> None:
     overrides = [f"teacher={json.dumps(setting.teacher)}", *setting.overrides]
     select(
         load_recipe(f"{setting.recipe}:{selection.all_linear}", overrides),
-        selection.selector,
+        load_selector(selection.selector, [*selection.options, f"all_linear={json.dumps(str(start))}"]),
         setting.layers,
         budget=selection.budget,
-        options=load_options([*selection.options, f"all_linear={json.dumps(str(start))}"]),
         work=setting.out / "selection",
         device=setting.device,
         quiet=True,

@@ -46,7 +46,7 @@ def test_a_question_that_cannot_be_answered_is_a_usage_mistake(tmp_path, capsys,
 def test_early_stop_prints_its_savings(tmp_path, capsys):
     """A window of two nearly equal snapshots stops the training: the second of four."""
     settings = ["tokens=1024", "batch_size=2", "align_tokens=256", "snapshot_interval=1", "window=2"]
-    settings += ["min_jaccard=0.01"]
+    settings += ["stop_on_last_slot_tie=true"]
     arguments = ["--selector", "ga_s2", "--budget", "3", "--out", str(tmp_path / "layers.json")]
     assert select(*arguments, "--set", *BRIEF, "stage.batch_size=2", "--option", *settings, "held_out=2") == 0
     # 3 of 4 layers differ in one at most: their union is never over K + 1.

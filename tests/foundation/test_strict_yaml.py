@@ -11,7 +11,7 @@ import yaml
 
 from evalsuite.cli.options import named_values
 from evalsuite.distill import load_recipe
-from evalsuite.distill.selection.options import load_options
+from evalsuite.distill.selection import load_selector
 from evalsuite.foundation import (
     CheckpointError,
     ConfigError,
@@ -134,7 +134,7 @@ def test_options_refuse_a_key_given_twice() -> None:
     with pytest.raises(ConfigError, match=r"--set seed=.*key 'b' occurs twice"):
         load_recipe("default", ["seed={b: 1, b: 2}"])
     with pytest.raises(ConfigError, match="'held_out' is given twice"):
-        load_options(["held_out=1", "held_out=2"])
+        load_selector("uniform", ["held_out=1", "held_out=2"])
 
 
 def shuffled(value: Any, order: random.Random) -> Any:

@@ -56,7 +56,8 @@ from tests.parity.selection_tables import (
 
 if TYPE_CHECKING:
     from evalsuite.distill.recipe import Recipe
-    from evalsuite.distill.selection import Options
+    from evalsuite.distill.selection import Selector
+    from evalsuite.distill.selection.context import SelectionContext
 
 STEPS = ("select", "distill", "build", "infer", "score")
 
@@ -139,12 +140,14 @@ class Study:
         worker_index: int = 0,
     ) -> None:
         from evalsuite.distill import load_recipe
-        from evalsuite.distill.selection import load_options
+        from evalsuite.distill.selection import SELECTORS, load_selector
         from evalsuite.distill.training.distributed import ProcessGroup
         from evalsuite.distill.training.held_out import without_held_out
 
         self.recipe: Recipe = without_held_out(load_recipe(recipe, [*overrides, f"student.mixers=[{mixer}]"]))
-        self.options: Options = load_options(options)
+        self.options = options
+        known = {key for name in SELECTORS for key in SELECTORS[name].model_fields}
+        load_selector(REFERENCE, [each for each in options if each.partition("=")[0] not in known])
         self.out, self.run, self.device, self.quiet = out, out / "run", device, quiet
         self.worker_index, self.process_group = worker_index, ProcessGroup(device)
 
@@ -161,6 +164,21 @@ class Study:
             spent = known.get(what, 0.0) + time.monotonic() - began
             write_json(path, {**known, what: spent, "device": self.process_group.device_name})
 
+    def selector(self, name: str, *own: str) -> "Selector":
+        """The selector `name` with those of the study's options that it has, and its own."""
+        from evalsuite.distill.selection import SELECTORS, load_selector
+
+        keys = SELECTORS.get_or_raise(name).model_fields
+        return load_selector(name, [*(each for each in self.options if each.partition("=")[0] in keys), *own])
+
+    def context(self) -> "SelectionContext":
+        """The teacher and its data, for all selectors."""
+        from evalsuite.distill.selection.context import SelectionContext
+
+        return SelectionContext(
+            self.recipe, self.selector(REFERENCE), self.out / "work", device=self.device, quiet=self.quiet
+        )
+
     def select(
         self,
         selectors: Sequence[str],
@@ -170,24 +188,22 @@ class Study:
         ablate_layers: Sequence[int],
     ) -> None:
         """Select layers with every selector and budget in one context."""
-        from evalsuite.distill.selection import SELECTORS
-        from evalsuite.distill.selection.context import SelectionContext
         from evalsuite.distill.selection.run import select_on
+        from evalsuite.distill.selection.selectors.one_swap import DistillationSelector
         from tests.parity.single_candidate import train_single_candidate
 
-        context = SelectionContext(
-            self.recipe, self.options, self.out / "work", device=self.device, quiet=self.quiet
-        )
+        context = self.context()
         for name in selectors:
-            if complete and SELECTORS[name].requires == "training":
-                assert context.all_linear is not None  # loaded once for both contexts
-                ended, path = context.with_options(early_stop=False), self.out / "complete" / f"{name}.json"
-                self._log(f"{name} to its end", partial(select_on, ended, name, path, budget=max(budgets)))
+            chosen = self.selector(name)
+            if complete and isinstance(chosen, DistillationSelector):
+                ended, path = self.selector(name, "early_stop=false"), self.out / "complete" / f"{name}.json"
+                self._log(f"{name} to its end", partial(select_on, context, ended, path, budget=max(budgets)))
             for budget in budgets:
                 path = self._file(name, budget)
-                self._log(f"{name} {budget}", partial(select_on, context, name, path, budget=budget))
+                self._log(f"{name} {budget}", partial(select_on, context, chosen, path, budget=budget))
+        single: Any = self.selector("ga_s2")
         alone = [
-            self._log(f"layer {layer} alone", partial(train_single_candidate, context, layer))
+            self._log(f"layer {layer} alone", partial(train_single_candidate, context, single, layer))
             for layer in ablate_layers
         ]
         if alone and self.process_group.is_main:
@@ -264,7 +280,6 @@ class Study:
     def distill(self, layers: Layers) -> None:
         """Distil the student with these softmax layers; without any, it is the all-linear student."""
         from evalsuite.distill import distill
-        from evalsuite.distill.selection.context import SelectionContext
 
         if layers:
             student = self.recipe.student.model_copy(update={"softmax_layers": list(layers)})
@@ -272,10 +287,7 @@ class Study:
             out = self.out / "distilled" / label_of(layers)
             (folder,) = distill(recipe, out, device=self.device, quiet=self.quiet)
         else:
-            work = self.out / "work"
-            folder = SelectionContext(
-                self.recipe, self.options, work, device=self.device, quiet=self.quiet
-            ).all_linear_path
+            folder = self.context().all_linear_path
         self._linked(layers, folder)
         _free()
 

@@ -12,30 +12,29 @@ import torch
 from evalsuite.distill.data.loader import StageDataLoader, prefetch
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.selection.context import SelectionContext
-from evalsuite.distill.selection.one_swap.candidates import (
-    SingleProcessGroup,
-    copy_trainable,
-    hybrid_from_linear,
-)
-from evalsuite.distill.selection.options import shorten_alignment_stage
+from evalsuite.distill.selection.hybrids import copy_trainable, hybrid_from_linear
+from evalsuite.distill.selection.one_swap_training import SingleProcessGroup
+from evalsuite.distill.selection.selectors.one_swap import DistillationAddition
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.models import StudentForCausalLM
 
 
-def train_single_candidate(context: SelectionContext, layer: int) -> dict[str, Any]:
+def train_single_candidate(
+    context: SelectionContext, selector: DistillationAddition, layer: int
+) -> dict[str, Any]:
     """Restore `layer` in the all-linear student, align, distil and score it (Algorithm 1, lines 3 to 6).
 
     Returns:
         layer, importance (Eq. 6: minus the held-out KL, nats per token), tokens of the student (the
         teacher reads as many), and seconds of training and scoring.
     """
-    align = shorten_alignment_stage(context.training_recipe, context.options)
+    align, distillation = selector.align_stage(context), selector.shorten(context.kd_stage)
     with hybrid_from_linear(context.all_linear, context.all_softmax, [layer]) as swapped:
-        student = copy_trainable(swapped, context.kd_stage.trainable_set)
+        student = copy_trainable(swapped, distillation.trainable_set)
     assert context.held_out.num_tokens
     _synchronize(context)
     began, tokens = time.monotonic(), 0
-    for stage in (align, context.kd_stage):
+    for stage in (align, distillation):
         if stage is not None:
             _train(context, student, stage)
             tokens += stage.steps * stage.tokens_per_step

@@ -45,7 +45,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         default=[],
         metavar="KEY=VALUE",
         dest="options",
-        help="settings of the selector, such as tokens=300k snapshot_interval=10 held_out=64 beam_width=4",
+        help="options of the selector, such as held_out=64, and of ga_s2 tokens=300k snapshot_interval=10",
     )
     parser.add_argument("--out", type=Path, required=True, help="JSON file; the same command resumes")
     parser.add_argument(
@@ -62,18 +62,17 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Select layers, write the file and its figure, and print a summary."""
     from evalsuite.distill import load_recipe
-    from evalsuite.distill.selection import load_options, select
+    from evalsuite.distill.selection import load_selector, select
     from evalsuite.foundation import write_text
     from evalsuite.reports.page.selection_figure import draw
     from evalsuite.reports.records.sidecars import read_selection
 
     value = select(
         load_recipe(arguments.recipe, arguments.overrides),
-        arguments.selector,
+        load_selector(arguments.selector, arguments.options),
         arguments.out,
         budget=arguments.budget,
         ratio=arguments.ratio,
-        options=load_options(arguments.options),
         mixer=arguments.mixer,
         work=arguments.work,
         device=arguments.device,

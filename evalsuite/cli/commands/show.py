@@ -181,12 +181,15 @@ def show_recipes(arguments: argparse.Namespace) -> int:
 
 def show_selectors(arguments: argparse.Namespace) -> int:
     """Print method, requirements and source of each selector, and the published layer sets."""
-    from evalsuite.distill.selection import SELECTORS, published_sets
+    from evalsuite.distill.selection import SELECTORS
+    from evalsuite.distill.selection.selector import REQUIREMENTS
+    from evalsuite.distill.selection.selectors.fixed_sets import published_sets
 
     problems = {name: SELECTORS.problem(name) for name in SELECTORS}
     usable = [name for name in SELECTORS if problems[name] is None or SELECTORS.origin(name) == "evalsuite"]
+    usable.sort(key=lambda name: REQUIREMENTS.index(SELECTORS[name].requires))
     rows = [
-        (name, each.requires, each.summary, each.source + plugin_origin(SELECTORS, name))
+        (name, each.requires, each.title(), each.source + plugin_origin(SELECTORS, name))
         for name, each in ((name, SELECTORS[name]) for name in usable)
     ]
     print(table(("selector", "needs", "method", "source"), rows))

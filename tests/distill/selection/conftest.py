@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from evalsuite.distill.recipe import Recipe
+from evalsuite.distill.selection import SELECTORS, Selector
 from evalsuite.distill.selection.context import SelectionContext
-from evalsuite.distill.selection.options import Options
+from evalsuite.distill.selection.options import ContextOptions
 
 SMALL: dict[str, Any] = {
     "num_examples": 6,
@@ -21,9 +22,11 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="session")
-def options() -> Callable[..., Options]:
-    return lambda **changes: Options(**{**SMALL, **changes})
+def small_selector(name: str, **changes: Any) -> Selector:
+    """A selector with small settings."""
+    kind = SELECTORS[name]
+    small = {key: value for key, value in SMALL.items() if key in kind.model_fields}
+    return kind(**{**small, **changes})
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +41,8 @@ def recipe(small_recipe: Callable[..., Recipe], teacher_folder: Path) -> Recipe:
 
 
 @pytest.fixture
-def context(recipe: Recipe, options: Callable[..., Options], work: Path) -> SelectionContext:
-    built = SelectionContext(recipe, options(), work, device="cpu", quiet=True)
+def context(recipe: Recipe, work: Path) -> SelectionContext:
+    options = ContextOptions(held_out=SMALL["held_out"])
+    built = SelectionContext(recipe, options, work, device="cpu", quiet=True)
     assert built.all_linear is not None  # before any test turns gradients off
     return built

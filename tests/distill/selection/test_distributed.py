@@ -5,24 +5,26 @@ from functools import partial
 
 import pytest
 
-from evalsuite.distill.selection import select
+from evalsuite.distill.selection import Selector, select
+from tests.distill.selection.conftest import small_selector
 from tests.distill.training.saved_states import read_state
 from tests.distill.training.two_processes import needs_loopback, run_both
 
 
-def run(selector: str, recipe, options, folder, rank: int) -> None:
-    select(recipe, selector, folder / "layers.json", budget=1, options=options, device="cpu", quiet=True)
+def run(selector: Selector, recipe, folder, rank: int) -> None:
+    select(recipe, selector, folder / "layers.json", budget=1, device="cpu", quiet=True)
 
 
 @needs_loopback
 @pytest.mark.parametrize("selector", [pytest.param("ga_s2", marks=pytest.mark.long), "beam_add"])
-def test_two_processes_give_the_scores_of_one(context, recipe, options, tmp_path, selector):
+def test_two_processes_give_the_scores_of_one(context, recipe, tmp_path, selector):
     """Beam search without a given all-linear student, which both processes must distil together first."""
     all_linear = str(context.all_linear_path) if selector == "ga_s2" else None
-    options = options(all_linear=all_linear, early_stop=False, snapshot_interval=2)
-    one = select(recipe, selector, tmp_path / "one.json", budget=1, options=options, device="cpu", quiet=True)
+    own = {"early_stop": False, "snapshot_interval": 2} if selector == "ga_s2" else {}
+    chosen = small_selector(selector, all_linear=all_linear, **own)
+    one = select(recipe, chosen, tmp_path / "one.json", budget=1, device="cpu", quiet=True)
     folder = tmp_path / "two"
-    assert run_both(partial(run, selector, recipe, options, folder)) == [0, 0]
+    assert run_both(partial(run, chosen, recipe, folder)) == [0, 0]
     two = json.loads((folder / "layers.json").read_text())
     assert two["scores"] == pytest.approx(one["scores"], rel=1e-6 if all_linear else 1e-3)
     assert two["layers"] == one["layers"]

@@ -2,15 +2,14 @@
 
 import pytest
 
-from evalsuite.distill.selection.one_swap import selectors
-from evalsuite.distill.selection.one_swap.candidates import (
-    DistilledCandidates,
-    hybrid_from_linear,
-    swap_mixers,
-)
-from evalsuite.distill.selection.one_swap.training import aligned_all_linear, distillation_training
-from evalsuite.distill.selection.options import shorten_alignment_stage
-from tests.distill.selection.test_one_swap import new_context, steps
+from evalsuite.distill.selection import one_swap_training
+from evalsuite.distill.selection.hybrids import hybrid_from_linear, swap_mixers
+from evalsuite.distill.selection.one_swap_training import DistilledCandidates
+from evalsuite.distill.selection.selectors.one_swap import ROUNDS_MEASURE
+from tests.distill.selection.conftest import small_selector
+from tests.distill.selection.test_one_swap import distillation, new_context, selected, steps
+
+IN_ROUNDS = {"early_stop": False, "iterative": True}
 
 
 @pytest.mark.parametrize(("direction", "layers"), [("add", (0, 2)), ("remove", (0,))])
@@ -29,9 +28,9 @@ def test_later_rounds_include_decided_layers(context, direction, layers):
 
 @pytest.mark.parametrize(("direction", "k"), [("add", 2), pytest.param("remove", 1, marks=pytest.mark.long)])
 def test_stage_2_rounds_train_the_undecided_layers(context, tmp_path, direction, k):
-    context = new_context(context, tmp_path, early_stop=False, iterative=True)
-    result = selectors.stage2(context, k, direction=direction)
-    first = distillation_training(context, direction)
+    context = new_context(context, tmp_path)
+    result = selected("ga_s2" if direction == "add" else "gr_s2", context, k, **IN_ROUNDS)
+    first = distillation(context, direction)
     scores = first.run(1, direction)[-1].scores
     decided = scores.index(max(scores) if direction == "add" else min(scores))
     built = result.details["rounds"]
@@ -56,16 +55,15 @@ def test_stage_2_rounds_train_the_undecided_layers(context, tmp_path, direction,
 
 
 def test_stage_1_rounds_measure_the_aligned_student(context, tmp_path):
-    context = new_context(context, tmp_path, iterative=True)
-    result = selectors.stage1(context, 2, direction="add")
-    stage = shorten_alignment_stage(context.training_recipe, context.options)
-    all_linear = aligned_all_linear(context, stage)
+    context = new_context(context, tmp_path)
+    result = selected("ga_s1", context, 2, iterative=True)
+    all_linear = small_selector("ga_s1").training(context).all_linear()
     first, second = (each["layer"] for each in result.details["rounds"])
     with hybrid_from_linear(all_linear, context.all_softmax, [first, second]) as student:
         distance = context.held_out.hidden_distance(student)
     assert result.details["rounds"][1]["scores"][second] == pytest.approx(-distance, rel=1e-6)
     assert result.cost.student_tokens == 512
-    removed = selectors.stage1(context, 1, direction="remove")
+    removed = selected("gr_s1", context, iterative=True)
     (kept,) = removed.layers
     gone = [layer for layer in range(3) if layer != kept]
     with swap_mixers(context.all_softmax, all_linear, gone) as student:
@@ -89,11 +87,9 @@ def test_iterative_addition_can_differ_from_top_k(context, tmp_path, monkeypatch
             bonus = 5.0 if 0 in self._before else 0.0
             return {"add": {layer: alone[layer] + bonus * (layer == 2) for layer in self._layers}}
 
-    monkeypatch.setattr("evalsuite.distill.selection.one_swap.training.DistilledCandidates", Scripted)
-    at_once = selectors.stage2(new_context(context, tmp_path / "a", early_stop=False), 2, direction="add")
-    one_by_one = selectors.stage2(
-        new_context(context, tmp_path / "b", early_stop=False, iterative=True), 2, direction="add"
-    )
+    monkeypatch.setattr(one_swap_training, "DistilledCandidates", Scripted)
+    at_once = selected("ga_s2", new_context(context, tmp_path / "a"), 2, early_stop=False)
+    one_by_one = selected("ga_s2", new_context(context, tmp_path / "b"), 2, **IN_ROUNDS)
     assert at_once.layers == (0, 1)
     assert one_by_one.layers == (0, 2)
     assert one_by_one.scores == (2.0, 0.0, 1.0)
@@ -102,9 +98,7 @@ def test_iterative_addition_can_differ_from_top_k(context, tmp_path, monkeypatch
 @pytest.mark.long
 def test_interrupted_rounds_resume_exactly(context, tmp_path, monkeypatch):
     """Interrupted in the second round: the first is read from its log, the second is repeated."""
-    complete = selectors.stage2(
-        new_context(context, tmp_path / "complete", early_stop=False, iterative=True), 2, direction="add"
-    )
+    complete = selected("ga_s2", new_context(context, tmp_path / "complete"), 2, **IN_ROUNDS)
     step, calls = DistilledCandidates.step, []
 
     def dies(self, data, number):
@@ -113,11 +107,10 @@ def test_interrupted_rounds_resume_exactly(context, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         step(self, data, number)
 
-    broken = {"early_stop": False, "iterative": True}
     with monkeypatch.context() as patch:
         patch.setattr(DistilledCandidates, "step", dies)
         with pytest.raises(KeyboardInterrupt):
-            selectors.stage2(new_context(context, tmp_path / "broken", **broken), 2, direction="add")
+            selected("ga_s2", new_context(context, tmp_path / "broken"), 2, **IN_ROUNDS)
     counted = []
 
     def counting(self, data, number):
@@ -126,15 +119,14 @@ def test_interrupted_rounds_resume_exactly(context, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(DistilledCandidates, "step", counting)
-        resumed = selectors.stage2(new_context(context, tmp_path / "broken", **broken), 2, direction="add")
+        resumed = selected("ga_s2", new_context(context, tmp_path / "broken"), 2, **IN_ROUNDS)
     assert set(counted) == {2}
     assert resumed.details["rounds"] == complete.details["rounds"]
     assert resumed.layers == complete.layers
 
 
 def test_averaged_rounds_use_both_directions(context, tmp_path):
-    context = new_context(context, tmp_path, early_stop=False, iterative=True)
-    result = selectors.averaged(context, 1, stage=1)
+    result = selected("avg_s1", new_context(context, tmp_path), iterative=True)
     assert len(result.layers) == 1
-    assert selectors.ROUNDS_MEASURE["add"] != selectors.ROUNDS_MEASURE["remove"]
+    assert ROUNDS_MEASURE["add"] != ROUNDS_MEASURE["remove"]
     assert set(result.details) == {"add", "remove"}

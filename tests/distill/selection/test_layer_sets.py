@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalsuite.distill.selection.fixed_sets import fixed_layers, published_sets, smart_layers, uniform_layers
 from evalsuite.distill.selection.layer_sets import (
     StopRule,
     Window,
@@ -17,6 +16,8 @@ from evalsuite.distill.selection.layer_sets import (
     softmax_budget,
     top_layers,
 )
+from evalsuite.distill.selection.selectors.fixed_sets import fixed_layers, published_sets, uniform_layers
+from evalsuite.distill.selection.selectors.smart import smart_layers
 from evalsuite.foundation import ConfigError
 
 

@@ -9,14 +9,14 @@ import torch
 
 from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.distill.selection import tasks
-from evalsuite.distill.selection.one_swap.candidates import (
-    AlignedCandidates,
+from evalsuite.distill.selection.hybrids import (
     copy_trainable,
     hybrid_from_linear,
     swap_layers,
     swap_mixers,
 )
-from evalsuite.distill.selection.skip_layer import skip_layer
+from evalsuite.distill.selection.one_swap_training import AlignedCandidates
+from evalsuite.distill.selection.selectors.skip_layer import skip_layer
 from evalsuite.distill.selection.tasks import TASKS, Question, QuestionSet, draw_questions
 from evalsuite.distill.training.held_out import residual_streams
 from evalsuite.foundation import ConfigError
@@ -136,7 +136,7 @@ def test_the_teacher_runs_once_for_all_candidates(context):
     alone = {}
     for direction, sign in (("add", -1.0), ("remove", 1.0)):
         for layer in range(3):
-            with swap_layers(context, direction, candidates.model, [layer]) as student:
+            with swap_layers(direction, candidates.model, context.all_softmax, [layer]) as student:
                 alone[direction, layer] = sign * held_out.hidden_distance(student)
     calls = []
     hook = context.teacher.model.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))

@@ -8,26 +8,42 @@ import pytest
 import torch
 
 from evalsuite.distill import load_recipe
+from evalsuite.distill.data.loader import StageDataLoader
+from evalsuite.distill.selection import load_selector
 from evalsuite.distill.selection.context import SelectionContext
-from evalsuite.distill.selection.layer_sets import one_swap_jaccard, ranks, top_layers
-from evalsuite.distill.selection.one_swap import selectors, training
-from evalsuite.distill.selection.one_swap.candidates import AlignedCandidates, DistilledCandidates
-from evalsuite.distill.selection.one_swap.training import OneSwapTraining
-from evalsuite.distill.selection.options import Options, shorten_kd_stage
+from evalsuite.distill.selection.hybrids import hybrid_from_linear
+from evalsuite.distill.selection.layer_sets import StopRule, one_swap_jaccard, ranks, top_layers
+from evalsuite.distill.selection.one_swap_training import (
+    AlignedCandidates,
+    DistilledCandidates,
+    OneSwapTraining,
+)
+from evalsuite.distill.selection.options import ContextOptions
+from evalsuite.distill.selection.result import SelectionResult
 from evalsuite.distill.training.interface import TrainingError
 from evalsuite.foundation import CheckpointError, RunFolderError, read_jsonl
+from tests.distill.selection.conftest import small_selector
 from tests.distill.training.saved_states import read_state
 from tests.parity.single_candidate import train_single_candidate
 
 
-def new_context(context: SelectionContext, folder, **changes) -> SelectionContext:
+def selected(name: str, context: SelectionContext, k: int = 1, **options) -> SelectionResult:
+    """The result of a selector with small settings."""
+    return small_selector(name, **options).select(context, k)
+
+
+def distillation(context: SelectionContext, direction="add") -> OneSwapTraining:
+    return small_selector("ga_s2").training(context).distillation(context.kd_stage, direction)
+
+
+def new_context(context: SelectionContext, folder) -> SelectionContext:
     """A context with a fresh work folder and the existing all-linear student."""
-    options = context.options.model_copy(update={"all_linear": str(context.all_linear_path), **changes})
+    options = context.options.model_copy(update={"all_linear": str(context.all_linear_path)})
     return SelectionContext(context.recipe, options, folder, device="cpu", quiet=True)
 
 
 def steps(context: SelectionContext, stage, count: int):
-    data = iter(training.StageDataLoader(context.open_sources(), stage))
+    data = iter(StageDataLoader(context.open_sources(), stage))
     return [next(data) for _ in range(count)]
 
 
@@ -83,15 +99,13 @@ def test_a_candidate_that_has_diverged_is_not_scored(context, tmp_path, monkeypa
         return output
 
     monkeypatch.setattr(DistilledCandidates, "step", step)
-    run = training.distillation_training(fresh, "add")
+    run = distillation(fresh)
     with pytest.raises(TrainingError, match=r"layer-1: the loss is nan"):
         run.run(1, "add")
     assert [row["step"] for row in run.progress_log.rows] == [1]
 
 
 def layer_1_restored(context: SelectionContext):
-    from evalsuite.distill.selection.one_swap.candidates import hybrid_from_linear
-
     return hybrid_from_linear(context.all_linear, context.all_softmax, [1])
 
 
@@ -106,18 +120,18 @@ def aligned_from(context: SelectionContext, stage, student):
     return AlignedCandidates(stand_in, stage, [])
 
 
-@pytest.mark.parametrize("selector", ["stage1", pytest.param("stage2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("selector", ["ga_s1", pytest.param("ga_s2", marks=pytest.mark.long)])
 def test_interrupted_training_resumes_exactly(context, tmp_path, monkeypatch, selector):
     """Interrupted between two snapshots: resuming from the previous state gives bit-identical scores."""
-    function = getattr(selectors, selector)
     recipe = context.recipe.model_copy(
         update={"checkpoint": context.recipe.checkpoint.model_copy(update={"state_interval_seconds": 0.0})}
     )
-    context = new_context(replace_recipe(context, recipe), tmp_path / "complete", early_stop=False)
-    complete = function(context, 1, direction="add")
+    context = new_context(replace_recipe(context, recipe), tmp_path / "complete")
+    options = {"early_stop": False} if selector == "ga_s2" else {}
+    complete = selected(selector, context, **options)
     assert len(complete.history) >= 4
     broken = new_context(context, tmp_path / "broken")
-    kind = AlignedCandidates if selector == "stage1" else DistilledCandidates
+    kind = AlignedCandidates if selector == "ga_s1" else DistilledCandidates
     step = kind.step
 
     def dies(self, data, number):
@@ -128,10 +142,10 @@ def test_interrupted_training_resumes_exactly(context, tmp_path, monkeypatch, se
     with monkeypatch.context() as patch:
         patch.setattr(kind, "step", dies)
         with pytest.raises(KeyboardInterrupt):
-            function(broken, 1, direction="add")
+            selected(selector, broken, **options)
     logs = list((tmp_path / "broken").rglob("progress.jsonl"))
     assert any(len(list(read_jsonl(path))) == 3 for path in logs)
-    resumed = function(new_context(context, tmp_path / "broken"), 1, direction="add")
+    resumed = selected(selector, new_context(context, tmp_path / "broken"), **options)
     assert [s.scores for s in resumed.history] == [s.scores for s in complete.history]
     assert resumed.layers == complete.layers
     # Steps after the last complete state are repeated, not counted twice.
@@ -146,7 +160,7 @@ def replace_recipe(context: SelectionContext, recipe) -> SelectionContext:
 
 def test_rows_after_the_last_saved_state_are_dropped(context, tmp_path, monkeypatch):
     """Infrequent saves: an interruption leaves snapshots of steps that are repeated."""
-    context = new_context(context, tmp_path, early_stop=False)
+    context = new_context(context, tmp_path)
     step = DistilledCandidates.step
 
     def dies(self, data, number):
@@ -157,8 +171,8 @@ def test_rows_after_the_last_saved_state_are_dropped(context, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(DistilledCandidates, "step", dies)
         with pytest.raises(KeyboardInterrupt):
-            selectors.stage2(context, 1, direction="add")
-    result = selectors.stage2(new_context(context, tmp_path), 1, direction="add")
+            selected("ga_s2", context, early_stop=False)
+    result = selected("ga_s2", new_context(context, tmp_path), early_stop=False)
     assert [s.step for s in result.history] == [1, 2, 3, 4]
     (progress_log,) = tmp_path.glob("kd-add-*/progress.jsonl")
     assert [row["step"] for row in list(read_jsonl(progress_log))[1:]] == [1, 2, 3, 4]
@@ -175,10 +189,10 @@ def test_a_signal_saves_the_candidates_after_their_step(context, tmp_path, monke
 
     monkeypatch.setattr(DistilledCandidates, "step", stepping)
     with pytest.raises(KeyboardInterrupt):
-        selectors.stage2(new_context(context, tmp_path, early_stop=False), 1, direction="add")
+        selected("ga_s2", new_context(context, tmp_path), early_stop=False)
     (state,) = tmp_path.glob("kd-add-*/state")
     assert read_state(state)[0].step == 2
-    result = selectors.stage2(new_context(context, tmp_path, early_stop=False), 1, direction="add")
+    result = selected("ga_s2", new_context(context, tmp_path), early_stop=False)
     assert numbers == [0, 1, 2, 3]
     assert [snapshot.step for snapshot in result.history] == [1, 2, 3, 4]
 
@@ -199,16 +213,19 @@ class Scripted:
 def scripted_training(context: SelectionContext, script) -> tuple[OneSwapTraining, Scripted]:
     stage = context.kd_stage.model_copy(update={"tokens": 128 * len(script)})
     candidates = Scripted(script)
-    return OneSwapTraining(context, stage, lambda layers: candidates, name="scripted", about={}), candidates
+    run = OneSwapTraining(
+        context, stage, lambda layers: candidates, name="scripted", about={}, snapshot_interval=1
+    )
+    return run, candidates
 
 
 def test_early_stop_at_the_first_stable_window(context, tmp_path):
     """Window 3, K = 1: noise, then layer 2 three times in a row, at step 5 of 9."""
     best = [0, 1, 2, 2, 2, 0, 1, 0, 1]
     script = [[float(layer == each) for layer in range(3)] for each in best]
-    context = new_context(context, tmp_path, window=3)
+    context = new_context(context, tmp_path)
     run, candidates = scripted_training(context, script)
-    history = run.run(1, "add", early_stop=True)
+    history = run.run(1, "add", StopRule(window=3))
     assert [s.step for s in history] == [1, 2, 3, 4, 5]
     assert history[-1].layers == (2,)
     assert history[-1].tokens == 5 * 128 * 3
@@ -219,19 +236,19 @@ def test_another_budget_extends_the_training(context, tmp_path):
     """The log has the scores of all layers, so K = 2 trains only the steps beyond K = 1."""
     best = [(2, 0), (2, 1), (2, 0), (2, 1), (2, 1), (2, 1), (2, 0), (2, 0)]
     script = [[2.0 * (layer == a) + (layer == b) for layer in range(3)] for a, b in best]
-    context = new_context(context, tmp_path, window=3)
+    context = new_context(context, tmp_path)
     run, candidates = scripted_training(context, script)
-    assert run.run(1, "add", early_stop=True)[-1].step == 3
+    assert run.run(1, "add", StopRule(window=3))[-1].step == 3
     assert candidates.steps == 3
-    assert run.run(2, "add", early_stop=True)[-1].step == 6
+    assert run.run(2, "add", StopRule(window=3))[-1].step == 6
     assert candidates.steps == 6
-    assert run.run(1, "add", early_stop=True)[-1].step == 3
+    assert run.run(1, "add", StopRule(window=3))[-1].step == 3
     assert candidates.steps == 6
-    assert run.run(2, "add", early_stop=False)[-1].step == 8
+    assert run.run(2, "add")[-1].step == 8
 
 
 def test_cost_of_an_early_stop(context, tmp_path):
-    result = selectors.stage2(new_context(context, tmp_path, window=2, min_jaccard=0.1), 2, direction="add")
+    result = selected("ga_s2", new_context(context, tmp_path), 2, window=2, stop_on_last_slot_tie=True)
     stage = context.kd_stage
     per_step, aligned = stage.tokens_per_step, 512
     assert result.stopped_early
@@ -251,34 +268,34 @@ def test_cost_of_an_early_stop(context, tmp_path):
 @pytest.mark.long
 def test_save_state_false_still_saves_the_alignment(context, tmp_path):
     """Candidates are not saved, but the alignment is."""
-    saved = selectors.stage2(new_context(context, tmp_path / "a", early_stop=False), 1, direction="add")
+    saved = selected("ga_s2", new_context(context, tmp_path / "a"), early_stop=False)
     settings = {"early_stop": False, "save_state": False}
     folder = tmp_path / "b"
-    selectors.stage2(new_context(context, folder, **settings), 1, direction="add")
+    selected("ga_s2", new_context(context, folder), **settings)
     (progress_log,) = folder.glob("kd-add-*/progress.jsonl")
     assert not list(folder.glob("kd-add-*/state"))
     lines = progress_log.read_text().splitlines(keepends=True)
     progress_log.write_text("".join(lines[:2]))
-    again = selectors.stage2(new_context(context, folder, **settings), 1, direction="add")
+    again = selected("ga_s2", new_context(context, folder), **settings)
     assert [s.scores for s in again.history] == [s.scores for s in saved.history]
 
 
 def test_seconds_count_up_to_the_early_stop(context, tmp_path):
     """Training that was extended for another budget does not add to this one's time."""
     script = [[0.0, 0.0, 1.0]] * 6
-    context = new_context(context, tmp_path, window=3)
+    context = new_context(context, tmp_path)
     run, _ = scripted_training(context, script)
-    run.run(1, "add", early_stop=False)
+    run.run(1, "add")
     rows = run.progress_log.rows
     assert run.seconds == rows[-1]["seconds"]
-    assert len(run.run(1, "add", early_stop=True)) == 3
+    assert len(run.run(1, "add", StopRule(window=3))) == 3
     assert run.seconds == rows[2]["seconds"] < rows[-1]["seconds"]
 
 
 def test_single_candidate_scores_as_in_joint_training(context, tmp_path):
-    context = new_context(context, tmp_path, early_stop=False)
-    together = selectors.stage2(context, 1, direction="add")
-    alone = train_single_candidate(context, 1)
+    context = new_context(context, tmp_path)
+    together = selected("ga_s2", context, early_stop=False)
+    alone = train_single_candidate(context, small_selector("ga_s2"), 1)
     assert alone["importance"] == pytest.approx(together.scores[1], rel=1e-6)
     assert alone["tokens"] * 3 == together.cost.tokens_without_sharing
     assert alone["seconds"] > 0
@@ -295,23 +312,24 @@ def test_progress_log_of_another_teacher_is_refused(context, tmp_path):
 
 
 def test_damaged_state_is_reported(context, tmp_path, monkeypatch):
-    context = new_context(context, tmp_path, early_stop=False)
-    selectors.stage2(context, 1, direction="add")
+    context = new_context(context, tmp_path)
+    selected("ga_s2", context, early_stop=False)
     (state,) = tmp_path.glob("kd-add-*/state/*/__0_0.distcp")
     state.write_bytes(state.read_bytes()[:100])
     (progress_log,) = tmp_path.glob("kd-add-*/progress.jsonl")
     lines = progress_log.read_text().splitlines(keepends=True)
     progress_log.write_text("".join(lines[:3]))
     with pytest.raises(CheckpointError, match=r"delete .*kd-add"):
-        selectors.stage2(new_context(context, tmp_path), 1, direction="add")
+        selected("ga_s2", new_context(context, tmp_path), early_stop=False)
 
 
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_averaged_ranks_share_one_alignment(context, tmp_path, number):
-    context = new_context(context, tmp_path, early_stop=False)
-    result = selectors.averaged(context, 2, stage=number)
-    one = selectors.stage1 if number == 1 else selectors.stage2
-    add, remove = (one(context, 2, direction=each) for each in ("add", "remove"))
+    context = new_context(context, tmp_path)
+    options = {} if number == 1 else {"early_stop": False}
+    result, add, remove = (
+        selected(f"{each}_s{number}", context, 2, **options) for each in ("avg", "ga", "gr")
+    )
     mean = [-(a + b) / 2 for a, b in zip(ranks(add.scores), ranks(remove.scores), strict=True)]
     assert result.scores == tuple(mean)
     assert result.layers == top_layers(mean, 2)
@@ -319,9 +337,9 @@ def test_averaged_ranks_share_one_alignment(context, tmp_path, number):
 
 
 @pytest.mark.parametrize("trainable", ["mixer", "no_mlp"])
-def test_candidates_have_fp32_copies_of_trained_parameters_only(recipe, options, context, work, trainable):
+def test_candidates_have_fp32_copies_of_trained_parameters_only(recipe, context, work, trainable):
     """All other parameters are shared by all candidates, in the run dtype."""
-    chosen = options(all_linear=str(context.all_linear_path))
+    chosen = ContextOptions(all_linear=str(context.all_linear_path))
     half = SelectionContext(
         recipe.model_copy(update={"precision": "bf16"}), chosen, work, device="cpu", quiet=True
     )
@@ -342,22 +360,22 @@ def test_candidates_have_fp32_copies_of_trained_parameters_only(recipe, options,
 
 def test_the_early_stop_can_fire_before_the_end_of_a_default_pass():
     """The rule needs a full window of snapshots; a tenth of the stage's tokens has only one."""
-    defaults = Options()
+    defaults = load_selector("ga_s2")
     window = defaults.window * defaults.snapshot_interval
-    paper = load_recipe("kl-guided-2026")
-    assert shorten_kd_stage(paper, defaults).steps >= 2 * window
-    assert shorten_kd_stage(paper, Options(early_stop=False)).steps == paper.stages[1].steps // 10
-    assert shorten_kd_stage(paper, Options(tokens="20M")).tokens == 20_000_000
-    pocket = load_recipe("pocket")
-    assert pocket.stages[-1].steps < 2 * window
-    assert shorten_kd_stage(pocket, defaults).tokens == pocket.stages[-1].tokens // 10
+    paper = load_recipe("kl-guided-2026").stages[1]
+    assert defaults.shorten(paper).steps >= 2 * window
+    assert load_selector("ga_s2", ["early_stop=false"]).shorten(paper).steps == paper.steps // 10
+    assert load_selector("ga_s2", ["tokens=20M"]).shorten(paper).tokens == 20_000_000
+    pocket = load_recipe("pocket").stages[-1]
+    assert pocket.steps < 2 * window
+    assert defaults.shorten(pocket).tokens == pocket.tokens // 10
 
 
 def test_a_pass_too_short_for_the_early_stop_says_so(context, tmp_path):
-    short = new_context(context, tmp_path, window=10)
-    assert short.kd_stage.steps < 10
-    notes = selectors.stage2(short, 1, direction="add").notes
+    context = new_context(context, tmp_path)
+    assert context.kd_stage.steps < 10
+    notes = selected("ga_s2", context, window=10).notes
     assert len(notes) == 1
     assert "4 snapshots" in notes[0]
     assert "10" in notes[0]
-    assert selectors.stage2(new_context(context, tmp_path, window=3), 1, direction="add").notes == ()
+    assert selected("ga_s2", context, window=3).notes == ()

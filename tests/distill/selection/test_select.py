@@ -8,30 +8,26 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from evalsuite.distill import distill, dry_run
-from evalsuite.distill.selection import SELECTORS, Selector, beam_search, load_options, select
-from evalsuite.distill.selection.options import shorten_kd_stage
+from evalsuite.distill.selection import SELECTORS, Selector, load_selector, select
+from evalsuite.distill.selection.measured_sets import MeasuredSets
 from evalsuite.distill.selection.result import SelectionResult
+from evalsuite.distill.selection.selectors.beam_search import PerplexitySearch
 from evalsuite.distill.training.builders import resolve_layer_selection
 from evalsuite.foundation import CheckpointError, ConfigError, RunFolderError
 from evalsuite.reports.records.sidecars import Selection
 from tests.distill.conftest import TINY
 from tests.distill.random_models import build_random_model
+from tests.distill.selection.conftest import small_selector
 
 
 @pytest.fixture
-def run_select(recipe, options, work):
+def run_select(recipe, work):
     """Selects with the tiny teacher, in a work folder shared by all tests."""
 
-    def run(selector: str, out: Path, budget: int = 1, **changes):
+    def run(selector: str, out: Path, budget: int = 1, options=None, **changes):
         settings = {"device": "cpu", "quiet": True, "work": work, **changes}
-        return select(
-            settings.pop("recipe", recipe),
-            selector,
-            out,
-            budget=budget,
-            options=settings.pop("options", options()),
-            **settings,
-        )
+        chosen = small_selector(selector, **(options or {})) if selector in SELECTORS else selector
+        return select(settings.pop("recipe", recipe), chosen, out, budget=budget, **settings)
 
     return run
 
@@ -53,21 +49,31 @@ def test_selectors_write_files_that_reports_can_read(run_select, tmp_path, selec
 
 
 def test_a_selector_is_one_definition_and_one_registration(run_select, tmp_path, monkeypatch):
-    def last_layers(context, k):
-        scores = tuple(float(layer) for layer in range(context.layers))
-        return SelectionResult(layers=tuple(range(context.layers - k, context.layers)), scores=scores)
+    class Last(Selector):
+        source = "none"
+        requires = "nothing"
+        offset: int = 0
 
-    last = Selector(summary="the last layers", source="none", requires="nothing", select=last_layers)
-    monkeypatch.setitem(SELECTORS._items, "last", last)
+        def select(self, context, k):
+            end = context.layers - self.offset
+            scores = tuple(float(layer) for layer in range(context.layers))
+            return SelectionResult(layers=tuple(range(end - k, end)), scores=scores)
+
+    Last.name = "last"
+    monkeypatch.setitem(SELECTORS._items, "last", Last)
     assert run_select("last", tmp_path / "layers.json", budget=2)["layers"] == [1, 2]
     assert run_select("last", tmp_path / "layers.json", budget=2)["selector"] == "last"
-    with pytest.raises(TypeError, match=r"is not an evalsuite\.distill\.selection\.Selector"):
-        SELECTORS._validate(last_layers)
+    shifted = run_select("last", tmp_path / "shifted.json", budget=2, options={"offset": 1})
+    assert (shifted["layers"], shifted["details"]["request"]["options"]["offset"]) == ([0, 1], 1)
+    with pytest.raises(
+        TypeError, match=r"must be a class derived from evalsuite\.distill\.selection\.selector\.Selector"
+    ):
+        SELECTORS._validate(len)
 
 
 @pytest.mark.parametrize("selector", ["ga_s1", "gr_s1", "avg_s1"])
-def test_iterative_selections_are_readable_by_reports(run_select, options, tmp_path, selector):
-    run_select(selector, tmp_path / "layers.json", budget=2, options=options(iterative=True))
+def test_iterative_selections_are_readable_by_reports(run_select, tmp_path, selector):
+    run_select(selector, tmp_path / "layers.json", budget=2, options={"iterative": True})
     read = Selection.model_validate(json.loads((tmp_path / "layers.json").read_text()))
     assert len(read.layers) == 2
     assert read.stop is None
@@ -79,12 +85,12 @@ def test_iterative_selections_are_readable_by_reports(run_select, options, tmp_p
 
 def test_finished_selection_is_returned_unchanged(run_select, tmp_path, monkeypatch):
     first = run_select("kv", tmp_path / "layers.json")
-    monkeypatch.setattr("evalsuite.distill.selection.skip_layer.synthetic_task", None)
+    monkeypatch.setattr("evalsuite.distill.selection.selectors.skip_layer.SyntheticTask.select", None)
     assert run_select("kv", tmp_path / "layers.json") == first
 
 
-def test_interrupted_skip_layer_repeats_no_measurement(recipe, options, tmp_path, monkeypatch):
-    from evalsuite.distill.selection import skip_layer
+def test_interrupted_skip_layer_repeats_no_measurement(recipe, tmp_path, monkeypatch):
+    from evalsuite.distill.selection.selectors import skip_layer
 
     measured = skip_layer._measure
     calls = []
@@ -96,10 +102,10 @@ def test_interrupted_skip_layer_repeats_no_measurement(recipe, options, tmp_path
         return measured(context, requested)
 
     monkeypatch.setattr(skip_layer, "_measure", counting)
-    settings = {"budget": 1, "options": options(), "device": "cpu", "quiet": True}
+    settings = {"budget": 1, "device": "cpu", "quiet": True}
     with pytest.raises(KeyboardInterrupt):
-        select(recipe, "ar", tmp_path / "a.json", **settings)
-    select(recipe, "ar", tmp_path / "a.json", **settings)
+        select(recipe, small_selector("ar"), tmp_path / "a.json", **settings)
+    select(recipe, small_selector("ar"), tmp_path / "a.json", **settings)
     # The unmodified teacher and three layers; the third call is interrupted, the first two are logged.
     assert len(calls) == 5
 
@@ -195,7 +201,7 @@ def test_unsupported_teacher_is_refused(run_select, recipe, tmp_path, tokenizer)
         run_select("kv", tmp_path / "x.json", recipe=recipe.model_copy(update={"teacher": str(folder)}))
 
 
-def test_file_or_work_folder_of_another_teacher_is_refused(run_select, recipe, options, tmp_path, tokenizer):
+def test_file_or_work_folder_of_another_teacher_is_refused(run_select, recipe, tmp_path, tokenizer):
     """Same path, other weights: file and progress log must both be refused."""
     folder, out, work = tmp_path / "teacher", tmp_path / "layers.json", tmp_path / "work"
     mine = recipe.model_copy(update={"teacher": str(folder)})
@@ -223,59 +229,40 @@ def test_existing_selection_is_not_overwritten(run_select, tmp_path):
         run_select("uniform", out)
 
 
-def test_option_all_linear_needs_an_all_linear_student(run_select, options, recipe, tmp_path):
+def test_option_all_linear_needs_an_all_linear_student(run_select, recipe, tmp_path):
     with pytest.raises(CheckpointError, match="all-linear student of this teacher"):
-        run_select("greedy", tmp_path / "x.json", options=options(all_linear=str(recipe.teacher)))
+        run_select("greedy", tmp_path / "x.json", options={"all_linear": str(recipe.teacher)})
 
 
-def test_fixed_selection_records_its_source(run_select, options, tmp_path):
-    value = run_select("fixed", tmp_path / "x.json", budget=2, options=options(layers=[2, 0]))
+def test_fixed_selection_records_its_source(run_select, tmp_path):
+    value = run_select("fixed", tmp_path / "x.json", budget=2, options={"layers": [2, 0]})
     assert value["layers"] == [0, 2]
     assert value["details"]["source"] == "given"
 
 
 def test_invalid_options_are_refused():
-    assert load_options(["tokens=300k", "layers=[1,2]"]).tokens == 300_000
-    for wrong, message in (
-        ("tokns=3", "did you mean 'tokens'"),
-        ("beam_width", "expected key=value"),
-        ("every=10", "'every' has been renamed to 'snapshot_interval'"),
-        ("newer=true", "'newer' has been renamed to 'stop_on_last_slot_tie'"),
-        ("beam_width=0", "beam"),
+    assert load_selector("ga_s2", ["tokens=300k"]).tokens == 300_000
+    assert load_selector("fixed", ["layers=[1,2]"]).layers == [1, 2]
+    for selector, wrong, message in (
+        ("ga_s2", "tokns=3", "unknown key 'tokns'; did you mean 'tokens'"),
+        ("beam_add", "beam_width", "expected key=value"),
+        ("greedy", "beam_width=2", "unknown key 'beam_width': it is an option of beam_add, beam_replace"),
+        ("beam_add", "beam_width=0", "beam"),
     ):
         with pytest.raises(ConfigError, match=message):
-            load_options([wrong])
+            load_selector(selector, [wrong])
 
 
-def test_lr_scale_applies_to_the_shortened_kd_stage(recipe, options):
-    stage = next(each for each in recipe.stages if each.objective == "kd")
-    assert shorten_kd_stage(recipe, options()).lr == stage.lr
-    for rest in (None, 0.5):
-        changed = stage.model_copy(update={"backbone_lr": rest})
-        stages = [changed if each is stage else each for each in recipe.stages]
-        found = shorten_kd_stage(recipe.model_copy(update={"stages": stages}), options(lr_scale=0.2))
-        assert (found.lr, found.backbone_lr) == (stage.lr * 0.2, None if rest is None else 0.1)
+class Measured(MeasuredSets):
+    """Perplexities that a function of the layers computes."""
 
+    def __init__(self, context, function) -> None:
+        self._context, self._unit, self._known = context, "hybrid", {}
+        self._function, self._cost = function, lambda row: row["mean"]
 
-class Measured:
-    """`HybridPerplexity` computed by a function."""
-
-    def __init__(self, function) -> None:
-        self._function, self.seen = function, []
-
-    def __call__(self, layers) -> float:
-        return self.components(layers)["mean"]
-
-    def components(self, layers):
-        self.seen.append(frozenset(layers))
-        return {"layers": sorted(layers), "mean": self._function(frozenset(layers))}
-
-    @property
-    def num_measured(self) -> int:
-        return len(set(self.seen))
-
-    def best(self, candidates, width, what):
-        return sorted(candidates, key=lambda each: (self(each), sorted(each)))[:width]
+    def _measure(self, sets) -> None:
+        for each in sets:
+            self._known[each] = {"layers": sorted(each), "mean": self._function(each)}
 
 
 def together(layers: frozenset[int]) -> float:
@@ -286,19 +273,18 @@ def together(layers: frozenset[int]) -> float:
 @pytest.mark.parametrize(("width", "found"), [(1, (0, 2)), (2, (2, 3))])
 def test_beam_search_finds_layers_that_only_help_together(context, monkeypatch, width, found):
     context.layers = 4
-    context.options = context.options.model_copy(update={"beam_width": width})
-    monkeypatch.setattr(beam_search, "_hybrid_perplexity", lambda *_: Measured(together))
-    result = beam_search.beam_add(context, 2)
+    monkeypatch.setattr(PerplexitySearch, "perplexity", lambda *_: Measured(context, together))
+    result = small_selector("beam_add", beam_width=width).select(context, 2)
     assert result.layers == found
     assert result.scores == pytest.approx((3.0, 0.0, 1.0, 0.9))
-    assert beam_search.greedy(context, 2).layers == (0, 2)
+    assert small_selector("greedy").select(context, 2).layers == (0, 2)
     assert [snapshot.step for snapshot in result.history] == [1, 2]
 
 
 def test_beam_replace_keeps_the_most_harmful_replacements(context, monkeypatch):
     context.layers = 4
-    monkeypatch.setattr(beam_search, "_hybrid_perplexity", lambda *_: Measured(together))
-    result = beam_search.beam_replace(context, 2)
+    monkeypatch.setattr(PerplexitySearch, "perplexity", lambda *_: Measured(context, together))
+    result = small_selector("beam_replace").select(context, 2)
     assert result.layers == (2, 3)
     assert result.scores == pytest.approx((3.0, 0.0, 7.0, 6.9))
 
@@ -306,7 +292,7 @@ def test_beam_replace_keeps_the_most_harmful_replacements(context, monkeypatch):
 @pytest.mark.parametrize("search", ["beam_add", "beam_replace", "greedy"])
 def test_searches_measure_the_teacher_and_swap_attention_only(context, search):
     """MLPs, norms and embeddings stay those of the student that the search starts from (arXiv 2603.26556)."""
-    result = getattr(beam_search, search)(context, 2)
+    result = small_selector(search).select(context, 2)
     text = context.held_out
     assert result.details["teacher"]["text"] == pytest.approx(text.perplexity(context.teacher), rel=1e-5)
     assert result.details["all_linear"]["text"] == pytest.approx(

@@ -1,17 +1,28 @@
 """A selector: the last layers stay softmax."""
 
-from evalsuite.distill.selection.context import SelectionContext
-from evalsuite.distill.selection.registry import Selector
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from evalsuite.distill.selection import Selector
 from evalsuite.distill.selection.result import SelectionResult
+from evalsuite.distill.selection.selector import Requirement
+
+if TYPE_CHECKING:
+    from evalsuite.distill.selection.context import SelectionContext
 
 EVALSUITE_API = 1
 
 
-def select_last(context: SelectionContext, k: int) -> SelectionResult:
-    """Return the last K layers."""
-    return SelectionResult(layers=tuple(range(context.layers - k, context.layers)))
+class LastLayers(Selector):
+    """The last layers."""
 
+    source: ClassVar[str] = "this example"
+    requires: ClassVar[Requirement] = "nothing"
 
-last_layers = Selector(
-    summary="the last layers", source="this example", requires="nothing", select=select_last
-)
+    skip: int = Field(default=0, ge=0)
+    """Linear layers after them."""
+
+    def select(self, context: "SelectionContext", k: int) -> SelectionResult:
+        end = context.layers - self.skip
+        return SelectionResult(layers=tuple(range(end - k, end)))

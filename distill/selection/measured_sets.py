@@ -1,0 +1,69 @@
+"""Measurements of sets of softmax layers, for searches without training."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from evalsuite.distill.selection.context import ProgressLog, SelectionContext
+from evalsuite.foundation import progress
+
+
+class MeasuredSets:
+    """Measurements of hybrids by their softmax layers, each made once, logged, and shared by all processes.
+
+    Args:
+        name, about: name of the progress log, and settings besides the recipe that determine the values.
+        columns: names of the values.
+        measure: softmax layers → values.
+        cost: row of a set → number; the lowest is best.
+        unit: what one set is, for the progress bar.
+    """
+
+    def __init__(
+        self,
+        context: SelectionContext,
+        name: str,
+        about: dict[str, Any],
+        columns: Sequence[str],
+        measure: Callable[[Collection[int]], Sequence[float]],
+        *,
+        cost: Callable[[dict[str, Any]], float],
+        unit: str,
+    ) -> None:
+        self._context, self._columns, self._measure_one = context, columns, measure
+        self._cost, self._unit = cost, unit
+        self.progress_log: ProgressLog = context.progress_log(name, about)
+        self._known = {frozenset(row["layers"]): row for row in self.progress_log.rows}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __call__(self, softmax: Collection[int]) -> dict[str, Any]:
+        """`layers` and the values of a set."""
+        key = frozenset(softmax)
+        if key not in self._known:
+            self._measure([key])
+        return self._known[key]
+
+    def best(self, candidates: Sequence[frozenset[int]], width: int, what: str) -> list[frozenset[int]]:
+        """Return the `width` candidates of the lowest cost, best first; ties are broken by their layers."""
+        new = [each for each in candidates if each not in self._known]
+        world = self._context.process_group.world_size
+        with progress(total=len(candidates), what=what, unit=self._unit, quiet=self._context.quiet) as bar:
+            bar.update(len(candidates) - len(new))
+            for start in range(0, len(new), world):
+                self._measure(new[start : start + world])
+                bar.update(len(new[start : start + world]))
+        return sorted(candidates, key=lambda each: (self._cost(self(each)), sorted(each)))[:width]
+
+    def _measure(self, sets: Sequence[frozenset[int]]) -> None:
+        """Measure up to one set per process and share the values."""
+        group = self._context.process_group
+        values = torch.zeros(len(sets), len(self._columns), dtype=torch.float64, device=self._context.device)
+        if group.rank < len(sets):
+            values[group.rank] = torch.tensor(self._measure_one(sets[group.rank]), dtype=torch.float64)
+        group.all_reduce(values)
+        for key, found in zip(sets, values.tolist(), strict=True):
+            self._known[key] = {"layers": sorted(key), **dict(zip(self._columns, found, strict=True))}
+            self.progress_log.append(self._known[key])

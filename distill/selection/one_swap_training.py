@@ -1,0 +1,401 @@
+"""One-swap training: candidates train together, are scored at snapshots, and stop when the top K is stable.
+
+The scores of all layers are logged at every snapshot, so that a later call with another budget extends this
+training, or needs none if the earlier one went further.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from itertools import islice
+from math import nan
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evalsuite.distill.data.loader import StageDataLoader, prefetch
+from evalsuite.distill.recipe.stage import Stage
+from evalsuite.distill.selection.context import ProgressLog, SelectionContext
+from evalsuite.distill.selection.hybrids import copy_trainable, swap_layers
+from evalsuite.distill.selection.layer_sets import Direction, StopRule, top_layers
+from evalsuite.distill.selection.result import Snapshot
+from evalsuite.distill.training.checkpoint import Checkpointer
+from evalsuite.distill.training.divergence import DivergenceStop
+from evalsuite.distill.training.interface import Callback, Step, TrainingClock
+from evalsuite.distill.training.loop import TrainingLoop
+from evalsuite.distill.training.stop_signals import StopSignals
+from evalsuite.distill.training.train_state import TrainState
+from evalsuite.distill.training.train_step import StepOutput, StudentTrainState, TrainStep
+from evalsuite.distill.types import GlobalBatch
+from evalsuite.foundation import progress
+from evalsuite.models import StudentForCausalLM
+
+SIGNS: dict[Direction, float] = {"add": -1.0, "remove": 1.0}
+"""Importance = sign · distance to the teacher."""
+
+
+class SingleProcessGroup:
+    """A `ProcessGroup` of one process: candidates are split over GPUs, batches and gradients are not."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """No-op."""
+
+
+class Candidates:
+    """Students of one process that one-swap training trains and scores, after one teacher forward pass.
+
+    Args:
+        students: label → student, with trainable parameters of its own.
+    """
+
+    def __init__(
+        self, context: SelectionContext, stage: Stage, students: Mapping[str, StudentForCausalLM]
+    ) -> None:
+        self.train_states = [
+            StudentTrainState(label, student, context.models.dtype, [stage.trainable_set])
+            for label, student in students.items()
+        ]
+        for train_state in self.train_states:
+            train_state.begin_stage(stage)
+        process_group: Any = SingleProcessGroup(context.device)
+        self._train_step = TrainStep(context.teacher, self.train_states, stage, process_group)
+
+    def step(self, data: GlobalBatch, number: int) -> StepOutput | None:
+        """One optimizer step of all candidates; None if this process has none: it may have no layer."""
+        return self._train_step(data, number) if self.train_states else None
+
+    @abstractmethod
+    def scores(self) -> dict[Direction, dict[int, float]]:
+        """Direction → layer → importance, for the layers of this process."""
+
+
+class DistilledCandidates(Candidates):
+    """One student per layer, trained on the temperature-scaled KL (Eq. 5; Algorithm 1, line 5).
+
+    Args:
+        all_linear: the all-linear student to swap in, or to take the swapped layers from.
+        layers: layers of this process.
+        before: layers that are swapped in every candidate, decided in earlier rounds.
+    """
+
+    def __init__(
+        self,
+        context: SelectionContext,
+        stage: Stage,
+        direction: Direction,
+        all_linear: StudentForCausalLM,
+        layers: Sequence[int],
+        before: Collection[int] = (),
+    ) -> None:
+        self._context, self._direction, self._layers = context, direction, layers
+        students = {}
+        for layer in layers:
+            with swap_layers(direction, all_linear, context.all_softmax, {*before, layer}) as student:
+                students[f"layer-{layer}"] = copy_trainable(student, stage.trainable_set)
+        super().__init__(context, stage, students)
+
+    def scores(self) -> dict[Direction, dict[int, float]]:
+        """I(ℓ) = −KL on the held-out slice where ℓ is restored (Eq. 6), +KL where it is removed."""
+        held_out, states = self._context.held_out, zip(self._layers, self.train_states, strict=True)
+        return {self._direction: {i: SIGNS[self._direction] * held_out.kl(each.model) for i, each in states}}
+
+
+class AlignedCandidates(Candidates):
+    """The linear mixers, aligned to the teacher layer by layer (Eq. 4; Algorithm 1, line 4).
+
+    Alignment feeds every layer the teacher's input, so the result of a layer does not depend on which other
+    layer is swapped, and one all-linear student serves all layers.
+
+    Args:
+        layers: layers that this process scores; every process trains all of them.
+    """
+
+    def __init__(self, context: SelectionContext, stage: Stage, layers: Sequence[int]) -> None:
+        self._context, self._layers = context, layers
+        self.model = copy_trainable(context.all_linear, stage.trainable_set)
+        super().__init__(context, stage, {"all-linear": self.model})
+
+    def scores(self) -> dict[Direction, dict[int, float]]:
+        """∓ hidden-state distance (Eq. 4) on the held-out slice with one layer restored or removed."""
+        all_softmax = self._context.all_softmax
+        swaps = {
+            (direction, layer): partial(swap_layers, direction, self.model, all_softmax, [layer])
+            for direction in SIGNS
+            for layer in self._layers
+        }
+        distances = self._context.held_out.hidden_distances(swaps)
+        return {
+            direction: {layer: sign * distances[direction, layer] for layer in self._layers}
+            for direction, sign in SIGNS.items()
+        }
+
+
+class OneSwapTraining:
+    """One stage of training for all candidates.
+
+    Args:
+        build: layers → candidates; called only if training is needed.
+        name: name of the progress log.
+        about: settings besides the recipe that determine the scores.
+        snapshot_interval: steps between snapshots.
+        saves: whether states are saved, so that training can be resumed or extended.
+        scored: whether candidates are scored at snapshots.
+        layers: layers to score; all by default.
+    """
+
+    def __init__(
+        self,
+        context: SelectionContext,
+        stage: Stage,
+        build: Callable[[Sequence[int]], Candidates],
+        *,
+        name: str,
+        about: dict[str, Any],
+        snapshot_interval: int,
+        saves: bool = True,
+        scored: bool = True,
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        self.context, self.stage, self._build = context, stage, build
+        self._interval, self._saves, self._scored = snapshot_interval, saves, scored
+        process_group = context.process_group
+        self._layers = list(range(context.layers)) if layers is None else list(layers)
+        self._mine = self._layers[process_group.rank :: process_group.world_size]
+        self.seconds = 0.0
+        """Training and scoring time up to the end of the last `run`."""
+        about = {
+            "stage": stage.model_dump(mode="json"),
+            "snapshot_interval": snapshot_interval,
+            **context.settings,
+            **about,
+        }
+        self.progress_log: ProgressLog = context.progress_log(name, about)
+        self._folder = self.progress_log.path.parent
+        self.candidates: Candidates | None = None
+        self._checkpointer = Checkpointer(self._folder / "state", process_group)
+
+    def run(self, k: int, score: Direction, stop_rule: StopRule | None = None) -> list[Snapshot]:
+        """Train to the end of the stage or, with a stop rule, until the top-K set by `score` is stable.
+
+        Returns:
+            The snapshots up to that point.
+        """
+        count = self._count_snapshots(k, score, stop_rule)
+        if count is None:
+            self._train(k, score, stop_rule)
+            count = self._count_snapshots(k, score, stop_rule)
+            assert count is not None
+        self.seconds = float(self.progress_log.rows[count - 1]["seconds"])
+        return self.snapshots(k, score)[:count] if self._scored else []
+
+    def snapshots(self, k: int, score: Direction) -> list[Snapshot]:
+        """Return all logged snapshots, as sets of K layers."""
+        found = []
+        for row in self.progress_log.rows:
+            scores = tuple(nan if value is None else value for value in row["scores"][score])
+            found.append(
+                Snapshot(
+                    step=row["step"],
+                    tokens=row["tokens"] * self._num_students,
+                    layers=top_layers(scores, k),
+                    scores=scores,
+                )
+            )
+        return found
+
+    @property
+    def _num_students(self) -> int:
+        """Students that read every batch: one per layer, or a single one in alignment."""
+        return 1 if self.stage.is_layerwise else len(self._layers)
+
+    def _count_snapshots(self, k: int, score: Direction, stop_rule: StopRule | None) -> int | None:
+        """Number of snapshots up to the end of training; None if training is incomplete."""
+        if stop_rule is not None and self._scored:
+            first = stop_rule.first([snapshot.layers for snapshot in self.snapshots(k, score)], k)
+            if first is not None:
+                return first + 1
+        return len(self.progress_log.rows) if self.is_complete else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the log reaches the end of the stage."""
+        rows = self.progress_log.rows
+        return bool(rows) and rows[-1]["step"] == self.stage.steps
+
+    def _train(self, k: int, score: Direction, stop_rule: StopRule | None) -> None:
+        context, stage = self.context, self.stage
+        process_group = context.process_group
+        candidates = self.load_candidates()
+        at = self._train_state.progress
+        data = StageDataLoader(context.open_sources(), stage, state=at.data)
+        clock = TrainingClock(at.seconds)
+        bar = progress(
+            total=stage.steps, what=f"{self._folder.name} (one-swap)", unit="step", quiet=context.quiet
+        )
+        bar.update(at.step)
+        labels = [student.label for student in candidates.train_states]
+
+        def snapshot(step: int, tokens: int) -> bool:
+            """Score the candidates; return whether training is complete."""
+            scores = self._gather(candidates.scores()) if self._scored else {}
+            self.progress_log.append(
+                {"step": step, "tokens": tokens, "seconds": clock.seconds, "scores": scores}
+            )
+            return self._count_snapshots(k, score, stop_rule) is not None
+
+        with (
+            bar,
+            closing(self._checkpointer),
+            StopSignals(single=process_group.world_size == 1) as stop,
+        ):
+            TrainingLoop(
+                stage,
+                self._train_state,
+                candidates.step,
+                process_group,
+                self._checkpointer if self._saves else None,
+                [
+                    DivergenceStop(self._folder, stage, labels, None, {}),
+                    _Snapshots(snapshot, bar.update, self._interval, stage.steps),
+                ],
+                clock,
+                stop,
+                save_interval=context.recipe.checkpoint.state_interval_seconds,
+            ).run(prefetch(islice(data, stage.steps - at.step)))
+            if self._saves:
+                self._checkpointer.save(self._train_state)
+                self._checkpointer.wait()
+
+    def load_candidates(self) -> Candidates:
+        """Build the candidates and load their last saved state, if any."""
+        if self.candidates is None:
+            self.candidates = self._build(self._mine)
+            saved = self._checkpointer.progress()
+            process_group = self.context.process_group
+            self._train_state = TrainState(
+                self.candidates.train_states,
+                saved,
+                is_replica=process_group.world_size == 1,
+                has_random=process_group.is_main,
+            )
+            if saved is not None:
+                self._checkpointer.load(self._train_state)
+            step = self._train_state.progress.step
+            rows = [row for row in self.progress_log.rows if row["step"] <= step]
+            self.progress_log.truncate(len(rows))
+        return self.candidates
+
+    def drop_state(self) -> None:
+        """Delete the saved candidates; the logged scores remain."""
+        self._checkpointer.delete()
+
+    def _gather(self, scores: dict[Direction, dict[int, float]]) -> dict[str, list[float | None]]:
+        """Scores of every layer from all processes; None for layers that are not scored."""
+        scored = set(self._layers)
+        gathered: dict[str, list[float | None]] = {}
+        for name, mine in scores.items():
+            values = torch.zeros(self.context.layers, dtype=torch.float64, device=self.context.device)
+            for layer, value in mine.items():
+                values[layer] = value
+            self.context.process_group.all_reduce(values)
+            gathered[name] = [v if i in scored else None for i, v in enumerate(values.tolist())]
+        return gathered
+
+
+class _Snapshots(Callback):
+    """Calls `snapshot` at intervals and after the last step, with the numbers of steps and tokens, until it
+    returns True."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[int, int], bool],
+        advance: Callable[[int], object],
+        interval: int,
+        last: int,
+    ) -> None:
+        self._snapshot, self._advance, self._interval, self._last = snapshot, advance, interval, last
+
+    def after_step(self, step: Step) -> None:
+        """Advance the progress bar."""
+        self._advance(1)
+
+    def waits_for(self, step: Step) -> bool:
+        """A candidate that has diverged has no score."""
+        return (step.number + 1) % self._interval == 0 or step.number + 1 == self._last
+
+    def settled(self, step: Step) -> None:
+        self.is_done = self._snapshot(step.number + 1, step.tokens)
+
+
+class OneSwap:
+    """The trainings of one-swap selection: an alignment, which all swaps share, then one student per layer.
+
+    Args:
+        align: stage of the alignment; None without one.
+        snapshot_interval: steps between snapshots.
+    """
+
+    def __init__(self, context: SelectionContext, align: Stage | None, snapshot_interval: int) -> None:
+        self._context, self._align, self._interval = context, align, snapshot_interval
+
+    def alignment(self, *, scored: bool) -> OneSwapTraining:
+        """The alignment, scored at snapshots for the stage-1 selectors. It needs a stage."""
+        context, stage = self._context, self._align
+        assert stage is not None
+        return OneSwapTraining(
+            context,
+            stage,
+            lambda layers: AlignedCandidates(context, stage, layers),
+            name="align",
+            about={"scored": scored},
+            snapshot_interval=self._interval,
+            scored=scored,
+        )
+
+    def all_linear(self) -> StudentForCausalLM:
+        """The all-linear student after the alignment."""
+        if self._align is None:
+            return self._context.all_linear
+        training = self._either_alignment()
+        training.run(1, "add")
+        candidates: Any = training.load_candidates()
+        return self._context.prepare(candidates.model)
+
+    @property
+    def alignment_seconds(self) -> float:
+        """Time of the alignment so far."""
+        rows = [] if self._align is None else self._either_alignment().progress_log.rows
+        return float(rows[-1]["seconds"]) if rows else 0.0
+
+    def _either_alignment(self) -> OneSwapTraining:
+        """The complete alignment, scored or not; the unscored one if neither is complete."""
+        runs = [self.alignment(scored=scored) for scored in (True, False)]
+        return next((run for run in runs if run.is_complete), runs[1])
+
+    def distillation(
+        self, stage: Stage, direction: Direction, before: Sequence[int] = (), *, saves: bool = True
+    ) -> OneSwapTraining:
+        """One student per layer; layers `before` are swapped in all of them."""
+        context, align = self._context, self._align
+
+        def build(layers: Sequence[int]) -> Candidates:
+            return DistilledCandidates(context, stage, direction, self.all_linear(), layers, before)
+
+        about: dict[str, Any] = {"align": None if align is None else align.model_dump(mode="json")}
+        if before:
+            about["before"] = sorted(before)
+        return OneSwapTraining(
+            context,
+            stage,
+            build,
+            name=f"kd-{direction}",
+            about=about,
+            snapshot_interval=self._interval,
+            saves=saves,
+            layers=[layer for layer in range(context.layers) if layer not in before],
+        )

@@ -1,0 +1,120 @@
+"""`uniform` and `fixed`: sets of layers without measurements."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from evalsuite.distill.selection.result import SelectionResult
+from evalsuite.distill.selection.selector import GENDISTILL, KL_GUIDED, SELECTORS, Requirement, Selector
+from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation.strict import Strict, parse
+from evalsuite.foundation.strict_yaml import read_yaml
+
+if TYPE_CHECKING:
+    from evalsuite.distill.selection.context import SelectionContext
+
+FILE = Path(__file__).with_name("published_sets.yaml")
+
+
+class PublishedSets(Strict):
+    """Published layer sets of one selector for one teacher."""
+
+    teacher: str
+    layers: int = Field(gt=0)
+    """Number of layers of that teacher."""
+    source: str
+    sets: dict[int, list[int]]
+    """Budget → layers, from 0."""
+
+
+@cache
+def published_sets() -> dict[str, PublishedSets]:
+    """Name → published sets."""
+    return {name: parse(value, PublishedSets, f"{FILE}: {name}") for name, value in read_yaml(FILE).items()}
+
+
+def uniform_layers(layers: int, k: int) -> tuple[int, ...]:
+    """Layer ⌊i · L / K⌋ for i = 0 … K − 1: the first layer of each of K parts of equal size.
+
+    Distances differ by at most one, for every K from 1 to L. The papers describe the idea ("one roughly
+    every ⌊L/K⌋ blocks", KL-guided selection, section 4.2; "spaced at equal intervals", arXiv 2603.26556,
+    Appendix D), but no single rule gives their sets. This rule gives the published sets of 25, 33 and 50 %
+    for L = 36 (K = 9, 12, 18) and of K = 9 for L = 28. It differs for
+
+    - L = 28, K = 5: {0, 6, 11, 16, 21} in Table 11 of arXiv 2603.26556, {0, 5, 11, 16, 22} here;
+    - L = 28, K = 7: {0, 5, 9, 13, 17, 21, 25} there, {0, 4, 8, 12, 16, 20, 24} here; the configurations of
+      KL-guided selection take the last layer of each part, {3, 7, …, 27}, also for K = 4 and 14;
+    - L = 36, K = 5: {0, 8, 16, 24, 32} there, a fixed distance of 8, {0, 7, 14, 21, 28} here.
+
+    All of these are available as `fixed` sets.
+    """
+    return tuple(i * layers // k for i in range(k))
+
+
+@SELECTORS.register("uniform")
+class Uniform(Selector):
+    """Evenly spaced layers."""
+
+    source: ClassVar[str] = f"{KL_GUIDED}, section 4.2 (1); {GENDISTILL}, Appendix D"
+    requires: ClassVar[Requirement] = "nothing"
+
+    def select(self, context: "SelectionContext", k: int) -> SelectionResult:
+        return SelectionResult(layers=uniform_layers(context.layers, k))
+
+
+def fixed_layers(layers: int, k: int, *, named: str | None, given: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the published set `named` at this budget, or the list `given`.
+
+    Raises:
+        ConfigError: neither or both, an unknown name, an unpublished budget, a set for another number of
+            layers, or an invalid list.
+    """
+    if (named is None) == (given is None):
+        raise ConfigError(
+            "selector fixed: give a published set (--option set=NAME) or layers (--option layers=[2,5]); "
+            f"sets: {', '.join(published_sets())}"
+        )
+    if named is not None:
+        if named not in published_sets():
+            raise ConfigError(f"selector fixed: unknown set '{named}'{nearest(named, published_sets())}")
+        found = published_sets()[named]
+        if found.layers != layers:
+            raise ConfigError(
+                f"selector fixed: '{named}' is for the {found.layers} layers of {found.teacher}, "
+                f"this teacher has {layers}"
+            )
+        if k not in found.sets:
+            raise ConfigError(
+                f"selector fixed: '{named}' has no set of {k} layers; budgets: "
+                f"{', '.join(map(str, found.sets))}"
+            )
+        return tuple(found.sets[k])
+    assert given is not None
+    layer_set = tuple(sorted(set(given)))
+    invalid = [layer for layer in layer_set if not 0 <= layer < layers]
+    if invalid:
+        raise ConfigError(f"selector fixed: the teacher has layers 0 to {layers - 1}, not {invalid}")
+    if len(layer_set) != k:
+        raise ConfigError(f"selector fixed: {len(layer_set)} different layers for a budget of {k}")
+    return layer_set
+
+
+@SELECTORS.register("fixed")
+class Fixed(Selector):
+    """A published set (--option set=NAME) or an explicit list (--option layers=[…])."""
+
+    source: ClassVar[str] = f"{GENDISTILL}, Table 11; PostNAS, arXiv 2508.15884; {KL_GUIDED}"
+    requires: ClassVar[Requirement] = "nothing"
+
+    set: str | None = None
+    """Name of a published set."""
+    layers: list[int] | None = None
+    """Explicit list of layers."""
+
+    def select(self, context: "SelectionContext", k: int) -> SelectionResult:
+        layers = fixed_layers(context.layers, k, named=self.set, given=self.layers)
+        source = published_sets()[self.set].source if self.set is not None else "given"
+        return SelectionResult(layers=layers, details={"source": source})
