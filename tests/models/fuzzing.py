@@ -106,11 +106,11 @@ def random_student(
 
 
 def random_layers(rng: random.Random, layers: int) -> list[str]:
-    """One mixer for all layers, or a hybrid of two or more, in which softmax layers are frequent."""
+    """One mixer for all layers, or a hybrid of several, in which attention is frequent."""
     names = sorted(MIXERS)
     if rng.random() < 0.4:
         return [rng.choice(names)] * layers
-    return [rng.choice((rng.choice(names), rng.choice(names), "softmax")) for _ in range(layers)]
+    return [rng.choice((*rng.sample(names, 3), "softmax", "sliding_window")) for _ in range(layers)]
 
 
 def random_options(rng: random.Random, mixer: str) -> dict[str, Any]:
@@ -125,6 +125,7 @@ def random_options(rng: random.Random, mixer: str) -> dict[str, Any]:
     if mixer == "sliding_window":
         # The default is longer than the sequences.
         values.setdefault("window", rng.choice(NUMBERS["window"]))
+        values.setdefault("sinks", rng.choice((0, *NUMBERS["sinks"])))
     return values
 
 

@@ -19,6 +19,7 @@ from evalsuite.models import StudentForCausalLM, build_student
 from tests.models.fuzzing import random_student, seeds
 
 VOCABULARY = 61
+GAP = 2
 
 
 def random_ids(rng: random.Random, length: int) -> Tensor:
@@ -87,6 +88,15 @@ def masked(mask: Tensor, length: int) -> dict[str, Tensor]:
     return {"attention_mask": mask, "position_ids": positions[:, -length:]}
 
 
+def with_gaps(text: Tensor, lengths: list[int], rng: random.Random) -> tuple[Tensor, Tensor]:
+    """A text [1, T] with pads after each part, as rows of a batch have whose parts differ in length."""
+    ids, mask = [], []
+    for part in text[0].split(lengths):
+        ids += [*part.tolist(), *(rng.randrange(VOCABULARY) for _ in range(GAP))]
+        mask += [1] * len(part) + [0] * GAP
+    return torch.tensor([ids]), torch.tensor([mask])
+
+
 def rows_of(logits: Tensor, mask: Tensor) -> list[Tensor]:
     """The logits of each row's own tokens, without those of its pads."""
     return [row[own.bool()][None] for row, own in zip(logits, mask, strict=True)]
@@ -138,3 +148,12 @@ def test_a_random_student_reads_a_text_alike_in_every_way(
     parts = random_lengths(rng, length)
     for found, wanted in zip(rows_of(continued(model, ids, parts, mask), mask), alone, strict=True):
         check(f"left pads in parts of {parts}", found, wanted)
+    if not model.config.windows and "sliding_attention" not in model.config.layer_types:
+        # transformers counts pads as tokens of a window.
+        ids, mask = with_gaps(longest, parts, rng)
+        parts = [each + GAP for each in parts]
+        check(
+            f"a text with gaps, in parts of {parts}",
+            continued(model, ids, parts, mask)[mask.bool()],
+            whole[0],
+        )
