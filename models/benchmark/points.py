@@ -1,14 +1,18 @@
-"""What is measured: points of a sweep, and the record of each."""
+"""What is measured: points of a sweep, the record of each, and `efficiency.jsonl` of a run folder."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import ConfigError, DataError, locked, read_jsonl, write_text
+from evalsuite.foundation.hashing import canonical_json
 from evalsuite.models.benchmark.timing import Spread
 
+FILE = "efficiency.jsonl"
+"""Measurements of a run folder, one line each, the latest of each key."""
 SCHEMA = 2
-"""Schema of `efficiency.jsonl`; `evalsuite.reports.records.efficiency` reads it."""
+"""Its schema; `evalsuite.reports.records.efficiency` reads it."""
 
 Kind = Literal["request", "decode"]
 Status = Literal["ok", "out_of_memory", "unsupported", "failed"]
@@ -114,3 +118,42 @@ class Measurement:
         """Inverse of `to_row`."""
         spreads = {name: Spread(**row[name]) for name in ("ttft_ms", "step_ms") if row.get(name) is not None}
         return cls(**{**row, **spreads})
+
+
+def read_measurements(run: Path) -> list[Measurement]:
+    """The measurements of a run folder; empty without a file.
+
+    Raises:
+        DataError: a line of another schema.
+    """
+    return list(_rows(run / FILE))
+
+
+def save_measurement(run: Path, measured: Measurement) -> None:
+    """Write a measurement to a run folder, replacing an earlier one with the same key.
+
+    Raises:
+        DataError: the file has lines of another schema.
+        RunFolderError: the file cannot be written.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    path = run / FILE
+    with locked(path.with_name(f".{FILE}.lock")):
+        kept = [each for each in _rows(path) if each.key != measured.key]
+        lines = [canonical_json(each.to_row()) for each in (*kept, measured)]
+        write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def _rows(path: Path) -> Iterator[Measurement]:
+    for number, row in enumerate(read_jsonl(path), 1):
+        if row.get("schema") != SCHEMA:
+            raise DataError(
+                f"{path}, line {number}: schema {row.get('schema')!r}; this evalsuite writes {SCHEMA}: "
+                "delete the file and repeat `evalsuite bench`"
+            )
+        try:
+            yield Measurement.from_row(row)
+        except TypeError as error:
+            raise DataError(
+                f"{path}, line {number}: {error}; delete the line and repeat `evalsuite bench`"
+            ) from error

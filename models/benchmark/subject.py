@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from evalsuite.foundation import ConfigError
 from evalsuite.models.benchmark.gpu import device_name
 from evalsuite.models.benchmark.points import Kind, Measurement, Point, Status
-from evalsuite.models.checkpoints.load import Checkpoint
+from evalsuite.models.checkpoints.load import Checkpoint, CheckpointInfo
 from evalsuite.models.checkpoints.positions import check_max_length, stated_positions
 from evalsuite.models.decoder import StudentForCausalLM
 from evalsuite.models.decoder.cost import ModelCost
@@ -133,7 +133,7 @@ class Benchmark(ABC):
         """Free what a point left behind, so that the next one starts with all memory."""
 
 
-def teacher_of(checkpoint: Checkpoint) -> str | None:
+def teacher_of(checkpoint: Checkpoint | CheckpointInfo) -> str | None:
     """weights_id of a student's teacher, from its lineage."""
     stated = checkpoint.lineage.get("teacher")
     found = stated.get("weights_id") if isinstance(stated, dict) else stated

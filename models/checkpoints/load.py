@@ -1,10 +1,11 @@
 """Loading and describing checkpoints from a hub id, a folder or a GGUF file."""
 
+import functools
 import inspect
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ from transformers.utils import logging as transformers_logging
 from evalsuite.foundation import CheckpointError, EvalsuiteError, content_hash
 from evalsuite.models.checkpoints.config import STUDENT_TYPE, check_config, read_object
 from evalsuite.models.checkpoints.fingerprint import weights_id
-from evalsuite.models.checkpoints.gguf import cached_gguf_reader
 from evalsuite.models.checkpoints.location import TRAINING, Location, first_line, locate
 from evalsuite.models.checkpoints.safetensors_index import stored_tensors
 from evalsuite.models.checkpoints.tokenizers import whole_texts
@@ -83,18 +83,16 @@ def load_checkpoint(
         CheckpointError: missing, truncated, pickled, of another schema, in need of remote code, or with a
             tokenizer of another model; the message names the problem and a remedy.
     """
-    location = locate(str(path))
-    _check_files(location)
     torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
     if torch_dtype != "auto" and not isinstance(torch_dtype, torch.dtype):
         raise CheckpointError(f"dtype '{dtype}' is not a torch dtype; try auto, float32 or bfloat16")
-    extra = {}
-    if location.gguf is not None:
-        # Dequantize on every machine: with a suitable kernel transformers would keep the blocks packed.
-        extra["quantization_config"] = GgufConfig(dequantize=True)
-        torch_dtype = torch.float32 if torch_dtype == "auto" else torch_dtype
-    identifier = weights_id(location.path)
-    with cached_gguf_reader() if location.gguf else nullcontext():
+    with _opened(path) as location:
+        extra = {}
+        if location.gguf is not None:
+            # Dequantize on every machine: with a suitable kernel transformers would keep the blocks packed.
+            extra["quantization_config"] = GgufConfig(dequantize=True)
+            torch_dtype = torch.float32 if torch_dtype == "auto" else torch_dtype
+        identifier = weights_id(location.path)
         # The tokenizer and the model read it as well, with errors that do not name it.
         _load(AutoConfig, location, trust_remote_code)
         tokenizer = _load(AutoTokenizer, location, trust_remote_code)
@@ -148,9 +146,7 @@ def without_progress_bars() -> Iterator[None]:
 
 def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) -> CheckpointInfo:
     """Describe a checkpoint without loading its weights. Raises CheckpointError as `load_checkpoint`."""
-    location = locate(str(path))
-    _check_files(location)
-    with cached_gguf_reader() if location.gguf else nullcontext():
+    with _opened(path) as location:
         config = _load(AutoConfig, location, trust_remote_code)
         tokenizer = _load(AutoTokenizer, location, trust_remote_code)
         parameters = _parameters(location)
@@ -171,17 +167,13 @@ def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) ->
 
 def load_outline(path: str | Path) -> tuple[Any, Any]:
     """The config and tokenizer of a checkpoint, whose weights are not read. Raises as `load_checkpoint`."""
-    location = locate(str(path))
-    _check_files(location)
-    with cached_gguf_reader() if location.gguf else nullcontext():
+    with _opened(path) as location:
         return _load(AutoConfig, location, False), _load(AutoTokenizer, location, False)
 
 
 def count_parameters(path: str | Path) -> int:
     """Number of weights in a checkpoint, from the headers of its files. Raises as `load_checkpoint`."""
-    location = locate(str(path))
-    _check_files(location)
-    with cached_gguf_reader() if location.gguf else nullcontext():
+    with _opened(path) as location:
         return _parameters(location)
 
 
@@ -193,6 +185,28 @@ def training_file(folder: Path) -> Path | None:
     """
     found = (folder / "lineage.json").is_file() and (folder / TRAINING).is_file()
     return folder / TRAINING if found else None
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Location]:
+    """Locate and check a checkpoint; within this context the header of a GGUF file is parsed only once.
+
+    transformers parses it for the config, the tokenizer and the weights, which takes seconds each time (every
+    token of the vocabulary is a field), and builds gguf's table of tensor names once per module of the model.
+    """
+    location = locate(str(path))
+    _check_files(location)
+    if location.gguf is None:
+        yield location
+        return
+    import gguf
+
+    reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
+    vars(gguf).update(GGUFReader=functools.cache(reader), get_tensor_name_map=functools.cache(name_map))
+    try:
+        yield location
+    finally:
+        vars(gguf).update(GGUFReader=reader, get_tensor_name_map=name_map)
 
 
 def _check_files(location: Location) -> None:

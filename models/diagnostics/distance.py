@@ -278,15 +278,3 @@ def _rows(
         yield DocumentDistance(
             student=student, doc_id=batch[cell // groups].doc_id, group=cell % groups, **counts, **found
         )
-
-
-__all__ = [
-    "MEASURES",
-    "DocumentDistance",
-    "Passage",
-    "SplitModel",
-    "batched",
-    "compare_logits",
-    "compare_models",
-    "padded",
-]

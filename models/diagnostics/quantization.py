@@ -88,6 +88,3 @@ def quantized(model: Any, bits: int, block: int = BLOCK) -> Any:
         if isinstance(module, nn.Linear):
             module.weight.copy_(round_to_nearest(module.weight, bits, block))
     return rounded
-
-
-__all__ = ["BITS", "BLOCK", "largest_level", "quantized", "round_to_nearest"]

@@ -158,6 +158,3 @@ def _predictions(
         hits.append(logits.argmax(-1) == target)
         losses.append(cross_entropy(logits.float(), target, reduction="none").double())
     return torch.cat(hits).cpu().numpy(), torch.cat(losses).cpu().numpy()
-
-
-__all__ = ["CUE", "OPENING", "RepeatedSpan", "SpanScores", "repeated_spans", "span_scores"]

@@ -131,18 +131,3 @@ def position_buckets(length: int, edges: tuple[int, ...]) -> NDArray[np.uint8]:
     if length > edges[-1]:
         raise ConfigError(f"a text of {length} tokens is longer than the last edge, {edges[-1]}")
     return np.searchsorted(np.asarray(edges), np.arange(length), side="right").astype(np.uint8)
-
-
-__all__ = [
-    "CLASSES",
-    "COPIED",
-    "COVERAGE",
-    "FREQUENT",
-    "NGRAM",
-    "RARE",
-    "REPEATED",
-    "classify",
-    "frequent_tokens",
-    "position_buckets",
-    "previous_places",
-]

@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure checkpoints, print a table, and write measurements to the run folder if one is given."""
     from evalsuite.evaluation.inference.engines import check_device, resolve_device
     from evalsuite.foundation import ConfigError
-    from evalsuite.models.benchmark.records import read_measurements, save_measurement
+    from evalsuite.models.benchmark.points import read_measurements, save_measurement
     from evalsuite.models.benchmark.sweep import run_sweep
     from evalsuite.reports.exports.efficiency import efficiency_text
     from evalsuite.reports.records.efficiency import EfficiencyRow

@@ -7,7 +7,7 @@ import torch
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.benchmark.points import Measurement, Point
-from evalsuite.models.benchmark.subject import Benchmark, Subject
+from evalsuite.models.benchmark.subject import Benchmark, Subject, teacher_of
 from evalsuite.models.benchmark.timing import step_between, time_each
 from evalsuite.models.checkpoints.load import CheckpointInfo
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
@@ -35,11 +35,10 @@ class VllmBenchmark(Benchmark):
         stored = str(info.config.dtype).removeprefix("torch.")
         dtype: torch.dtype = getattr(torch, stored if engine.dtype == "auto" else engine.dtype)
         on_gpu = versions["device"] == "cuda" and torch.cuda.is_available()
-        teacher: Any = info.lineage.get("teacher")
         self.subject = Subject(
             label=info.label,
             weights_id=info.weights_id,
-            teacher=teacher.get("weights_id") if isinstance(teacher, dict) else teacher,
+            teacher=teacher_of(info),
             engine="vllm",
             versions=f"vLLM {versions['vllm']}",
             device=torch.cuda.get_device_name() if on_gpu else versions["device"].upper(),

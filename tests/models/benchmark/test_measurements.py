@@ -9,9 +9,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models.benchmark.estimate import Rates, estimate
 from evalsuite.models.benchmark.gpu import Gpu
-from evalsuite.models.benchmark.points import Measurement, Point
+from evalsuite.models.benchmark.points import FILE, Measurement, Point, read_measurements, save_measurement
 from evalsuite.models.benchmark.random_models import RandomModel, build, random_models
-from evalsuite.models.benchmark.records import FILE, read_measurements, save_measurement
 from evalsuite.models.benchmark.subject import teacher_of
 from evalsuite.models.benchmark.timing import Spread, step_between, time_steps
 from evalsuite.models.checkpoints.load import Checkpoint
