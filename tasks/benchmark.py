@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import (
     Field,
@@ -24,35 +24,8 @@ Chance = float | Literal["per_document"] | None
 ChatTemplateValue = bool | int | float | str
 
 
-class TaskConfig(Strict):
-    """Strict settings that refuse a retired key with the name that replaced it."""
-
-    RETIRED: ClassVar[dict[str, str]] = {}
-    """Retired key → current key."""
-    REMOVED: ClassVar[dict[str, str]] = {}
-    """Key without a successor → why it is gone."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_retired_keys(cls, value: Any) -> Any:
-        for key in value if isinstance(value, dict) else ():
-            if key in cls.REMOVED:
-                raise ValueError(f"'{key}' was removed, delete it: {cls.REMOVED[key]}")
-            if key in cls.RETIRED and key not in cls.model_fields:
-                raise ValueError(f"'{key}' was renamed; use '{cls.RETIRED[key]}'")
-        return value
-
-
-class Source(TaskConfig):
+class Source(Strict):
     """Rows of a hub dataset, or of a frozen copy of it."""
-
-    RETIRED: ClassVar[dict[str, str]] = {
-        "shots_split": "fewshot_split",
-        "merged": "merge_configs",
-        "where": "filters",
-        "derive": "transform",
-        "options": "transform_args",
-    }
 
     dataset: str
     """Hub id, such as ``allenai/ai2_arc``."""
@@ -89,7 +62,7 @@ class Source(TaskConfig):
         return self
 
 
-class SplitRef(TaskConfig):
+class SplitRef(Strict):
     """One complete split of a dataset."""
 
     dataset: str
@@ -97,10 +70,8 @@ class SplitRef(TaskConfig):
     split: str
 
 
-class Generated(TaskConfig):
+class Generated(Strict):
     """Rows that a built-in generator makes from a seed."""
-
-    RETIRED: ClassVar[dict[str, str]] = {"kind": "task", "reads": "inputs"}
 
     generator: str
     """A key of `evalsuite.tasks.synthetic.generators.GENERATORS`."""
@@ -112,7 +83,7 @@ class Generated(TaskConfig):
     """Splits that the generator takes texts or questions from."""
 
 
-class SamplingSpec(TaskConfig):
+class SamplingSpec(Strict):
     """Sampling parameters of generation; see `evalsuite.models.inference.requests.Sampling`."""
 
     max_new_tokens: int = Field(ge=1)
@@ -127,10 +98,8 @@ class SamplingSpec(TaskConfig):
     """Strings that end a response; the text is cut before the first of them."""
 
 
-class LogLikelihood(TaskConfig):
+class LogLikelihood(Strict):
     """The log-likelihood protocol of a benchmark, through lm-eval."""
-
-    RETIRED: ClassVar[dict[str, str]] = {"shots": "num_fewshot", "begin": "add_bos_token"}
 
     task: str
     """A task file below lm-eval's task folder (``arc/arc_easy.yaml``; ``{subject}`` stands for the
@@ -162,19 +131,8 @@ class LogLikelihood(TaskConfig):
         )
 
 
-class Generation(TaskConfig):
+class Generation(Strict):
     """The generation protocol of a benchmark, through EvalScope."""
-
-    RETIRED: ClassVar[dict[str, str]] = {
-        "shots": "num_fewshot",
-        "judge": "scorer",
-        "template": "prompt_template",
-        "options": "dataset_args",
-    }
-    REMOVED: ClassVar[dict[str, str]] = {
-        "executes": "whether code is executed follows from 'dataset'",
-        "unsafe_code": "whether code is executed follows from 'dataset'",
-    }
 
     dataset: str
     """An EvalScope benchmark, or ``evalsuite`` for the built-in adapter over rows with a prompt. What may
@@ -239,15 +197,8 @@ class Generation(TaskConfig):
         return self
 
 
-class Benchmark(TaskConfig):
+class Benchmark(Strict):
     """A named question set with up to two protocols over the same documents."""
-
-    RETIRED: ClassVar[dict[str, str]] = {
-        "licence": "license",
-        "documents": "num_documents",
-        "needs": "requires",
-        "resources": "assets",
-    }
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")
     """Equal to the file name for a built-in benchmark."""

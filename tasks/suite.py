@@ -2,26 +2,25 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from evalsuite.foundation import ConfigError, nearest
-from evalsuite.foundation.strict import Distinct, Positive, Seed, load
+from evalsuite.foundation.strict import Distinct, Positive, Seed, Strict, load
 from evalsuite.foundation.taxonomy import Protocol
 from evalsuite.tasks.benchmark import (
     Benchmark,
     ChatTemplateValue,
     Generation,
     SamplingSpec,
-    TaskConfig,
     load_benchmark,
 )
 
 FOLDER = Path(__file__).parent / "suites"
 
 
-class SamplingOverride(TaskConfig):
+class SamplingOverride(Strict):
     """Sampling parameters that override those of the benchmarks; None keeps the benchmark's value."""
 
     max_new_tokens: int | None = Field(default=None, ge=1)
@@ -31,10 +30,8 @@ class SamplingOverride(TaskConfig):
     top_k: int | None = Field(default=None, ge=0)
 
 
-class Entry(TaskConfig):
+class Entry(Strict):
     """One benchmark of a suite, with its overrides."""
-
-    RETIRED: ClassVar[dict[str, str]] = {"shots": "num_fewshot"}
 
     benchmark: str
     """A name from `evalsuite show benchmarks`, or a YAML file relative to the suite's."""
@@ -64,10 +61,8 @@ class Entry(TaskConfig):
     reported as not informative, with this reason."""
 
 
-class Suite(TaskConfig):
+class Suite(Strict):
     """A list of benchmarks that are evaluated together."""
-
-    RETIRED: ClassVar[dict[str, str]] = {"chat": "chat_template"}
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")
     title: str

@@ -42,19 +42,7 @@ IDENTIFIERS = {"twin": "pair"}
 
 ALLOWED = {
     ("tests/test_vocabulary.py", None),
-    # Tables that refuse retired options and keys with the word that replaced them, and their tests.
-    ("evalsuite/cli/retired.py", None),
     ("distill/selection/options.py", "trunk"),
-    ("reports/gate/policy.py", "deficit"),
-    ("tasks/benchmark.py", "judge"),
-    ("tasks/benchmark.py", "licence"),
-    ("tasks/benchmark.py", "shots"),
-    ("tasks/suite.py", "shots"),
-    ("tasks/sources/freeze.py", "licence"),
-    ("tests/reports/gate/test_gate.py", "deficit"),
-    ("tests/tasks/test_benchmark.py", "judge"),
-    ("tests/tasks/test_benchmark.py", "licence"),
-    ("tests/tasks/test_benchmark.py", "shots"),
     # Places in an order, not a protocol.
     ("reports/analysis/averages.py", "ranked"),
     ("reports/analysis/rows.py", "ranked"),

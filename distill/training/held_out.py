@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from math import exp, inf
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evalsuite.distill.data.loader import DataSources, StageDataLoader
@@ -25,7 +27,7 @@ from evalsuite.distill.training.builders import TrainingModels
 from evalsuite.distill.training.interface import Callback, Step, TrainingClock
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.distill.types import MicroBatch
-from evalsuite.foundation import DataError
+from evalsuite.foundation import ConfigError, DataError
 
 K = TypeVar("K", bound=Hashable)
 
@@ -84,6 +86,39 @@ def _read(sources: DataSources, stage: Stage, count: int) -> list[MicroBatch]:
     if step.num_loss_tokens == 0:
         raise DataError(f"stage '{stage.name}': the held-out slice has no loss tokens")
     return step.micro_batches
+
+
+def held_out_text(
+    recipe: Recipe, tokenizer: Any, tokens: int, length: int, *, num_workers: int = 0
+) -> NDArray[np.int64]:
+    """Return held-out natural text of the recipe's last stage: ids [rows, length], at least `tokens`.
+
+    Args:
+        num_workers: processes that read it.
+
+    Raises:
+        ConfigError: a source was trained on in full, or all sources repeat chunks.
+    """
+    stage = recipe.stages[-1]
+    natural = {
+        name: share for name, share in stage.mixture.items() if recipe.data[name].repeat_chunk_tokens is None
+    }
+    if not natural:
+        raise ConfigError(f"stage '{stage.name}': every source repeats chunks; add one of natural text")
+    for name in natural:
+        if not recipe.data[name].leaves_held_out:
+            raise ConfigError(
+                f"data.{name}: has no held-out documents; set data.{name}.subset: train, so that no stage "
+                "trains on them"
+            )
+    reading = stage.model_copy(
+        update={"data": natural, "seq_len": length, "packing": "concat", "loss_mask": "full"}
+    )
+    count = -(-tokens // length)
+    batches = held_out_batches(
+        recipe, reading, tokenizer, count, torch.device("cpu"), num_workers=num_workers
+    )
+    return np.concatenate([batch.input_ids.numpy() for batch in batches])[:count]
 
 
 class HeldOutBatches:

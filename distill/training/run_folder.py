@@ -20,10 +20,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from evalsuite.distill.model_card import FILE as CARD
 from evalsuite.distill.recipe import NON_HASHED_FIELDS, Recipe, write_recipe
 from evalsuite.distill.training.checkpoint import LATEST, latest_number, read_progress, state_path
 from evalsuite.distill.training.metrics import METRICS
+from evalsuite.distill.training.model_card import FILE as CARD
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import (
     ConfigError,

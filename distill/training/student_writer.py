@@ -7,13 +7,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from evalsuite.distill.data.mixture import distinct_tokens
-from evalsuite.distill.model_card import model_card
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import TrainingModels
 from evalsuite.distill.training.distributed import ProcessGroup, full_tensor
 from evalsuite.distill.training.interface import Callback, DivergedError, Step, TrainingClock
 from evalsuite.distill.training.metrics import METRICS, loss_curve
+from evalsuite.distill.training.model_card import model_card
 from evalsuite.distill.training.provenance import build_lineage
 from evalsuite.distill.training.run_folder import save_checkpoint
 from evalsuite.distill.training.train_state import Progress

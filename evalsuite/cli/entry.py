@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 
 import evalsuite
-from evalsuite.cli import retired
 from evalsuite.cli.commands import (
     admit,
     bench,
@@ -64,9 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     parser = build_parser()
-    refusal = retired.refusal(argv)
-    if refusal is not None:
-        parser.error(refusal)
     arguments = parser.parse_args(argv)
     return guarded(
         f"evalsuite {arguments.verb}",

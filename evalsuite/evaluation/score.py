@@ -212,9 +212,6 @@ class _RunScorer:
             fingerprint = self.fingerprints.get(checkpoint.weights_id, "")
             path = score_path(self.run, cell.benchmark, cell.protocol, fingerprint)
             if not samples:
-                if not expected:
-                    # Earlier versions scored contexts beyond a checkpoint's positions as errors.
-                    path.unlink(missing_ok=True)
                 continue
             inputs = self._hash_inputs(cell, checkpoint, samples)
             info = sound_info(path, clustered=column is not None)

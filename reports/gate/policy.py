@@ -13,9 +13,6 @@ from evalsuite.foundation.taxonomy import Category, Protocol
 from evalsuite.reports.gate.metrics import RULE_METRICS, RuleMetric, option_names
 from evalsuite.reports.records.run_selection import ErrorRule, RunSelection, UnreadRule
 
-SCHEMA = 2
-RETIRED = {"lines": "rules", "centred_recovery": "chance_normalized_recovery", "deficit": "drop"}
-"""Keys and metrics of schema 1, and what they are called now."""
 _TEXT = re.compile(
     r"(?P<metric>[a-z_]+)(?:@(?P<context>[0-9]+)(?P<thousands>k?))?\s*(?P<sign>>=|<=)\s*"
     r"(?P<value>-?[0-9]+(?:\.[0-9]+)?)"
@@ -213,18 +210,15 @@ def load_policy(path: Path) -> Policy:
     """Read a policy file; baselines become absolute paths.
 
     Raises:
-        ConfigError: a mistake in the file (with field, value, and the nearest known metric or key), or a
-            policy of schema 1.
+        ConfigError: a mistake in the file (with field, value, and the nearest known metric or key).
     """
     path = Path(path)
     value = read_yaml(path)
-    _refuse_retired(value, path)
     for number, rule in enumerate(value.get("rules") or []):
         metric = rule.get("metric") if isinstance(rule, dict) else None
         if isinstance(metric, str) and metric not in RULE_METRICS:
-            new = RETIRED.get(metric)
-            hint = f"; it is now '{new}'" if new else nearest(metric, RULE_METRICS)
-            raise ConfigError(f"{path}: 'rules.{number}.metric' = '{metric}': unknown metric{hint}")
+            known = nearest(metric, RULE_METRICS)
+            raise ConfigError(f"{path}: 'rules.{number}.metric' = '{metric}': unknown metric{known}")
     policy = parse(value, Policy, str(path))
     rules = tuple(
         rule.model_copy(update={"baseline": str((path.parent / rule.baseline).resolve())})
@@ -233,12 +227,6 @@ def load_policy(path: Path) -> Policy:
         for rule in policy.rules
     )
     return policy.model_copy(update={"rules": rules})
-
-
-def _refuse_retired(value: dict[str, Any], path: Path) -> None:
-    renames = ", ".join(f"'{old}' is now '{new}'" for old, new in RETIRED.items())
-    if "lines" in value or value.get("schema", SCHEMA) == 1:
-        raise ConfigError(f"{path}: a policy of schema 1; this evalsuite reads schema {SCHEMA}: {renames}")
 
 
 def policy_from_options(**bounds: float | None) -> Policy:

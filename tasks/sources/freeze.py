@@ -25,7 +25,6 @@ from evalsuite.tasks.suite import load_suite, resolve, suite_folder
 from evalsuite.tasks.synthetic.generators import CountTokens
 
 SCHEMA = 2
-"""Schema 1 named the license `licence` and the source `from`."""
 
 
 @dataclass(frozen=True, slots=True)

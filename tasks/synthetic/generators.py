@@ -68,8 +68,6 @@ GENERATORS: dict[str, Callable[[RowRequest], list[Row]]] = {
     "english": _english,
 }
 """Name → generator."""
-RETIRED = {"sized": "ruler"}
-"""Retired generator → current name."""
 
 
 def generate(
@@ -98,8 +96,6 @@ def generate(
     generated = benchmark.generated
     assert generated is not None
     name = generated.generator
-    if name in RETIRED:
-        raise ConfigError(f"{benchmark.name}: generator '{name}' was renamed; use '{RETIRED[name]}'")
     if name not in GENERATORS:
         raise ConfigError(f"{benchmark.name}: unknown generator '{name}'{nearest(name, GENERATORS)}")
     if (context is None) == bool(benchmark.contexts):

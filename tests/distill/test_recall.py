@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from evalsuite.distill import distill
-from evalsuite.distill.recall import CLASSES, choose, classes_of, main, summary
 from evalsuite.distill.recipe import write_recipe
 from evalsuite.foundation import ConfigError
+from evalsuite.study.recall import CLASSES, choose, classes_of, main, summary
 
 
 def test_classes_of_tokens_by_distance():

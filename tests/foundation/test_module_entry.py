@@ -34,20 +34,20 @@ def test_other_errors_are_defects() -> None:
 @pytest.mark.parametrize(
     ("module", "arguments", "code", "message"),
     [
-        ("recall", ["recall-tuning", "--out", "{tmp}", "a=b"], 64, "unknown recipe 'recall-tuning'"),
+        ("study.recall", ["recall-tuning", "--out", "{tmp}", "a=b"], 64, "unknown recipe 'recall-tuning'"),
         (
-            "data.decontamination",
+            "distill.data.decontamination",
             ["generatr", "generator", "--data", "{tmp}", "--check"],
             64,
             "unknown recipe",
         ),
-        ("data.questions", ["--data", "{tmp}/missing", "--out", "{tmp}/out"], 65, "cannot be read"),
+        ("distill.data.questions", ["--data", "{tmp}/missing", "--out", "{tmp}/out"], 65, "cannot be read"),
     ],
 )
 def test_commands_of_distillation_name_bad_input(
     module: str, arguments: list[str], code: int, message: str, tmp_path: object
 ) -> None:
-    name = f"evalsuite.distill.{module}"
+    name = f"evalsuite.{module}"
     command = [sys.executable, "-m", name, *(each.format(tmp=tmp_path) for each in arguments)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

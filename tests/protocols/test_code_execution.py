@@ -133,7 +133,7 @@ def test_unsafe_code_is_no_flag_of_the_user() -> None:
         parse(values | {"generation": values["generation"] | {"unsafe_code": False}}, Benchmark, "b.yaml")
     except ConfigError as error:
         refusal = str(error)
-    assert "'unsafe_code' was removed" in refusal
+    assert "unknown key 'generation.unsafe_code'" in refusal
 
 
 def test_a_program_that_stops_before_its_tests_does_not_pass() -> None:

@@ -76,39 +76,6 @@ def test_invalid_benchmark_file_is_refused(tmp_path: Path, change: dict, message
         load_benchmark(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "block", "old", "new"),
-    [
-        ("arc_easy", None, "licence", "license"),
-        ("arc_easy", "source", "shots_split", "fewshot_split"),
-        ("bear", "source", "derive", "transform"),
-        ("mmlu", "loglikelihood", "shots", "num_fewshot"),
-        ("pocket_facts", "generation", "judge", "scorer"),
-        ("pocket_facts", "generated", "kind", "task"),
-    ],
-)
-def test_retired_key_is_refused_with_the_new_one(
-    tmp_path: Path, name: str, block: str | None, old: str, new: str
-) -> None:
-    value = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
-    settings = value if block is None else value[block]
-    settings[old] = settings.pop(new)
-    path = tmp_path / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(value))
-    with pytest.raises(ConfigError, match=f"{name}.yaml: .*'{old}' was renamed; use '{new}'"):
-        load_benchmark(path)
-
-
-def test_retired_keys_of_a_suite_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "s.yaml"
-    path.write_text("name: s\ntitle: S\nbenchmarks: [{benchmark: mmlu, shots: {loglikelihood: 2}}]\n")
-    with pytest.raises(ConfigError, match="'shots' was renamed; use 'num_fewshot'"):
-        load_suite(path)
-    path.write_text("name: s\ntitle: S\nchat: never\nbenchmarks: [mmlu]\n")
-    with pytest.raises(ConfigError, match="'chat' was renamed; use 'chat_template'"):
-        load_suite(path)
-
-
 def test_suite_with_its_own_benchmark_files(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(arc() | {"name": "mine"}))
     (tmp_path / "suite.yaml").write_text("name: own\ntitle: Own\nbenchmarks: [mine.yaml, piqa]\n")

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from evalsuite.distill.selection.context import SelectionContext
     from evalsuite.distill.selection.measured_sets import MeasuredSets
 
+LENGTH = 4096
+"""Tokens of each held-out sequence."""
 WINDOW, SINKS = 64, 4
 """Tokens that the other layers attend to: the latest, and the first."""
 GAP = 512
@@ -28,15 +30,15 @@ def windowed_recall(context: "SelectionContext", num_examples: int, seed: int) -
     Returns:
         `gain`: nats by which a span's tokens are likelier when it returns; `recall`: share predicted.
     """
-    from evalsuite.distill.recall import LENGTHS, held_out_rows
     from evalsuite.distill.selection.hybrids import hybrid_from_linear
     from evalsuite.distill.selection.measured_sets import MeasuredSets
+    from evalsuite.distill.training.held_out import held_out_text
     from evalsuite.models import build_student
     from evalsuite.models.diagnostics.repeated_spans import repeated_spans, span_scores
 
     tokenizer, held_out = context.tokenizer, context.options.held_out
     gap = min(GAP, context.max_length // 2)
-    stream = held_out_rows(context.training_recipe, tokenizer, held_out * LENGTHS[-1]).reshape(-1)
+    stream = held_out_text(context.training_recipe, tokenizer, held_out * LENGTH, LENGTH).reshape(-1)
     spans = repeated_spans(stream, gap, num_examples, seed=seed, end=tokenizer.eos_token_id)
     options = {"sliding_window": {"window": WINDOW, "sinks": SINKS}}
     windowed = context.prepare(build_student(context.teacher, "sliding_window", options=options))

@@ -130,13 +130,6 @@ def test_generated_documents_have_their_context() -> None:
     }
 
 
-def test_retired_generator_is_refused_with_the_new_one() -> None:
-    settings = load_benchmark("mqar").model_dump()
-    settings["generated"]["generator"] = "sized"
-    with pytest.raises(ConfigError, match="generator 'sized' was renamed; use 'ruler'"):
-        documents(Benchmark.model_validate(settings), context=512, count_tokens=len)
-
-
 def test_documents_that_share_the_column_are_one_cluster() -> None:
     source = Source(dataset="org/reading", split="test", cluster_column="passage")
     rows = [{"passage": "p", "q": 1}, {"passage": "p", "q": 2}, {"passage": "r", "q": 1}]

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalsuite.distill.data import decontamination
-from evalsuite.distill.data.decontamination import SuiteRows, check, measure
+from evalsuite.distill.data.decontamination import __main__ as command
+from evalsuite.distill.data.decontamination.ngrams import NgramIndex, ngram_hashes, strings
+from evalsuite.distill.data.decontamination.overlap import SuiteRows, check, measure, write
+from evalsuite.distill.data.decontamination.question_overlap import QuestionIndex
 from evalsuite.distill.data.examples import document_hash
-from evalsuite.distill.data.ngrams import NgramIndex, ngram_hashes, strings
-from evalsuite.distill.data.question_overlap import QuestionIndex
 from evalsuite.distill.recipe import Recipe, load_recipe
 from evalsuite.foundation import ConfigError, DataError
 
@@ -120,10 +120,10 @@ def test_the_command_writes_counts_and_an_exclusion_list(
 ) -> None:
     # The list is complete although the source has one already.
     recipe_of(tmp_path, str(teacher_folder), [{"text": text} for text in TEXTS], exclude="no-such-list")
-    monkeypatch.setattr(decontamination, "suite_rows", lambda suite, data: QUIZ)
-    command = ["decontamination", str(tmp_path / "r.yaml"), "any", "--out", str(tmp_path / "out")]
-    monkeypatch.setattr("sys.argv", command)
-    decontamination.main()
+    monkeypatch.setattr(command, "suite_rows", lambda suite, data: QUIZ)
+    arguments = ["decontamination", str(tmp_path / "r.yaml"), "any", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", arguments)
+    command.main()
     assert (tmp_path / "out/overlap-exclude.txt").read_text() == f"{document_hash(TEXTS[2]):016x}\n"
 
     def table(name: str) -> list[list[str]]:
@@ -135,7 +135,9 @@ def test_the_command_writes_counts_and_an_exclusion_list(
     assert table("overlap-pairs.csv") == [["rows", "quiz", "9", "1", "0", "0"]]
 
 
-def test_a_recipe_that_trains_on_an_evaluated_split_is_refused(tmp_path: Path, teacher_folder: Path) -> None:
+def test_a_recipe_that_trains_on_an_evaluated_split_is_refused(
+    tmp_path: Path, teacher_folder: Path, tokenizer: Any
+) -> None:
     evaluated = [{"question": f"Which of the {word} is the largest?", "answer": word} for word in WORDS[:20]]
     rows = [{"prompt": row["question"], "completion": f" {row['answer']}"} for row in evaluated]
     rows.append({"prompt": "Which is the smallest?", "completion": " none"})
@@ -144,34 +146,39 @@ def test_a_recipe_that_trains_on_an_evaluated_split_is_refused(tmp_path: Path, t
     suite = SuiteRows({"quiz": evaluated})
     with pytest.raises(
         DataError,
-        match=r"'r': 20 of 21 documents of source 'rows'.*benchmark 'quiz'; set data\.rows\.exclude",
+        match=r"20 of 21 documents of source 'rows'.*benchmark 'quiz'; set data\.rows\.exclude",
     ):
-        check(recipe, suite)
-    found = measure(recipe, suite, as_trained=False)
+        check(recipe.data, tokenizer, suite)
+    found = measure(recipe.data, tokenizer, suite, as_trained=False)
     assert found.sources["rows"].pairs.tolist() == [20]
-    decontamination.write(found, tmp_path / "out")
+    write(found, tmp_path / "out")
     check(
         recipe_of(
             tmp_path, str(teacher_folder), rows, **columns, exclude=str(tmp_path / "out/overlap-exclude.txt")
-        ),
+        ).data,
+        tokenizer,
         suite,
     )
 
 
-def test_generated_rows_share_templates_but_not_questions(tmp_path: Path, teacher_folder: Path) -> None:
+def test_generated_rows_share_templates_but_not_questions(
+    tmp_path: Path, teacher_folder: Path, tokenizer: Any
+) -> None:
     prompt = f"{run(0, 20)} and what is {{}} plus one?"
     rows = [{"text": prompt.format(7)}]
     check(
-        recipe_of(tmp_path, str(teacher_folder), rows),
+        recipe_of(tmp_path, str(teacher_folder), rows).data,
+        tokenizer,
         SuiteRows({}, {"sums": [{"prompt": prompt.format(8)}]}),
     )
     with pytest.raises(DataError, match="1 of 1 documents"):
         check(
-            recipe_of(tmp_path, str(teacher_folder), rows),
+            recipe_of(tmp_path, str(teacher_folder), rows).data,
+            tokenizer,
             SuiteRows({}, {"sums": [{"prompt": prompt.format(7)}]}),
         )
 
 
 def test_a_recipe_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="names no checkpoint whose tokenizer"):
-        measure(recipe_of(tmp_path, None, [{"text": "x"}]), QUIZ, as_trained=False)
+        command.checkpoint_of(recipe_of(tmp_path, None, [{"text": "x"}]))

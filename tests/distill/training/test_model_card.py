@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from evalsuite.distill import Recipe, distill
-from evalsuite.distill.model_card import model_card
+from evalsuite.distill.training.model_card import model_card
 from evalsuite.foundation.model_card import read_card
 from evalsuite.foundation.strict import parse
 

@@ -1,19 +1,8 @@
-"""Decontamination: the training documents of a recipe that contain text of the benchmarks of a suite.
+"""Overlap of training documents with the documents of benchmarks: 13-grams, and questions with answers."""
 
-    python -m evalsuite.distill.data.decontamination RECIPE SUITE --data DIR --out DIR
-
-compares every source, without its exclusion list, by 13-grams and by questions and answers, and writes
-overlap.csv (benchmark documents with n-grams in the training text, per benchmark), overlap-training.csv
-(training documents that overlap with a benchmark, per source), overlap-pairs.csv (both, per source and
-benchmark) and overlap-exclude.txt, a list for the `exclude` key of a source. With `--check` nothing is
-written: the sources are read as the recipe reads them, and a recipe that trains on text of an evaluated
-document is refused. Training text is streamed; only the benchmark side is held in memory.
-"""
-
-import argparse
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,15 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evalsuite.distill.data.decontamination.ngrams import NgramIndex, OverlapCount
+from evalsuite.distill.data.decontamination.question_overlap import QuestionIndex
 from evalsuite.distill.data.examples import Example, document_hash
-from evalsuite.distill.data.ngrams import NgramIndex, OverlapCount
 from evalsuite.distill.data.preparation import read_examples
-from evalsuite.distill.data.question_overlap import QuestionIndex
-from evalsuite.distill.recipe import Recipe, load_recipe
 from evalsuite.distill.recipe.data_sources import DataSourceConfig, TableSourceConfig
-from evalsuite.foundation import ConfigError, DataError, progress, write_text
-from evalsuite.foundation.module_entry import run_module
-from evalsuite.models import describe_checkpoint
+from evalsuite.foundation import DataError, progress, write_text
 
 BATCH_SIZE = 2048
 """Training documents that are read and matched together."""
@@ -91,22 +77,23 @@ def suite_rows(suite: str, data_dir: Path | str | None) -> SuiteRows:
     return found
 
 
-def measure(recipe: Recipe, rows: SuiteRows, *, as_trained: bool) -> Overlap:
-    """Compare every source of a recipe with the documents of a suite.
+def measure(
+    sources: Mapping[str, DataSourceConfig], tokenizer: Any, rows: SuiteRows, *, as_trained: bool
+) -> Overlap:
+    """Compare every source with the documents of a suite.
 
     Args:
+        tokenizer: renders conversations.
         as_trained: apply the sources' own exclusion lists.
 
     Raises:
-        ConfigError: the recipe names no checkpoint, whose tokenizer renders conversations.
         DataError: a source cannot be read.
     """
     both = rows.texts | rows.generated
     ngrams, questions = NgramIndex(rows.texts), QuestionIndex(both)
     benchmarks = list(both)
-    tokenizer = describe_checkpoint(_checkpoint(recipe)).tokenizer
     found = Overlap(benchmarks, {}, {}, set())
-    for name, source in recipe.data.items():
+    for name, source in sources.items():
         if not as_trained and isinstance(source, TableSourceConfig):
             source = source.model_copy(update={"exclude": None})
         empty = np.zeros((3, len(benchmarks)), dtype=np.int64)
@@ -128,16 +115,16 @@ def measure(recipe: Recipe, rows: SuiteRows, *, as_trained: bool) -> Overlap:
     return found
 
 
-def check(recipe: Recipe, rows: SuiteRows) -> None:
-    """Refuse a recipe that trains on text of evaluated documents. Raises DataError that names source,
-    benchmark and way out; also raises as `measure` does."""
-    found = measure(recipe, rows, as_trained=True)
+def check(sources: Mapping[str, DataSourceConfig], tokenizer: Any, rows: SuiteRows) -> None:
+    """Refuse sources with text of evaluated documents. Raises DataError that names source, benchmark and way
+    out; also raises as `measure` does."""
+    found = measure(sources, tokenizer, rows, as_trained=True)
     for name, counts in found.sources.items():
         if counts.excluded:
             worst = int(np.argmax(counts.ngrams + counts.questions))
             raise DataError(
-                f"recipe '{recipe.name}': {counts.excluded:,} of {counts.documents:,} documents of source "
-                f"'{name}' contain text of evaluated documents, most of them of benchmark "
+                f"{counts.excluded:,} of {counts.documents:,} documents of source '{name}' contain text "
+                "of evaluated documents, most of them of benchmark "
                 f"'{found.benchmarks[worst]}'; set data.{name}.exclude to the overlap-exclude.txt that "
                 "`python -m evalsuite.distill.data.decontamination` writes, or leave the source out"
             )
@@ -155,46 +142,6 @@ def _prompt_and_completion(example: Example) -> tuple[str, str]:
     prompt = "".join(text for text, is_completion in example.segments if not is_completion)
     completion = "".join(text for text, is_completion in example.segments if is_completion)
     return prompt or completion, completion
-
-
-def _checkpoint(recipe: Recipe) -> str:
-    student = recipe.student
-    for path in (recipe.teacher, student.shape_from, *student.initial_checkpoints.values()):
-        if path is not None:
-            return path
-    raise ConfigError(
-        f"recipe '{recipe.name}': names no checkpoint whose tokenizer could render its conversations; "
-        "set 'teacher'"
-    )
-
-
-def main() -> None:
-    """Report the overlap between the training text of a recipe and a suite, or refuse it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evalsuite.distill.data.decontamination", description=__doc__
-    )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("recipe", help="a name from `evalsuite show recipes`, or a YAML file")
-    parser.add_argument("suite", help="a name from `evalsuite show suites`, or a YAML file")
-    parser.add_argument(
-        "--data", help="frozen data of the benchmarks (default: EVALSUITE_DATA, else the hub)"
-    )
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="overrides")
-    action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--out", type=Path, help="folder for the four files")
-    action.add_argument(
-        "--check", action="store_true", help="refuse a recipe that trains on evaluated documents"
-    )
-    arguments = parser.parse_args()
-    recipe = load_recipe(arguments.recipe, arguments.overrides)
-    rows = suite_rows(arguments.suite, arguments.data)
-    if arguments.check:
-        check(recipe, rows)
-        print(f"recipe '{recipe.name}' trains on no text of the documents of suite '{arguments.suite}'")
-        return
-    write(measure(recipe, rows, as_trained=False), arguments.out)
-    for path in sorted(arguments.out.glob("overlap*.csv")):
-        print(path.read_text())
 
 
 def write(found: Overlap, out: Path) -> None:
@@ -238,7 +185,3 @@ def _write(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     writer.writerow(header)
     writer.writerows(rows)
     write_text(path, text.getvalue())
-
-
-if __name__ == "__main__":
-    run_module("evalsuite.distill.data.decontamination", main)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalsuite.distill.data.ngrams import ngram_hashes, strings, words
+from evalsuite.distill.data.decontamination.ngrams import ngram_hashes, strings, words
 
 KEY_WORDS = 5
 """A question is looked up by its first words; shorter questions are not looked up."""

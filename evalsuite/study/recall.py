@@ -1,6 +1,6 @@
 """How well students look back: distances on held-out text by token class, and spans that come back.
 
-    python -m evalsuite.distill.recall RECIPE kda=students/kda far=students/variants/far/kda --out recall
+    python -m evalsuite.study.recall RECIPE kda=students/kda far=students/variants/far/kda --out recall
 
 Students are compared with the recipe's teacher on the held-out part of its natural text: sources that repeat
 chunks are left out. One file per student is written below --out, `summary.csv` has all of them, and
@@ -46,43 +46,6 @@ CRITERIA = ("recall", "retained_128", "retained_512")
 """Columns that a student can be chosen by."""
 TOLERANCE = 1.03
 """Factor on the base's KL at 512 tokens that a chosen student may have."""
-
-
-def held_out_rows(
-    recipe: "Recipe", tokenizer: Any, tokens: int, *, num_workers: int = 0
-) -> NDArray[np.int64]:
-    """Held-out natural text of the recipe's last stage: ids [rows, LENGTHS[-1]], at least `tokens`.
-
-    Args:
-        num_workers: processes that read it.
-
-    Raises:
-        ConfigError: a source was trained on in full, or all sources repeat chunks.
-    """
-    import torch
-
-    from evalsuite.distill.training.held_out import held_out_batches
-
-    stage = recipe.stages[-1]
-    natural = {
-        name: share for name, share in stage.mixture.items() if recipe.data[name].repeat_chunk_tokens is None
-    }
-    if not natural:
-        raise ConfigError(f"stage '{stage.name}': every source repeats chunks; add one of natural text")
-    for name in natural:
-        if not recipe.data[name].leaves_held_out:
-            raise ConfigError(
-                f"data.{name}: has no held-out documents; set data.{name}.subset: train, so that no stage "
-                "trains on them"
-            )
-    reading = stage.model_copy(
-        update={"data": natural, "seq_len": LENGTHS[-1], "packing": "concat", "loss_mask": "full"}
-    )
-    count = -(-tokens // LENGTHS[-1])
-    batches = held_out_batches(
-        recipe, reading, tokenizer, count, torch.device("cpu"), num_workers=num_workers
-    )
-    return np.concatenate([batch.input_ids.numpy() for batch in batches])[:count]
 
 
 def classes_of(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -149,8 +112,7 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
     over the first occurrence, in nats per token, shows that.
     """
     by_class = {(row["length"], row["class"]): row for row in measured["text"]}
-    # Files of earlier versions lack the shortest sequences.
-    whole = {length: by_class.get((length, "all"), {}) for length in LENGTHS}
+    whole = {length: by_class[length, "all"] for length in LENGTHS}
     recalls = [row["recall"] for row in measured["spans"]]
     return {
         "student": measured["student"],
@@ -196,7 +158,7 @@ def choose(
     compared = {
         name: row for name, row in known.items() if name == base or not candidates or name in candidates
     }
-    # A recall is None where the teacher predicts nothing; retained tokens are, in files of earlier versions.
+    # None where the teacher predicts nothing, or has no token right.
     if by != "recall" and (without := [name for name, row in compared.items() if row[by] is None]):
         raise ConfigError(f"--by {by}: not in the files of {', '.join(sorted(without))}; measure these again")
     limit = tolerance * known[base]["kl_512"]
@@ -223,6 +185,7 @@ class RecallMeasurement:
     def __init__(self, recipe: "Recipe", *, tokens: int, spans: int, device: str) -> None:
         from evalsuite.distill.data.preparation import eos_token_id
         from evalsuite.distill.data.workers import default_num_workers
+        from evalsuite.distill.training.held_out import held_out_text
         from evalsuite.models import load_checkpoint
         from evalsuite.models.diagnostics.repeated_spans import repeated_spans, span_scores
 
@@ -232,7 +195,7 @@ class RecallMeasurement:
         checkpoint = load_checkpoint(recipe.teacher, dtype="float32", device=device)
         self._teacher = checkpoint.model
         workers = default_num_workers(device.partition(":")[0], 1)
-        self._rows = held_out_rows(recipe, checkpoint.tokenizer, tokens, num_workers=workers)
+        self._rows = held_out_text(recipe, checkpoint.tokenizer, tokens, LENGTHS[-1], num_workers=workers)
         stream, end = self._rows.reshape(-1), eos_token_id(checkpoint.tokenizer)
         self._spans = {gap: repeated_spans(stream, gap, spans, end=end) for gap in GAPS}
         self._scores = {gap: span_scores(self._teacher, members) for gap, members in self._spans.items()}
@@ -263,7 +226,7 @@ def summaries(out: Path) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write the table, or choose."""
     parser = argparse.ArgumentParser(
-        prog="python -m evalsuite.distill.recall",
+        prog="python -m evalsuite.study.recall",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -321,4 +284,4 @@ def _text(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    run_module("evalsuite.distill.recall", main)
+    run_module("evalsuite.study.recall", main)

@@ -1,0 +1,1 @@
+"""Decontamination: the training documents that contain text of benchmarks, listed for `exclude`."""
