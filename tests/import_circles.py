@@ -21,13 +21,18 @@ def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
     Args:
         sources: name, as `module_name` gives it → source text.
 
-    A string that is the name of a module counts, since it is how `import_module` would hide an import.
+    A string that is the name of a module counts, since it is how `import_module` would hide an import; so do
+    names that `import_module` puts together, and all modules of a folder that `import_submodules` imports.
     """
     modules = {name.removesuffix(".__init__"): name for name in sources}
     named = modules.keys() - {"evalsuite"}
     graph: dict[str, set[str]] = {}
     for name, text in sources.items():
-        found = {modules[imported] for imported in _imported(ast.parse(text), modules, named)}
+        tree, package = ast.parse(text), name.removesuffix(".__init__")
+        found = {modules[imported] for imported in _imported(tree, modules, named)}
+        found |= {modules[joined] for joined in _joined(tree, package) if joined in modules}
+        if "import_submodules(" in text and name.endswith(".__init__"):
+            found |= {each for each in sources if each.startswith(f"{package}.")}
         graph[name] = found - {name}
     return graph
 
@@ -43,6 +48,20 @@ def _imported(tree: ast.Module, modules: Mapping[str, str], named: Set[str]) -> 
                     yield name if name in modules else str(node.module)
         elif isinstance(node, ast.Constant) and node.value in named:
             yield str(node.value)
+
+
+def _joined(tree: ast.Module, own: str) -> Iterator[str]:
+    """Names that `import_module` may put together: those of its package with every string of the module."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    texts = {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    for call in calls:
+        if not ast.unparse(call.func).endswith("import_module") or not isinstance(
+            call.args[0], ast.JoinedStr
+        ):
+            continue
+        start = call.args[0].values[0]
+        package = own if not isinstance(start, ast.Constant) else str(start.value).rstrip(".")
+        yield from (f"{package}.{text.partition(':')[0]}" for text in texts)
 
 
 def circles(graph: Graph) -> list[tuple[str, ...]]:

@@ -134,6 +134,7 @@ def test_no_files_or_folders_import_one_another_in_a_circle() -> None:
         ("def f():\n    from evalsuite.b.two import g", "in a function"),
         ("if TYPE_CHECKING:\n    from evalsuite.b.two import C", "for types"),
         ("import_module('evalsuite.b.two')", "by name"),
+        ("HOME = 'two'\nimport_module(f'evalsuite.b.{HOME}')", "by a name that is put together"),
         ("from evalsuite.b import g", "through what the package re-exports"),
     ],
 )
