@@ -218,14 +218,3 @@ def import_submodules(package: str, path: Iterable[str]) -> None:
 def _packages(points: list[EntryPoint]) -> str:
     known = [f"{point.dist.name} {point.dist.version}" if point.dist else point.value for point in points]
     return " and ".join(sorted(known))
-
-
-def import_submodules(package: str, path: Iterable[str]) -> None:
-    """Import every module of a package, so that its definitions register themselves.
-
-    Args:
-        package: its `__name__`.
-        path: its `__path__`.
-    """
-    for module in iter_modules(path):
-        import_module(f"{package}.{module.name}")
